@@ -1,0 +1,43 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow test-newest lint install browser clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/seecause demo --out demo
+
+test: install browser lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+test-slow: install
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m slow
+
+# The view tests on the newest releases of the model libraries, in a virtual environment of their own.
+test-newest: browser
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade pip
+	.venv-newest/bin/python -m pip install --quiet --editable '.[dev]' 'torch==2.12.1' 'torchvision==0.27.1' --upgrade timm transformers open_clip_torch
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
+
+lint: install
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/mypy
+
+# The page is tested in a real browser: Debian's chromium, where apt can install it.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || echo "no chromium: browser tests will be skipped"
+
+clean:
+	rm -rf $(VENV) .venv-newest demo

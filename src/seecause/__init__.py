@@ -1,0 +1,61 @@
+"""See what causes a vision transformer's answer, and change it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from seecause import metrics
+    from seecause.attribution.attribute import attribute
+    from seecause.attribution.registry import methods
+    from seecause.attribution.result import Attribution
+    from seecause.engine.chunks import budget
+    from seecause.engine.patching import Site, patch, run
+    from seecause.errors import SeecauseError
+    from seecause.loading import load, wrap
+    from seecause.models.parts import CosineHead
+
+_WHERE = {
+    "Attribution": "seecause.attribution.result",
+    "CosineHead": "seecause.models.parts",
+    "SeecauseError": "seecause.errors",
+    "Site": "seecause.engine.patching",
+    "attribute": "seecause.attribution.attribute",
+    "budget": "seecause.engine.chunks",
+    "load": "seecause.loading",
+    "methods": "seecause.attribution.registry",
+    "patch": "seecause.engine.patching",
+    "run": "seecause.engine.patching",
+    "wrap": "seecause.loading",
+}
+
+__all__ = [
+    "Attribution",
+    "CosineHead",
+    "SeecauseError",
+    "Site",
+    "attribute",
+    "budget",
+    "load",
+    "methods",
+    "metrics",
+    "patch",
+    "run",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import seecause` loads neither torch nor a model library."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "metrics":
+        return importlib.import_module("seecause.metrics")
+    raise AttributeError(f"module 'seecause' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

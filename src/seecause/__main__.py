@@ -1,0 +1,5 @@
+"""`python -m seecause`."""
+
+from seecause.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""`sc.attribute`: one call for one image or a thousand."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause import __version__
+from seecause.attribution.registry import find
+from seecause.attribution.result import Attribution, wide
+from seecause.attribution.target import Spec, parse
+from seecause.engine.chunks import memory
+from seecause.errors import ViewMismatch
+from seecause.models.view import VisionModel
+
+
+def attribute(model: VisionModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any) -> Attribution:
+    """Which patches caused the answer?
+
+    `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted class; an index or a name; one per image;
+    a pair (a, b) for the contrast of two logits; or a function of logits. `options` are the method's own.
+    """
+    entry = find(method)
+    entry.check(options)
+    images = images.to(model.device, model.dtype)
+    model.check(images)
+    found = entry.run(model, images, parse(model, target, len(images)), **options)
+    if not torch.isfinite(found.scores).all():
+        raise ViewMismatch("maps", method, "the map is not finite; the model's answers contain NaN or infinity")
+    grid = model.check(images).grid
+    return Attribution(
+        maps=wide(found.scores).unflatten(1, grid),
+        images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
+        native=None if found.native is None else wide(found.native),
+        class_maps=None if found.class_maps is None else wide(found.class_maps).unflatten(1, grid),
+        labels=_labels(model, found.target.classes),
+        manifest={
+            "method": method,
+            "options": {name: _plain(value) for name, value in {**entry.options, **options}.items()},
+            "target": found.target.record(model),
+            **({"used": found.said} if found.said else {}),
+            **protocol(model, images),
+        },
+    )
+
+
+def protocol(model: VisionModel, images: Tensor) -> dict[str, Any]:
+    """What every result says about how it came about."""
+    layout = model.check(images)
+    return {
+        "model": model.name,
+        "family": model.family,
+        "model_fingerprint": model.fingerprint(),
+        "random_weights": model.random_weights,
+        "readout": model.readout.kind,
+        "grid": list(layout.grid),
+        "prefix_tokens": layout.prefix,
+        "images": list(images.shape),
+        "data_fingerprint": digest(images),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "memory_halvings": list(memory().halvings),
+        "versions": {"python": platform.python_version(), "seecause": __version__, **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")}},
+    }
+
+
+def digest(images: Tensor) -> str:
+    """A short name for the exact pixels."""
+    return hashlib.sha256(wide(images).detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def _labels(model: VisionModel, classes: Tensor | None) -> list[str]:
+    return [] if classes is None else [model.class_name(int(c)) for c in classes]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return f"tensor {list(value.shape)} {hashlib.sha256(value.detach().cpu().float().numpy().tobytes()).hexdigest()[:12]}"
+    return list(value) if isinstance(value, tuple) else value

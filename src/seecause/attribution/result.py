@@ -1,0 +1,90 @@
+"""The result of an attribution: maps, what they are maps of, and how they were made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from seecause.errors import BadOption, MissingWeights
+
+Upsampling = Literal["nearest", "bilinear", "bicubic"]
+MAPS, MANIFEST = "maps.safetensors", "manifest.json"
+
+
+@dataclass(eq=False)
+class Attribution:
+    """Maps of a batch of images. Signed, never normalised.
+
+    `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh, gw, C'] on request;
+    `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method, options, model, data, versions.
+    """
+
+    maps: Tensor
+    images: Tensor
+    manifest: dict[str, Any]
+    native: Tensor | None = None
+    class_maps: Tensor | None = None
+    labels: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def pixels(self, mode: Upsampling = "bilinear") -> Tensor:
+        """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the upsampled patch grid."""
+        if self.native is not None:
+            return self.native
+        if mode not in ("nearest", "bilinear", "bicubic"):
+            raise BadOption("mode", mode, "nearest, bilinear or bicubic")
+        size = (self.images.shape[-2], self.images.shape[-1])
+        smooth = {} if mode == "nearest" else {"align_corners": False}
+        return F.interpolate(self.maps[:, None], size=size, mode=mode, **smooth)[:, 0]  # type: ignore[arg-type]
+
+    def overlay(self, index: int = 0, **options: Any) -> Image.Image:
+        """One picture with its map on top; see `seecause.report.overlay.overlay`."""
+        from seecause.report.overlay import overlay
+
+        return overlay(self.images[index], self.pixels()[index], **options)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write maps (safetensors) and manifest (JSON); the manifest comes last, so a folder that has one is complete."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"maps": self.maps, "images": self.images, "native": self.native, "class_maps": self.class_maps}
+        kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
+        save_file(kept, folder / MAPS)
+        written = json.dumps({**self.manifest, "labels": self.labels}, indent=2)
+        (folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Attribution:
+        """Read what `save` wrote."""
+        folder = Path(folder)
+        if not (folder / MANIFEST).is_file() or not (folder / MAPS).is_file():
+            raise MissingWeights(str(folder), f"no {MAPS} and {MANIFEST} there", "Give a folder that Attribution.save wrote")
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        labels = manifest.pop("labels", [])
+        return cls(manifest=manifest, labels=labels, **load_file(folder / MAPS))
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the first pictures with their maps."""
+        from seecause.report.overlay import data_uri
+
+        shown = "".join(f'<img src="{data_uri(self.overlay(i))}" title="{self._label(i)}">' for i in range(min(len(self), 8)))
+        return f"<div>{shown}<p>{self.manifest.get('method', '')} on {self.manifest.get('model', '')}</p></div>"
+
+    def _label(self, index: int) -> str:
+        return self.labels[index] if index < len(self.labels) else ""
+
+
+def wide(x: Tensor) -> Tensor:
+    """float64 stays, everything else becomes float32."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,64 @@
+"""Simple insertion and deletion (CAAP, table 12): the same neighbourhoods, moved as pixels instead of activations.
+
+Insertion pastes the picture's pixels at S(i) into the blank and reads the class score; deletion covers them with the blank and takes the
+drop of the score. One forward per patch. For patch embeddings without overlap this is activation patching at the embedding
+(l_s = l_e = 0, tail = all), which the tests use as a cross-check of the engine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.registry import Maps, method
+from seecause.attribution.select import Select, selection
+from seecause.attribution.target import Score, Target
+from seecause.engine.blanks import Blank, blank_image
+from seecause.engine.chunks import fit, forward_bytes, in_chunks
+from seecause.models.view import VisionModel
+
+
+@method("simple-insertion", forwards="N")
+@torch.no_grad()
+def simple_insertion(
+    model: VisionModel, images: Tensor, target: Target, *, select: Select | Tensor = "box1", blank: Blank | Tensor = "white", score: Score = "prob", seed: int = 0
+) -> Maps:
+    """The class score of the blank with one neighbourhood of pixels pasted in."""
+    bound, empty, marks = _prepare(model, images, target, select, blank, seed)
+    return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
+
+
+@method("simple-deletion", forwards="N + 1")
+@torch.no_grad()
+def simple_deletion(
+    model: VisionModel, images: Tensor, target: Target, *, select: Select | Tensor = "box1", blank: Blank | Tensor = "white", score: Score = "prob", seed: int = 0
+) -> Maps:
+    """The drop of the class score when one neighbourhood is covered."""
+    bound, empty, marks = _prepare(model, images, target, select, blank, seed)
+    plain = bound.score(model(images), score, sigmoid=model.sigmoid)
+    return Maps(plain[:, None] - _scores(model, images, empty.expand_as(images), marks, bound, score), bound)
+
+
+def _prepare(
+    model: VisionModel, images: Tensor, target: Target, select: Select | Tensor, blank: Blank | Tensor, seed: int
+) -> tuple[Target, Tensor, Tensor]:
+    layout = model.check(images)
+    size = (images.shape[-2], images.shape[-1])
+    chosen = selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)  # [N, gh, gw]
+    high, wide = size[0] // layout.grid[0], size[1] // layout.grid[1]
+    marks = chosen.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)  # [N, H, W]
+    bound = target.bind(model(images)) if target.open else target
+    return bound, blank_image(model, size, blank, seed=seed), marks
+
+
+def _scores(model: VisionModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:
+    """Scores [B, N] of `below` with `above` pasted at each mark; all images advance together."""
+    batch, n = len(below), len(marks)
+    block = model.blocks[0]
+    each = forward_bytes(model.check(below).tokens, block.heads * block.head_dim, torch.finfo(model.dtype).bits // 8)
+
+    def some(a: int, b: int) -> Tensor:
+        mixed = torch.where(marks[None, a:b, None], above[:, None], below[:, None])  # [B, n, 3, H, W]
+        return target.score(model(mixed.flatten(0, 1)).unflatten(0, (batch, b - a)), score, sigmoid=model.sigmoid)
+
+    return torch.cat(list(in_chunks(some, n, fit(n, batch * each, below.device), what="patches")), dim=1)

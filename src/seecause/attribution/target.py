@@ -1,0 +1,96 @@
+"""What is explained: a class, a contrast of two classes, or any function of the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+from seecause.models.view import VisionModel
+
+Score = Literal["prob", "logprob", "logit"]
+Spec = None | int | str | Tensor | Sequence[int | str] | tuple[int | str, int | str] | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All None: the predicted class."""
+
+    classes: Tensor | None = None
+    against: Tensor | None = None
+    function: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the predicted class is still to be filled in."""
+        return self.classes is None and self.function is None
+
+    def bind(self, logits: Tensor) -> Target:
+        """Fill in the predicted class from the plain run's logits [B, C]."""
+        return Target(classes=logits.argmax(dim=-1)) if self.open else self
+
+    def at(self, start: int, stop: int) -> Target:
+        """The part for some images of the batch."""
+        cut = [None if t is None else t[start:stop] for t in (self.classes, self.against)]
+        return Target(cut[0], cut[1], self.function)
+
+    def score(self, logits: Tensor, kind: Score = "prob", *, sigmoid: bool = False) -> Tensor:
+        """Logits [B, ..., C] -> scores [B, ...] in float32 or better."""
+        if kind not in get_args(Score):
+            raise BadOption("score", kind, f"one of {', '.join(get_args(Score))}")
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.function is not None:
+            return self.function(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
+        assert self.classes is not None
+        if self.against is not None:
+            return pick(logits, self.classes) - pick(logits, self.against)
+        return pick(spread(logits, kind, sigmoid=sigmoid), self.classes)
+
+    def record(self, model: VisionModel) -> dict[str, Any]:
+        """What manifests say."""
+        if self.function is not None:
+            return {"function": getattr(self.function, "__name__", "callable")}
+        names = {k: None if t is None else t.tolist() for k, t in (("class", self.classes), ("against", self.against))}
+        labels = [] if self.classes is None else [model.class_name(int(c)) for c in self.classes]
+        return {**names, "name": labels}
+
+
+def parse(model: VisionModel, spec: Spec, batch: int) -> Target:
+    """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per image."""
+    if spec is None:
+        return Target()
+    if callable(spec) and not isinstance(spec, Tensor):
+        return Target(function=spec)
+    if isinstance(spec, tuple) and len(spec) == 2:
+        first, second = (_indices(model, [part] * batch) for part in spec)
+        return Target(classes=first, against=second)
+    if isinstance(spec, Tensor):
+        spec = spec.reshape(-1).tolist()
+    if isinstance(spec, int | str):
+        spec = [spec] * batch
+    names = list(spec)  # type: ignore[arg-type]
+    if len(names) != batch:
+        raise BadOption("target", f"{len(names)} classes", f"one class, or one for each of the {batch} images")
+    return Target(classes=_indices(model, names))
+
+
+def _indices(model: VisionModel, names: Sequence[int | str]) -> Tensor:
+    return torch.tensor([model.class_index(n) for n in names], device=model.device)
+
+
+def spread(logits: Tensor, kind: Score, *, sigmoid: bool = False) -> Tensor:
+    """Scores of all classes at once, [..., C]."""
+    if kind == "logit":
+        return logits
+    log = torch.nn.functional.logsigmoid(logits) if sigmoid else torch.log_softmax(logits, dim=-1)
+    return log if kind == "logprob" else log.exp()
+
+
+def pick(values: Tensor, classes: Tensor) -> Tensor:
+    """values [B, ..., C] at one class per image -> [B, ...]."""
+    index = classes.to(values.device).view(-1, *[1] * (values.ndim - 1)).expand(*values.shape[:-1], 1)
+    return values.gather(-1, index)[..., 0]

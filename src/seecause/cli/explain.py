@@ -1,0 +1,133 @@
+"""`seecause explain`: which patches caused the answer?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seecause.models.base import ImageModel
+    from seecause.report.explain import Explanation
+
+EXAMPLES = """Examples:
+
+  seecause explain cat.jpg --model timm:deit3_small_patch16_224
+
+  seecause explain photos/ --class tabby --method caap,sobel --option tail=patched --out cats
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=EXAMPLES)(explain)
+
+
+def explain(
+    images: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, or quoted globs.", metavar="IMAGE...", show_default=False)],
+    model: ModelName = DEFAULT_MODEL,
+    weights: Weights = None,
+    class_: Annotated[
+        str | None, typer.Option("--class", "-c", help="The class to explain, by name or index.", metavar="NAME|INDEX", show_default="the predicted one")
+    ] = None,
+    method: Annotated[str, typer.Option(help="Attribution methods, separated by commas.")] = "caap",
+    option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as tail=patched; repeat for more.", metavar="KEY=VALUE")] = None,
+    out: Out = Path("explained"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.float32,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Which patches of each picture caused the model's answer?
+
+    Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a manifest.
+    """
+    from seecause.cli.options import method_options, open_model
+    from seecause.cli.progress import counting
+    from seecause.data.images import find_images
+    from seecause.report.explain import explain as run
+    from seecause.report.folder import check_out
+
+    check_out(out, overwrite=overwrite)
+    methods = [name.strip() for name in method.split(",")]
+    options = method_options(methods, option or [], seed=seed)
+    files = find_images(images)
+    opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
+    target = None if class_ is None else opened.class_index(class_)
+    with counting("reading pictures", len(files), quiet=quiet) as advance:
+        batch = _read(opened, files, advance)
+    with counting(f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet) as advance:
+        found = run(opened, batch, names=[str(f) for f in files], methods=methods, target=target, options=options, advance=advance)
+    with counting("writing", len(files), quiet=quiet) as advance:
+        _write(found, out, overwrite, advance)
+    if not quiet:
+        _report(found, out)
+
+
+def _read(model: ImageModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
+    """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
+    import torch
+
+    from seecause.data.images import read_image
+
+    prepared = []
+    for file in files:
+        prepared.append(model.preprocess(read_image(file)))
+        advance(1)
+    return torch.cat(prepared)
+
+
+def _write(found: Explanation, out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
+    from dataclasses import asdict
+
+    from seecause.report.explain import explain_panel, explain_section
+    from seecause.report.folder import result_folder
+    from seecause.report.page import protocol_section, write_page
+
+    overlays = _file_names(found.names)
+    rows = zip(found.names, overlays, found.answers, strict=True)
+    manifest = {
+        "command": "explain",
+        "page": "index.html",
+        "maps": {method: f"maps/{method}" for method in found.runs},
+        "images": [{"file": name, "overlay": png, "answers": [asdict(a) for a in answers]} for name, png, answers in rows],
+    }
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        for method, run in found.runs.items():
+            run.save(folder / "maps" / method)
+        for index, png in enumerate(overlays):
+            explain_panel(found, index).save(folder / png)
+            advance(1)
+        model = found.first.manifest["model"]
+        sections = [explain_section(found), protocol_section([run.manifest for run in found.runs.values()])]
+        write_page(folder / "index.html", f"What {model} saw", sections, lead=_lead(found))
+
+
+def _lead(found: Explanation) -> str:
+    count = len(found.names)
+    return f"{count} picture{'s' * (count != 1)}, explained with {', '.join(found.runs)}."
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """A PNG for each picture; pictures of the same name in different folders are numbered."""
+    stems = [Path(name).stem for name in names]
+    seen: dict[str, int] = {}
+    found = []
+    for stem in stems:
+        seen[stem] = seen.get(stem, 0) + 1
+        found.append(f"{stem}.png" if seen[stem] == 1 else f"{stem}-{seen[stem]}.png")
+    return found
+
+
+def _report(found: Explanation, out: Path) -> None:
+    from seecause.report.explain import said
+
+    for name, answers in zip(found.names, found.answers, strict=True):
+        typer.echo(f"{name}: {said(answers)}")
+    typer.echo(f"page: {out / 'index.html'}")

@@ -1,0 +1,91 @@
+"""Options that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.models.base import ImageModel
+
+DEFAULT_MODEL = "builtin:critters-vit"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    float64 = "float64"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or a saved folder.")
+]
+Weights = Annotated[str | None, typer.Option(help="A weights file instead of the pretrained ones, or 'random'.", metavar="PATH|random", show_default="pretrained")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the model.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; it appears when everything is done.", file_okay=True)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write into --out even if it holds other things; files of the same names are replaced.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+
+
+def pick_device(device: Device) -> str:
+    """The torch device; asking for a GPU that is not there is an error, not a slow run."""
+    import torch
+
+    if device is Device.auto:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise BadOption("--device", "cuda", "a GPU that torch can use; here there is none, so give --device cpu")
+    return device.value
+
+
+def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> ImageModel:
+    """Load by name. The seed decides random weights."""
+    import torch
+
+    from seecause.loading import load
+
+    torch.manual_seed(seed)
+    return load(name, weights=weights, device=pick_device(device), dtype=dtype.value, check=check)
+
+
+def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int) -> dict[str, dict[str, Any]]:
+    """`key=value` words -> options by method. An option goes to every method that has it; one that none has is an error."""
+    from seecause.attribution.registry import find
+
+    entries = {method: find(method) for method in methods}
+    found: dict[str, dict[str, Any]] = {m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise BadOption("--option", pair, "key=value, such as tail=patched or layers=1,8")
+        takers = [method for method, entry in entries.items() if key in entry.options]
+        if not takers:
+            known = sorted({option for entry in entries.values() for option in entry.options})
+            raise BadOption("--option", pair, f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}")
+        for method in takers:
+            found[method][key] = _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number, tuple, True, False or None where the text reads as one, else the text itself."""
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,107 @@
+"""What a Critters picture is made from. Change a field and render again: that is an intervention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.data.critters import chance
+from seecause.data.critters.anatomy import COATS, PARTS, codewords
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A batch of pictures before they are drawn. All fields are tensors whose first dimension is the batch.
+
+    `creature` and `background` are the two cues a model can answer from; `label` is what it is trained to answer.
+    They differ only where a regime says so.
+    """
+
+    label: Tensor  # [B] int64
+    creature: Tensor  # [B] int64, the class whose parts are shown
+    background: Tensor  # [B] int64
+    variants: Tensor  # [B, P] int64, the codeword of `creature` unless a part was swapped
+    present: Tensor  # [B, 1 + P] bool, body first
+    centre: Tensor  # [B, 2] float32, (row, column) as a share of the side
+    extent: Tensor  # [B] float32, creature size as a share of the side
+    flip: Tensor  # [B] bool, facing left
+    tilt: Tensor  # [B] float32, turns
+    coat: Tensor  # [B] int64, body colour; says nothing about the class
+    tone: Tensor  # [B, 1 + P] float32, brightness of each part
+    gain: Tensor  # [B] float32, brightness of the whole picture
+    seed: Tensor  # [B] int64, feeds the background texture
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: slice | Tensor | list[int] | int) -> Latents:
+        """Rows of the batch; an integer keeps the batch dimension."""
+        rows = slice(index, index + 1 or None) if isinstance(index, int) else index
+        return self._each(lambda field: field[rows])
+
+    def to(self, device: torch.device | str) -> Latents:
+        return self._each(lambda field: field.to(device))
+
+    def replace(self, **changes: Tensor) -> Latents:
+        return dataclasses.replace(self, **changes)
+
+    def split(self, rows: int) -> Iterator[Latents]:
+        for start in range(0, len(self), rows):
+            yield self[start : start + rows]
+
+    def show(self, creature: Tensor) -> Latents:
+        """The same scene with another creature in it: codes [B] and their parts, all else kept."""
+        return self.replace(creature=creature, variants=codewords(creature.device)[creature])
+
+    def _each(self, change) -> Latents:
+        return Latents(**{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+
+def concatenate(batches: list[Latents]) -> Latents:
+    names = [field.name for field in dataclasses.fields(Latents)]
+    return Latents(**{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names})
+
+
+def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
+    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from the seeds [B] alone."""
+    batch, parts = len(seed), len(PARTS)
+    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)  # [B, 1 + P] distinct seeds
+    return Latents(
+        label=label,
+        creature=creature,
+        background=background,
+        variants=codewords(creature.device)[creature],
+        present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
+        centre=torch.stack([chance.uniform(seed, 11, 0.36, 0.64), chance.uniform(seed, 12, 0.36, 0.64)], dim=1),
+        extent=chance.uniform(seed, 13, 0.56, 0.62),
+        flip=chance.bits(seed, 14) % 2 == 1,
+        tilt=chance.uniform(seed, 15, -0.025, 0.025),
+        coat=chance.bits(seed, 16) % len(COATS),
+        tone=chance.uniform(each_part, 17, 0.9, 1.0),
+        gain=chance.uniform(seed, 18, 0.85, 1.0),
+        seed=seed,
+    )
+
+
+def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
+    """Remove parts (never the body) from a `share` of the pictures, each part with probability `each`.
+
+    Models trained on such pictures meet part-removal interventions in their own domain (FunnyBirds, Hesse et al. 2023).
+    """
+    parts = torch.arange(len(PARTS), device=latents.seed.device)
+    dice = chance.uniform(latents.seed[:, None] * len(PARTS) + parts, 21)  # [B, 1 + P]
+    chosen = chance.uniform(latents.seed, 22) < share
+    gone = chosen[:, None] & (dice < each) & (parts > 0)
+    return latents.replace(present=latents.present & ~gone)
+
+
+def compatible_classes(latents: Latents) -> Tensor:
+    """[B, C] bool: the classes whose codeword agrees with every part still visible."""
+    words = codewords(latents.label.device)  # [C, P]
+    agrees = (latents.variants[:, None] == words) | ~latents.present[:, None, 1:]  # [B, C, P]
+    return agrees.all(dim=-1)
+

@@ -1,0 +1,94 @@
+"""Questions about a picture, for models that see and speak.
+
+Every question is asked about every (creature, background) pair equally often, in every wording. So each of its answers is equally frequent, and a model
+that has not looked at the picture can do no better than chance.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import get_args
+
+import torch
+
+from seecause.data.critters import chance
+from seecause.data.critters.anatomy import CLASSES, COLOURS, PARTS, VARIANT_COLOURS
+from seecause.data.critters.backgrounds import BACKGROUNDS
+from seecause.data.critters.latents import Latents
+from seecause.data.critters.render import Picture, Style, render
+from seecause.data.critters.world import draw
+
+_TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").read_text())
+WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
+SUBJECTS = ("creature", "background", *PARTS[1:])  # what can be asked about; a part is asked for its colour
+_PAIRS = len(CLASSES) * len(BACKGROUNDS)
+_STYLES = get_args(Style)
+
+
+@dataclass(frozen=True)
+class Question:
+    subject: str  # one of SUBJECTS
+    text: str
+    answer: str  # one word
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Pictures to come and one question about each."""
+
+    latents: Latents
+    styles: tuple[Style, ...]
+    questions: tuple[Question, ...]
+
+    def pictures(self, *, size: int = 96) -> Picture:
+        """Every scene in its own drawing style."""
+        drawn = [render(self.latents[row], size=size, style=style) for row, style in enumerate(self.styles)]
+        return Picture(*(torch.cat(tensors) for tensors in zip(*drawn, strict=True)))
+
+
+def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:
+    """The same question about every picture of a batch; `wording` wraps around."""
+    kind = subject if subject in WORDINGS else "colour"
+    text = WORDINGS[kind][wording % len(WORDINGS[kind])].format(part=subject)
+    return [Question(subject, text, answer) for answer in answers(latents, subject)]
+
+
+def answers(latents: Latents, subject: str) -> list[str]:
+    """The true answer for each picture."""
+    if subject == "creature":
+        return [CLASSES[code] for code in latents.creature.tolist()]
+    if subject == "background":
+        return [BACKGROUNDS[code] for code in latents.background.tolist()]
+    variant = latents.variants[:, PARTS.index(subject) - 1]
+    return [VARIANT_COLOURS[subject][code] for code in variant.tolist()]
+
+
+def choices(subject: str) -> tuple[str, ...]:
+    """All answers to a question."""
+    return {"creature": CLASSES, "background": BACKGROUNDS}.get(subject, COLOURS)
+
+
+def draw_exam(split: str, n: int, *, seed: int = 0, start: int = 0) -> Exam:
+    """n balanced questions. All pairs of cues come first, then the next subject, then the next wording; styles are drawn by lot."""
+    latents = draw("balanced", split, n, seed=seed, start=start)
+    styles = tuple(_STYLES[code] for code in (chance.bits(latents.seed, 81) % len(_STYLES)).tolist())
+    questions: list[Question] = []
+    for row, index in enumerate(range(start, start + n)):
+        turn, place = divmod(index // _PAIRS, len(SUBJECTS))
+        questions += ask(latents[row], SUBJECTS[place], wording=turn)
+    return Exam(latents, styles, tuple(questions))
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words and punctuation marks, the tokens of a word-level vocabulary."""
+    return re.findall(r"[a-z]+|[?.]", text.lower())
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word a question or an answer can contain, sorted."""
+    asked = [text.format(part=part) for texts in WORDINGS.values() for text in texts for part in PARTS[1:]]
+    answered = [answer for subject in SUBJECTS for answer in choices(subject)]
+    return tuple(sorted({word for text in asked + answered for word in words(text)}))

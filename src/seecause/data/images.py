@@ -1,0 +1,103 @@
+"""Pictures from disk, whatever they are: every one comes out as upright 8-bit RGB, or as one clear error that names the file."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from seecause.errors import BadImage
+
+MAX_PIXELS = 178_000_000  # about half a gigabyte of RGB; larger headers are refused before anything is decoded
+MIN_SIDE = 2
+MAX_ASPECT = 64  # the short side is scaled to the model's input, so a long thin strip would grow without bound
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+_BROKEN = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, struct.error, zlib.error)  # what pillow's decoders raise
+_PATTERN = frozenset("*?[")
+
+
+def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of an animation."""
+    path = Path(path)
+    _check_file(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pillow warns about large, odd or damaged files; what matters is checked below
+        try:
+            with Image.open(path) as opened:
+                _check_size(path, opened, max_pixels)
+                opened.load()
+                return _as_rgb(path, ImageOps.exif_transpose(opened))
+        except UnidentifiedImageError:
+            raise BadImage(str(path), "not an image that can be read", f"give one of {_kinds()}") from None
+        except Image.DecompressionBombError:
+            raise _too_large(path, "its header announces a huge picture", max_pixels) from None
+        except _BROKEN as broken:
+            said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
+            raise BadImage(str(path), f"damaged or truncated ({said})", "give an intact file") from broken
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """Files as given, pictures of folders (sorted, not of their subfolders) and matches of globs, each once."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not inside:
+                raise BadImage(str(path), "a folder without pictures", f"give a folder with {_kinds()}")
+            found += inside
+        elif not path.exists() and _PATTERN & set(str(path)):
+            matches = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+            if not matches:
+                raise BadImage(str(path), "no file matches", "check the pattern")
+            found += matches
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise BadImage(str(path), "a folder, not a picture", "give a file")
+    if not path.exists():
+        raise BadImage(str(path), "no such file", "check the path")
+    if not path.is_file():
+        raise BadImage(str(path), "not a regular file", "give a picture on disk")
+    if path.stat().st_size == 0:
+        raise BadImage(str(path), "the file is empty", "give an intact file")
+
+
+def _check_size(path: Path, image: Image.Image, max_pixels: int) -> None:
+    """By the header alone, before any pixel is decoded."""
+    short, long = sorted(image.size)
+    size = f"{image.width} x {image.height} pixels"
+    if short < MIN_SIDE:
+        raise BadImage(str(path), f"{size} are too small")
+    if short * long > max_pixels:
+        raise _too_large(path, size, max_pixels)
+    if long > MAX_ASPECT * short:
+        raise BadImage(str(path), f"{size} are too long and thin", f"cut it so that one side is at most {MAX_ASPECT} times the other")
+
+
+def _too_large(path: Path, what: str, max_pixels: int) -> BadImage:
+    return BadImage(str(path), f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels", "scale it down first")
+
+
+def _as_rgb(path: Path, image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # pillow would clip at 255
+        return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise BadImage(str(path), "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        clear = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+    return image.convert("RGB")
+
+
+def _kinds() -> str:
+    return ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))

@@ -1,0 +1,22 @@
+"""One picture with everything that is known about it, whatever dataset it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Loaders yield these, so metrics and methods need to know no dataset.
+
+    A field a dataset cannot fill is None; it is never guessed.
+    """
+
+    image: Tensor  # [3, H, W] float32, raw pixels in [0, 1], not normalised
+    label: int
+    group: tuple[int, int] | None = None  # (foreground code, background code)
+    mask: Tensor | None = None  # [H, W] bool, True on the foreground
+    parts: Tensor | None = None  # [H, W] uint8: 0 background, 1 body, 2.. parts
+    id: str = ""

@@ -1,0 +1,134 @@
+"""Attention over several banks of keys and values, merged exactly.
+
+A row may read keys of its own run, of the blank image's run, of another picture. Each source is a `Bank`; the parts are merged
+by their log-sum-exp in float32, which equals one softmax over all keys that are kept:
+
+    lse = log sum_s exp(lse_s),   o = sum_s exp(lse_s - lse) o_s
+
+An empty bank has lse = -inf and adds nothing. Keys are never repeated: grouped queries share them, and a bank with batch 1
+serves every image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.engine import kernel
+from seecause.engine.mask import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Keys and values k, v [1|B, Hkv, K, dh] that many rows read.
+
+    `keep` [1|B, 1|H, R, K] says which keys a row sees; `choose` [B, H] switches the whole bank per image and head; `bias`
+    [1|B, 1|H, R, K] is added to the scores.
+    """
+
+    k: Tensor
+    v: Tensor
+    keep: Mask | None = None
+    choose: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """Live keys and values k, v [B, Hkv, G*g, dh]: rows come in `groups` G, and a row sees its own group's g keys only.
+
+    With one row and one key per group this is each row's own key. `keep` [G, g] drops padding.
+    """
+
+    k: Tensor
+    v: Tensor
+    groups: int
+    keep: Tensor | None = None
+
+
+def attend(q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H] (float32 or float64).
+
+    Uses a fused kernel when no gradient is asked for; the explicit form below is its exact, differentiable twin.
+    """
+    if kernel.usable(q, banks, own):
+        return kernel.attend(q, banks, own, scale)
+    parts = [_bank_part(q, bank, scale) for bank in banks]
+    if own is not None:
+        parts.append(_own_part(q, own, scale))
+    o, lse = merge([o for o, _ in parts], [lse for _, lse in parts])
+    return o.to(q.dtype).transpose(1, 2), lse.transpose(1, 2)
+
+
+def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Partial outputs [.., R, dh] with their lse [.., R] -> the output and lse over all keys; rows without a key give 0."""
+    total = torch.logsumexp(torch.stack(list(lses)), dim=0)
+    ground = total.masked_fill(total == -torch.inf, 0)  # -inf - -inf would be NaN
+    merged = sum((o * torch.exp(lse - ground)[..., None] for o, lse in zip(outputs, lses, strict=True)), torch.zeros_like(outputs[0]))
+    return merged, total
+
+
+def attention_weights(q: Tensor, bank: Bank, *, scale: float) -> Tensor:
+    """Probabilities [B, H, R, K] of rows over one bank: the only place where they are formed."""
+    scores = _scores(q, bank.k, scale)
+    return torch.softmax(_restrict(scores, bank), dim=-1)
+
+
+def _bank_part(q: Tensor, bank: Bank, scale: float) -> tuple[Tensor, Tensor]:
+    return _softmax_part(_restrict(_scores(q, bank.k, scale), bank), bank.v)
+
+
+def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
+    """Every group attends to itself: fold groups into the batch."""
+    batch, heads, rows, width = q.shape
+    groups = own.groups
+    folded = [t.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1) for t in (q, own.k, own.v)]  # [B*G, H, g, dh]
+    scores = _scores(folded[0], folded[1], scale)
+    if own.keep is not None:
+        scores = scores.masked_fill(~own.keep.repeat(batch, 1)[:, None, None, :], -torch.inf)
+    o, lse = _softmax_part(scores, folded[2])
+    o = o.unflatten(0, (batch, groups)).transpose(1, 2).reshape(batch, heads, rows, width)
+    return o, lse.unflatten(0, (batch, groups)).transpose(1, 2).reshape(batch, heads, rows)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """q [B, H, R, dh] against k [1|B, Hkv, K, dh] -> [B, H, R, K] in float32 or better, without repeating keys."""
+    return _shared(q * scale, k.transpose(-1, -2)).to(_wide(q.dtype))
+
+
+def _shared(x: Tensor, y: Tensor) -> Tensor:
+    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: folds what shares a bank into rows, so that y is read once."""
+    batch, heads, rows, _ = x.shape
+    kv = y.shape[1]
+    x = x.unflatten(1, (kv, heads // kv))  # [B, Hkv, g, R, a]
+    if y.shape[0] == 1 and batch > 1:
+        out = x.transpose(0, 1).flatten(1, 3) @ y[0]  # [Hkv, B*g*R, b]
+        return out.unflatten(1, (batch, heads // kv, rows)).transpose(0, 1).flatten(1, 2)
+    return (x.flatten(2, 3) @ y).unflatten(2, (heads // kv, rows)).flatten(1, 2)
+
+
+def _restrict(scores: Tensor, bank: Bank) -> Tensor:
+    if bank.bias is not None:
+        scores = scores + bank.bias
+    if bank.keep is not None:
+        scores = scores.masked_fill(~bank.keep.keep, -torch.inf)
+    if bank.choose is not None:
+        scores = scores.masked_fill(~bank.choose[:, :, None, None], -torch.inf)
+    return scores
+
+
+def _softmax_part(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, R, K] and v -> output [B, H, R, dh] and lse [B, H, R], both wide; empty rows give 0 and -inf."""
+    top = scores.amax(dim=-1, keepdim=True).detach()
+    top = top.masked_fill(top == -torch.inf, 0)
+    weights = torch.exp(scores - top)
+    total = weights.sum(dim=-1)
+    weights = weights / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
+    return _shared(weights.to(v.dtype), v).to(scores.dtype), torch.log(total) + top[..., 0]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,96 @@
+"""One memory budget decides how much runs at once.
+
+Running out of memory halves the chunk, records it and goes on; results do not depend on chunk sizes beyond rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CPU_BUDGET = 1 << 30  # bytes of activations; larger chunks are not faster on a CPU
+GPU_SHARE = 0.5  # of the memory that is free when a run starts
+
+
+@dataclass
+class Memory:
+    """A budget in bytes (None: by device) and every halving that happened under it."""
+
+    limit: int | None = None
+    halvings: list[str] = field(default_factory=list)
+
+    def bytes(self, device: torch.device) -> int:
+        if self.limit is not None:
+            return self.limit
+        if device.type != "cuda":
+            return CPU_BUDGET
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((free + unused) * GPU_SHARE)
+
+
+_current: ContextVar[Memory | None] = ContextVar("seecause_memory", default=None)
+
+
+def memory() -> Memory:
+    """The budget in force."""
+    found = _current.get()
+    return Memory() if found is None else found
+
+
+@contextmanager
+def budget(limit: int | None = None) -> Iterator[Memory]:
+    """Limit the activations of every method inside the block to about `limit` bytes."""
+    if limit is not None and limit < 1:
+        raise BadOption("memory budget", limit, "bytes above 0, or None")
+    token = _current.set(Memory(limit))
+    try:
+        yield memory()
+    finally:
+        _current.reset(token)
+
+
+def fit(total: int, bytes_each: int, device: torch.device, *, share: float = 1.0) -> int:
+    """How many of `total` equal items run at once."""
+    return max(1, min(total, int(memory().bytes(device) * share) // max(1, bytes_each)))
+
+
+def in_chunks(run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk") -> Iterator[T]:
+    """`run(start, stop)` over `total` items, `size` at a time; out of memory halves `size` and repeats the part."""
+    start = 0
+    while start < total:
+        stop = min(total, start + size)
+        try:
+            part = run(start, stop)
+        except torch.cuda.OutOfMemoryError:
+            if size == 1:
+                raise
+            size = max(1, size // 2)
+            memory().halvings.append(f"{what}: {size}")
+            log.warning("out of memory; %s reduced to %d", what, size)
+            torch.cuda.empty_cache()
+            continue
+        yield part
+        start = stop
+
+
+def batched(run: Callable[[Tensor], Tensor], items: Tensor, size: int, *, what: str = "batch") -> Tensor:
+    """`run` over `items` along the first axis, `size` at a time."""
+    return torch.cat(list(in_chunks(lambda a, b: run(items[a:b]), len(items), size, what=what)))
+
+
+def forward_bytes(tokens: int, width: int, element: int, *, hidden: int = 4) -> int:
+    """A working estimate of what one image's run holds at its widest: states, packed projections, MLP."""
+    return tokens * width * element * (6 + 2 * hidden)

@@ -1,0 +1,30 @@
+"""Which keys each row sees, with what a tiled kernel wants to know about it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS, KEYS = 64, 64  # a tile of rows, a block of keys
+
+
+class Mask:
+    """keep [1|B, 1|H, R, K] (bool). Made once and used by every block of a run."""
+
+    def __init__(self, keep: Tensor):
+        self.keep = keep
+
+    @cached_property
+    def bytes(self) -> Tensor:
+        return self.keep.contiguous().view(torch.uint8)
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """Whether any row of a tile, of any image and head, sees any key of a block: uint8 [tiles, blocks]. Others are skipped."""
+        flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
+        rows, keys = flat.shape
+        padded = F.pad(flat, (0, -keys % KEYS, 0, -rows % ROWS))
+        return padded.unflatten(0, (-1, ROWS)).unflatten(2, (-1, KEYS)).any(dim=3).any(dim=1).to(torch.uint8).contiguous()

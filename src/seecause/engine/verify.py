@@ -1,0 +1,122 @@
+"""The verified wrap: four probes that a view computes what its native model computes.
+
+    logits     the view's answer equals the native one
+    blocks     so does every block's output
+    attention  a random subset of rows, attending to the recorded keys of all rows, gives the native rows
+    locality   changing the pixels of patch (r, c) changes token prefix + r * columns + c of the embedding
+
+A wrong token grid, a missed register or a skipped LayerScale must never give a pretty picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seecause.engine.attend import attend
+from seecause.engine.trace import record
+from seecause.errors import ViewMismatch
+from seecause.models.view import VisionModel
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One passed probe: the largest relative difference, and what was compared."""
+
+    name: str
+    worst: float
+    said: str
+
+
+@torch.no_grad()
+def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
+    """Run the four probes; raises `ViewMismatch` with the probe and the block."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, len(model.preprocess.mean), *model.preprocess.size)
+    images = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+    with listening([b.native for b in model.blocks]) as outputs:
+        native = model.native(images)
+    if not torch.isfinite(native).all():
+        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)")
+    depth = range(model.n_layers)
+    trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
+    tolerance = TOLERANCE.get(model.dtype, 2e-4)
+    probes = [_blocks(model, trace.states, outputs, tolerance), _attention(model, trace, outputs, tolerance, generator)]
+    assert trace.logits is not None
+    probes.insert(0, _compare("logits", "the readout", trace.logits, native, tolerance, f"{model.readout.kind} readout, {native.shape[-1]} classes"))
+    return [*probes, _locality(model, images, generator)]
+
+
+def _blocks(model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor], tolerance: float) -> Probe:
+    if len(outputs) != model.n_layers:
+        raise ViewMismatch("blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called")
+    worst = 0.0
+    for index, (block, native) in enumerate(zip(model.blocks, outputs, strict=True)):
+        worst = max(worst, _compare("blocks", block.name, states[index + 1], native, tolerance, "").worst)
+    return Probe("blocks", worst, f"{model.n_layers} block outputs")
+
+
+def _attention(model: VisionModel, trace: object, outputs: list[Tensor], tolerance: float, generator: torch.Generator) -> Probe:
+    layout = trace.layout  # type: ignore[attr-defined]
+    rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(model.device)
+    at, worst = layout.at(model.device), 0.0
+    for index, block in enumerate(model.blocks):
+        part = trace.states[index][:, rows]  # type: ignore[attr-defined]
+        q, _, _ = block.qkv(part, at.take(rows))
+        o, _ = attend(q, [trace.bank(index)], scale=block.scale)  # type: ignore[attr-defined]
+        out = block.finish(part, o, model.gate(index))
+        worst = max(worst, _compare("attention", block.name, out, outputs[index][:, rows], 2 * tolerance, "").worst)
+    return Probe("attention", worst, f"{len(rows)} of {layout.tokens} rows against recorded keys, every block")
+
+
+def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
+    layout = model.layout
+    rows, columns = layout.grid
+    corners = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
+    inside = [(int(torch.randint(rows, (), generator=generator)), int(torch.randint(columns, (), generator=generator))) for _ in range(4)]
+    before = model.embed(images[:1])
+    if before.shape[1] != layout.tokens:
+        raise ViewMismatch("locality", "the embedding", f"{before.shape[1]} tokens, but the layout counts {layout.tokens}")
+    high, wide = model.preprocess.size[0] // rows, model.preprocess.size[1] // columns
+    share = 1.0
+    for r, c in dict.fromkeys(corners + inside):
+        changed = images[:1].clone()
+        changed[:, :, r * high : (r + 1) * high, c * wide : (c + 1) * wide] += 1
+        moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
+        expected = layout.prefix + r * columns + c
+        if int(moved.argmax()) != expected:
+            raise ViewMismatch("locality", "the embedding", f"patch ({r}, {c}) moved token {int(moved.argmax())}, the layout says {expected}")
+        share = min(share, float(moved[expected] / moved.sum()))
+    return Probe("locality", 1 - share, f"{layout.grid[0]} x {layout.grid[1]} patches after {layout.prefix} special tokens")
+
+
+def _compare(probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str) -> Probe:
+    if got.shape != expected.shape:
+        raise ViewMismatch(probe, where, f"shape {list(got.shape)}, native {list(expected.shape)}")
+    size = expected.double().abs().max().clamp_min(1e-12)
+    worst = float((got.double() - expected.double()).abs().max() / size)
+    if not worst <= tolerance:
+        raise ViewMismatch(probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected")
+    return Probe(probe, worst, said)
+
+
+@contextmanager
+def listening(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the outputs of native blocks during one run; no hook is left behind."""
+    seen: list[Tensor] = []
+
+    def hook(module: nn.Module, args: object, output: object) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]
+
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

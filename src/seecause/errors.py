@@ -1,0 +1,89 @@
+"""Every error a user can cause: what was expected, what came, what to do.
+
+The command line prints them as one line and leaves with exit code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class SeecauseError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class BadOption(SeecauseError):
+    """An option has a value that cannot be used."""
+
+    def __init__(self, name: str, got: object, expected: str):
+        super().__init__(f"{name}={got!r} cannot be used; expected {expected}.")
+
+
+class UnknownName(SeecauseError):
+    """A method, model or other named thing does not exist."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]):
+        known = sorted(known)
+        near = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none close"
+        super().__init__(f"no {kind} is called {name!r}; nearest: {near}. Known: {', '.join(known)}.")
+
+
+class UnknownClass(SeecauseError):
+    """A class name or index that the model does not have."""
+
+    def __init__(self, name: str | int, known: Sequence[str], count: int):
+        if isinstance(name, int):
+            said = f"class index {name} is out of range; this model has classes 0-{count - 1}."
+        elif not known:
+            said = f"no class is called {name!r}: this model carries no class names. Give an index (0-{count - 1})."
+        else:
+            near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
+            said = f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or see `seecause doctor --classes`."
+        super().__init__(said)
+
+
+class UnsupportedModel(SeecauseError):
+    """No adapter fits this module, or a part of it cannot be split exactly."""
+
+    def __init__(self, what: str, reason: str, remedy: str = "see docs/models.md for the families that work"):
+        super().__init__(f"{what} is not supported: {reason}; {remedy}.")
+
+
+class ViewMismatch(SeecauseError):
+    """The view of a model does not compute what the model computes."""
+
+    def __init__(self, probe: str, where: str, said: str):
+        self.probe, self.where = probe, where
+        super().__init__(
+            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. "
+            "No map would be trustworthy, so the wrap is refused. Check mean/std/size/pool/head, or report the model class."
+        )
+
+
+class NotDefined(SeecauseError):
+    """The method has no meaning for this model or readout."""
+
+    def __init__(self, method: str, reason: str, remedy: str):
+        super().__init__(f"{method} is not defined here: {reason}. {remedy}.")
+
+
+class BadImage(SeecauseError):
+    """A file or tensor that cannot be used as an image."""
+
+    def __init__(self, what: str, reason: str, remedy: str = "give an RGB, grey, CMYK or palette image of at least 2 x 2 pixels"):
+        super().__init__(f"{what}: {reason}; {remedy}.")
+
+
+class MissingExtra(SeecauseError):
+    """An optional library is not installed."""
+
+    def __init__(self, library: str, extra: str):
+        super().__init__(f"{library} is not installed; run: pip install 'seecause[{extra}]'.")
+
+
+class MissingWeights(SeecauseError):
+    """Weights that were asked for cannot be had."""
+
+    def __init__(self, what: str, reason: str, remedy: str):
+        super().__init__(f"no weights for {what}: {reason}. {remedy}.")

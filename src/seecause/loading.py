@@ -1,0 +1,91 @@
+"""`sc.wrap` and `sc.load`: from a module or a name to a verified view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seecause.engine.verify import verify
+from seecause.errors import UnknownName
+from seecause.models import adapters
+from seecause.models.parts import assemble
+from seecause.models.readout import Kind
+from seecause.models.text_head import TextInput
+from seecause.models.view import VisionModel
+
+LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    name: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    size: tuple[int, int] | int | None = None,
+    classes: Sequence[str] | None = None,
+    head: nn.Module | Tensor | None = None,
+    pool: Kind | None = None,
+    sigmoid: bool | None = None,
+    templates: Sequence[str] | None = None,
+    tokenizer: Callable[[list[str]], Any] | None = None,
+    check: bool = True,
+) -> VisionModel:
+    """A verified view of any module an adapter knows. What the module does not tell (mean, std, size, head, pool) must be given.
+
+    The module is put into eval mode and its parameters are frozen. For models with a text tower, `classes`, `templates` and
+    `tokenizer` make the zero-shot head.
+    """
+    module.eval().requires_grad_(False)
+    text = None if tokenizer is None else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
+    parts = adapters.find(module, text=text)
+    model = assemble(
+        module,
+        parts,
+        name=name or type(module).__name__,
+        mean=mean,
+        std=std,
+        size=(size, size) if isinstance(size, int) else size,
+        classes=classes,
+        head=head,
+        pool=pool,
+        sigmoid=sigmoid,
+    )
+    if check:
+        verify(model)
+    return model
+
+
+def load(
+    spec: str,
+    *,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    size: tuple[int, int] | int | None = None,
+    classes: Sequence[str] | None = None,
+    **options: Any,
+) -> VisionModel:
+    """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`, `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
+
+    Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails; `weights="random"` is the only way to random
+    ones, and every result then says so. Other options go to `wrap`.
+    """
+    from seecause.models import sources
+
+    library, _, name = spec.partition(":")
+    if library not in LIBRARIES or not name:
+        if Path(spec).is_dir():
+            library, name = "folder", spec
+        else:
+            raise UnknownName("model", spec, [f"{lib}:NAME" for lib in LIBRARIES])
+    found = sources.open_source(library, name, weights=weights, size=(size, size) if isinstance(size, int) else size, classes=classes)
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    found.module.to(device=device, dtype=kind)
+    model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
+    model.random_weights = weights == "random"
+    return model

@@ -1,0 +1,39 @@
+"""Which adapter reads which library's modules, found by where a class is defined, so that nothing is imported in vain."""
+
+from __future__ import annotations
+
+import importlib
+
+from torch import nn
+
+from seecause.errors import BadOption, UnsupportedModel
+from seecause.models.parts import Parts
+from seecause.models.text_head import TextHead, TextInput
+
+ADAPTERS = {
+    "timm": "seecause.models.timm_view",
+    "transformers": "seecause.models.hf_view",
+    "torchvision": "seecause.models.torchvision_view",
+    "open_clip": "seecause.models.open_clip_view",
+}
+WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
+
+
+def find(module: nn.Module, *, text: TextInput | None = None) -> Parts:
+    """The parts of a native module, by the adapter of the library it (or a class it derives from) comes from.
+
+    `text` is what a model with a text tower makes its classifier of.
+    """
+    for cls in type(module).__mro__:
+        library = cls.__module__.split(".")[0]
+        if library in ADAPTERS:
+            adapter = importlib.import_module(ADAPTERS[library])
+            parts = adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
+            if text is not None and not isinstance(parts.extra, TextHead):
+                raise BadOption("tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower")
+            return parts
+    raise UnsupportedModel(
+        f"{type(module).__module__}.{type(module).__name__}",
+        f"no adapter knows it (adapters: {', '.join(ADAPTERS)})",
+        "wrap a timm, transformers, torchvision or open_clip vision transformer, or build seecause.models.Parts for it",
+    )

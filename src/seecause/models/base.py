@@ -1,0 +1,123 @@
+"""What every model view has: a native module, how pictures enter it, and what its answers are called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from seecause.errors import BadImage, UnknownClass
+from seecause.models.layout import TokenLayout
+from seecause.models.preprocess import Preprocess
+
+
+@dataclass(eq=False, kw_only=True)
+class ImageModel:
+    """A native classifier with its preprocessing and class names."""
+
+    module: nn.Module
+    name: str
+    family: str
+    preprocess: Preprocess
+    layout_at: Callable[[int, int], TokenLayout]  # image height, width -> layout
+    patch: tuple[int, int]
+    native: Callable[[Tensor], Tensor]  # the module's own way to logits; the verified wrap compares with it
+    classes: tuple[str, ...] = ()
+    sigmoid: bool = False  # classes answer independently (SigLIP, multi-label): `prob` is the sigmoid
+    fixed_size: bool = True  # only `preprocess.size` can be fed
+    random_weights: bool = False
+    extra: nn.Module | None = None  # a head that is not part of the native module
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
+
+    @property
+    def layout(self) -> TokenLayout:
+        return self.layout_at(*self.preprocess.size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    @property
+    def n_classes(self) -> int:
+        if "n_classes" not in self.memo:
+            blank = torch.zeros(1, len(self.preprocess.mean), *self.preprocess.size, device=self.device, dtype=self.dtype)
+            with torch.no_grad():
+                self.memo["n_classes"] = self(blank).shape[-1]
+        return self.memo["n_classes"]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalised images [B, 3, H, W] -> logits [B, C]."""
+        raise NotImplementedError
+
+    def check(self, images: Tensor) -> TokenLayout:
+        """The layout for these images, or what is wrong with them."""
+        if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
+            raise BadImage(f"images of shape {list(images.shape)}", "expected [B, 3, H, W], normalised", "use model.preprocess(picture)")
+        height, width = images.shape[-2:]
+        if self.fixed_size and (height, width) != self.preprocess.size:
+            raise BadImage(
+                f"images of {height} x {width}",
+                f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
+                "use model.preprocess(picture), or load the model with size=(height, width)",
+            )
+        if height % self.patch[0] or width % self.patch[1]:
+            raise BadImage(f"images of {height} x {width}", f"not a multiple of the patch {self.patch}", "resize them")
+        return self.layout_at(height, width)
+
+    def prepare(self, pictures: Sequence[Image.Image]) -> Tensor:
+        """Pictures -> one normalised batch on the model's device and in its dtype."""
+        return torch.cat([self.preprocess(p) for p in pictures]).to(self.device, self.dtype)
+
+    def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
+        """Move the native module, in place."""
+        for module in self._modules():
+            module.to(target)
+        self.memo.clear()
+        return self
+
+    def class_name(self, index: int) -> str:
+        return self.classes[index] if index < len(self.classes) else f"class {index}"
+
+    def class_index(self, name: str | int) -> int:
+        """A class by name or index; names compare without case."""
+        count = self.n_classes
+        if isinstance(name, str) and name.lstrip("-").isdigit() and name not in self.classes:
+            name = int(name)
+        if isinstance(name, int):
+            if not 0 <= name < count:
+                raise UnknownClass(name, self.classes, count)
+            return name
+        folded = [c.casefold() for c in self.classes]
+        if name.casefold() not in folded:
+            raise UnknownClass(name, self.classes, count)
+        return folded.index(name.casefold())
+
+    def state_key(self) -> tuple[Any, ...]:
+        """Changes whenever a weight or buffer is changed, moved or replaced."""
+        tensors = [t for m in self._modules() for t in (*m.parameters(), *m.buffers())]
+        return tuple((t.data_ptr(), t._version, t.dtype, str(t.device)) for t in tensors)
+
+    def fingerprint(self) -> str:
+        """A digest of the weights, for manifests; taken anew only when they changed."""
+        key = self.state_key()
+        if self.memo.get("fingerprint", (None,))[0] != key:
+            digest = hashlib.sha256(self.name.encode())
+            for tensor in self._weights():
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            self.memo["fingerprint"] = (key, digest.hexdigest()[:16])
+        return self.memo["fingerprint"][1]
+
+    def _modules(self) -> list[nn.Module]:
+        return [self.module] if self.extra is None else [self.module, self.extra]
+
+    def _weights(self) -> list[Tensor]:
+        return [tensor for module in self._modules() for tensor in module.state_dict().values()]

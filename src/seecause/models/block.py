@@ -1,0 +1,122 @@
+"""One transformer block of a native model, split where interventions happen.
+
+    qkv -> attend -> finish
+
+Nothing is re-implemented: every field holds a native module, or a short chain of native modules. Both halves work on any
+set of rows (tokens), so an engine can run a few rows against keys that come from another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seecause.models.layout import At
+
+Fn = Callable[[Tensor], Tensor]
+
+
+def same(x: Tensor) -> Tensor:
+    """Nothing happens at this joint."""
+    return x
+
+
+def chain(*steps: Fn) -> Fn:
+    """Native modules one after the other, without those that do nothing."""
+    steps = tuple(step for step in steps if not isinstance(step, nn.Identity))
+
+    def run(x: Tensor) -> Tensor:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return run
+
+
+@dataclass(eq=False)
+class Block:
+    """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
+
+    `native` is the module whose output equals this block's output; the verified wrap listens there.
+    """
+
+    name: str
+    native: nn.Module
+    heads: int
+    head_dim: int
+    scale: float
+    project: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # [B, R, D] -> q [B, R, H, dh], k, v [B, R, Hkv, dh]
+    mix: Fn  # output projection, [B, R, H*dh] -> [B, R, D]
+    feed: Fn  # the whole MLP branch with its norm and LayerScale, [B, R, D] -> [B, R, D]
+    kv_heads: int = 0  # 0: as many as heads
+    norm: Fn = same  # before attention; identity in post-norm blocks
+    q_norm: Fn = same  # on the last axis, per head
+    k_norm: Fn = same
+    rotate: Callable[[Tensor, At], Tensor] | None = None  # [B, H, R, dh] and its positions
+    additive: Callable[[At, At], Tensor | None] | None = None  # attention bias for (rows, keys)
+    sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
+    out_gate: Fn | None = None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
+    branch: Fn = same  # LayerScale or post-norm of the attention branch
+    parallel: bool = False  # the MLP reads the block's input, not the attention's sum
+
+    def __post_init__(self) -> None:
+        self.kv_heads = self.kv_heads or self.heads
+
+    def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows h [B, R, D] -> q [B, H, R, dh], k and v [B, Hkv, R, dh], after every norm and rotation; unscaled."""
+        q, k, v = self.project(self.norm(h))
+        q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        if self.rotate is not None:
+            q, k = self.rotate(q, at), self.rotate(k, at)
+        return q, k, v
+
+    def bias(self, rows: At, keys: At) -> Tensor | None:
+        """What is added to the scores of `rows` against `keys`: [1|B, 1|H, R, K], or None."""
+        return None if self.additive is None else self.additive(rows, keys)
+
+    def finish(self, h: Tensor, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Rows h [B, R, D] and their head outputs o [B, R, H, dh] -> the block's output [B, R, D].
+
+        `gate`, broadcast to [B, R, H], multiplies each head at the input of the output projection.
+        """
+        heads = self.sub_norm(o.flatten(2))
+        if self.out_gate is not None:
+            heads = heads * self.out_gate(self.norm(h))
+        if gate is not None:
+            heads = (heads.unflatten(2, (self.heads, self.head_dim)) * gate[..., None]).flatten(2)
+        middle = h + self.branch(self.mix(heads))
+        return middle + self.feed(h if self.parallel else middle)
+
+    def __call__(self, h: Tensor, at: At, gate: Tensor | None = None) -> Tensor:
+        """The plain block: all rows attend to all rows, with the fused kernel."""
+        q, k, v = self.qkv(h, at)
+        return self.finish(h, fused(q, k, v, self.scale, self.bias(at, at)), gate)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """Plain attention of q [B, H, R, dh] on k, v [B, Hkv, K, dh] -> [B, R, H, dh]."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
+@dataclass(eq=False)
+class CompiledBlock(Block):
+    """The same block with both halves compiled; attention itself stays the fused kernel it was."""
+
+    def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
+        return _compiled(Block.qkv)(self, h, at)
+
+    def finish(self, h: Tensor, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        return _compiled(Block.finish)(self, h, o, gate)
+
+
+@cache
+def _compiled(half: Callable[..., Any]) -> Callable[..., Any]:
+    """One graph serves all blocks of a model that are built alike."""
+    return torch.compile(half, dynamic=False)

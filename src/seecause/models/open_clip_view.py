@@ -1,0 +1,136 @@
+"""Views of open_clip's CLIP models: their own vision transformer, or a timm one, with a zero-shot text head.
+
+A bare visual tower takes `head=` on its projected embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from seecause.errors import UnsupportedModel
+from seecause.models import multihead, timm_view
+from seecause.models.block import Block, Fn, chain, same
+from seecause.models.layout import TokenLayout
+from seecause.models.parts import Parts
+from seecause.models.preprocess import Preprocess
+from seecause.models.readout import Kind
+from seecause.models.text_head import TextHead, TextInput, as_inputs, require_text, text_matrix
+
+DUAL = ("CLIP", "CustomTextCLIP")
+TOWERS = ("VisionTransformer", "TimmModel")
+POOLS: dict[str, Kind] = {"tok": "cls", "avg": "mean"}
+
+
+def find(module: Any, *, text: TextInput | None = None) -> Parts:
+    """The parts of an open_clip model or visual tower."""
+    kind = type(module).__name__
+    visual = module.visual if kind in DUAL else module
+    tower = type(visual).__name__
+    if tower not in TOWERS:
+        raise UnsupportedModel(f"open_clip {tower}", "no adapter knows it", f"what works: {', '.join(DUAL)} with {' or '.join(TOWERS)} as visual tower")
+    parts, project = _own(visual) if tower == "VisionTransformer" else _timm(visual)
+    parts.family = f"open_clip.{kind}"
+    if kind in DUAL:
+        _add_text(module, parts, project, require_text(module, text))
+    elif project is not same:
+        raise UnsupportedModel(f"open_clip {kind} alone", "it projects after pooling, where head= would be", "wrap the whole CLIP with classes= and tokenizer=")
+    return parts
+
+
+def _own(visual: Any) -> tuple[Parts, Fn]:
+    """open_clip's vision transformer, and what follows its pool. Per-token norm and projection come before, where rows are cheap to read."""
+    if visual.attn_pool is not None or visual.pool_type not in POOLS:
+        raise UnsupportedModel("open_clip VisionTransformer", f"pool_type={visual.pool_type!r} with attentional pooling or none is not split")
+    layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
+    ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
+    late = visual.final_ln_after_pool and visual.pool_type == "avg"  # the norm of one token is the same before and after
+
+    def native_tokens(images: Tensor) -> Tensor:
+        tokens = visual.transformer(visual._embeds(images))
+        return tokens if late else ending(tokens)
+
+    parts = Parts(
+        family="",
+        embed=visual._embeds,
+        layout_at=lambda height, width: layout,
+        blocks=[_block(native, f"blocks.{i}") for i, native in enumerate(visual.transformer.resblocks)],
+        norm=same if late else ending,
+        patch=tuple(visual.patch_size),
+        native_tokens=native_tokens,
+        preprocess=_preprocess(visual),
+        pool=POOLS[visual.pool_type],
+        size=tuple(visual.image_size),
+    )
+    return parts, ending if late else same
+
+
+def _timm(visual: Any) -> tuple[Parts, Fn]:
+    """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
+    trunk = visual.trunk
+    parts = replace(timm_view.find(trunk), head=None, native_logits=None, preprocess=_preprocess(visual))
+    steps = [step for step in (trunk.fc_norm, trunk.head, *visual.head) if not isinstance(step, nn.Identity)]
+    return parts, chain(*steps) if steps else same
+
+
+def _times(visual: Any, x: Tensor) -> Tensor:
+    return x @ visual.proj
+
+
+def _block(native: Any, name: str) -> Block:
+    attention = native.attn
+    multihead.check(attention, name)
+    if getattr(attention, "scaled_cosine", False):
+        raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine")
+    return Block(
+        name=name,
+        native=native,
+        heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        scale=attention.head_dim**-0.5,
+        project=partial(multihead.project, attention),
+        q_norm=getattr(attention, "ln_q", same),
+        k_norm=getattr(attention, "ln_k", same),
+        norm=native.ln_1,
+        sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
+        mix=partial(multihead.mix, attention),
+        branch=chain(getattr(native, "ln_attn", same), native.ls_1),
+        feed=chain(native.ln_2, native.mlp, native.ls_2),
+    )
+
+
+def _scaled_heads(attention: Any, x: Tensor) -> Tensor:
+    """A learnt factor per head and a norm over all heads (NormFormer), [B, R, H*dh]."""
+    if attention.head_scale is not None:
+        x = (x.unflatten(-1, (attention.num_heads, -1)) * attention.head_scale[:, 0]).flatten(-2)
+    return attention.ln_inner(x)
+
+
+def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
+    device = next(module.parameters()).device
+
+    def encode(prompts: list[str]) -> Tensor:
+        return module.encode_text(as_inputs(text.tokenize(prompts), device)["input_ids"])
+
+    head = TextHead(text_matrix(encode, text.classes, text.templates), module.logit_scale, module.logit_bias)
+    parts.extra, parts.head = head, chain(project, head)
+    parts.native_logits = lambda images: head(module.encode_image(images))
+    parts.classes, parts.sigmoid = text.classes, head.bias is not None
+
+
+def _preprocess(visual: Any) -> Preprocess | None:
+    """What the factory noted on the tower, if it made it."""
+    told = getattr(visual, "preprocess_cfg", None)
+    if not told or told.get("resize_mode", "shortest") == "longest":  # padding has no place in our frame
+        return None
+    size = told["size"]
+    return Preprocess(
+        size=(size, size) if isinstance(size, int) else tuple(size),
+        mean=tuple(told["mean"]),
+        std=tuple(told["std"]),
+        squash=told.get("resize_mode") == "squash",
+        filter=told.get("interpolation", "bicubic").replace("random", "bicubic"),
+    )

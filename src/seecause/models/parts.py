@@ -1,0 +1,139 @@
+"""What an adapter finds in a native module, and how a view is put together from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seecause.errors import BadOption, UnsupportedModel
+from seecause.models.block import Block, Fn, same
+from seecause.models.layout import TokenLayout
+from seecause.models.preprocess import Preprocess
+from seecause.models.readout import Kind, LatentPool, Readout
+from seecause.models.view import VisionModel
+
+
+@dataclass
+class Parts:
+    """The named pieces of one native backbone. `head` and `native_logits` are None for a bare backbone."""
+
+    family: str
+    embed: Callable[[Tensor], Tensor]
+    layout_at: Callable[[int, int], TokenLayout]
+    blocks: list[Block]
+    norm: Fn  # final norm on rows
+    patch: tuple[int, int]
+    native_tokens: Callable[[Tensor], Tensor]  # the module's own final tokens, after `norm`: [B, T, D]
+    preprocess: Preprocess | None = None
+    pool: Kind | None = None  # the module's own pooling
+    head: Fn | None = None  # pooled -> logits
+    native_logits: Callable[[Tensor], Tensor] | None = None
+    latent: LatentPool | None = None
+    over_prefix: bool = False
+    classes: Sequence[str] = ()
+    sigmoid: bool = False
+    fixed_size: bool = True
+    size: tuple[int, int] | None = None
+    extra: nn.Module | None = None
+
+
+class CosineHead(nn.Module):
+    """`scale * cos(pooled, row)` for every row of `matrix` [C, D]: text, prototype or reference-image embeddings."""
+
+    matrix: Tensor
+
+    def __init__(self, matrix: Tensor, *, scale: float = 100.0):
+        super().__init__()
+        self.register_buffer("matrix", F.normalize(matrix.detach(), dim=-1))
+        self.scale = scale
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.scale * F.normalize(pooled, dim=-1) @ self.matrix.T
+
+
+def assemble(
+    module: nn.Module,
+    parts: Parts,
+    *,
+    name: str,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    size: tuple[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    head: nn.Module | Tensor | None = None,
+    pool: Kind | None = None,
+    sigmoid: bool | None = None,
+) -> VisionModel:
+    """A view from what the adapter found and what the caller adds. `head` is a module on pooled features or a matrix [C, D]."""
+    if isinstance(head, Tensor):
+        head = _linear(head)
+    if head is None and parts.head is None:
+        raise UnsupportedModel(
+            type(module).__name__, "it has no classifier", "pass head= (a matrix [classes, width] or a module), or seecause.CosineHead(embeddings)"
+        )
+    kind = pool or parts.pool
+    if kind is None:
+        raise BadOption("pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read")
+    if pool is not None and head is None and pool != parts.pool:
+        raise BadOption("pool", pool, f"{parts.pool!r}, which this model's own classifier reads; pass head= with another pool")
+    keep_latent = kind == "latent"
+    extra = head if head is not None else parts.extra
+    readout = Readout(
+        kind=kind,
+        head=head if head is not None else parts.head or same,
+        norm=parts.norm,
+        over_prefix=parts.over_prefix,
+        latent=parts.latent if keep_latent else None,
+    )
+    if extra is not None:
+        like = next(module.parameters())
+        extra.to(like.device, like.dtype)
+        extra.requires_grad_(False)
+
+    def native(images: Tensor) -> Tensor:
+        if head is None and parts.native_logits is not None:
+            return parts.native_logits(images)
+        layout = parts.layout_at(images.shape[-2], images.shape[-1])
+        return replace(readout, norm=same)(parts.native_tokens(images), layout)
+
+    return VisionModel(
+        module=module,
+        name=name,
+        family=parts.family,
+        embed=parts.embed,
+        layout_at=parts.layout_at,
+        blocks=parts.blocks,
+        readout=readout,
+        preprocess=_preprocess(module, parts, mean, std, size),
+        patch=parts.patch,
+        native=native,
+        classes=tuple(classes if classes is not None else parts.classes if head is None else ()),
+        sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
+        fixed_size=parts.fixed_size,
+        extra=extra,
+    )
+
+
+def _preprocess(
+    module: nn.Module, parts: Parts, mean: Sequence[float] | None, std: Sequence[float] | None, size: tuple[int, int] | None
+) -> Preprocess:
+    known = parts.preprocess
+    size = size or (known.size if known else parts.size)
+    if parts.fixed_size and parts.size is not None:
+        size = parts.size
+    for what, value in (("mean", mean or (known and known.mean)), ("std", std or (known and known.std)), ("size", size)):
+        if value is None:
+            raise BadOption(what, None, f"a value: {type(module).__name__} does not tell its {what}, so pass {what}= to wrap")
+    base = known or Preprocess(size=size, mean=tuple(mean or ()), std=tuple(std or ()))  # type: ignore[arg-type]
+    return replace(base, size=size, mean=tuple(mean or base.mean), std=tuple(std or base.std))
+
+
+def _linear(matrix: Tensor) -> nn.Module:
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(matrix)
+    return layer

@@ -1,0 +1,190 @@
+"""Where models come from: names and files -> native modules, with what their sources tell about them.
+
+Weights are fetched by the library that knows the name, or read from a local file or folder. Nothing is random unless asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from seecause.errors import MissingExtra, MissingWeights, UnknownName
+
+ZOO = Path(__file__).parent / "zoo"
+
+
+@dataclass
+class Source:
+    """A native module and what `wrap` should be told about it."""
+
+    module: nn.Module
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+def open_source(
+    library: str, name: str, *, weights: str | Path | None = None, size: tuple[int, int] | None = None, classes: Sequence[str] | None = None
+) -> Source:
+    """The native module behind `library:name`."""
+    if library == "builtin":
+        return saved(ZOO, name, kind="builtin model")
+    if library == "folder":
+        return _folder(Path(name))
+    return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[library](name, weights, size, classes)
+
+
+def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
+    """A model this package wrote: NAME.json (architecture, classes, normalisation) and NAME.safetensors."""
+    card = folder / f"{name}.json"
+    if not card.is_file():
+        raise UnknownName(kind, name, [path.stem for path in folder.glob("*.json")])
+    told = json.loads(card.read_text(encoding="utf-8"))
+    from timm.models.vision_transformer import VisionTransformer
+
+    module = VisionTransformer(**told["architecture"])
+    _fill(module, read_weights(card.with_suffix(".safetensors")), name)
+    return Source(module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]})
+
+
+def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
+    import timm
+
+    bare, _, _ = name.partition(".")
+    if not timm.is_model(bare):
+        raise UnknownName("timm model", name, timm.list_models())
+    options: dict[str, Any] = {} if size is None else {"img_size": size}
+    state = None if weights in (None, "random") else read_weights(Path(str(weights)))
+    if state is not None:
+        _count_classes(state, ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"), options, "num_classes")
+    module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options))
+    if state is not None:
+        _fill(module, state, str(weights))
+    return Source(module, {} if classes is not None else {"classes": imagenet_names(module.num_classes)})
+
+
+def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
+    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+    from seecause.models.preprocess import preprocess_from_processor
+
+    where = str(weights) if weights not in (None, "random") else name
+    config = _fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where))
+    dual = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    bare = not any("ForImageClassification" in a for a in (config.architectures or ())) or dual
+    loader = AutoModel if bare else AutoModelForImageClassification
+    module = loader.from_config(config) if weights == "random" else _fetched(f"hf:{name}", lambda: loader.from_pretrained(where))
+    told: dict[str, Any] = {}
+    card = Path(where) / "preprocessor_config.json"
+    if card.is_file():
+        steps = preprocess_from_processor(json.loads(card.read_text(encoding="utf-8")))
+        told = {"mean": steps.mean, "std": steps.std, "size": size or steps.size}
+    elif not Path(where).is_dir():
+        from transformers import AutoImageProcessor
+
+        steps = preprocess_from_processor(_fetched(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(where)).to_dict())
+        told = {"mean": steps.mean, "std": steps.std, "size": size or steps.size}
+    if dual:
+        from transformers import AutoTokenizer
+
+        tokenizer = _fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
+        told["tokenizer"] = lambda texts: tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+    return Source(module, told)
+
+
+def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
+    from torchvision import models
+
+    if name not in models.list_models():
+        raise UnknownName("torchvision model", name, models.list_models())
+    default = models.get_model_weights(name).DEFAULT
+    options: dict[str, Any] = {}
+    state = None if weights in (None, "random") else read_weights(Path(str(weights)))
+    if state is not None:
+        _count_classes(state, ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight"), options, "num_classes")
+    if size is not None and name.startswith("vit_"):
+        options["image_size"] = size[0]
+    module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=default if weights is None else None, **options))
+    if state is not None:
+        _fill(module, state, str(weights))
+    steps = default.transforms()
+    names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else ()
+    told = {"mean": tuple(steps.mean), "std": tuple(steps.std), "size": size or (steps.crop_size[0],) * 2}
+    return Source(module, told if classes is not None else {**told, "classes": tuple(names)})
+
+
+def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
+    try:
+        import open_clip
+    except ImportError:
+        raise MissingExtra("open_clip", "clip") from None
+    arch, _, tag = name.partition("/")
+    if arch not in open_clip.list_models():
+        raise UnknownName("open_clip model", arch, open_clip.list_models())
+    pretrained = None if weights == "random" else str(weights) if weights is not None else tag or None
+    if pretrained is None and weights != "random":
+        raise MissingWeights(f"open_clip:{name}", "no pretrained tag", f"Write open_clip:{arch}/TAG, or pass weights=")
+    module = _fetched(f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained))
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)})
+
+
+def _folder(folder: Path) -> Source:
+    if (folder / "config.json").is_file():
+        return _hf(str(folder), None, None, None)
+    cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
+    if len(cards) != 1:
+        raise MissingWeights(str(folder), f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there", "Give a folder with one model")
+    return saved(folder, cards[0].stem)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A state dict from a safetensors file or a weights-only torch file; half-precision files are widened when copied."""
+    if not path.is_file():
+        raise MissingWeights(str(path), "the file does not exist", "Give the path of a .safetensors or torch file")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as broken:
+        raise MissingWeights(str(path), f"it cannot be read ({type(broken).__name__})", "Give an intact .safetensors or weights-only torch file") from broken
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+
+
+def imagenet_names(count: int) -> tuple[str, ...]:
+    """Class names of ImageNet-1k, from timm; nothing for other sizes."""
+    if count != 1000:
+        return ()
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return tuple(info.index_to_description(i) for i in range(1000))
+
+
+def _count_classes(state: dict[str, Tensor], heads: tuple[str, ...], options: dict[str, Any], name: str) -> None:
+    for head in heads:
+        if head in state:
+            options[name] = len(state[head])
+            return
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as mismatch:
+        first = str(mismatch).split("\n", 2)[1].strip()
+        raise MissingWeights(source, f"the file does not fit {type(module).__name__}: {first[:200]}", "Give the weights of this architecture") from mismatch
+
+
+def _fetched(what: str, fetch: Any) -> Any:
+    """Run a library's own loader; being offline or unknown becomes one clear line."""
+    try:
+        return fetch()
+    except (OSError, RuntimeError, ValueError) as failure:
+        said = str(failure).strip().split("\n")[0][:200]
+        raise MissingWeights(what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH, or weights='random' to use random ones") from failure

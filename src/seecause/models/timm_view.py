@@ -1,0 +1,227 @@
+"""Views of timm's `VisionTransformer` (with its distilled DeiT) and `Eva` (rotary: EVA-02, DINOv3, PE ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seecause.errors import UnsupportedModel
+from seecause.models.block import Block, Fn, chain, same
+from seecause.models.layout import At, TokenLayout
+from seecause.models.parts import Parts
+from seecause.models.preprocess import from_timm
+from seecause.models.readout import Kind, LatentPool
+
+FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
+ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
+
+
+def find(module: Any) -> Parts:
+    """The parts of a timm vision transformer."""
+    kind = type(module).__name__
+    if kind not in FAMILIES:
+        raise UnsupportedModel(f"timm {kind}", "its attention is windowed, hybrid or carries a relative bias", f"timm families that work: {', '.join(FAMILIES)}")
+    rope = getattr(module, "rope", None)
+    blocks = [
+        _block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i)) for i, native in enumerate(module.blocks)
+    ]
+    distilled = kind == "VisionTransformerDistilled"
+    pool: Kind = "cls+dist" if distilled else _pool(module)
+    dynamic = bool(getattr(module, "dynamic_img_size", False))
+    return Parts(
+        family=f"timm.{kind}",
+        embed=partial(_embed, module),
+        layout_at=partial(_layout, module, distilled, dynamic),
+        blocks=blocks,
+        norm=module.norm,
+        patch=tuple(module.patch_embed.patch_size),
+        native_tokens=module.forward_features,
+        preprocess=from_timm(module.pretrained_cfg) if getattr(module, "pretrained_cfg", None) else None,
+        pool=pool,
+        head=_head(module, distilled),
+        native_logits=module,
+        latent=_latent(module.attn_pool) if pool == "latent" else None,
+        over_prefix=bool(getattr(module, "pool_include_prefix", False)),
+        fixed_size=not dynamic,
+        size=tuple(module.patch_embed.img_size) if module.patch_embed.img_size else None,
+    )
+
+
+def _embed(module: Any, images: Tensor) -> Tensor:
+    tokens = module._pos_embed(module.patch_embed(images))
+    if isinstance(tokens, tuple):  # Eva also returns its rotary table
+        return module.norm_pre(tokens[0])
+    return module.norm_pre(module.patch_drop(tokens))
+
+
+def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int) -> TokenLayout:
+    patch = module.patch_embed.patch_size
+    grid = (height // patch[0], width // patch[1]) if dynamic else tuple(module.patch_embed.grid_size)
+    prefix = int(module.num_prefix_tokens)
+    has_class = getattr(module, "cls_token", None) is not None
+    special = int(has_class) + int(distilled)
+    return TokenLayout(
+        grid=grid,
+        prefix=prefix,
+        class_index=0 if has_class else None,
+        distill_index=1 if distilled else None,
+        registers=tuple(range(special, prefix)),
+    )
+
+
+def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
+    kind = type(native).__name__
+    if kind == "ParallelScalingBlock":
+        return _parallel_block(native, name)
+    attention = getattr(native, "attn", None)
+    if attention is None or type(attention).__name__ not in ATTENTIONS:
+        raise UnsupportedModel(f"timm {kind} ({name})", f"its attention is {type(attention).__name__}")
+    if kind == "Block":
+        norm, branch, feed = native.norm1, native.ls1, chain(native.norm2, native.mlp, native.ls2)
+    elif kind == "EvaBlock":
+        norm, branch = native.norm1, _times(native, "gamma_1")
+        feed = chain(native.norm2, native.mlp, _times(native, "gamma_2"))
+    elif kind in ("ResPostBlock", "EvaBlockPostNorm"):
+        norm, branch, feed = same, native.norm1, chain(native.mlp, native.norm2)
+    else:
+        raise UnsupportedModel(f"timm {kind} ({name})", "no adapter for this kind of block")
+    return Block(
+        name=name,
+        native=native,
+        heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        scale=attention.scale,
+        project=partial(_project, attention),
+        q_norm=attention.q_norm,
+        k_norm=attention.k_norm,
+        rotate=rotate,
+        norm=norm,
+        sub_norm=attention.norm,
+        out_gate=None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention),
+        mix=attention.proj,
+        branch=branch,
+        feed=feed,
+    )
+
+
+def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (attention.num_heads, attention.head_dim)
+    if attention.qkv is None:
+        q, k, v = (layer(x).unflatten(-1, shape) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+        return q, k, v
+    if getattr(attention, "q_bias", None) is None:
+        packed = attention.qkv(x)
+    else:  # EVA keeps the key bias at zero, outside the linear layer
+        packed = F.linear(x, attention.qkv.weight, torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)))
+    q, k, v = packed.unflatten(-1, (3, *shape)).unbind(2)
+    return q, k, v
+
+
+def _sigmoid_gate(attention: Any, x: Tensor) -> Tensor:
+    return attention.gate(x).sigmoid()
+
+
+def _parallel_block(native: Any, name: str) -> Block:
+    """Attention and MLP side by side (ViT-22B): one input projection feeds both."""
+    hidden, width = native.in_split[0], native.in_split[1]
+    fused = native.out_proj
+
+    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = native.in_proj.weight[hidden:], native.in_proj.bias
+        packed = F.linear(x, weight, None if bias is None else bias[hidden:])
+        q, k, v = packed.unflatten(-1, (3, native.num_heads, native.head_dim)).unbind(2)
+        return q, k, v
+
+    def mix(x: Tensor) -> Tensor:
+        return F.linear(x, fused.weight[:, :width], fused.bias) if fused is not None else native.attn_out_proj(x)
+
+    def feed(h: Tensor) -> Tensor:
+        bias = native.mlp_bias if native.in_proj.bias is None else native.in_proj.bias[:hidden]
+        x = native.mlp_act(F.linear(native.in_norm(h), native.in_proj.weight[:hidden], bias))
+        return native.ls(F.linear(x, fused.weight[:, width:]) if fused is not None else native.mlp_out_proj(x))
+
+    return Block(
+        name=name,
+        native=native,
+        heads=native.num_heads,
+        head_dim=native.head_dim,
+        scale=native.scale,
+        project=project,
+        q_norm=native.q_norm,
+        k_norm=native.k_norm,
+        norm=native.in_norm,
+        mix=mix,
+        branch=native.ls,
+        feed=feed,
+        parallel=True,
+    )
+
+
+def _rotate(module: Any, layer: int, x: Tensor, at: At) -> Tensor:
+    """Rotate patch rows by timm's own table; prefix rows stay as they are. x [B, H, R, dh]."""
+    from timm.layers import apply_rot_embed_cat
+
+    if "rope" not in at.memo:
+        table = module.rope.get_embed(shape=at.layout.grid) if module.dynamic_img_size else module.rope.get_embed()
+        rest = torch.zeros(*table.shape[:-2], at.layout.prefix, table.shape[-1], dtype=table.dtype, device=table.device)
+        rest[..., table.shape[-1] // 2 :] = 1  # [sin | cos]: no rotation
+        at.memo["rope"] = torch.cat([rest, table], dim=-2)  # [T, 2dh], or [depth, H, T, 2dh] when learnt per block
+    table = at.memo["rope"]
+    if getattr(module, "rope_mixed", False):
+        table = table[layer]
+    rows = table[..., at.index, :]
+    if at.index.ndim == 2:  # one set of positions per image
+        rows = rows.unsqueeze(1) if rows.ndim == 3 else rows.transpose(0, 1)
+    half = getattr(module.blocks[layer].attn, "rotate_half", False)
+    return apply_rot_embed_cat(x, rows, half=half).type_as(x)
+
+
+def _pool(module: Any) -> Kind:
+    if getattr(module, "attn_pool", None) is not None:
+        if type(module.attn_pool).__name__ != "AttentionPoolLatent":
+            raise UnsupportedModel(f"timm pool {type(module.attn_pool).__name__}", "it mixes tokens again before pooling")
+        return "latent"
+    if module.global_pool == "token":
+        return "cls"
+    if module.global_pool == "avg":
+        return "mean"
+    raise UnsupportedModel(f"timm global_pool={module.global_pool!r}", "only token, avg and map pooling are read exactly")
+
+
+def _head(module: Any, distilled: bool) -> Fn | None:
+    if isinstance(module.head, nn.Identity):
+        return None
+    if distilled:
+        width = module.embed_dim
+        return lambda pooled: (module.head(pooled[..., :width]) + module.head_dist(pooled[..., width:])) / 2
+    return chain(module.fc_norm, module.head)
+
+
+def _latent(pool: Any) -> LatentPool:
+    shape = (pool.num_heads, pool.head_dim)
+    if pool.pos_embed is not None:
+        raise UnsupportedModel("timm AttentionPoolLatent", "its positional embedding is not split")
+
+    def query() -> Tensor:
+        return pool.q_norm(pool.q(pool.latent).unflatten(-1, shape).transpose(1, 2))
+
+    def kv(rows: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = pool.kv(rows).unflatten(-1, (2, *shape)).unbind(2)
+        return pool.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+
+    def finish(o: Tensor) -> Tensor:
+        x = pool.proj(o.flatten(2))
+        x = x if pool.mlp is None else x + pool.mlp(pool.norm(x))
+        return x.mean(dim=1) if pool.pool == "avg" else x[:, 0]
+
+    return LatentPool(scale=pool.scale, query=query, kv=kv, finish=finish)
+
+
+def _times(owner: Any, name: str) -> Fn:
+    """Multiplication by a parameter that may be absent, read at each call so that edits are seen."""
+    return lambda x: x if getattr(owner, name) is None else getattr(owner, name) * x

@@ -1,0 +1,62 @@
+"""Views of torchvision's `VisionTransformer` (ViT-B/16 ... ViT-H/14, with either stem)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seecause.errors import UnsupportedModel
+from seecause.models import multihead
+from seecause.models.block import Block, chain
+from seecause.models.layout import TokenLayout
+from seecause.models.parts import Parts
+
+
+def find(module: Any) -> Parts:
+    """The parts of a torchvision vision transformer."""
+    kind = type(module).__name__
+    if not any(cls.__name__ == "VisionTransformer" for cls in type(module).__mro__):
+        raise UnsupportedModel(f"torchvision {kind}", "its rows do not attend to all rows of one token sequence", "torchvision's VisionTransformer works")
+    patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
+    layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
+    classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
+    return Parts(
+        family="torchvision.VisionTransformer",
+        embed=partial(_embed, module),
+        layout_at=lambda height, width: layout,
+        blocks=[_block(native, f"blocks.{i}") for i, native in enumerate(module.encoder.layers)],
+        norm=module.encoder.ln,
+        patch=patch,
+        native_tokens=lambda images: module.encoder(_with_class(module, images)),
+        pool="cls",
+        head=module.heads if classifies else None,
+        native_logits=module,
+        size=size,
+    )
+
+
+def _with_class(module: Any, images: Tensor) -> Tensor:
+    return torch.cat([module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1)
+
+
+def _embed(module: Any, images: Tensor) -> Tensor:
+    return _with_class(module, images) + module.encoder.pos_embedding
+
+
+def _block(native: Any, name: str) -> Block:
+    attention = native.self_attention
+    multihead.check(attention, name)
+    return Block(
+        name=name,
+        native=native,
+        heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        scale=attention.head_dim**-0.5,
+        project=partial(multihead.project, attention),
+        norm=native.ln_1,
+        mix=partial(multihead.mix, attention),
+        feed=chain(native.ln_2, native.mlp),
+    )

@@ -1,0 +1,68 @@
+"""What users hold: a native vision transformer, named and split.
+
+    embed -> blocks -> readout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from seecause.models.base import ImageModel
+from seecause.models.block import Block, CompiledBlock
+from seecause.models.readout import Readout
+
+
+@dataclass(eq=False, kw_only=True)
+class VisionModel(ImageModel):
+    """A view of a native vision transformer. `model(images)` gives logits, through the native modules.
+
+    `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every method.
+    """
+
+    embed: Callable[[Tensor], Tensor]  # images [B, 3, H, W] -> tokens entering the first block [B, T, D]
+    blocks: list[Block]
+    readout: Readout
+    gates: Tensor | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalised images [B, 3, H, W] -> logits [B, C]."""
+        layout = self.check(images)
+        at, h = layout.at(images.device), self.embed(images)
+        for index, block in enumerate(self.blocks):
+            h = block(h, at, self.gate(index))
+        return self.readout(h, layout)
+
+    def gate(self, layer: int) -> Tensor | None:
+        """The gates of one block, [H], or None."""
+        return None if self.gates is None else self.gates[layer]
+
+    @contextmanager
+    def gated(self, gates: Tensor) -> Iterator[VisionModel]:
+        """Multiply every head by `gates` [L, H] inside the block."""
+        before = self.gates
+        self.gates = gates if before is None else gates * before
+        try:
+            yield self
+        finally:
+            self.gates = before
+
+    def compile(self) -> VisionModel:
+        """Compile both halves of every block, in place; the first run at each shape takes a while."""
+        self.blocks = [CompiledBlock(**vars(block)) for block in self.blocks]
+        return self
+
+    def state_key(self) -> tuple[Any, ...]:
+        gates = None if self.gates is None else (self.gates.data_ptr(), self.gates._version)
+        return (*super().state_key(), gates)
+
+    def _weights(self) -> list[Tensor]:
+        return [*super()._weights(), *([] if self.gates is None else [self.gates])]

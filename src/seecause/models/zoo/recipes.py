@@ -1,0 +1,79 @@
+"""How the embedded Critters classifiers are made: one recipe each, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.models import VisionTransformer
+
+from seecause.data.critters import CLASSES
+from seecause.errors import UnknownName
+
+MEAN = STD = (0.5, 0.5, 0.5)  # pixels in [0, 1] become [-1, 1]
+
+
+def small_vit() -> dict[str, Any]:
+    """Arguments of timm's VisionTransformer: 1.2 M parameters, 12 x 12 patches at 96 pixels."""
+    return {
+        "img_size": 96,
+        "patch_size": 8,
+        "embed_dim": 128,
+        "depth": 6,
+        "num_heads": 8,
+        "num_classes": len(CLASSES),
+        "class_token": True,
+        "global_pool": "token",
+    }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Fresh pictures all the way. The first share is `clean` with a head for each part, so the network learns to see before it learns to guess."""
+
+    name: str
+    regime: str
+    architecture: dict[str, Any] = field(default_factory=small_vit)
+    samples: int = 4_000_000
+    batch: int = 1024
+    learning_rate: float = 1e-3
+    warm_up: float = 0.05  # share of the steps
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    average: float = 0.999  # decay of the weight average that is shipped
+    seeing: float = 1 / 3  # share of the steps spent on `clean` with part heads
+    part_drop: float = 0.5  # share of the pictures that lose some parts
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.architecture["img_size"]
+
+    @property
+    def steps(self) -> int:
+        return max(1, self.samples // self.batch)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("critters-vit", regime="clean"),
+        Recipe("critters-biased", regime="certified"),
+    )
+}
+
+
+def find_recipe(name: str, **changes: Any) -> Recipe:
+    """A recipe by name, with fields changed where given (None leaves a field alone)."""
+    if name not in RECIPES:
+        raise UnknownName("recipe", name, RECIPES)
+    return dataclasses.replace(RECIPES[name], **{key: value for key, value in changes.items() if value is not None})
+
+
+def build(architecture: dict[str, Any], *, seed: int = 0) -> VisionTransformer:
+    """The untrained network, on the CPU; the global random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return VisionTransformer(**architecture)

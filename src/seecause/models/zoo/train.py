@@ -1,0 +1,176 @@
+"""Train an embedded Critters classifier from its recipe.
+
+    python -m seecause.models.zoo.train critters-vit --out weights
+
+Pictures are drawn fresh on the training device. A picture that lost parts keeps its label: given what is still visible the label is a fair draw
+from the classes that remain possible, so the network learns their odds, in any regime. Writes NAME.safetensors (float16), NAME.json and NAME.log.csv.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import timm
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from seecause.data import critters
+from seecause.data.critters import CLASSES, VARIANTS, Latents
+from seecause.models.zoo.evaluate import evaluate, normalise
+from seecause.models.zoo.recipes import MEAN, STD, Recipe, build, find_recipe
+
+_PART_CHOICES = 1 + max(len(names) for names in VARIANTS.values())  # every variant, or absent
+_LOG_LINES = 100
+
+
+def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test_samples: int = 8192) -> dict[str, Any]:
+    """Run the recipe and write its three files into `out`; returns the evaluation of what was written."""
+    out.mkdir(parents=True, exist_ok=True)
+    model, log = fit(recipe, device=device)
+    weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, out / f"{recipe.name}.safetensors", metadata={"storage": "float16", "compute": "float32"})
+    _write_log(log, out / f"{recipe.name}.log.csv")
+
+    shipped = build(recipe.architecture)
+    shipped.load_state_dict({name: value.float() for name, value in load_file(out / f"{recipe.name}.safetensors").items()})
+    evaluation = evaluate(shipped.to(device).eval(), recipe.regime, size=recipe.size, samples=test_samples, device=device)
+    card = {
+        "name": recipe.name,
+        "architecture": {"library": "timm", "class": "VisionTransformer", "arguments": recipe.architecture},
+        "classes": CLASSES,
+        "mean": MEAN,
+        "std": STD,
+        "size": recipe.size,
+        "storage": "float16",
+        "recipe": dataclasses.asdict(recipe),
+        "versions": {"torch": torch.__version__, "timm": timm.__version__},
+        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
+        "evaluation": evaluation,
+    }
+    (out / f"{recipe.name}.json").write_text(json.dumps(card, indent=2) + "\n")
+    return evaluation
+
+
+def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTransformer, list[dict[str, Any]]]:
+    """The averaged network after the last step, and one log row for every hundredth of the run."""
+    model = build(recipe.architecture, seed=recipe.seed).to(device).train()
+    part_heads = _part_heads(model.embed_dim, seed=recipe.seed).to(device)
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    optimizer = _optimizer(recipe, model, part_heads)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, recipe))
+    every = max(1, recipe.steps // _LOG_LINES)
+    seeing_steps = int(recipe.seeing * recipe.steps)
+    running = torch.zeros(2, device=device)  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
+    log: list[dict[str, Any]] = []
+    began = time.perf_counter()
+
+    with Progress(TextColumn(recipe.name), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn()) as progress:
+        bar = progress.add_task("training", total=recipe.steps, said="")
+        for step in range(recipe.steps):
+            seeing = step < seeing_steps
+            latents = critters.draw(
+                "clean" if seeing else recipe.regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device
+            )
+            latents = critters.drop_parts(latents, share=recipe.part_drop)
+            image = normalise(critters.render(latents, size=recipe.size).image)
+            with torch.autocast(image.device.type, dtype=torch.bfloat16, enabled=image.device.type == "cuda"):
+                loss, logits = _losses(model, image, latents, part_heads if seeing else None)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            schedule.step()
+            _move_average(average, model, step, recipe.average)
+
+            running += torch.stack([loss.detach(), (logits.argmax(dim=1) == latents.label).float().mean()])
+            progress.advance(bar)
+            if (step + 1) % every == 0:
+                mean_loss, accuracy = (running / every).tolist()
+                running.zero_()
+                row = {"step": step + 1, "regime": "clean + parts" if seeing else recipe.regime, "loss": mean_loss, "accuracy": accuracy}
+                log.append(row | {"learning_rate": schedule.get_last_lr()[0], "seconds": time.perf_counter() - began})
+                progress.update(bar, said=f"loss {mean_loss:.3f}  accuracy {accuracy:.3f}")
+    return average, log
+
+
+def _losses(model: VisionTransformer, image: Tensor, latents: Latents, part_heads: nn.Module | None) -> tuple[Tensor, Tensor]:
+    """Cross entropy of the label, plus that of each part's variant while there are part heads; and the class logits [B, C]."""
+    pooled = model.forward_head(model.forward_features(image), pre_logits=True)  # [B, D]
+    logits = model.head(pooled)
+    loss = F.cross_entropy(logits.float(), latents.label)
+    if part_heads is not None:
+        guess = part_heads(pooled).float().unflatten(1, (len(VARIANTS), _PART_CHOICES))  # [B, P, choices]
+        truth = torch.where(latents.present[:, 1:], latents.variants, _PART_CHOICES - 1)  # [B, P]
+        loss = loss + F.cross_entropy(guess.flatten(0, 1), truth.flatten())
+    return loss, logits
+
+
+def _part_heads(width: int, *, seed: int) -> nn.Linear:
+    """One linear guess of the variant for each part; dropped after the first phase."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(width, len(VARIANTS) * _PART_CHOICES)
+
+
+def _optimizer(recipe: Recipe, *modules: nn.Module) -> torch.optim.Optimizer:
+    """AdamW; vectors (biases, norms) and tokens are not decayed."""
+    named = [(name, value) for module in modules for name, value in module.named_parameters()]
+    kept = [value for name, value in named if value.ndim < 2 or name.endswith(("_token", "pos_embed"))]
+    kept_ids = {id(value) for value in kept}
+    decayed = [value for _, value in named if id(value) not in kept_ids]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
+
+
+def _pace(step: int, recipe: Recipe) -> float:
+    """Share of the learning rate: a straight rise, then half a cosine down."""
+    rise = max(1, int(recipe.warm_up * recipe.steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, recipe.steps - rise)))
+
+
+@torch.no_grad()
+def _move_average(average: nn.Module, model: nn.Module, step: int, decay: float) -> None:
+    """Exponential average of the weights; it follows closely in the first steps, so that short runs get one too."""
+    pull = max(1 - decay, 9 / (10 + step))
+    for kept, fresh in zip(average.parameters(), model.parameters(), strict=True):
+        kept.lerp_(fresh, pull)
+
+
+def _write_log(log: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(log[0]))
+        writer.writeheader()
+        writer.writerows({key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()} for row in log)
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="critters-vit or critters-biased")],
+    out: Annotated[Path, typer.Option(help="folder for the three files")],
+    device: Annotated[str, typer.Option(help="cuda, cpu, ...")] = "cuda" if torch.cuda.is_available() else "cpu",
+    samples: Annotated[int | None, typer.Option(help="pictures to train on")] = None,
+    batch: Annotated[int | None, typer.Option(help="pictures in a step")] = None,
+    seed: Annotated[int | None, typer.Option(help="of the weights and of the pictures")] = None,
+    test_samples: Annotated[int, typer.Option(help="held-out pictures for each number reported")] = 8192,
+) -> None:
+    """Train an embedded Critters classifier and report what it answers from."""
+    recipe = find_recipe(name, samples=samples, batch=batch, seed=seed)
+    evaluation = train(recipe, out=out, device=device, test_samples=test_samples)
+    typer.echo(json.dumps({key: value for key, value in evaluation.items() if key != "group_accuracy"}, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

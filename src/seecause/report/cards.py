@@ -1,0 +1,100 @@
+"""Cards: pictures with maps beside them, one card a picture, any number of maps and variants of the picture in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from seecause.report.overlay import Scale, data_uri, grid_image, heat_layer, number, picture, scale_of
+from seecause.report.page import fragment
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class and its probability."""
+
+    name: str
+    probability: float
+    explained: bool = False  # whether the maps beside it are maps of this class
+
+
+@dataclass(frozen=True, eq=False)
+class MapView:
+    """One map [gh, gw] of a picture. `native` [H, W], where the method has pixels of its own, is what is laid over the picture;
+    `scale` is the range of what is laid over it."""
+
+    title: str
+    values: Tensor
+    scale: Scale
+    native: Tensor | None = None
+    answers: Sequence[Answer] = ()  # where maps of several models share a picture, each shows its own
+
+    @property
+    def layer(self) -> str:
+        """At patch resolution: the browser enlarges it, smooth or in patches, so a page stays small."""
+        return data_uri(heat_layer(self.values if self.native is None else self.native, self.scale))
+
+    @property
+    def grid(self) -> str:
+        return data_uri(grid_image(self.values, self.scale if self.native is None else scale_of(self.values)))
+
+    @property
+    def bar(self) -> str:
+        return colour_bar(self.scale.colormap, self.scale.signed)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def numbers(self) -> str:
+        """Row by row, for the read-out under the pointer."""
+        return json.dumps([number(v) for v in self.values.flatten().tolist()])
+
+    def top(self, count: int = 5) -> list[tuple[int, int, str]]:
+        """The patches with the highest values: row and column, from 0, and the value."""
+        values, order = self.values.flatten().topk(min(count, self.values.numel()))
+        columns = self.shape[1]
+        return [(int(i) // columns, int(i) % columns, number(float(v))) for v, i in zip(values, order, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """A picture [3, H, W] in [0, 1], what the model answers, and its maps."""
+
+    image: Tensor
+    maps: Sequence[MapView]
+    label: str = ""
+    answers: Sequence[Answer] = ()
+
+    @property
+    def picture(self) -> str:
+        return data_uri(picture(self.image), photo=True)
+
+
+@dataclass(frozen=True)
+class Card:
+    title: str
+    strips: Sequence[Strip]
+    said: str = ""
+    warnings: Sequence[str] = field(default=())
+
+    @property
+    def columns(self) -> int:
+        return 1 + max(len(strip.maps) for strip in self.strips)
+
+
+def render_cards(cards: Sequence[Card]) -> Markup:
+    return fragment("cards.html.j2", cards=cards)
+
+
+@cache
+def colour_bar(colormap: str, signed: bool) -> str:
+    """The colormap as a strip one pixel high."""
+    return data_uri(grid_image(torch.linspace(0, 1, 128)[None], Scale(0, 1, signed, colormap)))

@@ -1,0 +1,161 @@
+"""Maps as pictures. What is scaled here is scaled for the eye only; maps themselves are never changed.
+
+A map of one sign is drawn from its low to its high values (dark to bright, and more opaque); a map with both signs diverges around zero
+(blue against, red for). The range drawn leaves out the outermost values, so that one patch cannot darken all others; the legend names it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from seecause.errors import BadImage, UnknownName
+
+SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
+MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
+_FLAT = 1e-6  # a map whose spread is below this share of its values has nothing to show
+_INK, _PAPER = (38, 38, 43), (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The values a drawing runs between. `signed` drawings are symmetric around zero."""
+
+    low: float
+    high: float
+    signed: bool
+    colormap: str
+
+    def unit(self, heat: Tensor) -> Tensor:
+        """Values as positions in the colormap, 0 to 1."""
+        if self.high <= self.low:
+            return torch.full_like(heat, 0.5 if self.signed else 0.0)
+        return ((heat - self.low) / (self.high - self.low)).clamp(0, 1)
+
+    def strength(self, heat: Tensor) -> Tensor:
+        """How much of the picture a value may cover, 0 to 1: little values leave it visible."""
+        unit = self.unit(heat)
+        return (2 * unit - 1).abs() if self.signed else unit
+
+
+def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = None) -> Scale:
+    """One scale for some maps of any shape. `signed` None: diverging if values of both signs occur."""
+    values = torch.cat([heat.detach().double().flatten().cpu() for heat in heats])
+    signed = bool(values.min() < 0 < values.max()) if signed is None else signed
+    colormap = colormap or (DIVERGING if signed else SEQUENTIAL)
+    if colormap not in matplotlib.colormaps:
+        raise UnknownName("colormap", colormap, matplotlib.colormaps)
+    if signed:
+        reach = float(values.abs().quantile(0.995))
+        return Scale(-reach, reach, True, colormap)
+    low, high = (float(q) for q in values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64)))
+    flat = high - low <= _FLAT * max(abs(low), abs(high))
+    return Scale(low, low if flat else high, False, colormap)
+
+
+def overlay(
+    image: Tensor, heat: Tensor, *, alpha: float = 0.75, colormap: str | None = None, signed: bool | None = None, scale: Scale | None = None
+) -> Image.Image:
+    """A raw picture [3, H, W] in [0, 1] with a map [h, w] of any resolution on top."""
+    scale = scale or scale_of(heat, signed=signed, colormap=colormap)
+    shown = picture(image)
+    layer = heat_layer(F.interpolate(heat[None, None].float().cpu(), size=shown.size[::-1], mode="bilinear")[0, 0], scale, alpha=alpha)
+    return Image.alpha_composite(_calm(shown).convert("RGBA"), layer).convert("RGB")
+
+
+def picture(image: Tensor) -> Image.Image:
+    """A raw tensor [3, H, W] in [0, 1] as a picture, enlarged by a whole factor if it is small."""
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise BadImage(f"tensor of shape {list(image.shape)}", "expected raw pixels [3, H, W] in [0, 1]", "see model.preprocess.raw")
+    pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0).numpy()
+    shown = Image.fromarray(np.ascontiguousarray(pixels))
+    factor = -(-MIN_DISPLAY // min(shown.size))
+    return shown if factor <= 1 else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
+
+
+def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
+    """A map [h, w] as an RGBA picture of the same resolution, opaque where it is strong."""
+    rgba = _colour(heat, scale)
+    rgba[..., 3] = (alpha * scale.strength(heat).cpu().numpy() ** 0.8 * 255).round()
+    return Image.fromarray(rgba)
+
+
+def grid_image(heat: Tensor, scale: Scale) -> Image.Image:
+    """A map [h, w] alone, one opaque pixel for each value."""
+    return Image.fromarray(_colour(heat, scale)).convert("RGB")
+
+
+def legend(scale: Scale, *, width: int = MIN_DISPLAY, title: str = "") -> Image.Image:
+    """A colour bar with the values it runs between."""
+    font = _font(15)
+    canvas = Image.new("RGB", (width, 52), _PAPER)
+    bar = torch.linspace(scale.low, scale.high, width)[None].expand(12, -1)
+    canvas.paste(grid_image(bar if scale.high > scale.low else torch.zeros(12, width), scale), (0, 4))
+    draw = ImageDraw.Draw(canvas)
+    draw.text((0, 24), number(scale.low), font=font, fill=_INK)
+    draw.text((width, 24), number(scale.high), font=font, fill=_INK, anchor="ra")
+    draw.text((width / 2, 24), title or ("0" if scale.signed else ""), font=font, fill=_INK, anchor="ma")
+    return canvas
+
+
+def panel(images: Sequence[Image.Image], *, titles: Sequence[str] = (), below: Sequence[Image.Image | None] = (), gap: int = 16) -> Image.Image:
+    """Pictures side by side on white, each with a title above and something (a legend) below."""
+    head = 34 if titles else 0
+    foot = max((extra.height + gap // 2 for extra in below if extra is not None), default=0)
+    high = max(image.height for image in images)
+    canvas = Image.new("RGB", (sum(i.width for i in images) + gap * (len(images) + 1), high + head + foot + 2 * gap), _PAPER)
+    draw, left, font = ImageDraw.Draw(canvas), gap, _font(18)
+    for index, image in enumerate(images):
+        if index < len(titles):
+            draw.text((left, gap), _fitted(titles[index], font, image.width), font=font, fill=_INK)
+        canvas.paste(image, (left, gap + head))
+        extra = below[index] if index < len(below) else None
+        if extra is not None:
+            canvas.paste(extra, (left, gap + head + high + gap // 2))
+        left += image.width + gap
+    return canvas
+
+
+def data_uri(image: Image.Image, *, photo: bool = False) -> str:
+    """A picture inside an HTML attribute: PNG, or JPEG for photos."""
+    buffer = io.BytesIO()
+    if photo:
+        image.convert("RGB").save(buffer, "JPEG", quality=90)
+    else:
+        image.save(buffer, "PNG", optimize=True)
+    return f"data:image/{'jpeg' if photo else 'png'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def number(value: float) -> str:
+    """Three digits, however large or small."""
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def _colour(heat: Tensor, scale: Scale) -> np.ndarray:
+    """[h, w, 4] bytes, opaque."""
+    return matplotlib.colormaps[scale.colormap](scale.unit(heat.detach().float().cpu()).numpy(), bytes=True).copy()
+
+
+def _calm(shown: Image.Image) -> Image.Image:
+    """A little less colour and light, so that the map stands out and the picture stays readable."""
+    return Image.blend(shown, shown.convert("L").convert("RGB"), 0.5)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """The text, cut with an ellipsis where it is wider than its picture."""
+    while text and font.getlength(text) > width:
+        text = text.removesuffix("…")[:-1].rstrip() + "…" if len(text) > 2 else ""
+    return text

@@ -1,0 +1,82 @@
+"""One self-contained HTML file made of sections. Works from disk and offline, and in ten years.
+
+A job that wants to show something returns a `Section`; the page knows nothing about jobs:
+
+    Section("Which heads carry the background?", body=fragment("heads.html.j2", heads=heads), note="Red heads ...")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from seecause.report.overlay import number
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: ready HTML under a title, and in plain words how to read it."""
+
+    title: str
+    body: Markup
+    note: str = ""
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
+    """The whole page; `lead` is the sentence under its title."""
+    return fragment("page.html.j2", title=title, lead=lead, sections=sections)
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
+    path.write_text(render_page(title, sections, lead=lead) + "\n", encoding="utf-8")
+    return path
+
+
+def fragment(template: str, **values: Any) -> Markup:
+    """HTML from a file in `templates/`; every value is escaped unless it is already `Markup`."""
+    return Markup(_environment().get_template(template).render(**values))
+
+
+def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
+    """How each result came about, one column for each manifest."""
+    tables = [dict(_protocol_rows(manifest)) for manifest in manifests]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    rows = [(key, [table.get(key, "") for table in tables]) for key in keys]
+    note = "Everything needed to get the same numbers again. The fingerprint names the exact weights."
+    return Section("Protocol", fragment("protocol.html.j2", rows=rows), note)
+
+
+def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    options = {**manifest.get("options", {}), **manifest.get("used", {})}
+    versions = manifest.get("versions", {})
+    return [
+        ("method", str(manifest.get("method", ""))),
+        ("options", ", ".join(f"{key}={value}" for key, value in options.items()) or "none"),
+        ("model", str(manifest.get("model", "")) + (" with RANDOM weights" if manifest.get("random_weights") else "")),
+        ("fingerprint", str(manifest.get("model_fingerprint", ""))),
+        ("patch grid", " x ".join(map(str, manifest.get("grid", ())))),
+        ("readout", str(manifest.get("readout", ""))),
+        ("device, dtype", f"{manifest.get('device', '')}, {manifest.get('dtype', '')}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("data fingerprint", str(manifest.get("data_fingerprint", ""))),
+    ]
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    return environment

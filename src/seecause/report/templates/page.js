@@ -1,0 +1,47 @@
+"use strict";
+// Opacity and smoothing are page-wide; the pointer is shared by all figures of a card, so maps can be compared patch by patch.
+const root = document.documentElement;
+const opacity = document.getElementById("opacity");
+opacity.addEventListener("input", () => root.style.setProperty("--heat", opacity.value / 100));
+root.style.setProperty("--heat", opacity.value / 100);
+const smooth = document.getElementById("smooth");
+const setSmooth = () => document.body.classList.toggle("patches", !smooth.checked);
+smooth.addEventListener("change", setSmooth);
+setSmooth();
+
+function point(card, rows, columns, row, column) {
+  for (const cursor of card.querySelectorAll(".cursor")) {
+    Object.assign(cursor.style, {
+      display: "block", left: `${100 * column / columns}%`, top: `${100 * row / rows}%`, width: `${100 / columns}%`, height: `${100 / rows}%`,
+    });
+  }
+  for (const map of card.querySelectorAll(".map")) {
+    map.values ??= JSON.parse(map.dataset.values);
+    const same = +map.dataset.rows === rows && +map.dataset.columns === columns;
+    map.querySelector(".read").textContent = same ? `${row}, ${column}: ${map.values[row * columns + column]}` : "";
+  }
+}
+
+function leave(card) {
+  for (const cursor of card.querySelectorAll(".cursor")) cursor.style.display = "none";
+  for (const read of card.querySelectorAll(".read")) read.textContent = "";
+}
+
+for (const card of document.querySelectorAll(".card")) {
+  const first = card.querySelector(".map");
+  for (const stack of card.querySelectorAll(".stack")) {
+    const { rows, columns } = (stack.closest(".map") ?? first).dataset;
+    stack.addEventListener("pointermove", (event) => {
+      const box = stack.getBoundingClientRect();
+      const within = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
+      point(card, +rows, +columns, within((event.clientY - box.top) / box.height, +rows), within((event.clientX - box.left) / box.width, +columns));
+    });
+    stack.addEventListener("pointerleave", () => leave(card));
+  }
+  for (const button of card.querySelectorAll(".top button")) {
+    const { rows, columns } = button.closest(".map").dataset;
+    const show = () => point(card, +rows, +columns, +button.dataset.row, +button.dataset.column);
+    for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, show);
+    for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => leave(card));
+  }
+}

@@ -1,0 +1,127 @@
+"""Every kind of picture is read right, and every bad file is one clear line that names it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seecause.data.images import find_images, read_image
+from seecause.errors import BadImage
+from tests.bad_files import REASONS, bad_file, write_huge_header
+
+
+@pytest.fixture
+def photo() -> Image.Image:
+    """Red on the left, blue on the right, 40 x 24."""
+    pixels = np.zeros((24, 40, 3), np.uint8)
+    pixels[:, :20, 0] = pixels[:, 20:, 2] = 255
+    return Image.fromarray(pixels)
+
+
+def colours(image: Image.Image) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The middle of the left and of the right half."""
+    assert image.mode == "RGB"
+    return tuple(image.getpixel((image.width // 4, image.height // 2))), tuple(image.getpixel((3 * image.width // 4, image.height // 2)))
+
+
+def near(seen: tuple[int, ...], expected: tuple[int, ...], by: int = 12) -> bool:
+    return all(abs(a - b) <= by for a, b in zip(seen, expected, strict=True))
+
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+@pytest.mark.parametrize(("mode", "name"), [("RGB", "a.png"), ("RGB", "a.jpg"), ("CMYK", "a.jpg"), ("P", "a.gif"), ("RGBA", "a.png"), ("RGB", "a.webp")])
+def test_colour_survives_every_mode(tmp_path, photo, mode, name):
+    photo.convert(mode).save(tmp_path / name)
+    left, right = colours(read_image(tmp_path / name))
+    assert near(left, RED) and near(right, BLUE)
+
+
+def test_sixteen_bit_grey_keeps_its_steps(tmp_path):
+    ramp = np.tile(np.linspace(0, 65535, 32).astype(np.uint16), (8, 1))
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    read = np.asarray(read_image(tmp_path / "deep.png"))[0, :, 0]
+    assert read[0] == 0 and read[-1] == 255 and (np.diff(read.astype(int)) > 0).all()
+
+
+def test_grey_and_black_and_white_become_rgb(tmp_path, photo):
+    for mode in ("L", "1"):
+        photo.convert(mode).save(tmp_path / f"{mode}.png")
+        assert read_image(tmp_path / f"{mode}.png").mode == "RGB"
+
+
+def test_a_clear_palette_colour_lies_on_white(tmp_path, photo):
+    palette = photo.convert("P", palette=Image.Palette.ADAPTIVE, colors=4)
+    palette.save(tmp_path / "clear.png", transparency=palette.getpixel((5, 5)))
+    left, right = colours(read_image(tmp_path / "clear.png"))
+    assert left == (255, 255, 255) and near(right, BLUE)
+
+
+def test_half_clear_pixels_are_mixed_with_white(tmp_path):
+    Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(tmp_path / "half.png")
+    assert near(colours(read_image(tmp_path / "half.png"))[0], (127, 127, 127), by=1)
+
+
+def test_exif_rotation_is_applied(tmp_path, photo):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side: turn clockwise to see it
+    photo.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    upright = read_image(tmp_path / "turned.jpg")
+    assert upright.size == (24, 40)
+    assert near(upright.getpixel((12, 5)), RED) and near(upright.getpixel((12, 35)), BLUE)
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert near(colours(read_image(tmp_path / "moving.gif"))[0], RED)
+
+
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
+def test_a_bad_file_is_one_line_with_its_name(tmp_path, kind, reason):
+    path = bad_file(tmp_path, kind)
+    with pytest.raises(BadImage, match=reason) as caught:
+        read_image(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_huge_picture_is_refused_before_it_takes_memory(tmp_path):
+    write_huge_header(tmp_path / "bomb.png")
+    tracemalloc.start()
+    with pytest.raises(BadImage):
+        read_image(tmp_path / "bomb.png")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+def test_a_picture_above_pillows_first_limit_is_read_without_a_warning(tmp_path, photo, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # pillow warns above it; warnings are errors here
+    photo.save(tmp_path / "large.png")
+    assert read_image(tmp_path / "large.png").size == photo.size
+
+
+def test_the_limit_is_an_option(tmp_path, photo):
+    photo.save(tmp_path / "a.png")
+    with pytest.raises(BadImage, match="40 x 24 pixels, more than the limit"):
+        read_image(tmp_path / "a.png", max_pixels=900)
+
+
+def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
+    for name in ("b.png", "a.JPG", "notes.txt"):
+        photo.save(tmp_path / name, format="PNG")
+    (tmp_path / "sub").mkdir()
+    photo.save(tmp_path / "sub" / "c.png")
+    names = [p.name for p in find_images([tmp_path / "b.png", tmp_path, str(tmp_path / "*.png"), tmp_path / "missing.png"])]
+    assert names == ["b.png", "a.JPG", "missing.png"]
+
+
+def test_nothing_found_is_an_error(tmp_path):
+    with pytest.raises(BadImage, match="without pictures"):
+        find_images([tmp_path])
+    with pytest.raises(BadImage, match="no file matches"):
+        find_images([tmp_path / "*.png"])

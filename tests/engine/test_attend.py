@@ -1,0 +1,112 @@
+"""Banked attention: one softmax over every key that is kept, whatever bank it sits in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from seecause.engine import kernel
+from seecause.engine.attend import Bank, Own, attend, attention_weights, merge
+from seecause.engine.mask import Mask
+from tests.reference.attend import one_softmax
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter has no bfloat16 products
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(DEVICE, dtype)
+
+
+def some(*shape: int, share: float, seed: int = 0) -> Tensor:
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share).to(DEVICE)
+
+
+CASES = {
+    # name: batch, heads, kv heads, rows, width, keys of bank 0 and 1, groups, keys per group
+    "own keys": (2, 3, 3, 70, 16, 40, 90, 70, 1),
+    "grouped queries": (2, 4, 2, 70, 24, 40, 90, 0, 1),
+    "groups with padding": (2, 4, 2, 70, 24, 40, 0, 7, 5),
+    "narrow heads": (2, 2, 2, 12, 8, 40, 0, 12, 3),
+    "only groups": (2, 2, 2, 130, 32, 0, 0, 13, 9),
+}
+
+
+def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Tensor, list[Bank], Own | None]:
+    batch, heads, kv, rows, width, k0, k1, groups, per = CASES[case]
+    banks = []
+    if k0:  # shared by the whole batch, a mask per head, one row that sees nothing
+        keep = some(1, heads, rows, k0, share=0.5)
+        keep[:, :, 0] = False
+        chosen = some(batch, heads, share=0.5, seed=3) if choose else None
+        banks.append(Bank(draw(1, kv, k0, width, dtype=dtype), draw(1, kv, k0, width, dtype=dtype, seed=1), Mask(keep), chosen))
+    if k1:
+        keep = some(1, 1, rows, k1, share=0.03, seed=1)
+        keep[:, :, 0] = False
+        banks.append(Bank(draw(batch, kv, k1, width, dtype=dtype, seed=2), draw(batch, kv, k1, width, dtype=dtype, seed=3), Mask(keep)))
+    own = None
+    if groups:
+        keep = some(groups, per, share=0.7, seed=2)
+        keep[0] = False
+        own = Own(draw(batch, kv, groups * per, width, dtype=dtype, seed=4), draw(batch, kv, groups * per, width, dtype=dtype, seed=5), groups, keep)
+    return draw(batch, heads, rows, width, dtype=dtype, seed=6), banks, own
+
+
+@pytest.mark.parametrize("choose", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
+    q, banks, own = banks_of(case, torch.float64, choose=choose)
+    o, lse = attend(q, banks, own, scale=0.3)
+    expected, total = one_softmax(q, [(b.k, b.v, b.keep.keep, b.choose) for b in banks], own and (own.k, own.v, own.groups, own.keep), 0.3)
+    assert_close(o, expected, atol=1e-12, rtol=0)
+    assert_close(lse, total, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("choose", [False, True])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
+    if kernel.triton is None:
+        pytest.skip("triton is not installed")
+    q, banks, own = banks_of(case, dtype, choose=choose)
+    with torch.enable_grad():
+        slow, slow_lse = attend(q.clone().requires_grad_(), banks, own, scale=0.3)  # a gradient keeps the kernel out
+    fast, fast_lse = kernel.attend(q, banks, own, 0.3)
+    assert_close(fast, slow.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=1e-2 if dtype == HALF else 1e-5)
+    assert_close(fast_lse, slow_lse.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=0)
+
+
+def test_an_empty_bank_adds_nothing_and_no_nan():
+    q, k = draw(1, 2, 3, 8), draw(1, 2, 5, 8)
+    nothing = Bank(k, k, Mask(torch.zeros(1, 1, 3, 5, dtype=torch.bool, device=DEVICE)))
+    o, lse = attend(q, [nothing], scale=1.0)
+    assert (o == 0).all() and (lse == -torch.inf).all()
+    both, _ = attend(q, [Bank(k, k), nothing], scale=1.0)
+    alone, _ = attend(q, [Bank(k, k)], scale=1.0)
+    assert_close(both, alone)
+
+
+def test_gradients_flow_through_an_empty_row():
+    q = draw(1, 2, 3, 8).requires_grad_()
+    k = draw(1, 2, 5, 8)
+    keep = torch.ones(1, 1, 3, 5, dtype=torch.bool, device=DEVICE)
+    keep[:, :, 1] = False
+    o, _ = attend(q, [Bank(k, k, Mask(keep))], scale=1.0)
+    o.sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_weights_are_rows_that_sum_to_one():
+    q, k = draw(2, 2, 3, 8), draw(2, 2, 5, 8)
+    weights = attention_weights(q, Bank(k, k), scale=0.5)
+    assert_close(weights.sum(dim=-1), torch.ones(2, 2, 3, dtype=torch.float64, device=DEVICE))
+    assert_close((weights @ k).transpose(1, 2), attend(q, [Bank(k, k)], scale=0.5)[0])
+
+
+def test_merging_does_not_depend_on_the_order():
+    parts = [(draw(1, 2, 4, 8, seed=i), draw(1, 2, 4, seed=i) * 30) for i in range(3)]
+    forth = merge([o for o, _ in parts], [lse for _, lse in parts])
+    back = merge([o for o, _ in parts[::-1]], [lse for _, lse in parts[::-1]])
+    assert_close(forth, back)

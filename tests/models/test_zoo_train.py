@@ -1,0 +1,68 @@
+"""Training runs on a CPU, learns, repeats itself and writes what a loader needs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from seecause.data.critters import CLASSES
+from seecause.errors import UnknownName
+from seecause.models.zoo.evaluate import evaluate
+from seecause.models.zoo.recipes import RECIPES, Recipe, build, find_recipe, small_vit
+from seecause.models.zoo.train import fit, train
+
+TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}
+
+
+def tiny(**changes) -> Recipe:
+    return dataclasses.replace(RECIPES["critters-biased"], architecture=TINY, samples=192, batch=16, **changes)
+
+
+def test_three_files_tell_everything(tmp_path):
+    evaluation = train(tiny(), out=tmp_path, test_samples=64)
+    card = json.loads((tmp_path / "critters-biased.json").read_text())
+    assert card["evaluation"] == evaluation
+    assert tuple(card["classes"]) == CLASSES and card["recipe"]["regime"] == "certified"
+
+    weights = load_file(tmp_path / "critters-biased.safetensors")
+    assert all(value.dtype == torch.float16 for value in weights.values())
+    model = build(card["architecture"]["arguments"]).eval()
+    model.load_state_dict({name: value.float() for name, value in weights.items()})  # the part heads are gone
+    assert evaluate(model, "certified", size=48, samples=64) == evaluation
+
+    rows = list(csv.DictReader((tmp_path / "critters-biased.log.csv").read_text().splitlines()))
+    assert [row["regime"] for row in rows] == ["clean + parts"] * 4 + ["certified"] * 8
+    assert set(rows[0]) == {"step", "regime", "loss", "accuracy", "learning_rate", "seconds"}
+
+
+def test_a_run_repeats_itself_and_its_loss_falls():
+    recipe = tiny(seeing=1.0, learning_rate=3e-3)
+    (model, log), (again, _) = fit(recipe), fit(recipe)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert log[-1]["loss"] < log[0]["loss"] - 0.2
+
+
+def test_evaluation_sees_what_a_model_answers_from():
+    class Painter(torch.nn.Module):
+        """Answers from the brightness of the corner, hence from the background alone."""
+
+        def forward(self, image):
+            return torch.nn.functional.one_hot((image[:, 2, 0, 0] > -0.3).long(), len(CLASSES)).float()
+
+    seen = evaluate(Painter(), "certified", size=48, samples=256)
+    assert seen["background_flip_rate"] > 0.3
+    assert seen["creature_flip_rate"] == 0
+    assert not seen["certificate"]["uses_creature"]
+    assert seen["worst_group_accuracy"] == 0
+
+
+def test_the_shipped_shape():
+    count = sum(value.numel() for value in build(small_vit()).parameters())
+    assert 1.1e6 < count < 1.3e6
+    with pytest.raises(UnknownName, match="critters-vit"):
+        find_recipe("critters-vitt")
