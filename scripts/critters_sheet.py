@@ -28,10 +28,7 @@ def main(
     """Write the contact sheet."""
     grid = critters.draw("balanced", "test", len(CLASSES) * len(BACKGROUNDS), seed=seed)
     image = render(grid, size=size).image  # row-major over backgrounds, then classes
-    rows = [
-        (list(CLASSES), image[index * len(CLASSES) : (index + 1) * len(CLASSES)])
-        for index in range(len(BACKGROUNDS))
-    ]
+    rows = [(list(CLASSES), image[index * len(CLASSES) : (index + 1) * len(CLASSES)]) for index in range(len(BACKGROUNDS))]
     sheet(rows + counterfactuals(grid[_SCENE], size)).save(out)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+
 def write_huge_header(path: Path, side: int = 20_000) -> None:
     """A valid PNG header of a huge picture with hardly any data behind it."""
 

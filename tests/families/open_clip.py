@@ -46,9 +46,7 @@ def open_clip_timm() -> Native:
     module = CustomTextCLIP(16, plain, TEXT_TOWER, init_logit_bias=-2.0)
     visual = TimmModel.__new__(TimmModel)  # its constructor knows registered names only
     nn.Module.__init__(visual)
-    visual.trunk = VisionTransformer(
-        img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=0, class_token=False, global_pool="map"
-    )
+    visual.trunk = VisionTransformer(img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=0, class_token=False, global_pool="map")
     visual.head = nn.Sequential(nn.Linear(24, 16))
     module.visual = visual
     return Native(module, visual.trunk.blocks, lambda images: module.get_logits(images, prompts())[0], HALF | TEXT)

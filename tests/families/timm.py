@@ -79,7 +79,7 @@ def timm_eva() -> Native:
 
 
 def timm_eva_registers() -> Native:
-    return _eva(num_reg_tokens=2, attn_type="rope", rotate_half=True, global_pool="token", use_abs_pos_emb=False)
+    return _eva(num_reg_tokens=2, attn_type="rope", rope_rotate_half=True, global_pool="token", use_abs_pos_emb=False)
 
 
 FAMILIES = {

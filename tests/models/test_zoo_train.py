@@ -20,7 +20,7 @@ TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth"
 
 
 def tiny(**changes) -> Recipe:
-    return dataclasses.replace(RECIPES["critters-biased"], architecture=TINY, samples=192, batch=16, **changes)
+    return dataclasses.replace(RECIPES["critters-biased"], architecture=TINY, **({"samples": 192, "batch": 16} | changes))
 
 
 def test_three_files_tell_everything(tmp_path):
@@ -40,11 +40,16 @@ def test_three_files_tell_everything(tmp_path):
     assert set(rows[0]) == {"step", "regime", "loss", "accuracy", "learning_rate", "seconds"}
 
 
-def test_a_run_repeats_itself_and_its_loss_falls():
-    recipe = tiny(seeing=1.0, learning_rate=3e-3)
-    (model, log), (again, _) = fit(recipe), fit(recipe)
+def test_a_run_repeats_itself():
+    (model, _), (again, _) = fit(tiny()), fit(tiny())
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
-    assert log[-1]["loss"] < log[0]["loss"] - 0.2
+
+
+def test_the_shortcut_is_learnt_within_seconds():
+    """The background's colour is the easiest cue of all: guessing by it alone is right 0.475 of the time, chance is 0.125."""
+    _, log = fit(tiny(seeing=0.0, learning_rate=3e-3, samples=1280, batch=32))
+    assert log[-1]["loss"] < log[0]["loss"] - 0.4
+    assert sum(row["accuracy"] for row in log[-5:]) / 5 > 0.3
 
 
 def test_evaluation_sees_what_a_model_answers_from():

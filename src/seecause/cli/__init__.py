@@ -31,16 +31,17 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
-@app.callback()
-def seecause(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    """See what causes a vision transformer's answer, and change it."""
-    if version:
-        from importlib.metadata import version as installed
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
 
-        typer.echo(f"seecause {installed('seecause')}")
+        typer.echo(f"seecause {version('seecause')}")
         raise typer.Exit
+
+
+@app.callback()
+def seecause(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)] = False) -> None:
+    """See what causes a vision transformer's answer, and change it."""
 
 
 for command in COMMANDS:

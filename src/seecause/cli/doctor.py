@@ -1,3 +1,166 @@
+"""`seecause doctor`: what was verified about a model, and what this machine has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Seed, Weights
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from seecause.models.view import VisionModel
+
+LIBRARIES = ("seecause", "torch", "torchvision", "timm", "transformers", "safetensors", "numpy", "pillow", "open_clip_torch")
+EXTRAS = {"clip": "open_clip"}  # the optional groups of pyproject.toml and the module that shows each is there
+EXAMPLES = """Examples:
+
+  seecause doctor
+
+  seecause doctor --model timm:deit3_small_patch16_224 --classes
+"""
+
+
 def register(app: typer.Typer) -> None:
-    pass
+    app.command(epilog=EXAMPLES)(doctor)
+
+
+def doctor(
+    model: ModelName = "",
+    weights: Weights = None,
+    classes: Annotated[bool, typer.Option("--classes", help="Also list the class names.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.float32,
+    seed: Seed = 0,
+) -> None:
+    """Check a model's view against the model itself and print what was found; without --model, describe this machine.
+
+    Four probes compare the view with the native model: logits, every block's output, attention to recorded keys, and which pixels feed which token.
+    """
+    from seecause.cli.options import open_model
+
+    if not model:
+        found = environment()
+    else:
+        opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed, check=False)
+        found = checkup(opened)
+        if classes:
+            found["classes"] = {str(index): opened.class_name(index) for index in range(opened.n_classes)}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+def environment() -> dict[str, dict[str, Any]]:
+    """Versions, devices and optional parts of this machine."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            versions[library] = "not installed"
+    devices = {"cpu": f"{torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        devices[f"cuda:{index}"] = f"{card.name}, {_size(card.total_memory)}"
+    extras = {name: "installed" if find_spec(module) else f"pip install 'seecause[{name}]'" for name, module in EXTRAS.items()}
+    return {"versions": versions, "devices": devices, "extras": extras}
+
+
+def checkup(model: VisionModel) -> dict[str, dict[str, Any]]:
+    """The verified wrap and everything a user may want to know before trusting a map; refuses a view that does not match."""
+    from seecause.engine.verify import verify
+
+    probes = {probe.name: {"worst relative difference": probe.worst, "compared": probe.said} for probe in verify(model)}
+    layout, block = model.layout, model.blocks[0]
+    return {
+        "verified": probes,
+        "model": {
+            "name": model.name + (" (RANDOM weights)" if model.random_weights else ""),
+            "family": model.family,
+            "fingerprint": model.fingerprint(),
+            "parameters": sum(p.numel() for p in model.module.parameters()),
+            "blocks": f"{model.n_layers} of width {block.heads * block.head_dim}, {block.heads} heads",
+            "readout": model.readout.kind,
+            "classes": model.n_classes,
+            "probability": "sigmoid" if model.sigmoid else "softmax",
+            "input": f"{model.preprocess.size[0]} x {model.preprocess.size[1]} pixels" + ("" if model.fixed_size else " (other sizes too)"),
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+        },
+        "tokens": {
+            "grid": f"{layout.grid[0]} x {layout.grid[1]} patches of {model.patch[0]} x {model.patch[1]} pixels",
+            "prefix": layout.prefix,
+            "class token": layout.class_index,
+            "distillation token": layout.distill_index,
+            "registers": list(layout.registers),
+        },
+        "caap": _caap_cost(model),
+    }
+
+
+def _caap_cost(model: VisionModel) -> dict[str, Any]:
+    """What CAAP with its default options takes on this device."""
+    import torch
+
+    from seecause.attribution.caap import _row_bytes, make_plan
+    from seecause.engine import kernel
+    from seecause.engine.chunks import memory
+    from seecause.engine.trace import trace_bytes
+
+    layout, block = model.layout, model.blocks[0]
+    plan = make_plan(model, layout, tail=None, layers=None)
+    rows = max(1, len(plan.live)) if plan.tail == "source" else len(plan.live) + 9  # a patch and its eight neighbours
+    probe = torch.empty(1, block.heads, 1, block.head_dim, device=model.device, dtype=model.dtype)
+    return {
+        "default tail": plan.tail,
+        "attention": "fused in plain runs; " + ("one Triton kernel" if kernel.usable(probe, [], None) else "explicit, in chunks,") + " in patched runs",
+        "keys and values of one image": _size(trace_bytes(model, layout)),
+        "all patches of one image at once": _size(layout.n_patches * rows * _row_bytes(model, layout)),
+        "memory budget": f"{_size(memory().bytes(model.device))} (work is cut to fit it)",
+    }
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for title, facts in found.items():
+        console.print(_table(title, facts))
+
+
+def _table(title: str, facts: Mapping[str, Any]) -> Table:
+    """One fact a line; facts with several parts get a column for each."""
+    from rich import box
+    from rich.table import Table
+
+    first = next(iter(facts.values()))
+    heads = ["", *first] if isinstance(first, Mapping) else []
+    table = Table(*heads, title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE, show_header=bool(heads), pad_edge=False)
+    for name, fact in facts.items():
+        table.add_row(name, *map(_plain, fact.values() if isinstance(fact, Mapping) else [fact]))
+    return table
+
+
+def _plain(fact: Any) -> str:
+    if fact is None or fact == []:
+        return "none"
+    if isinstance(fact, float):
+        return f"{fact:.1e}"
+    return f"{fact:,}" if isinstance(fact, int) else str(fact)

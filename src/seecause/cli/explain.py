@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +14,14 @@ from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, Dty
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from seecause.models.base import ImageModel
+    from seecause.models.view import VisionModel
     from seecause.report.explain import Explanation
 
 EXAMPLES = """Examples:
 
   seecause explain cat.jpg --model timm:deit3_small_patch16_224
 
-  seecause explain photos/ --class tabby --method caap,sobel --option tail=patched --out cats
+  seecause explain photos/ --class "Egyptian cat" --method caap,sobel --option tail=patched --out cats
 """
 
 
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    images: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, or quoted globs.", metavar="IMAGE...", show_default=False)],
+    images: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, or quoted globs.", metavar="IMAGE", show_default=False)],
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     class_: Annotated[
@@ -63,14 +64,14 @@ def explain(
     with counting("reading pictures", len(files), quiet=quiet) as advance:
         batch = _read(opened, files, advance)
     with counting(f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet) as advance:
-        found = run(opened, batch, names=[str(f) for f in files], methods=methods, target=target, options=options, advance=advance)
+        found = run(opened, batch, names=short_names(files), methods=methods, target=target, options=options, advance=advance)
     with counting("writing", len(files), quiet=quiet) as advance:
-        _write(found, out, overwrite, advance)
+        _write(found, files, out, overwrite, advance)
     if not quiet:
         _report(found, out)
 
 
-def _read(model: ImageModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
+def _read(model: VisionModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
     """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
     import torch
 
@@ -83,25 +84,26 @@ def _read(model: ImageModel, files: Sequence[Path], advance: Callable[[int], Non
     return torch.cat(prepared)
 
 
-def _write(found: Explanation, out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
+def _write(found: Explanation, files: Sequence[Path], out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
     from dataclasses import asdict
 
     from seecause.report.explain import explain_panel, explain_section
     from seecause.report.folder import result_folder
     from seecause.report.page import protocol_section, write_page
 
-    overlays = _file_names(found.names)
-    rows = zip(found.names, overlays, found.answers, strict=True)
+    overlays = [f"overlays/{name}.png" for name in found.names]
+    rows = zip(files, overlays, found.answers, strict=True)
     manifest = {
         "command": "explain",
         "page": "index.html",
         "maps": {method: f"maps/{method}" for method in found.runs},
-        "images": [{"file": name, "overlay": png, "answers": [asdict(a) for a in answers]} for name, png, answers in rows],
+        "images": [{"file": str(file), "overlay": png, "answers": [asdict(a) for a in answers]} for file, png, answers in rows],
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         for method, run in found.runs.items():
             run.save(folder / "maps" / method)
         for index, png in enumerate(overlays):
+            (folder / png).parent.mkdir(parents=True, exist_ok=True)
             explain_panel(found, index).save(folder / png)
             advance(1)
         model = found.first.manifest["model"]
@@ -114,15 +116,13 @@ def _lead(found: Explanation) -> str:
     return f"{count} picture{'s' * (count != 1)}, explained with {', '.join(found.runs)}."
 
 
-def _file_names(names: Sequence[str]) -> list[str]:
-    """A PNG for each picture; pictures of the same name in different folders are numbered."""
-    stems = [Path(name).stem for name in names]
-    seen: dict[str, int] = {}
-    found = []
-    for stem in stems:
-        seen[stem] = seen.get(stem, 0) + 1
-        found.append(f"{stem}.png" if seen[stem] == 1 else f"{stem}-{seen[stem]}.png")
-    return found
+def short_names(files: Sequence[Path]) -> list[str]:
+    """File names, with as much of their folders as tells them apart."""
+    if len({file.name for file in files}) == len(files):
+        return [file.name for file in files]
+    places = [file.absolute() for file in files]
+    shared = Path(os.path.commonpath([place.parent for place in places]))
+    return [place.relative_to(shared).as_posix() for place in places]
 
 
 def _report(found: Explanation, out: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.models.base import ImageModel
+    from seecause.models.view import VisionModel
 
 DEFAULT_MODEL = "builtin:critters-vit"
 
@@ -34,7 +34,9 @@ class Dtype(StrEnum):
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or a saved folder.")
 ]
-Weights = Annotated[str | None, typer.Option(help="A weights file instead of the pretrained ones, or 'random'.", metavar="PATH|random", show_default="pretrained")]
+Weights = Annotated[
+    str | None, typer.Option(help="A weights file instead of the pretrained ones, or 'random'.", metavar="PATH|random", show_default="pretrained")
+]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the model.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
@@ -54,7 +56,7 @@ def pick_device(device: Device) -> str:
     return device.value
 
 
-def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> ImageModel:
+def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> VisionModel:
     """Load by name. The seed decides random weights."""
     import torch
 

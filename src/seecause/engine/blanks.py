@@ -10,9 +10,9 @@ The run of a blank is recorded once per model state, size and blank, and reused;
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,31 +34,44 @@ def blank_image(model: VisionModel, size: tuple[int, int], blank: Blank | Tensor
         return blank.reshape(1, channels, *size).to(model.device, model.dtype)
     if blank not in get_args(Blank):
         raise BadOption("blank", blank, f"one of {', '.join(get_args(Blank))}, or a tensor")
-    shape = (1, channels, *size)
+    made = model.memo.setdefault("blank images", {})
+    key = (blank, size, seed, model.preprocess, model.dtype, model.device)
+    if key not in made:
+        made[key] = _draw(model, (1, channels, *size), blank, seed).to(model.device, model.dtype)
+    return made[key]
+
+
+def _draw(model: VisionModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
+    """A normalised blank in float64 on the CPU."""
     if blank in ("white", "black"):
-        normal = model.preprocess.normalise(torch.full(shape, float(blank == "white"), dtype=torch.float64))
-    elif blank == "mean":
-        normal = torch.zeros(shape, dtype=torch.float64)
-    else:
-        normal = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        if blank == "blur-noise":
-            sigma = max(size) / 28
-            normal = gaussian_blur(normal, 2 * round(2 * sigma) + 1, sigma)
-            normal = (normal - normal.mean()) / normal.std()
-    return normal.to(model.device, model.dtype)
+        return model.preprocess.normalise(torch.full(shape, float(blank == "white"), dtype=torch.float64))
+    if blank == "mean":
+        return torch.zeros(shape, dtype=torch.float64)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if blank == "noise":
+        return noise
+    sigma = max(shape[-2:]) / 28
+    soft = gaussian_blur(noise, 2 * round(2 * sigma) + 1, sigma)
+    return (soft - soft.mean()) / soft.std()
 
 
 @torch.no_grad()
 def blank_trace(model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]) -> Trace:
-    """The recorded run of a blank image, kept in the model's memo while nothing changes."""
-    digest = hashlib.sha256(blank.detach().float().cpu().numpy().tobytes()).hexdigest()
-    key = (model.state_key(), digest, tuple(blank.shape), blank.dtype)
-    known: dict[str, tuple[object, Trace]] = model.memo.setdefault("blanks", {})
-    held = known.get(digest)
-    if held is None or held[0] != key or not (set(states) <= set(held[1].states) and set(kv) <= set(held[1].kv)):
-        if held is not None and held[0] == key:  # the same blank, more of it
-            states, kv = {*states, *held[1].states}, {*kv, *held[1].kv}
-        if len(known) >= 4:
-            known.pop(next(iter(known)))
-        known[digest] = (key, record(model, blank, states=set(states), kv=set(kv)))
-    return known[digest][1]
+    """The recorded run of a blank image, kept in the model's memo while neither the image nor the model changes."""
+    known: list[_Held] = model.memo.setdefault("blanks", [])
+    key = (model.state_key(), blank._version)
+    held = next((h for h in known if h.blank is blank and h.key == key), None)
+    if held is not None and set(states) <= set(held.trace.states) and set(kv) <= set(held.trace.kv):
+        return held.trace
+    if held is not None:  # the same blank, more of it
+        states, kv = {*states, *held.trace.states}, {*kv, *held.trace.kv}
+    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][-3:]  # at most four, all of this state of the model
+    known.append(_Held(blank, key, record(model, blank, states=set(states), kv=set(kv))))
+    return known[-1].trace
+
+
+@dataclass(eq=False)
+class _Held:
+    blank: Tensor  # kept alive, so that `is` means the same pixels
+    key: tuple[Any, ...]
+    trace: Trace

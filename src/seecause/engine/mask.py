@@ -22,9 +22,11 @@ class Mask:
         return self.keep.contiguous().view(torch.uint8)
 
     @cached_property
-    def tiles(self) -> Tensor:
-        """Whether any row of a tile, of any image and head, sees any key of a block: uint8 [tiles, blocks]. Others are skipped."""
+    def worklist(self) -> Tensor:
+        """For each tile of rows: how many key blocks any of its rows sees (in any image and head), then which. int32 [tiles, 1 + blocks]."""
         flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
         rows, keys = flat.shape
         padded = F.pad(flat, (0, -keys % KEYS, 0, -rows % ROWS))
-        return padded.unflatten(0, (-1, ROWS)).unflatten(2, (-1, KEYS)).any(dim=3).any(dim=1).to(torch.uint8).contiguous()
+        seen = padded.unflatten(0, (-1, ROWS)).unflatten(2, (-1, KEYS)).any(dim=3).any(dim=1)  # [tiles, blocks]
+        order = seen.int().argsort(dim=1, descending=True, stable=True)
+        return torch.cat([seen.sum(dim=1, keepdim=True), order], dim=1).int().contiguous()

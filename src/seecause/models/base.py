@@ -104,7 +104,7 @@ class ImageModel:
     def state_key(self) -> tuple[Any, ...]:
         """Changes whenever a weight or buffer is changed, moved or replaced."""
         tensors = [t for m in self._modules() for t in (*m.parameters(), *m.buffers())]
-        return tuple((t.data_ptr(), t._version, t.dtype, str(t.device)) for t in tensors)
+        return tuple((t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)
 
     def fingerprint(self) -> str:
         """A digest of the weights, for manifests; taken anew only when they changed."""

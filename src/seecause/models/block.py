@@ -118,5 +118,5 @@ class CompiledBlock(Block):
 
 @cache
 def _compiled(half: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph serves all blocks of a model that are built alike."""
-    return torch.compile(half, dynamic=False)
+    """One graph serves all blocks of a model that are built alike; the second shape makes it general."""
+    return torch.compile(half)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
+from seecause.models import multihead
 from seecause.models.block import Block, chain, same
 from seecause.models.layout import At
 from seecause.models.readout import LatentPool
-from seecause.models import multihead
 
 Rotate = Callable[[Tensor, At], Tensor]
 

@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seecause.errors import BadOption
+
 
 @dataclass(frozen=True)
 class Preprocess:
     """Resize the short side to `size / crop`, cut the centre, normalise by `mean` and `std`.
 
-    `squash` resizes both sides to `size` instead, without cutting.
+    `squash` resizes both sides to `size / crop` instead, without keeping the picture's shape.
     """
 
     size: tuple[int, int]
@@ -56,12 +58,12 @@ class Preprocess:
 
     def _fit(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
         height, width = self.size
-        if self.squash:
-            return image.resize((width, height), resample)
-        scale = max(round(height / self.crop) / image.height, round(width / self.crop) / image.width)
-        wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        high, wide = (int(side / self.crop + 1e-6) for side in self.size)  # whole pixels, as timm and torchvision cut them
+        if not self.squash:
+            scale = max(high / image.height, wide / image.width)
+            high, wide = max(high, int(image.height * scale + 1e-6)), max(wide, int(image.width * scale + 1e-6))
         image = image.resize((wide, high), resample)
-        left, top = (wide - width) // 2, (high - height) // 2
+        left, top = round((wide - width) / 2), round((high - height) / 2)
         return image.crop((left, top, left + width, top + height))
 
 
@@ -76,3 +78,35 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
         squash=config.get("crop_mode") == "squash",
         filter=str(config.get("interpolation", "bicubic")).replace("random", "bicubic"),
     )
+
+
+def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
+    """The config of a transformers image processor (`preprocessor_config.json`).
+
+    Processors resize (both sides, or the short one) and may cut the centre; where only the short side is given, the centre is cut here.
+    """
+    cuts = bool(config.get("do_center_crop"))
+    resized = config["size"]
+    scaled = _sides(resized)
+    final = _sides(config["crop_size"]) if cuts else scaled
+    if config.get("do_rescale", True) and abs(config.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+        raise BadOption("rescale_factor", config["rescale_factor"], "1/255: raw pixels are in [0, 1] here")
+    normalises = config.get("do_normalize", True)
+    return Preprocess(
+        size=final,
+        mean=tuple(config["image_mean"]) if normalises else (0.0, 0.0, 0.0),
+        std=tuple(config["image_std"]) if normalises else (1.0, 1.0, 1.0),
+        crop=final[0] / scaled[0],
+        squash="height" in resized if isinstance(resized, dict) else not cuts,
+        filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
+    )
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Height and width of a size as processors write it: a number, both sides, or the short side alone."""
+    if isinstance(size, dict) and {"height", "width"} <= set(size):
+        return size["height"], size["width"]
+    side = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else size
+    if not isinstance(side, int):
+        raise BadOption("size", size, "a number, height and width, or shortest_edge: pictures of varying shape have no fixed frame")
+    return side, side

@@ -47,7 +47,7 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
     told = json.loads(card.read_text(encoding="utf-8"))
     from timm.models.vision_transformer import VisionTransformer
 
-    module = VisionTransformer(**told["architecture"])
+    module = VisionTransformer(**told["architecture"]["arguments"])
     _fill(module, read_weights(card.with_suffix(".safetensors")), name)
     return Source(module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]})
 

@@ -40,7 +40,7 @@ class TextHead(nn.Module):
 
     matrix: Tensor
 
-    def __init__(self, matrix: Tensor, scale: nn.Parameter, bias: nn.Parameter | None = None):
+    def __init__(self, matrix: Tensor, scale: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.scale, self.bias = scale, bias
@@ -51,9 +51,7 @@ class TextHead(nn.Module):
 
 
 @torch.no_grad()
-def text_matrix(
-    encode: Callable[[list[str]], Tensor], classes: Sequence[str], templates: Sequence[str] = TEMPLATES, *, batch: int = 256
-) -> Tensor:
+def text_matrix(encode: Callable[[list[str]], Tensor], classes: Sequence[str], templates: Sequence[str] = TEMPLATES, *, batch: int = 256) -> Tensor:
     """Unit rows [C, D], one per class. `encode` turns prompts into embeddings [n, D]."""
     prompts = [template.format(name) for name in classes for template in templates]
     rows = [F.normalize(encode(prompts[i : i + batch]), dim=-1) for i in range(0, len(prompts), batch)]

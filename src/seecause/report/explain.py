@@ -14,7 +14,7 @@ from seecause.attribution.attribute import attribute, digest
 from seecause.attribution.registry import find
 from seecause.attribution.result import Attribution
 from seecause.attribution.target import spread
-from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
 from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section
@@ -24,6 +24,7 @@ HOW_TO_READ = (
     "out (CAAP; other methods have their own units, named in the protocol). Colours run over each map's own range, written under it, so compare "
     "places within a map and numbers between maps. Move over a picture to read a patch; the same patch lights up in every map of its card."
 )
+SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class Explanation:
 
 
 def explain(
-    model: ImageModel,
+    model: VisionModel,
     images: Tensor,
     *,
     names: Sequence[str],
@@ -63,7 +64,7 @@ def explain(
 
 
 @torch.no_grad()
-def top_answers(model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3) -> list[list[Answer]]:
+def top_answers(model: VisionModel, images: Tensor, *, target: int | None = None, count: int = 3) -> list[list[Answer]]:
     """The `count` most probable classes of each picture, then `target` if it is not among them."""
     logits = model(images)
     probabilities = spread(logits.double(), "prob", sigmoid=model.sigmoid).cpu()
@@ -95,7 +96,8 @@ def explain_panel(found: Explanation, index: int) -> Image.Image:
         scale = _scale(run, index)
         shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
         below.append(legend(scale, width=shown[-1].width))
-    return panel(shown, titles=[said(found.answers[index]), *found.runs], below=below)
+    titles = [said(found.answers[index]), *(_title(method, run, index) for method, run in found.runs.items())]
+    return panel(shown, titles=titles, below=below)
 
 
 def said(answers: Sequence[Answer]) -> str:
@@ -106,9 +108,15 @@ def said(answers: Sequence[Answer]) -> str:
 
 
 def _view(method: str, run: Attribution, index: int) -> MapView:
-    entry = find(method)
-    title = method if entry.class_specific else f"{method} (the same for every class)"
-    return MapView(title, run.maps[index], _scale(run, index), None if run.native is None else run.native[index])
+    return MapView(_title(method, run, index), run.maps[index], _scale(run, index), None if run.native is None else run.native[index])
+
+
+def _title(method: str, run: Attribution, index: int) -> str:
+    """The method and what its values are values of."""
+    if not find(method).class_specific:
+        return f"{method}: the same for every class"
+    score = SCORES.get(run.manifest["options"].get("score"), "score")
+    return f"{method}: {score} of {run.labels[index]}" if run.labels else method
 
 
 def _scale(run: Attribution, index: int) -> Scale:

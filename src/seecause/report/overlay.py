@@ -85,7 +85,7 @@ def picture(image: Tensor) -> Image.Image:
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
     """A map [h, w] as an RGBA picture of the same resolution, opaque where it is strong."""
     rgba = _colour(heat, scale)
-    rgba[..., 3] = (alpha * scale.strength(heat).cpu().numpy() ** 0.8 * 255).round()
+    rgba[..., 3] = (alpha * scale.strength(heat).cpu().numpy() ** 0.65 * 255).round()
     return Image.fromarray(rgba)
 
 

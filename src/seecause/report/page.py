@@ -75,8 +75,6 @@ def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
     return environment

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 
 from seecause.data import critters
 from seecause.data.critters import questions
+from seecause.errors import UnknownName
 
 
 def test_every_answer_is_equally_frequent_for_every_subject_and_wording():
@@ -41,5 +43,12 @@ def test_every_word_is_in_the_vocabulary():
 def test_an_exam_is_the_same_however_it_is_reached():
     whole, later = critters.draw_exam("val", 40), critters.draw_exam("val", 8, start=32)
     assert later.questions == whole.questions[32:] and later.styles == whole.styles[32:]
-    assert torch.equal(later.pictures().image[0], critters.render(whole.latents[32], style=whole.styles[32]).image[0])
+    drawn = later.pictures(size=64).image
+    for row, style in enumerate(later.styles):
+        assert torch.equal(drawn[row], critters.render(later.latents[row], size=64, style=style).image[0])
     assert len(set(whole.styles)) == 3
+
+
+def test_unknown_subjects_are_refused():
+    with pytest.raises(UnknownName, match="nearest: tail"):
+        critters.ask(critters.draw("clean", "test", 1), "tial")

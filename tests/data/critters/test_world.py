@@ -114,14 +114,11 @@ def test_a_linear_probe_cannot_read_one_cue_from_the_pixels_of_the_other(cue):
     fixed = torch.zeros(800, dtype=torch.int64)
     free = torch.arange(800) % 4
     latents = critters.draw("clean", "test", 800, seed=5)
-    if cue == "background":  # one creature, four backgrounds, only the creature's pixels
-        latents = latents.show(fixed).replace(background=free)
-    else:  # one background, four creatures, only the background's pixels, in the square no creature reaches
-        latents = latents.show(free).replace(background=fixed)
-    drawn = critters.render(latents, size=64)
-    if cue == "background":
+    if cue == "background":  # one creature on four backgrounds; only the creature's pixels are shown
+        drawn = critters.render(latents.show(fixed).replace(background=free), size=64)
         seen = drawn.image * drawn.mask[:, None]
-    else:
+    else:  # four creatures on one background; only pixels that no creature reaches are shown
+        drawn = critters.render(latents.show(free).replace(background=fixed), size=64)
         seen = torch.where(drawn.mask.any(0), 0.0, drawn.image)
     features = torch.nn.functional.avg_pool2d(seen, 4).flatten(1).numpy()
     probe = RidgeClassifier(alpha=10.0).fit(features[:500], free[:500])

@@ -22,10 +22,7 @@ VARIANT_COLOURS = {part: tuple(_TABLE[part][name]["colour"] for name in VARIANTS
 CLASSES = tuple(_TABLE["classes"])
 COLOURS = tuple(_TABLE["colours"])
 COATS = tuple(_TABLE["coats"])
-CODEWORDS = tuple(
-    tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True))
-    for word in _TABLE["classes"].values()
-)
+CODEWORDS = tuple(tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True)) for word in _TABLE["classes"].values())
 PETALS = max(len(_TABLE[part][name]["petals"]) for part in PARTS[1:] for name in VARIANTS[part])
 DECALS = tuple(feature["decal"] for feature in _TABLE["face"].values())  # face strokes without an outline of their own
 _NEVER = [0.0, 0.0, 1.0, 0.0, -9.0, -9.0, 0.0, 0.0, 0.0]  # a petal that covers nothing, to fill up short lists

@@ -36,7 +36,7 @@ class Layer:
 class _Canvas:
     """Number and depth of the topmost stroke at every pixel."""
 
-    def __init__(self, batch: int, side: int, device: torch.device):
+    def __init__(self, batch: int, side: int, device: torch.device) -> None:
         self.stroke = torch.zeros(batch, side, side, dtype=torch.int64, device=device)
         self.depth = torch.zeros(batch, side, side, device=device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +57,7 @@ class Latents:
         """The same scene with another creature in it: codes [B] and their parts, all else kept."""
         return self.replace(creature=creature, variants=codewords(creature.device)[creature])
 
-    def _each(self, change) -> Latents:
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
         return Latents(**{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
 
@@ -104,4 +104,3 @@ def compatible_classes(latents: Latents) -> Tensor:
     words = codewords(latents.label.device)  # [C, P]
     agrees = (latents.variants[:, None] == words) | ~latents.present[:, None, 1:]  # [B, C, P]
     return agrees.all(dim=-1)
-

@@ -18,8 +18,9 @@ from seecause.data.critters import chance
 from seecause.data.critters.anatomy import CLASSES, COLOURS, PARTS, VARIANT_COLOURS
 from seecause.data.critters.backgrounds import BACKGROUNDS
 from seecause.data.critters.latents import Latents
-from seecause.data.critters.render import Picture, Style, render
+from seecause.data.critters.picture import Picture, Style, render
 from seecause.data.critters.world import draw
+from seecause.errors import UnknownName
 
 _TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").read_text())
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
@@ -45,12 +46,16 @@ class Exam:
 
     def pictures(self, *, size: int = 96) -> Picture:
         """Every scene in its own drawing style."""
-        drawn = [render(self.latents[row], size=size, style=style) for row, style in enumerate(self.styles)]
-        return Picture(*(torch.cat(tensors) for tensors in zip(*drawn, strict=True)))
+        rows = {style: [row for row, other in enumerate(self.styles) if other == style] for style in dict.fromkeys(self.styles)}
+        drawn = [render(self.latents[chosen], size=size, style=style) for style, chosen in rows.items()]
+        back = torch.tensor([row for chosen in rows.values() for row in chosen]).argsort()
+        return Picture(*(torch.cat(tensors)[back.to(tensors[0].device)] for tensors in zip(*drawn, strict=True)))
 
 
 def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:
     """The same question about every picture of a batch; `wording` wraps around."""
+    if subject not in SUBJECTS:
+        raise UnknownName("subject", subject, SUBJECTS)
     kind = subject if subject in WORDINGS else "colour"
     text = WORDINGS[kind][wording % len(WORDINGS[kind])].format(part=subject)
     return [Question(subject, text, answer) for answer in answers(latents, subject)]

@@ -80,9 +80,8 @@ def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTr
         bar = progress.add_task("training", total=recipe.steps, said="")
         for step in range(recipe.steps):
             seeing = step < seeing_steps
-            latents = critters.draw(
-                "clean" if seeing else recipe.regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device
-            )
+            regime = "clean" if seeing else recipe.regime
+            latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device)
             latents = critters.drop_parts(latents, share=recipe.part_drop)
             image = normalise(critters.render(latents, size=recipe.size).image)
             with torch.autocast(image.device.type, dtype=torch.bfloat16, enabled=image.device.type == "cuda"):
@@ -99,7 +98,7 @@ def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTr
             if (step + 1) % every == 0:
                 mean_loss, accuracy = (running / every).tolist()
                 running.zero_()
-                row = {"step": step + 1, "regime": "clean + parts" if seeing else recipe.regime, "loss": mean_loss, "accuracy": accuracy}
+                row = {"step": step + 1, "regime": "clean + parts" if seeing else regime, "loss": mean_loss, "accuracy": accuracy}
                 log.append(row | {"learning_rate": schedule.get_last_lr()[0], "seconds": time.perf_counter() - began})
                 progress.update(bar, said=f"loss {mean_loss:.3f}  accuracy {accuracy:.3f}")
     return average, log

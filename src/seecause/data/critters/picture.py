@@ -19,7 +19,7 @@ from seecause.data.critters.latents import Latents
 from seecause.errors import BadOption, UnknownName
 
 Style = Literal["plain", "flat", "sketch"]
-_CPU_ROWS = 8  # pictures drawn at once on a CPU: temporaries then stay in its cache
+_CPU_ROWS = 16  # pictures drawn at once on a CPU: temporaries then stay in its cache
 
 
 class Picture(NamedTuple):

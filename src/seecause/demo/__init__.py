@@ -1,0 +1,10 @@
+"""The demo: jobs on the embedded models, each a file here with `run(setting) -> Shown`, listed in `JOBS`."""
+
+from __future__ import annotations
+
+from seecause.demo import explain
+from seecause.demo.job import Job, Setting, Shown
+
+JOBS: tuple[Job, ...] = (explain,)
+
+__all__ = ["JOBS", "Job", "Setting", "Shown"]

@@ -1,0 +1,31 @@
+"""What a demo job gets and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from seecause.report.page import Section
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and with which seed all jobs run."""
+
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Sections of the page, and the manifests of what they show."""
+
+    sections: Sequence[Section]
+    manifests: Sequence[dict[str, Any]]
+
+
+class Job(Protocol):
+    """A module with a `run`."""
+
+    def run(self, setting: Setting) -> Shown: ...

@@ -1,0 +1,93 @@
+"""The page in a real browser, from disk: no network, no errors, and its controls work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from seecause.report.explain import explain_section
+from seecause.report.page import protocol_section, write_page
+from tests.report.examples import MANIFEST, explanation
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """The opened page, and everything it asked for or complained about."""
+    file = tmp_path_factory.mktemp("page") / "index.html"
+    sections = [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])]
+    write_page(file, "What toy saw", sections)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        page = browser.new_page(viewport={"width": 1200, "height": 800})
+        heard: list[str] = []
+        page.on("request", lambda request: heard.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.goto(file.as_uri())
+        yield page, heard
+        browser.close()
+
+
+def heat_opacity(page: Page) -> float:
+    return float(page.locator(".heat").first.evaluate("e => getComputedStyle(e).opacity"))
+
+
+def test_nothing_is_fetched_and_nothing_fails(shown):
+    page, heard = shown
+    assert page.title() == "What toy saw"
+    assert page.locator("img").evaluate_all("images => images.every(i => i.complete && i.naturalWidth > 0)")
+    assert heard == []
+
+
+def test_the_slider_fades_the_maps(shown):
+    page, _ = shown
+    for value in ("0", "40", "85"):
+        page.locator("#opacity").fill(value)
+        assert heat_opacity(page) == pytest.approx(int(value) / 100)
+
+
+def test_the_switch_shows_single_patches(shown):
+    page, _ = shown
+    rendering = "e => getComputedStyle(e).imageRendering"
+    assert page.locator(".heat").first.evaluate(rendering) == "auto"
+    page.locator("#smooth").uncheck()
+    assert page.locator(".heat").first.evaluate(rendering) == "pixelated"
+    page.locator("#smooth").check()
+
+
+def test_pointing_at_a_patch_reads_it_in_every_map_of_its_card(shown):
+    page, _ = shown
+    values = explanation(methods=("caap", "sobel")).runs["caap"].maps[0]
+    card = page.locator(".card").first
+    stack = card.locator(".map .stack").first
+    box = stack.bounding_box()
+    stack.hover(position={"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 4})  # row 1, column 2 of 4 x 6
+    read = card.locator(".read").all_text_contents()
+    assert read[0] == f"1, 2: {values[1, 2]:.3g}" and read[1].startswith("1, 2: ")
+    assert page.locator(".card").nth(1).locator(".read").all_text_contents() == ["", ""]
+    page.mouse.move(0, 0)
+    assert card.locator(".read").all_text_contents() == ["", ""]
+
+
+def test_a_top_patch_is_shown_when_it_is_reached_by_keyboard(shown):
+    page, _ = shown
+    button = page.locator(".top button").first
+    button.focus()
+    row, column = (button.get_attribute(f"data-{axis}") for axis in ("row", "column"))
+    assert page.locator(".read").first.text_content().startswith(f"{row}, {column}: ")
+
+
+def test_a_narrow_window_does_not_scroll_sideways(shown):
+    page, _ = shown
+    page.set_viewport_size({"width": 380, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+    page.set_viewport_size({"width": 1200, "height": 800})

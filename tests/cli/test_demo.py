@@ -1,0 +1,46 @@
+"""The demo's jobs on small models that stand in for the embedded ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+
+from seecause.data import critters
+from seecause.demo import JOBS, Setting, explain
+from seecause.report.page import render_page
+
+ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": len(critters.CLASSES)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    save_file(VisionTransformer(**ARCHITECTURE).state_dict(), tmp_path / "toy.safetensors")
+    architecture = {"library": "timm", "class": "VisionTransformer", "arguments": ARCHITECTURE}
+    card = {"architecture": architecture, "classes": critters.CLASSES, "mean": [0.5] * 3, "std": [0.5] * 3}
+    (tmp_path / "toy.json").write_text(json.dumps(card))
+    return str(tmp_path)
+
+
+def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
+    shown = explain.run(Setting(), models=[folder], pictures=2)
+    page = render_page("Demo", shown.sections)
+    assert page.count('<article class="card') == 2
+    assert page.count("<figcaption>on another background</figcaption>") == 2
+    assert "of 2 times for" in page
+    assert shown.manifests[0]["method"] == "caap"
+
+
+def test_every_creature_stands_on_its_usual_background_first():
+    latents = explain._usual_scenes(6, seed=0)
+    assert torch.equal(latents.background, critters.usual_background(latents.creature))
+    assert len(set(latents.creature.tolist())) == 6
+    assert (explain._elsewhere(latents) != latents.background).all()
+
+
+def test_jobs_are_registered():
+    assert explain in JOBS

@@ -1,0 +1,149 @@
+"""`seecause explain` from the outside: what it writes, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import seecause as sc
+from seecause.cli import app
+from seecause.data.images import read_image
+from tests.bad_files import bad_file
+
+MODEL = ("--model", "timm:test_vit", "--weights", "random")  # timm ships it: 6 blocks of width 64 at 160 pixels
+
+
+def explain(*words: object):
+    return CliRunner().invoke(app, ["explain", *map(str, words)])
+
+
+def photo(path: Path, mode: str = "RGB", **options: object) -> Path:
+    noise = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
+    Image.fromarray(noise).convert(mode).save(path, **options)
+    return path
+
+
+def test_everything_is_written_and_said(tmp_path):
+    first, second = photo(tmp_path / "a.jpg"), photo(tmp_path / "b.png")
+    out = tmp_path / "out"
+    done = explain(first, second, *MODEL, "--class", "tabby, tabby cat", "--method", "caap,sobel", "--option", "tail=patched", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}"
+    assert "a.jpg: " in done.stdout and "explained: tabby, tabby cat" in done.stdout
+
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert sorted(manifest["files"]) == sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert [row["file"] for row in manifest["images"]] == [str(first), str(second)]
+    assert all(read_image(out / row["overlay"]).width > 1000 for row in manifest["images"])
+    maps = sc.Attribution.load(out / manifest["maps"]["caap"])
+    assert maps.maps.shape == (2, 10, 10)
+    assert maps.manifest["options"]["tail"] == "patched" and maps.manifest["random_weights"] is True
+    assert "random weights" in (out / "index.html").read_text()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_the_maps_are_those_of_the_library(tmp_path):
+    weights, picture = tmp_path / "weights.safetensors", photo(tmp_path / "a.png")
+    model = sc.load("timm:test_vit", weights="random")
+    save_file(model.module.state_dict(), weights)
+    done = explain(picture, "--model", "timm:test_vit", "--weights", weights, "--out", tmp_path / "out", "--device", "cpu", "--quiet")
+    assert done.output == ""
+    expected = sc.attribute(model, model.preprocess(read_image(picture)))
+    torch.testing.assert_close(sc.Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps)
+
+
+def test_unusual_pictures_are_read_right(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files = [
+        photo(tmp_path / "cmyk.jpg", "CMYK"),
+        photo(tmp_path / "palette.gif", "P"),
+        photo(tmp_path / "clear.png", "RGBA"),
+        photo(tmp_path / "turned.jpg", exif=exif),
+        tmp_path / "deep.png",
+    ]
+    Image.fromarray(np.full((50, 50), 40_000, np.uint16)).save(files[-1])
+    assert explain(*files, *MODEL, "--method", "center", "--out", tmp_path / "out").exit_code == 0
+    images = sc.Attribution.load(tmp_path / "out" / "maps" / "center").images
+    assert images[-1].mean() == pytest.approx(40_000 / 65_535, abs=0.01)
+
+
+REFUSED = {
+    "unknown class": (("--class", "tabbi, tabby cat"), "nearest: tabby, tabby cat"),
+    "class out of range": (("--class", "1000"), "classes 0-999"),
+    "unknown method": (("--method", "capp"), "nearest: caap"),
+    "unknown option": (("--option", "tale=source"), "tail"),
+    "option without value": (("--option", "tail"), "key=value"),
+    "bad option value": (("--option", "tail=sauce"), "patched"),
+    "unknown model": (("--model", "timm:tset_vit"), "test_vit"),
+    "unknown library": (("--model", "tim:test_vit"), "timm:NAME"),
+    "no adapter": (("--model", "timm:test_mambaout"), "not supported"),
+    "missing weights": (("--weights", "nowhere.safetensors"), "does not exist"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_wrong_option_is_one_line(tmp_path, why):
+    words, said = REFUSED[why]
+    refused(explain(photo(tmp_path / "a.png"), *MODEL, *words, "--out", tmp_path / "out"), said, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "pixel", "huge"])
+def test_a_bad_picture_among_good_ones_is_one_line(tmp_path, kind):
+    bad = bad_file(tmp_path, kind)
+    refused(explain(photo(tmp_path / "good.png"), bad, *MODEL, "--out", tmp_path / "out"), str(bad), tmp_path / "out")
+
+
+def test_nan_weights_are_refused(tmp_path):
+    state = sc.load("timm:test_vit", weights="random").module.state_dict()
+    state["blocks.3.mlp.fc1.weight"] = state["blocks.3.mlp.fc1.weight"] * float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    done = explain(photo(tmp_path / "a.png"), "--model", "timm:test_vit", "--weights", tmp_path / "nan.safetensors", "--out", tmp_path / "out")
+    refused(done, "not finite", tmp_path / "out")
+
+
+def refused(done, said: str, out: Path) -> None:
+    """Exit code 2, one line on standard error, and nothing written."""
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("seecause: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert done.stdout == "" and not out.exists()
+
+
+def test_an_out_that_is_not_ours_is_left_alone(tmp_path):
+    picture = photo(tmp_path / "a.png")
+    occupied = explain(picture, *MODEL, "--out", tmp_path)
+    assert occupied.exit_code == 2 and "--overwrite" in occupied.stderr
+    file = explain(picture, *MODEL, "--out", picture)
+    assert file.exit_code == 2 and "this is a file" in file.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_pictures_of_the_same_name_keep_apart(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        photo(tmp_path / folder / "a.png")
+    assert explain(tmp_path / "x", tmp_path / "y", *MODEL, "--method", "center", "--out", tmp_path / "out", "-q").exit_code == 0
+    assert len(list((tmp_path / "out" / "overlays").rglob("*.png"))) == 2
+
+
+def test_usage_mistakes_leave_with_two():
+    assert explain().exit_code == 2
+    assert explain("a.png", "--device", "tpu").exit_code == 2
+    assert CliRunner().invoke(app, ["explian"]).exit_code == 2
+
+
+def test_help_is_quick_because_it_loads_no_torch():
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "seecause", "--help"], capture_output=True, text=True, check=True)
+    assert "explain" in done.stdout and "doctor" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "numpy", "timm", "transformers", "matplotlib", "PIL", "jinja2"}

@@ -1,0 +1,82 @@
+"""Zero-shot heads: classes come from a native text tower, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from seecause.errors import BadOption, UnsupportedModel
+from seecause.loading import wrap
+from seecause.models.text_head import text_matrix
+from tests.families.native import CLASSES, HALF, TEXT, tokenize
+from tests.helpers import noise, view
+from tests.tiny import FAMILIES, pictures, tiny
+
+ZERO_SHOT = [family for family in FAMILIES if family in ("hf_clip", "hf_siglip", "open_clip_clip", "open_clip_timm")]
+
+
+def test_templates_are_averaged_on_the_sphere_whatever_the_batch():
+    codes = {f"{name} {letter}": noise(6, seed=seed) for seed, (name, letter) in enumerate((n, x) for n in "pqr" for x in "ab")}
+    rows = text_matrix(lambda prompts: torch.stack([codes[p] for p in prompts]), "pqr", ["{} a", "{} b"], batch=4)
+    for row, name in zip(rows, "pqr", strict=True):
+        mean = (F.normalize(codes[f"{name} a"], dim=0) + F.normalize(codes[f"{name} b"], dim=0)) / 2
+        assert_close(row, mean / mean.norm())
+
+
+@pytest.mark.parametrize("family", ZERO_SHOT)
+def test_two_templates_make_another_head_over_the_same_pictures(family):
+    native = tiny(family)
+    images = pictures(native)
+    one, two = (wrap(native.module, **{**native.options, "templates": t}) for t in (["a {}"], ["a {}", "no {} here"]))
+    assert one.classes == tuple(CLASSES) and one.n_classes == len(CLASSES)
+    assert not torch.allclose(one(images), two(images))
+
+
+@pytest.mark.parametrize("family", ZERO_SHOT)
+def test_sigmoid_answers_come_with_a_bias(family):
+    model = view(tiny(family))
+    assert model.sigmoid is (family in ("hf_siglip", "open_clip_timm"))
+
+
+@pytest.mark.parametrize("family", ZERO_SHOT)
+@pytest.mark.parametrize("given", [{}, {"classes": CLASSES}, {"tokenizer": tokenize}])
+def test_without_classes_and_tokenizer_it_says_what_to_pass(family, given):
+    with pytest.raises(UnsupportedModel, match=r"classes=.*tokenizer="):
+        wrap(tiny(family).module, **HALF, size=(32, 48), **given)
+
+
+def test_a_transformers_tokenizer_pads_to_the_full_length():
+    native = tiny("hf_siglip")
+    seen = {}
+    text_tower = native.module.text_model
+    with_ids = text_tower.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    model = wrap(native.module, **{**native.options, "tokenizer": _word_tokenizer()})
+    with_ids.remove()
+    assert seen["input_ids"].shape == (len(CLASSES), 8)
+    assert model.n_classes == len(CLASSES)
+
+
+def test_a_classifier_takes_no_tokenizer():
+    native = tiny("hf_vit")
+    with pytest.raises(BadOption, match="no text tower"):
+        wrap(native.module, **HALF, **TEXT)
+
+
+def test_a_template_without_a_place_for_the_name_is_refused():
+    native = tiny("hf_clip")
+    with pytest.raises(BadOption, match="where the class name goes"):
+        wrap(native.module, **{**native.options, "templates": ["a photo"]})
+
+
+def _word_tokenizer():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*" ".join(CLASSES).split(), "a", "drawing", "of", "the", ".", "?"]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    inner.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="?", unk_token="?")

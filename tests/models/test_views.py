@@ -1,0 +1,201 @@
+"""Views of every family: they compute what the native model computes, they split into rows, and a wrong one is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from seecause.errors import UnsupportedModel, ViewMismatch
+from seecause.loading import wrap
+from tests.families.native import HALF, SIZE, matrix
+from tests.helpers import hooks, noise, view
+from tests.tiny import FAMILIES, pictures, scramble, tiny
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_view_answers_like_its_native_model_and_leaves_nothing_on_it(family):
+    native = tiny(family)
+    images = pictures(native)
+    expected = native.forward(images)
+    before = hooks(native.module)
+    model = view(native)
+    assert_close(model(images), expected, atol=1e-10, rtol=0)
+    assert_close(model.native(images), expected, atol=1e-10, rtol=0)
+    assert hooks(native.module) == before
+    assert not any(p.requires_grad for p in native.module.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_views_hold_in_single_precision(family):
+    view(tiny(family, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_work_on_any_rows(family):
+    model = view(tiny(family), check=False)
+    block, layout = model.blocks[1], model.layout
+    at = layout.at()
+    h = noise(2, layout.tokens, _width(model))
+    o, gate = noise(2, layout.tokens, block.heads, block.head_dim, seed=1), noise(2, layout.tokens, block.heads, seed=2)
+    some = torch.randperm(layout.tokens, generator=torch.Generator().manual_seed(3))[:7]
+    each = torch.stack([some, some.flip(0)])  # other rows in each picture
+
+    every = block.qkv(h, at)
+    for got, full in zip(block.qkv(h[:, some], at.take(some)), every, strict=True):
+        assert_close(got, full[:, :, some], atol=1e-12, rtol=0)
+    picked = torch.stack([h[0, each[0]], h[1, each[1]]])
+    for got, full in zip(block.qkv(picked, at.take(each)), every, strict=True):
+        assert_close(got, torch.stack([full[0][:, each[0]], full[1][:, each[1]]]), atol=1e-12, rtol=0)
+    assert_close(block.finish(h[:, some], o[:, some], gate[:, some]), block.finish(h, o, gate)[:, some], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_are_differentiable_in_rows_heads_and_gates(family):
+    model = view(tiny(family), check=False)
+    block, at = model.blocks[1], model.layout.at()
+    rows = at.take(torch.tensor([0, 5]))
+    h = noise(1, 2, _width(model)).requires_grad_()
+    o = noise(1, 2, block.heads, block.head_dim, seed=1).requires_grad_()
+    gate = noise(1, 2, block.heads, seed=2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda h: block.qkv(h, rows), (h,), fast_mode=True)
+    assert torch.autograd.gradcheck(block.finish, (h, o, gate), fast_mode=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gate_of_zero_is_a_head_that_says_nothing(family):
+    model = view(tiny(family), check=False)
+    block = model.blocks[2]
+    h, o = noise(1, 3, _width(model)), noise(1, 3, block.heads, block.head_dim, seed=1)
+    gate = torch.ones(block.heads, dtype=torch.float64)
+    assert_close(block.finish(h, o, gate), block.finish(h, o), atol=1e-12, rtol=0)
+    gate[1] = 0
+    assert not torch.allclose(block.finish(h, o, gate), block.finish(h, o))
+
+
+def test_nan_weights_are_refused():
+    native = tiny("hf_vit")
+    native.module.classifier.bias[2] = torch.nan
+    with pytest.raises(ViewMismatch, match="not finite"):
+        view(native)
+
+
+def _timm(name: str, **options: object) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, **options)
+
+
+def _hf(kind: str) -> nn.Module:
+    import transformers
+
+    small = dict(image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24)
+    return getattr(transformers, f"{kind}ForImageClassification")(getattr(transformers, f"{kind}Config")(**small))
+
+
+def _swin() -> nn.Module:
+    import transformers
+
+    return transformers.SwinForImageClassification(transformers.SwinConfig(image_size=32, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4))
+
+
+def _siglip2() -> nn.Module:
+    import transformers
+
+    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24))
+
+
+def _torchvision(name: str) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(name)
+
+
+def _open_clip_with(**vision: object) -> nn.Module:
+    from open_clip.model import CLIP
+
+    tower = dict(width=24, head_width=8, patch_size=8, image_size=32)
+    return CLIP(16, {**tower, **vision}, dict(context_length=8, vocab_size=64, width=16, heads=2, layers=1))
+
+
+REFUSED = {
+    "timm SwinTransformer": lambda: _timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(3, 3)),
+    "timm Beit": lambda: _timm("beit_base_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3),
+    "timm VisionTransformerRelPos": lambda: _timm("vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3),
+    "transformers BeitForImageClassification": lambda: _hf("Beit"),
+    "transformers Data2VecVisionForImageClassification": lambda: _hf("Data2VecVision"),
+    "transformers SwinForImageClassification": _swin,
+    "transformers Siglip2VisionModel": _siglip2,
+    "torchvision SwinTransformer": lambda: _torchvision("swin_t"),
+    "open_clip ModifiedResNet": lambda: _open_clip_with(layers=(1, 1, 1, 1), width=8),
+    "open_clip VisionTransformer": lambda: _open_clip_with(layers=1, attentional_pool=True),
+    "torch.nn.modules.linear.Linear": lambda: nn.Linear(3, 3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_split_exactly_is_refused_by_name(name):
+    if name.startswith("open_clip"):
+        pytest.importorskip("open_clip")
+    with pytest.raises(UnsupportedModel, match=f"^{name}"):
+        wrap(REFUSED[name](), **HALF, size=32)
+
+
+def _backbone(kind: str) -> nn.Module:
+    import timm
+    import transformers as hf
+
+    small = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, patch_size=8, image_size=32)
+    if kind == "timm":
+        return timm.models.VisionTransformer(img_size=SIZE, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=0, reg_tokens=2)
+    if kind == "dinov2":
+        return hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**small, num_register_tokens=2))
+    return hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2))
+
+
+@pytest.mark.parametrize("kind", ["timm", "dinov2", "dinov3"])
+class TestBackbones:
+    """A backbone without a classifier says what it needs, and reads its own tokens as asked."""
+
+    def test_it_asks_for_a_head(self, kind):
+        with pytest.raises(UnsupportedModel, match="pass head="):
+            wrap(_backbone(kind), **HALF, size=SIZE)
+
+    @pytest.mark.parametrize("pool", ["cls", "mean", "cls+mean"])
+    @pytest.mark.parametrize("as_module", [False, True])
+    def test_it_pools_its_own_tokens(self, kind, pool, as_module):
+        backbone = scramble(_backbone(kind)).double()
+        weight = matrix(48 if pool == "cls+mean" else 24)
+        head: nn.Module | torch.Tensor = weight
+        if as_module:
+            head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            head.weight.data.copy_(weight)
+        model = wrap(backbone, **HALF, size=SIZE, head=head, pool=pool)
+        images = noise(2, 3, *SIZE)
+        with torch.no_grad():
+            tokens = backbone.forward_features(images) if kind == "timm" else backbone(images).last_hidden_state
+        parts = {"cls": tokens[:, 0], "mean": tokens[:, 3:].mean(dim=1)}
+        pooled = torch.cat([parts[part] for part in pool.split("+")], dim=-1)
+        assert_close(model(images), pooled @ weight.double().T, atol=1e-10, rtol=0)
+
+
+def test_names_are_read_unless_they_are_placeholders():
+    assert view(tiny("hf_vit_other_size")).classes == tuple("abcdefg")
+    assert view(tiny("hf_vit")).classes == ()
+
+
+@pytest.mark.parametrize(("family", "free"), [("hf_vit", False), ("hf_dinov2", True), ("hf_clip_classifier", True), ("hf_dinov3", True)])
+def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
+    native = tiny(family)
+    model = view(native)
+    assert model.fixed_size is not free
+    if free:
+        images = noise(1, 3, 40, 24)
+        assert model.check(images).grid == (5, 3)
+        assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
+
+
+def _width(model) -> int:
+    block = model.blocks[0]
+    return block.heads * block.head_dim

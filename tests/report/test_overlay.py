@@ -1,0 +1,110 @@
+"""Drawings scale for the eye only, keep small pictures readable, and never touch the maps or global state."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from seecause.errors import BadImage, UnknownName
+from seecause.report.overlay import MIN_DISPLAY, data_uri, grid_image, heat_layer, legend, number, overlay, panel, picture, scale_of
+
+
+@pytest.fixture
+def image() -> torch.Tensor:
+    return torch.rand(3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def heat() -> torch.Tensor:
+    """Nothing but one strong corner."""
+    values = torch.zeros(12, 12)
+    values[:3, :3] = 1.0
+    return values
+
+
+def test_small_pictures_are_enlarged_by_a_whole_factor(image, heat):
+    assert overlay(image, heat).size == (384, 384)
+    assert picture(torch.rand(3, 60, 100)).size == (700, 420)
+    assert picture(torch.rand(3, 500, 400)).size == (400, 500)
+
+
+def test_the_picture_stays_visible_where_nothing_is_shown(image, heat):
+    drawn = np.asarray(overlay(image, heat)).astype(int)
+    calm = np.asarray(overlay(image, torch.zeros(12, 12))).astype(int)
+    changed = np.abs(drawn - calm).sum(axis=-1)
+    assert changed[200:, 200:].max() == 0
+    assert changed[:64, :64].mean() > 60
+
+
+def test_signed_maps_diverge_around_zero():
+    scale = scale_of(torch.tensor([[-1.0, 0.0, 3.0]]))
+    assert scale.signed and scale.low == -scale.high
+    against, nothing, favour = np.asarray(grid_image(torch.tensor([[-3.0, 0.0, 3.0]]), scale)).astype(int)[0]
+    assert against[2] > against[0] and favour[0] > favour[2] and nothing.min() > 240
+    assert np.asarray(heat_layer(torch.tensor([[0.0]]), scale))[0, 0, 3] == 0
+
+
+def test_maps_below_zero_throughout_use_their_own_range():  # log probabilities: zero is not their neutral value
+    scale = scale_of(torch.linspace(-9, -1, 100))
+    assert not scale.signed and scale.low < -8.5 and scale.high > -1.5
+
+
+def test_one_extreme_patch_does_not_hide_the_others():
+    values = torch.rand(40, 40)
+    values[0, 0] = 1e6
+    assert scale_of(values).high < 1.01
+
+
+def test_a_flat_map_shows_nothing_rather_than_its_rounding_errors(image):
+    flat = torch.full((12, 12), 0.125) + 1e-9 * torch.rand(12, 12)
+    assert np.asarray(heat_layer(flat, scale_of(flat)))[..., 3].max() == 0
+    assert legend(scale_of(flat)).width == MIN_DISPLAY
+
+
+def test_drawing_changes_neither_map_nor_picture(image, heat):
+    before = image.clone(), heat.clone()
+    overlay(image, heat, colormap="turbo", alpha=0.5)
+    assert torch.equal(image, before[0]) and torch.equal(heat, before[1])
+
+
+def test_drawing_does_not_load_pyplot(image, heat):
+    before = set(sys.modules)
+    overlay(image, heat)
+    assert "matplotlib.pyplot" not in set(sys.modules) - before
+
+
+def test_a_shared_scale_makes_maps_comparable():
+    scale = scale_of(torch.zeros(4, 4), torch.ones(4, 4))
+    assert (scale.low, scale.high) == (0, 1)
+
+
+def test_panel_puts_pictures_side_by_side_with_titles_and_legends(image, heat):
+    drawn = overlay(image, heat)
+    sheet = panel([drawn, drawn], titles=["one", "a title far too long for the picture it stands above, so it is cut"], below=[None, legend(scale_of(heat))])
+    assert sheet.width == 2 * drawn.width + 3 * 16 and sheet.height > drawn.height + 80
+    margin = np.asarray(sheet)[:, -8:]
+    assert (margin == 255).all()
+
+
+@pytest.mark.parametrize("photo", [False, True])
+def test_data_uri_holds_the_picture(image, photo):
+    kind, _, body = data_uri(picture(image), photo=photo).partition(";base64,")
+    assert kind == ("data:image/jpeg" if photo else "data:image/png")
+    assert Image.open(io.BytesIO(base64.b64decode(body))).size == (384, 384)
+
+
+def test_numbers_are_short():
+    assert [number(v) for v in (0.12345, 1234.5, 1e-7, -0.5, 0.0)] == ["0.123", "1.23e3", "1e-7", "-0.5", "0"]
+
+
+def test_mistakes_are_named(heat):
+    with pytest.raises(BadImage, match="raw pixels"):
+        overlay(torch.rand(4, 96, 96), heat)
+    with pytest.raises(UnknownName, match="inferno"):
+        scale_of(heat, colormap="infermo")

@@ -1,0 +1,121 @@
+"""The page is one file that needs nothing else, and says what it shows."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from markupsafe import Markup
+
+from seecause.errors import BadOption
+from seecause.report.cards import MapView
+from seecause.report.explain import explain_panel, explain_section, said
+from seecause.report.folder import check_out, result_folder
+from seecause.report.overlay import scale_of
+from seecause.report.page import Section, protocol_section, render_page
+from tests.report.examples import MANIFEST, explanation
+
+
+class Outline(HTMLParser):
+    """Collects tags and addresses, and notices tags that are not closed."""
+
+    VOID = frozenset({"meta", "link", "img", "input", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.addresses += [value for key, value in attrs if key in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def outline(html: str) -> Outline:
+    parser = Outline()
+    parser.feed(html)
+    assert not parser.open
+    return parser
+
+
+def test_the_page_refers_to_nothing_outside():
+    page = render_page("Title", [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])])
+    assert all(address.startswith(("data:", "#")) for address in outline(page).addresses)
+    assert not re.search(r"https?://|@import", page)
+
+
+def test_each_picture_has_a_card_and_each_method_a_map():
+    seen = outline(explain_section(explanation(methods=("caap", "sobel", "center"))).body).seen
+    assert seen.count("article") == 2
+    assert seen.count("figure") == 2 * (1 + 3)
+
+
+def test_names_from_outside_are_escaped():
+    body = explain_section(explanation(names=("<script>alert(1)</script>.png",))).body
+    assert "<script>alert" not in body and "&lt;script&gt;" in body
+    assert "tiger <cat>" not in body
+
+
+def test_random_weights_are_never_shown_without_saying_so():
+    assert "random weights" in explain_section(explanation(random_weights=True)).body
+    assert "RANDOM" in protocol_section([{**MANIFEST, "random_weights": True}]).body
+
+
+def test_the_protocol_names_what_made_the_numbers():
+    body = protocol_section([MANIFEST]).body
+    for fact in ("caap", "tail=source", "timm:toy", "0123456789abcdef", "cpu, float32", "torch 2.0"):
+        assert fact in body
+
+
+def test_sections_of_any_job_fit():
+    page = render_page("Demo", [Section("Which heads?", Markup("<p>table</p>"), note="Read & see")])
+    assert 'id="which-heads"' in page and "<p>table</p>" in page and "Read &amp; see" in page
+
+
+def test_top_patches_are_rows_and_columns_of_the_highest_values():
+    values = torch.zeros(4, 6)
+    values[2, 5], values[1, 0] = 3.0, 2.0
+    assert MapView("caap", values, scale_of(values)).top(2) == [(2, 5, "3"), (1, 0, "2")]
+
+
+def test_the_answer_in_words():
+    answers = explanation().answers[0]
+    assert said(answers) == "tabby, probability 0.750"
+    swapped = [type(a)(a.name, a.probability, not a.explained) for a in answers]
+    assert said(swapped) == "tabby, probability 0.750; explained: tiger <cat>, 0.200"
+
+
+def test_the_panel_has_a_picture_and_one_overlay_for_each_method():
+    assert explain_panel(explanation(methods=("caap", "sobel")), 1).width > 3 * 384
+
+
+def test_a_failed_run_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), result_folder(tmp_path / "out", {}) as folder:
+        (folder / "half.txt").write_text("half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_own_results_are_replaced_as_a_whole(tmp_path):
+    for name in ("first.txt", "second.txt"):
+        with result_folder(tmp_path / "out", {}) as folder:
+            (folder / name).write_text(name)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "second.txt"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_with_other_things_is_left_alone_unless_asked(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(BadOption, match="--overwrite"):
+        check_out(tmp_path)
+    with result_folder(tmp_path, {}, overwrite=True) as folder:
+        (folder / "new.txt").write_text("new")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work" and (tmp_path / "new.txt").exists()
