@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -56,7 +57,7 @@ def main(
             if compiled and where.type == "cuda":
                 eager_blocks = list(model.blocks)
                 model.compile()
-                entries = contenders(model, images, [t for t in tails.split(",") if t != "all"], slow=False, plain=lambda x=images: model(x))
+                entries = contenders(model, images, [t for t in tails.split(",") if t != "all"], slow=False, plain=partial(model, images))
                 report(race(entries, where, repeats=repeats), batch, "plain forward", "compiled")
                 model.blocks = eager_blocks
             print()
@@ -65,10 +66,12 @@ def main(
 HEAD = "| mode | contender | images/s | x plain forward | x faster than slow twin | peak GiB | spread | |\n|---|---|---|---|---|---|---|---|"
 
 
-def contenders(model: VisionModel, images: Tensor, tails: list[str], *, slow: bool, plain: Callable[[], object] | None = None) -> dict[str, Callable[[], object]]:
+def contenders(
+    model: VisionModel, images: Tensor, tails: list[str], *, slow: bool, plain: Callable[[], object] | None = None
+) -> dict[str, Callable[[], object]]:
     """Everything that is timed on one batch."""
     layout = model.check(images)
-    chosen = selection(layout.grid).to(images.device)
+    chosen = selection(layout.grid)
     blank = blank_image(model, (images.shape[-2], images.shape[-1]))
 
     def caap(tail: str, approx: str = "none") -> Callable[[], object]:

@@ -75,6 +75,13 @@ class BadImage(SeecauseError):
         super().__init__(f"{what}: {reason}; {remedy}.")
 
 
+class DataMissing(SeecauseError):
+    """A file or folder of a dataset is not there, or is not what the dataset's release has in its place."""
+
+    def __init__(self, what: str, reason: str, remedy: str):
+        super().__init__(f"{what}: {reason}; {remedy}.")
+
+
 class MissingExtra(SeecauseError):
     """An optional library is not installed."""
 

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.verify import verify
+from seecause.engine.verify_conv import verify_conv
 from seecause.errors import UnknownName
 from seecause.models import adapters
+from seecause.models.conv_parts import ConvParts, assemble_conv
+from seecause.models.conv_view import ConvModel
 from seecause.models.parts import assemble
+from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
 from seecause.models.text_head import TextInput
 from seecause.models.view import VisionModel
@@ -31,11 +35,13 @@ def wrap(
     head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
+    preprocess: Preprocess | None = None,
     templates: Sequence[str] | None = None,
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
-) -> VisionModel:
-    """A verified view of any module an adapter knows. What the module does not tell (mean, std, size, head, pool) must be given.
+) -> VisionModel | ConvModel:
+    """A verified view of any module an adapter knows. What the module does not tell (mean, std, size, head, pool) must be given,
+    one by one or as a whole `preprocess`.
 
     The module is put into eval mode and its parameters are frozen. For models with a text tower, `classes`, `templates` and
     `tokenizer` make the zero-shot head.
@@ -43,18 +49,23 @@ def wrap(
     module.eval().requires_grad_(False)
     text = None if tokenizer is None else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
     parts = adapters.find(module, text=text)
-    model = assemble(
-        module,
-        parts,
-        name=name or type(module).__name__,
-        mean=mean,
-        std=std,
-        size=(size, size) if isinstance(size, int) else size,
-        classes=classes,
-        head=head,
-        pool=pool,
-        sigmoid=sigmoid,
-    )
+    told: dict[str, Any] = {
+        "name": name or type(module).__name__,
+        "mean": mean,
+        "std": std,
+        "size": (size, size) if isinstance(size, int) else size,
+        "classes": classes,
+        "head": head,
+        "pool": pool,
+        "sigmoid": sigmoid,
+        "preprocess": preprocess,
+    }
+    if isinstance(parts, ConvParts):
+        network = assemble_conv(module, parts, **told)
+        if check:
+            verify_conv(network)
+        return network
+    model = assemble(module, parts, **told)
     if check:
         verify(model)
     return model
@@ -69,7 +80,7 @@ def load(
     size: tuple[int, int] | int | None = None,
     classes: Sequence[str] | None = None,
     **options: Any,
-) -> VisionModel:
+) -> VisionModel | ConvModel:
     """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`, `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
 
     Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails; `weights="random"` is the only way to random

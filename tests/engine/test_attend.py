@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from seecause.engine import kernel
 from seecause.engine.attend import Bank, Own, attend, attention_weights, merge
+from seecause.engine.groups import Groups
 from seecause.engine.mask import Mask
 from tests.reference.attend import one_softmax
 
@@ -25,17 +26,18 @@ def some(*shape: int, share: float, seed: int = 0) -> Tensor:
 
 
 CASES = {
-    # name: batch, heads, kv heads, rows, width, keys of bank 0 and 1, groups, keys per group
-    "own keys": (2, 3, 3, 70, 16, 40, 90, 70, 1),
-    "grouped queries": (2, 4, 2, 70, 24, 40, 90, 0, 1),
-    "groups with padding": (2, 4, 2, 70, 24, 40, 0, 7, 5),
-    "narrow heads": (2, 2, 2, 12, 8, 40, 0, 12, 3),
-    "only groups": (2, 2, 2, 130, 32, 0, 0, 13, 9),
+    # name: batch, heads, kv heads, width, keys of bank 0 and 1, rows of each group, keys of each group
+    "own keys": (2, 3, 3, 16, 40, 90, [1] * 70, [1] * 70),
+    "grouped queries": (2, 4, 2, 24, 40, 90, [1] * 70, []),
+    "uneven groups": (2, 4, 2, 24, 40, 0, [10, 4, 40, 1, 15], [5, 0, 33, 70, 2]),
+    "narrow heads": (2, 2, 2, 8, 40, 0, [1] * 12, [3] * 12),
+    "only groups": (2, 2, 2, 32, 0, 0, [10] * 13, [9] * 13),
 }
 
 
 def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Tensor, list[Bank], Own | None]:
-    batch, heads, kv, rows, width, k0, k1, groups, per = CASES[case]
+    batch, heads, kv, width, k0, k1, per_query, per_key = CASES[case]
+    rows, total = sum(per_query), sum(per_key)
     banks = []
     if k0:  # shared by the whole batch, a mask per head, one row that sees nothing
         keep = some(1, heads, rows, k0, share=0.5)
@@ -47,10 +49,9 @@ def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Te
         keep[:, :, 0] = False
         banks.append(Bank(draw(batch, kv, k1, width, dtype=dtype, seed=2), draw(batch, kv, k1, width, dtype=dtype, seed=3), Mask(keep)))
     own = None
-    if groups:
-        keep = some(groups, per, share=0.7, seed=2)
-        keep[0] = False
-        own = Own(draw(batch, kv, groups * per, width, dtype=dtype, seed=4), draw(batch, kv, groups * per, width, dtype=dtype, seed=5), groups, keep)
+    if total:
+        queries, keys = (Groups(torch.tensor(sizes), DEVICE) for sizes in (per_query, per_key))
+        own = Own(draw(batch, kv, total, width, dtype=dtype, seed=4), draw(batch, kv, total, width, dtype=dtype, seed=5), queries, keys)
     return draw(batch, heads, rows, width, dtype=dtype, seed=6), banks, own
 
 
@@ -59,7 +60,9 @@ def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Te
 def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
     q, banks, own = banks_of(case, torch.float64, choose=choose)
     o, lse = attend(q, banks, own, scale=0.3)
-    expected, total = one_softmax(q, [(b.k, b.v, b.keep.keep, b.choose) for b in banks], own and (own.k, own.v, own.groups, own.keep), 0.3)
+    expected, total = one_softmax(
+        q, [(b.k, b.v, b.keep.keep, b.choose) for b in banks], own and (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist()), 0.3
+    )
     assert_close(o, expected, atol=1e-12, rtol=0)
     assert_close(lse, total, atol=1e-12, rtol=0)
 

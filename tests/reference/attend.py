@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Bank = tuple[Tensor, Tensor, Tensor, Tensor | None]
-Own = tuple[Tensor, Tensor, int, Tensor]
+Own = tuple[Tensor, Tensor, list[int], list[int]]
 
 
 def one_softmax(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def one_softmax(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float)
     for b in range(batch):
         for h in range(heads):
             for r in range(rows):
-                keys, values = _seen(b, h, r, heads, rows, banks, own)
+                keys, values = _seen(b, h, r, heads, banks, own)
                 if len(keys):
                     scores = keys @ q[b, h, r] * scale
                     o[b, r, h] = torch.softmax(scores, dim=0) @ values
@@ -27,7 +27,7 @@ def one_softmax(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float)
     return o, lse
 
 
-def _seen(b: int, h: int, r: int, heads: int, rows: int, banks: Sequence[Bank], own: Own | None) -> tuple[Tensor, Tensor]:
+def _seen(b: int, h: int, r: int, heads: int, banks: Sequence[Bank], own: Own | None) -> tuple[Tensor, Tensor]:
     keys, values = [], []
     for k, v, keep, choose in banks:
         if choose is not None and not choose[b, h]:
@@ -37,9 +37,9 @@ def _seen(b: int, h: int, r: int, heads: int, rows: int, banks: Sequence[Bank], 
         keys.append(k[image, kv][seen])
         values.append(v[image, kv][seen])
     if own is not None:
-        k, v, groups, keep = own
-        per, group, kv = k.shape[2] // groups, r // (rows // groups), h * k.shape[1] // heads
-        part = slice(group * per, (group + 1) * per)
-        keys.append(k[b, kv, part][keep[group]])
-        values.append(v[b, kv, part][keep[group]])
+        k, v, per_query, per_key = own
+        group = next(g for g in range(len(per_query)) if r < sum(per_query[: g + 1]))
+        part, kv = slice(sum(per_key[:group]), sum(per_key[: group + 1])), h * k.shape[1] // heads
+        keys.append(k[b, kv, part])
+        values.append(v[b, kv, part])
     return torch.cat(keys), torch.cat(values)

@@ -21,12 +21,7 @@ def box(grid: tuple[int, int], radius: int = 1) -> list[list[int]]:
     sets = []
     for r in range(rows):
         for c in range(columns):
-            near = [
-                y * columns + x
-                for y in range(rows)
-                for x in range(columns)
-                if abs(y - r) <= radius and abs(x - c) <= radius
-            ]
+            near = [y * columns + x for y in range(rows) for x in range(columns) if abs(y - r) <= radius and abs(x - c) <= radius]
             sets.append(near)
     return sets
 

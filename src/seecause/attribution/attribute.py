@@ -13,19 +13,19 @@ from torch import Tensor
 from seecause import __version__
 from seecause.attribution.registry import find
 from seecause.attribution.result import Attribution, wide
-from seecause.attribution.target import Spec, parse
 from seecause.engine.chunks import memory
 from seecause.errors import ViewMismatch
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
+from seecause.target import Spec, parse
 
 
-def attribute(model: VisionModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any) -> Attribution:
+def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any) -> Attribution:
     """Which patches caused the answer?
 
     `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted class; an index or a name; one per image;
     a pair (a, b) for the contrast of two logits; or a function of logits. `options` are the method's own.
     """
-    entry = find(method)
+    entry = find(method, model.architecture)
     entry.check(options)
     images = images.to(model.device, model.dtype)
     model.check(images)
@@ -49,7 +49,7 @@ def attribute(model: VisionModel, images: Tensor, target: Spec = None, method: s
     )
 
 
-def protocol(model: VisionModel, images: Tensor) -> dict[str, Any]:
+def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
     """What every result says about how it came about."""
     layout = model.check(images)
     return {
@@ -57,7 +57,7 @@ def protocol(model: VisionModel, images: Tensor) -> dict[str, Any]:
         "family": model.family,
         "model_fingerprint": model.fingerprint(),
         "random_weights": model.random_weights,
-        "readout": model.readout.kind,
+        "readout": model.readout_name,
         "grid": list(layout.grid),
         "prefix_tokens": layout.prefix,
         "images": list(images.shape),
@@ -74,7 +74,7 @@ def digest(images: Tensor) -> str:
     return hashlib.sha256(wide(images).detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def _labels(model: VisionModel, classes: Tensor | None) -> list[str]:
+def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
     return [] if classes is None else [model.class_name(int(c)) for c in classes]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,17 +21,19 @@ from torch import Tensor
 from seecause.attribution.e_caap import Approx, summarise
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
-from seecause.attribution.target import Score, Target, spread
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import Plan, Sweep, Tail, live_tokens
 from seecause.engine.trace import record, trace_bytes
 from seecause.errors import BadOption, NotDefined
+from seecause.models.base import ImageModel
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
+from seecause.target import Score, Target, spread
 
 Direction = Literal["insert", "delete"]
 Layers = tuple[int, int | None] | None
+Classes = Literal["all"] | Sequence[int | str] | None
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,21 @@ def caap(
     approx: Approx = "none",
     direction: Direction = "insert",
     propagate_registers: bool = False,
-    classes: Literal["all"] | Sequence[int | str] | None = None,
+    classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
     """Activation patching into a blank context: the class score each patch causes on its own."""
     if direction not in get_args(Direction):
         raise BadOption("direction", direction, "insert or delete")
     plan = make_plan(model, model.check(images), tail=tail, layers=layers, propagate_registers=propagate_registers)
-    chosen = selection(model.check(images).grid, select).to(images.device)
+    chosen = selection(model.check(images).grid, select)
     empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
+    return to_maps(model, swept, target, score=score, direction=direction, classes=classes, said={"tail": plan.tail, "layers": [plan.start, plan.stop]})
+
+
+def to_maps(model: ImageModel, swept: Swept, target: Target, *, score: Score, direction: Direction, classes: Classes, said: dict[str, Any]) -> Maps:
+    """Maps of the target, and of other classes on request, from the logits of all interventions."""
     bound = target.bind(swept.picture)
 
     def attribution(values: Tensor, plain: Tensor) -> Tensor:  # a drop when something is taken away
@@ -79,7 +86,7 @@ def caap(
         every = attribution(*(spread(_wide(x), score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
         if classes != "all":
             every = every[..., [model.class_index(c) for c in classes]]
-    return Maps(scores, bound, class_maps=every, said={"tail": plan.tail, "layers": [plan.start, plan.stop]})
+    return Maps(scores, bound, class_maps=every, said=said)
 
 
 def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, layers: Layers, propagate_registers: bool = False) -> Plan:
@@ -92,7 +99,7 @@ def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, lay
         raise BadOption("tail", tail, f"one of {', '.join(get_args(Tail))}")
     if tail == "blank" and not reads_live:
         raise NotDefined("CAAP with tail=blank", f"a {readout.kind} readout reads no class token, so every map would be constant", "Use tail='patched'")
-    start, stop = (1, None) if layers is None else layers
+    start, stop = (0, None) if layers is None else layers
     if tail == "source" and stop is not None:
         raise BadOption("layers", layers, f"({start}, None): with tail=source the last layer has no effect")
     stop = depth if tail == "source" else math.ceil(2 * depth / 3) if stop is None else stop
@@ -101,9 +108,7 @@ def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, lay
     return Plan(tail, start, stop, live)
 
 
-def sweep(
-    model: VisionModel, images: Tensor, blank: Tensor, chosen: Tensor, plan: Plan, *, approx: Approx = "none", direction: Direction = "insert"
-) -> Swept:
+def sweep(model: VisionModel, images: Tensor, blank: Tensor, chosen: Tensor, plan: Plan, *, approx: Approx = "none", direction: Direction = "insert") -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory budget."""
     depth, layout = model.n_layers, model.check(images)
     insert = direction == "insert"
@@ -114,7 +119,7 @@ def sweep(
     empty = blank_trace(model, blank, states=blank_states, kv=blank_kv)
     assert empty.logits is not None
     summary = summarise(model, empty, chosen, plan, approx, direction)
-    per_row = _row_bytes(model, layout)
+    per_row = row_bytes(model, layout)
     rows_each = len(plan.live) + (int(chosen.sum(dim=1).max()) if plan.tail == "patched" else layout.tokens if plan.tail == "all" else 0)
     interventions: list[Tensor] = []
     plain: list[Tensor] = []
@@ -137,7 +142,7 @@ def sweep(
     return Swept(torch.cat(interventions), torch.cat(plain), empty.logits)
 
 
-def _row_bytes(model: VisionModel, layout: TokenLayout) -> int:
+def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
     """Activations of one live row: projections and MLP, and its scores where attention is not fused."""
     block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
     width = block.heads * block.head_dim

@@ -1,8 +1,8 @@
 """Controls that know nothing of the model: a method that does not beat them has shown nothing.
 
-    random   uniform noise, seeded
-    center   a Gaussian at the middle of the grid
-    sobel    the mean edge strength of each patch
+random   uniform noise, seeded
+center   a Gaussian at the middle of the grid
+sobel    the mean edge strength of each patch
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
-from seecause.attribution.target import Target
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
+from seecause.target import Target
 
 
-@method("random", forwards="0", class_specific=False)
-def random(model: VisionModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
+@method("random", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
     """Uniform noise; every image gets the same map, whatever its place in the batch."""
     n = model.check(images).n_patches
     noise = torch.rand(n, generator=torch.Generator().manual_seed(seed)).to(images.device)
     return Maps(noise.expand(len(images), -1).clone(), target)
 
 
-@method("center", forwards="0", class_specific=False)
-def center(model: VisionModel, images: Tensor, target: Target, *, width: float = 0.25) -> Maps:
+@method("center", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+def center(model: ImageModel, images: Tensor, target: Target, *, width: float = 0.25) -> Maps:
     """A Gaussian at the middle, `width` of each side wide."""
     rows, columns = (torch.linspace(-0.5, 0.5, n) for n in model.check(images).grid)
     bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * width**2)).flatten().to(images.device)
     return Maps(bump.expand(len(images), -1).clone(), target)
 
 
-@method("sobel", forwards="0", class_specific=False)
-def sobel(model: VisionModel, images: Tensor, target: Target) -> Maps:
+@method("sobel", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+def sobel(model: ImageModel, images: Tensor, target: Target) -> Maps:
     """Mean edge strength of the grey picture in each patch."""
     grey = model.preprocess.raw(images).float().mean(dim=1, keepdim=True)
     kernel = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]], device=images.device)

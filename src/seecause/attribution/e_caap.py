@@ -26,9 +26,7 @@ from seecause.models.view import VisionModel
 Approx = Literal["none", "e-caap", "e-caap-printed"]
 
 
-def summarise(
-    model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, approx: Approx, direction: str
-) -> Callable[[int, int], Summary] | None:
+def summarise(model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, approx: Approx, direction: str) -> Callable[[int, int], Summary] | None:
     """The blank's parts for any range of patches, or None for exact CAAP."""
     if approx not in get_args(Approx):
         raise BadOption("approx", approx, f"one of {', '.join(get_args(Approx))}")
@@ -40,7 +38,7 @@ def summarise(
 
 
 def _parts(model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, *, printed: bool) -> Summary:
-    layout, n, p = blank.layout, len(chosen), len(plan.live)
+    layout, n, p, chosen = blank.layout, len(chosen), len(plan.live), chosen.to(model.device, non_blocking=True)
     special = list(plan.live)
     at = layout.at(chosen.device).take(torch.tensor(special, device=chosen.device))
     marked = torch.nn.functional.pad(chosen, (layout.prefix, 0))  # [n, T]

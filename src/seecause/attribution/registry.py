@@ -3,21 +3,23 @@
     @method("name", forwards="2", needs="class token")
     def name(model, images, target, *, option=default) -> Maps | Tensor: ...
 
-It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N].
+It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for transformers unless it says
+otherwise; two functions may share a name if they are for different architectures (CAAP).
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from seecause.attribution.target import Target
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.models.base import Architecture
+from seecause.target import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,30 +56,35 @@ class Method:
                 raise BadOption(f"option {name!r} of {self.name}", options[name], f"one of {', '.join(self.options) or 'no options'}")
 
 
-_METHODS: dict[str, Method] = {}
-_FILES = ("caap", "simple", "controls")  # imported on first use
+_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}}
+_FILES = ("caap", "caap_cnn", "simple", "controls")  # imported on first use
 
 
-def method(name: str, *, forwards: str, needs: str = "any readout", class_specific: bool = True) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
-    """Register a function under `name`."""
+def method(
+    name: str, *, forwards: str, needs: str = "any readout", class_specific: bool = True, architectures: Sequence[Architecture] = ("transformer",)
+) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
+    """Register a function under `name`, for some architectures."""
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
-        _METHODS[name] = Method(name, run, forwards, needs, class_specific, summary)
+        for architecture in architectures:
+            _METHODS[architecture][name] = Method(name, run, forwards, needs, class_specific, summary)
         return run
 
     return register
 
 
-def methods() -> dict[str, Method]:
-    """All methods by name."""
+def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
+    """All methods for one architecture, by name."""
     for file in _FILES:
         importlib.import_module(f"seecause.attribution.{file}")
-    return dict(_METHODS)
+    return dict(_METHODS[architecture])
 
 
-def find(name: str) -> Method:
-    known = methods()
-    if name not in known:
-        raise UnknownName("method", name, known)
-    return known[name]
+def find(name: str, architecture: Architecture = "transformer") -> Method:
+    known = methods(architecture)
+    if name in known:
+        return known[name]
+    if any(name in others for others in _METHODS.values()):
+        raise NotDefined(name, f"it is not for models of architecture {architecture!r}", f"Methods that are: {', '.join(sorted(known))}")
+    raise UnknownName("method", name, known)

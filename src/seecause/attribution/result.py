@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause.errors import BadOption, MissingWeights
@@ -59,7 +59,7 @@ class Attribution:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"maps": self.maps, "images": self.images, "native": self.native, "class_maps": self.class_maps}
         kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
-        save_file(kept, folder / MAPS)
+        (folder / MAPS).write_bytes(save(kept))  # save_file would keep the file to its owner
         written = json.dumps({**self.manifest, "labels": self.labels}, indent=2)
         (folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
         return folder

@@ -27,4 +27,3 @@ def selection(grid: tuple[int, int], select: Select | Tensor = "box1") -> Tensor
         return down + across <= 1
     radius = {"none": 0, "box1": 1, "box2": 2}[select]
     return torch.maximum(down, across) <= radius
-

@@ -12,26 +12,40 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
-from seecause.attribution.target import Score, Target
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import fit, forward_bytes, in_chunks
-from seecause.models.view import VisionModel
+from seecause.engine.chunks import fit, in_chunks
+from seecause.models.base import ImageModel
+from seecause.target import Score, Target
 
 
-@method("simple-insertion", forwards="N")
+@method("simple-insertion", forwards="N", architectures=("transformer", "conv"))
 @torch.no_grad()
 def simple_insertion(
-    model: VisionModel, images: Tensor, target: Target, *, select: Select | Tensor = "box1", blank: Blank | Tensor = "white", score: Score = "prob", seed: int = 0
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    *,
+    select: Select | Tensor = "box1",
+    blank: Blank | Tensor = "white",
+    score: Score = "prob",
+    seed: int = 0,
 ) -> Maps:
     """The class score of the blank with one neighbourhood of pixels pasted in."""
     bound, empty, marks = _prepare(model, images, target, select, blank, seed)
     return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
 
 
-@method("simple-deletion", forwards="N + 1")
+@method("simple-deletion", forwards="N + 1", architectures=("transformer", "conv"))
 @torch.no_grad()
 def simple_deletion(
-    model: VisionModel, images: Tensor, target: Target, *, select: Select | Tensor = "box1", blank: Blank | Tensor = "white", score: Score = "prob", seed: int = 0
+    model: ImageModel,
+    images: Tensor,
+    target: Target,
+    *,
+    select: Select | Tensor = "box1",
+    blank: Blank | Tensor = "white",
+    score: Score = "prob",
+    seed: int = 0,
 ) -> Maps:
     """The drop of the class score when one neighbourhood is covered."""
     bound, empty, marks = _prepare(model, images, target, select, blank, seed)
@@ -39,9 +53,7 @@ def simple_deletion(
     return Maps(plain[:, None] - _scores(model, images, empty.expand_as(images), marks, bound, score), bound)
 
 
-def _prepare(
-    model: VisionModel, images: Tensor, target: Target, select: Select | Tensor, blank: Blank | Tensor, seed: int
-) -> tuple[Target, Tensor, Tensor]:
+def _prepare(model: ImageModel, images: Tensor, target: Target, select: Select | Tensor, blank: Blank | Tensor, seed: int) -> tuple[Target, Tensor, Tensor]:
     layout = model.check(images)
     size = (images.shape[-2], images.shape[-1])
     chosen = selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)  # [N, gh, gw]
@@ -51,11 +63,10 @@ def _prepare(
     return bound, blank_image(model, size, blank, seed=seed), marks
 
 
-def _scores(model: VisionModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:
+def _scores(model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:
     """Scores [B, N] of `below` with `above` pasted at each mark; all images advance together."""
     batch, n = len(below), len(marks)
-    block = model.blocks[0]
-    each = forward_bytes(model.check(below).tokens, block.heads * block.head_dim, torch.finfo(model.dtype).bits // 8)
+    each = model.forward_bytes(model.check(below))
 
     def some(a: int, b: int) -> Tensor:
         mixed = torch.where(marks[None, a:b, None], above[:, None], below[:, None])  # [B, n, 3, H, W]

@@ -115,7 +115,7 @@ def _caap_cost(model: VisionModel) -> dict[str, Any]:
     """What CAAP with its default options takes on this device."""
     import torch
 
-    from seecause.attribution.caap import _row_bytes, make_plan
+    from seecause.attribution.caap import make_plan, row_bytes
     from seecause.engine import kernel
     from seecause.engine.chunks import memory
     from seecause.engine.trace import trace_bytes
@@ -128,7 +128,7 @@ def _caap_cost(model: VisionModel) -> dict[str, Any]:
         "default tail": plan.tail,
         "attention": "fused in plain runs; " + ("one Triton kernel" if kernel.usable(probe, [], None) else "explicit, in chunks,") + " in patched runs",
         "keys and values of one image": _size(trace_bytes(model, layout)),
-        "all patches of one image at once": _size(layout.n_patches * rows * _row_bytes(model, layout)),
+        "all patches of one image at once": _size(layout.n_patches * rows * row_bytes(model, layout)),
         "memory budget": f"{_size(memory().bytes(model.device))} (work is cut to fit it)",
     }
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seecause.errors import BadImage
+
+T = TypeVar("T")
 
 MAX_PIXELS = 178_000_000  # about half a gigabyte of RGB; larger headers are refused before anything is decoded
 MIN_SIDE = 2
@@ -24,7 +27,19 @@ _PATTERN = frozenset("*?[")
 
 def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of an animation."""
-    path = Path(path)
+    return _read(Path(path), lambda opened: _as_rgb(Path(path), ImageOps.exif_transpose(opened)), max_pixels)
+
+
+def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
+    ids = _read(Path(path), np.array, max_pixels)
+    if ids.ndim != 2:
+        raise BadImage(str(path), "a picture in colour", "give a mask with one number for each pixel")
+    return ids.astype(np.int64)
+
+
+def _read(path: Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
+    """What `take` makes of the opened file, or one clear error."""
     _check_file(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pillow warns about large, odd or damaged files; what matters is checked below
@@ -32,7 +47,7 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
             with Image.open(path) as opened:
                 _check_size(path, opened, max_pixels)
                 opened.load()
-                return _as_rgb(path, ImageOps.exif_transpose(opened))
+                return take(opened)
         except UnidentifiedImageError:
             raise BadImage(str(path), "not an image that can be read", f"give one of {_kinds()}") from None
         except Image.DecompressionBombError:

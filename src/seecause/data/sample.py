@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+IGNORE = 255  # in integer masks: neither object nor background
+
 
 @dataclass(frozen=True)
 class Sample:
     """Loaders yield these, so metrics and methods need to know no dataset.
 
-    A field a dataset cannot fill is None; it is never guessed.
+    Pictures have their own size; `to_batch` brings them and their masks into a model's frame. A field a dataset cannot fill is None; it is
+    never guessed.
     """
 
     image: Tensor  # [3, H, W] float32, raw pixels in [0, 1], not normalised
-    label: int
+    label: int | None
     group: tuple[int, int] | None = None  # (foreground code, background code)
-    mask: Tensor | None = None  # [H, W] bool, True on the foreground
+    mask: Tensor | None = None  # [H, W] bool, True on the object; or integers: 1 object, 0 background, IGNORE neither
     parts: Tensor | None = None  # [H, W] uint8: 0 background, 1 body, 2.. parts
     id: str = ""

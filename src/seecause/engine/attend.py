@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine import kernel
+from seecause.engine.groups import Groups
 from seecause.engine.mask import Mask
 
 
@@ -38,15 +39,14 @@ class Bank:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """Live keys and values k, v [B, Hkv, G*g, dh]: rows come in `groups` G, and a row sees its own group's g keys only.
-
-    With one row and one key per group this is each row's own key. `keep` [G, g] drops padding.
+    """Live keys and values k, v [B, Hkv, K, dh]: query rows and keys come in the same number of groups, and a row sees its group's
+    keys only. With one row and one key per group this is each row's own key.
     """
 
     k: Tensor
     v: Tensor
-    groups: int
-    keep: Tensor | None = None
+    queries: Groups
+    keys: Groups
 
 
 def attend(q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -82,16 +82,13 @@ def _bank_part(q: Tensor, bank: Bank, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
-    """Every group attends to itself: fold groups into the batch."""
-    batch, heads, rows, width = q.shape
-    groups = own.groups
-    folded = [t.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1) for t in (q, own.k, own.v)]  # [B*G, H, g, dh]
-    scores = _scores(folded[0], folded[1], scale)
-    if own.keep is not None:
-        scores = scores.masked_fill(~own.keep.repeat(batch, 1)[:, None, None, :], -torch.inf)
-    o, lse = _softmax_part(scores, folded[2])
-    o = o.unflatten(0, (batch, groups)).transpose(1, 2).reshape(batch, heads, rows, width)
-    return o, lse.unflatten(0, (batch, groups)).transpose(1, 2).reshape(batch, heads, rows)
+    """Every group attends to itself: pad groups to one width and fold them into the batch."""
+    batch = len(q)
+    padded = ((q, own.queries), (own.k, own.keys), (own.v, own.keys))
+    folded = [t[:, :, groups.padded].transpose(1, 2).flatten(0, 1) for t, groups in padded]  # [B*G, H, g, dh]
+    scores = _scores(folded[0], folded[1], scale).masked_fill(~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf)
+    o, lse = (t.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3) for t in _softmax_part(scores, folded[2]))  # [B, H, G*g, ..]
+    return o[:, :, own.queries.unpadded], lse[:, :, own.queries.unpadded]
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

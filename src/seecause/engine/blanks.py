@@ -20,12 +20,13 @@ from torchvision.transforms.functional import gaussian_blur
 
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption
+from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
 
 
-def blank_image(model: VisionModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0) -> Tensor:
+def blank_image(model: ImageModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0) -> Tensor:
     """A normalised blank [1, 3, H, W] on the model's device; a tensor is checked and passed on."""
     channels = len(model.preprocess.mean)
     if isinstance(blank, Tensor):
@@ -41,7 +42,7 @@ def blank_image(model: VisionModel, size: tuple[int, int], blank: Blank | Tensor
     return made[key]
 
 
-def _draw(model: VisionModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
+def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
     """A normalised blank in float64 on the CPU."""
     if blank in ("white", "black"):
         return model.preprocess.normalise(torch.full(shape, float(blank == "white"), dtype=torch.float64))

@@ -89,8 +89,3 @@ def in_chunks(run: Callable[[int, int], T], total: int, size: int, *, what: str 
 def batched(run: Callable[[Tensor], Tensor], items: Tensor, size: int, *, what: str = "batch") -> Tensor:
     """`run` over `items` along the first axis, `size` at a time."""
     return torch.cat(list(in_chunks(lambda a, b: run(items[a:b]), len(items), size, what=what)))
-
-
-def forward_bytes(tokens: int, width: int, element: int, *, hidden: int = 4) -> int:
-    """A working estimate of what one image's run holds at its widest: states, packed projections, MLP."""
-    return tokens * width * element * (6 + 2 * hidden)

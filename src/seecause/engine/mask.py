@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS, KEYS = 64, 64  # a tile of rows, a block of keys
+ROWS, KEYS = 64, 32  # a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
 
 
 class Mask:

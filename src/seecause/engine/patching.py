@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank, attention_weights
-from seecause.engine.chunks import fit, forward_bytes, in_chunks
+from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.block import fused
 from seecause.models.layout import At
@@ -73,8 +73,7 @@ def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequenc
     for index in range(first):
         h, other = (model.blocks[index](x, at, model.gate(index)) for x in (h, other))
     donor = _donor(model, other, at, first, site_sets)
-    block = model.blocks[0]
-    each = len(images) * forward_bytes(layout.tokens, block.heads * block.head_dim, torch.finfo(model.dtype).bits // 8)
+    each = len(images) * model.forward_bytes(layout)
 
     def some(a: int, b: int) -> Tensor:
         return _patched(model, h, at, first, site_sets[a:b], donor)
@@ -124,8 +123,8 @@ def _mark(model: VisionModel, site_sets: Sequence[Sequence[Site]], index: int, k
     mark = torch.zeros(len(site_sets), tokens, heads, dtype=torch.bool)
     for part, sites in zip(mark, site_sets, strict=True):
         for site in (s for s in sites if (s.layer, s.kind) == (index, kind)):
-            rows = torch.tensor(list(range(tokens) if site.tokens is None else site.tokens))
-            columns = torch.tensor(list(range(heads) if site.heads is None else site.heads))
+            rows = torch.tensor(list(range(tokens) if site.tokens is None else site.tokens), dtype=torch.long)
+            columns = torch.tensor(list(range(heads) if site.heads is None else site.heads), dtype=torch.long)
             part[rows[:, None], columns] = True
     if kind == "resid":
         return mark[:, None, :, :1]  # [S, 1, T, 1]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.attend import attend
-from seecause.engine.trace import record
+from seecause.engine.trace import Trace, record
 from seecause.errors import ViewMismatch
 from seecause.models.view import VisionModel
 
@@ -40,6 +40,9 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     generator = torch.Generator().manual_seed(seed)
     shape = (2, len(model.preprocess.mean), *model.preprocess.size)
     images = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+    tokens = model.embed(images[:1]).shape[1]
+    if tokens != model.layout.tokens:
+        raise ViewMismatch("locality", "the embedding", f"{tokens} tokens, but the layout counts {model.layout.tokens}")
     with listening([b.native for b in model.blocks]) as outputs:
         native = model.native(images)
     if not torch.isfinite(native).all():
@@ -49,7 +52,7 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     tolerance = TOLERANCE.get(model.dtype, 2e-4)
     probes = [_blocks(model, trace.states, outputs, tolerance), _attention(model, trace, outputs, tolerance, generator)]
     assert trace.logits is not None
-    probes.insert(0, _compare("logits", "the readout", trace.logits, native, tolerance, f"{model.readout.kind} readout, {native.shape[-1]} classes"))
+    probes.insert(0, compare("logits", "the readout", trace.logits, native, tolerance, f"{model.readout.kind} readout, {native.shape[-1]} classes"))
     return [*probes, _locality(model, images, generator)]
 
 
@@ -58,34 +61,30 @@ def _blocks(model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor]
         raise ViewMismatch("blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called")
     worst = 0.0
     for index, (block, native) in enumerate(zip(model.blocks, outputs, strict=True)):
-        worst = max(worst, _compare("blocks", block.name, states[index + 1], native, tolerance, "").worst)
+        worst = max(worst, compare("blocks", block.name, states[index + 1], native, tolerance, "").worst)
     return Probe("blocks", worst, f"{model.n_layers} block outputs")
 
 
-def _attention(model: VisionModel, trace: object, outputs: list[Tensor], tolerance: float, generator: torch.Generator) -> Probe:
-    layout = trace.layout  # type: ignore[attr-defined]
+def _attention(model: VisionModel, trace: Trace, outputs: list[Tensor], tolerance: float, generator: torch.Generator) -> Probe:
+    layout = trace.layout
     rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(model.device)
     at, worst = layout.at(model.device), 0.0
     for index, block in enumerate(model.blocks):
-        part = trace.states[index][:, rows]  # type: ignore[attr-defined]
+        part = trace.states[index][:, rows]
         q, _, _ = block.qkv(part, at.take(rows))
-        o, _ = attend(q, [trace.bank(index)], scale=block.scale)  # type: ignore[attr-defined]
+        o, _ = attend(q, [trace.bank(index)], scale=block.scale)
         out = block.finish(part, o, model.gate(index))
-        worst = max(worst, _compare("attention", block.name, out, outputs[index][:, rows], 2 * tolerance, "").worst)
+        worst = max(worst, compare("attention", block.name, out, outputs[index][:, rows], 2 * tolerance, "").worst)
     return Probe("attention", worst, f"{len(rows)} of {layout.tokens} rows against recorded keys, every block")
 
 
 def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
     layout = model.layout
     rows, columns = layout.grid
-    corners = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
-    inside = [(int(torch.randint(rows, (), generator=generator)), int(torch.randint(columns, (), generator=generator))) for _ in range(4)]
     before = model.embed(images[:1])
-    if before.shape[1] != layout.tokens:
-        raise ViewMismatch("locality", "the embedding", f"{before.shape[1]} tokens, but the layout counts {layout.tokens}")
     high, wide = model.preprocess.size[0] // rows, model.preprocess.size[1] // columns
     share = 1.0
-    for r, c in dict.fromkeys(corners + inside):
+    for r, c in probe_places(layout.grid, generator):
         changed = images[:1].clone()
         changed[:, :, r * high : (r + 1) * high, c * wide : (c + 1) * wide] += 1
         moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
@@ -96,7 +95,16 @@ def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) ->
     return Probe("locality", 1 - share, f"{layout.grid[0]} x {layout.grid[1]} patches after {layout.prefix} special tokens")
 
 
-def _compare(probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str) -> Probe:
+def probe_places(grid: tuple[int, int], generator: torch.Generator) -> list[tuple[int, int]]:
+    """The corners of the grid and a few random places."""
+    rows, columns = grid
+    corners = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
+    inside = [(int(torch.randint(rows, (), generator=generator)), int(torch.randint(columns, (), generator=generator))) for _ in range(4)]
+    return list(dict.fromkeys(corners + inside))
+
+
+def compare(probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str) -> Probe:
+    """The largest difference relative to the largest native value, or a refusal."""
     if got.shape != expected.shape:
         raise ViewMismatch(probe, where, f"shape {list(got.shape)}, native {list(expected.shape)}")
     size = expected.double().abs().max().clamp_min(1e-12)

@@ -7,6 +7,8 @@ import importlib
 from torch import nn
 
 from seecause.errors import BadOption, UnsupportedModel
+from seecause.models import conv_parts
+from seecause.models.conv_parts import ConvParts
 from seecause.models.parts import Parts
 from seecause.models.text_head import TextHead, TextInput
 
@@ -19,7 +21,7 @@ ADAPTERS = {
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
 
-def find(module: nn.Module, *, text: TextInput | None = None) -> Parts:
+def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvParts:
     """The parts of a native module, by the adapter of the library it (or a class it derives from) comes from.
 
     `text` is what a model with a text tower makes its classifier of.
@@ -27,8 +29,7 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts:
     for cls in type(module).__mro__:
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:
-            adapter = importlib.import_module(ADAPTERS[library])
-            parts = adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
+            parts = _find(module, library, cls.__name__, text)
             if text is not None and not isinstance(parts.extra, TextHead):
                 raise BadOption("tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower")
             return parts
@@ -37,3 +38,10 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts:
         f"no adapter knows it (adapters: {', '.join(ADAPTERS)})",
         "wrap a timm, transformers, torchvision or open_clip vision transformer, or build seecause.models.Parts for it",
     )
+
+
+def _find(module: nn.Module, library: str, kind: str, text: TextInput | None) -> Parts | ConvParts:
+    if library in conv_parts.LIBRARIES and kind in conv_parts.SPLITS:
+        return conv_parts.find(module, library, kind)
+    adapter = importlib.import_module(ADAPTERS[library])
+    return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)

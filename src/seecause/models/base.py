@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -15,10 +15,14 @@ from seecause.errors import BadImage, UnknownClass
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
+Architecture = Literal["transformer", "conv"]
+
 
 @dataclass(eq=False, kw_only=True)
 class ImageModel:
     """A native classifier with its preprocessing and class names."""
+
+    architecture: ClassVar[Architecture]  # decides which methods are defined
 
     module: nn.Module
     name: str
@@ -58,6 +62,15 @@ class ImageModel:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
         raise NotImplementedError
 
+    @property
+    def readout_name(self) -> str:
+        """What the classifier reads, for manifests."""
+        raise NotImplementedError
+
+    def forward_bytes(self, layout: TokenLayout) -> int:
+        """A working estimate of what one image's run holds at its widest."""
+        raise NotImplementedError
+
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them."""
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
@@ -88,7 +101,7 @@ class ImageModel:
         return self.classes[index] if index < len(self.classes) else f"class {index}"
 
     def class_index(self, name: str | int) -> int:
-        """A class by name or index; names compare without case."""
+        """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat" is enough if only one class has it."""
         count = self.n_classes
         if isinstance(name, str) and name.lstrip("-").isdigit() and name not in self.classes:
             name = int(name)
@@ -97,9 +110,12 @@ class ImageModel:
                 raise UnknownClass(name, self.classes, count)
             return name
         folded = [c.casefold() for c in self.classes]
-        if name.casefold() not in folded:
+        if name.casefold() in folded:
+            return folded.index(name.casefold())
+        having = [index for index, known in enumerate(folded) if name.casefold() in (part.strip() for part in known.split(","))]
+        if len(having) != 1:
             raise UnknownClass(name, self.classes, count)
-        return folded.index(name.casefold())
+        return having[0]
 
     def state_key(self) -> tuple[Any, ...]:
         """Changes whenever a weight or buffer is changed, moved or replaced."""

@@ -1,6 +1,6 @@
 """Blocks of transformers' vision towers, found by structure: releases rename modules, but a block keeps its shape.
 
-    norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
+norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, Fn, same
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import Preprocess, complete
 from seecause.models.readout import Kind, LatentPool, Readout
 from seecause.models.view import VisionModel
 
@@ -67,10 +67,11 @@ def assemble(
     head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
+    preprocess: Preprocess | None = None,
 ) -> VisionModel:
     """A view from what the adapter found and what the caller adds. `head` is a module on pooled features or a matrix [C, D]."""
     if isinstance(head, Tensor):
-        head = _linear(head)
+        head = linear(head)
     if head is None and parts.head is None:
         raise UnsupportedModel(
             type(module).__name__, "it has no classifier", "pass head= (a matrix [classes, width] or a module), or seecause.CosineHead(embeddings)"
@@ -94,6 +95,12 @@ def assemble(
         extra.to(like.device, like.dtype)
         extra.requires_grad_(False)
 
+    known = preprocess or parts.preprocess
+    if parts.fixed_size and parts.size is not None:
+        size = parts.size
+    elif known is None:
+        size = size or parts.size
+
     def native(images: Tensor) -> Tensor:
         if head is None and parts.native_logits is not None:
             return parts.native_logits(images)
@@ -108,7 +115,7 @@ def assemble(
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=_preprocess(module, parts, mean, std, size),
+        preprocess=complete(known, mean=mean, std=std, size=size, of=type(module).__name__),
         patch=parts.patch,
         native=native,
         classes=tuple(classes if classes is not None else parts.classes if head is None else ()),
@@ -118,22 +125,9 @@ def assemble(
     )
 
 
-def _preprocess(
-    module: nn.Module, parts: Parts, mean: Sequence[float] | None, std: Sequence[float] | None, size: tuple[int, int] | None
-) -> Preprocess:
-    known = parts.preprocess
-    size = size or (known.size if known else parts.size)
-    if parts.fixed_size and parts.size is not None:
-        size = parts.size
-    for what, value in (("mean", mean or (known and known.mean)), ("std", std or (known and known.std)), ("size", size)):
-        if value is None:
-            raise BadOption(what, None, f"a value: {type(module).__name__} does not tell its {what}, so pass {what}= to wrap")
-    base = known or Preprocess(size=size, mean=tuple(mean or ()), std=tuple(std or ()))  # type: ignore[arg-type]
-    return replace(base, size=size, mean=tuple(mean or base.mean), std=tuple(std or base.std))
-
-
-def _linear(matrix: Tensor) -> nn.Module:
-    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+def linear(matrix: Tensor) -> nn.Module:
+    """A linear head without bias from its matrix [C, D]."""
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)
     with torch.no_grad():
         layer.weight.copy_(matrix)
     return layer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,18 @@ class Preprocess:
         image = image.resize((wide, high), resample)
         left, top = round((wide - width) / 2), round((high - height) / 2)
         return image.crop((left, top, left + width, top + height))
+
+
+def complete(known: Preprocess | None, *, mean: Sequence[float] | None, std: Sequence[float] | None, size: tuple[int, int] | None, of: str) -> Preprocess:
+    """What is known of a model's preprocessing with what the caller adds; what neither tells is asked for."""
+    if known is not None:
+        mean, std, size = mean or known.mean, std or known.std, size or known.size
+    for what, value in (("mean", mean), ("std", std), ("size", size)):
+        if value is None:
+            raise BadOption(what, None, f"a value: {of} does not tell its {what}, so pass {what}= to wrap")
+    assert mean is not None and std is not None and size is not None
+    base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
+    return replace(base, size=size, mean=tuple(mean), std=tuple(std))
 
 
 def from_timm(config: dict[str, Any]) -> Preprocess:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import MissingExtra, MissingWeights, UnknownName
+from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -58,20 +59,20 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, c
     bare, _, _ = name.partition(".")
     if not timm.is_model(bare):
         raise UnknownName("timm model", name, timm.list_models())
-    options: dict[str, Any] = {} if size is None else {"img_size": size}
+    convolutional = timm.models.is_model_in_modules(bare, ("resnet", "densenet", "vgg"))  # they take pictures of any size
+    options: dict[str, Any] = {} if size is None or convolutional else {"img_size": size}
     state = None if weights in (None, "random") else read_weights(Path(str(weights)))
     if state is not None:
         _count_classes(state, ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"), options, "num_classes")
     module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options))
     if state is not None:
         _fill(module, state, str(weights))
-    return Source(module, {} if classes is not None else {"classes": imagenet_names(module.num_classes)})
+    told: dict[str, Any] = {"size": size} if convolutional else {}
+    return Source(module, told if classes is not None else {**told, "classes": imagenet_names(module.num_classes)})
 
 
 def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
-
-    from seecause.models.preprocess import preprocess_from_processor
 
     where = str(weights) if weights not in (None, "random") else name
     config = _fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where))
@@ -83,12 +84,12 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     card = Path(where) / "preprocessor_config.json"
     if card.is_file():
         steps = preprocess_from_processor(json.loads(card.read_text(encoding="utf-8")))
-        told = {"mean": steps.mean, "std": steps.std, "size": size or steps.size}
+        told = {"preprocess": replace(steps, size=size or steps.size)}
     elif not Path(where).is_dir():
         from transformers import AutoImageProcessor
 
         steps = preprocess_from_processor(_fetched(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(where)).to_dict())
-        told = {"mean": steps.mean, "std": steps.std, "size": size or steps.size}
+        told = {"preprocess": replace(steps, size=size or steps.size)}
     if dual:
         from transformers import AutoTokenizer
 
@@ -114,7 +115,8 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
         _fill(module, state, str(weights))
     steps = default.transforms()
     names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else ()
-    told = {"mean": tuple(steps.mean), "std": tuple(steps.std), "size": size or (steps.crop_size[0],) * 2}
+    side = steps.crop_size[0]
+    told = {"preprocess": Preprocess(size or (side, side), tuple(steps.mean), tuple(steps.std), crop=side / steps.resize_size[0], filter="bilinear")}
     return Source(module, told if classes is not None else {**told, "classes": tuple(names)})
 
 
@@ -187,4 +189,6 @@ def _fetched(what: str, fetch: Any) -> Any:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
         said = str(failure).strip().split("\n")[0][:200]
-        raise MissingWeights(what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH, or weights='random' to use random ones") from failure
+        raise MissingWeights(
+            what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH, or weights='random' to use random ones"
+        ) from failure

@@ -25,11 +25,11 @@ def find(module: Any) -> Parts:
     """The parts of a timm vision transformer."""
     kind = type(module).__name__
     if kind not in FAMILIES:
-        raise UnsupportedModel(f"timm {kind}", "its attention is windowed, hybrid or carries a relative bias", f"timm families that work: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"timm {kind}", "its attention is windowed, hybrid or carries a relative bias", f"timm families that work: {', '.join(FAMILIES)}"
+        )
     rope = getattr(module, "rope", None)
-    blocks = [
-        _block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i)) for i, native in enumerate(module.blocks)
-    ]
+    blocks = [_block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i)) for i, native in enumerate(module.blocks)]
     distilled = kind == "VisionTransformerDistilled"
     pool: Kind = "cls+dist" if distilled else _pool(module)
     dynamic = bool(getattr(module, "dynamic_img_size", False))

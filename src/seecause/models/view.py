@@ -1,6 +1,6 @@
 """What users hold: a native vision transformer, named and split.
 
-    embed -> blocks -> readout
+embed -> blocks -> readout
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from seecause.models.base import ImageModel
+from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, CompiledBlock
+from seecause.models.layout import TokenLayout
 from seecause.models.readout import Readout
 
 
@@ -24,6 +26,8 @@ class VisionModel(ImageModel):
     `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every method.
     """
 
+    architecture: ClassVar[Architecture] = "transformer"
+
     embed: Callable[[Tensor], Tensor]  # images [B, 3, H, W] -> tokens entering the first block [B, T, D]
     blocks: list[Block]
     readout: Readout
@@ -33,6 +37,10 @@ class VisionModel(ImageModel):
     def n_layers(self) -> int:
         return len(self.blocks)
 
+    @property
+    def readout_name(self) -> str:
+        return self.readout.kind
+
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
         layout = self.check(images)
@@ -40,6 +48,11 @@ class VisionModel(ImageModel):
         for index, block in enumerate(self.blocks):
             h = block(h, at, self.gate(index))
         return self.readout(h, layout)
+
+    def forward_bytes(self, layout: TokenLayout) -> int:
+        """States, packed projections and the MLP of one image."""
+        block = self.blocks[0]
+        return layout.tokens * block.heads * block.head_dim * (torch.finfo(self.dtype).bits // 8) * 14
 
     def gate(self, layer: int) -> Tensor | None:
         """The gates of one block, [H], or None."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute, digest
 from seecause.attribution.registry import find
 from seecause.attribution.result import Attribution
-from seecause.attribution.target import spread
 from seecause.models.view import VisionModel
 from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section
+from seecause.target import spread
 
 HOW_TO_READ = (
     "Bright patches caused the answer: each patch was put, with its neighbours, into a blank picture, and its value is the class score that came "

@@ -15,10 +15,10 @@ from seecause.data.critters.chance import lattice, sine, smooth_noise, uniform
 
 BACKGROUNDS = ("dunes", "lagoon", "meadow", "starlight")
 _PALETTES = {  # dark, light, accent
-    "dunes": ((0.76, 0.62, 0.48), (0.95, 0.83, 0.63), (1.00, 0.93, 0.77)),
-    "lagoon": ((0.36, 0.54, 0.58), (0.52, 0.74, 0.76), (0.86, 0.97, 0.94)),
-    "meadow": ((0.27, 0.36, 0.25), (0.58, 0.72, 0.46), (0.92, 0.93, 0.80)),
-    "starlight": ((0.13, 0.14, 0.21), (0.34, 0.30, 0.44), (0.97, 0.95, 0.88)),
+    "dunes": ((0.43, 0.35, 0.27), (0.95, 0.83, 0.63), (1.00, 0.93, 0.77)),
+    "lagoon": ((0.22, 0.33, 0.35), (0.47, 0.67, 0.69), (0.86, 0.97, 0.94)),
+    "meadow": ((0.13, 0.17, 0.12), (0.62, 0.77, 0.49), (0.92, 0.93, 0.80)),
+    "starlight": ((0.11, 0.12, 0.18), (0.34, 0.30, 0.44), (0.97, 0.95, 0.88)),
 }
 
 
@@ -52,28 +52,28 @@ def _dunes(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Ridges of sand: light on the windward side, a bright crest, fine ripples."""
     x, y = _grid(seed, size)
     slant = uniform(seed, 31, -1.0, 1.0)[:, None, None]
-    ridge = y * 4 + x * slant + smooth_noise(seed, 32, 2, size) * 1.8
+    ridge = y * 7 + x * slant + smooth_noise(seed, 32, 2, size) * 2.2
     place = ridge - torch.floor(ridge)  # 0 just below a crest, 1 on the next one
-    ripple = sine(ridge * 4 + smooth_noise(seed, 33, 5, size)) * 0.06
-    crest = ((place - 0.8) * 5).clamp(0, 1)
-    return place * place * 0.8 + 0.08 + ripple, crest * crest * 0.8
+    ripple = sine(ridge * 3 + smooth_noise(seed, 33, 6, size)) * 0.1
+    crest = ((place - 0.75) * 4).clamp(0, 1)
+    return place * 0.8 + 0.1 + ripple, crest * crest * 0.8
 
 
 def _lagoon(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """A net of light on water."""
     x, y = _grid(seed, size)
-    drift, swell = smooth_noise(seed, 41, 4, size), smooth_noise(seed, 42, 4, size)
-    one = sine(x * 1.7 + y * 0.8 + drift * 1.2).abs()
-    two = sine(y * 1.9 - x * 0.7 + swell * 1.2).abs()
+    drift, swell = smooth_noise(seed, 41, 5, size), smooth_noise(seed, 42, 5, size)
+    one = sine(x * 2.9 + y * 1.3 + drift * 1.4).abs()
+    two = sine(y * 3.1 - x * 1.2 + swell * 1.4).abs()
     net = 1 - torch.minimum(one, two)
     net = net * net * net
-    return drift * 0.6 + swell * 0.4, net * net * 0.9
+    return drift * 0.6 + swell * 0.4, net * net
 
 
 def _meadow(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Leaves on dark ground, each turned its own way, with a few pale blossoms."""
     shade = smooth_noise(seed, 51, 4, size) * 0.25
-    for layer, cells in enumerate((6, 5)):
+    for layer, cells in enumerate((9, 8)):
         right, down, value = _cells(seed, 52 + layer, cells, size)
         turned = value * 4 - torch.floor(value * 4) > 0.5
         along = torch.where(turned, right + down, right - down) * 0.7071
@@ -81,8 +81,8 @@ def _meadow(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
         depth = 0.26 * (1 - along * along * 3.6) - aside.abs()
         vein = (aside.abs() * 14).clamp(0, 1) * 0.28 + 0.72
         shade = torch.where(depth > 0, (0.35 + 0.65 * value) * vein, shade)
-    right, down, value = _cells(seed, 58, 5, size)
-    bloom = (0.035 - (right * right + down * down)) * 60
+    right, down, value = _cells(seed, 58, 7, size)
+    bloom = (0.05 - (right * right + down * down)) * 60
     return shade, torch.where(value > 0.72, bloom.clamp(0, 1), 0.0)
 
 
@@ -90,11 +90,11 @@ def _starlight(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """A night sky: slow clouds, four-pointed stars."""
     cloud = smooth_noise(seed, 61, 3, size) * 0.65 + smooth_noise(seed, 62, 7, size) * 0.35
     accent = torch.zeros_like(cloud)
-    for layer, (cells, large) in enumerate(((5, 0.62), (9, 0.5))):
+    for layer, (cells, large) in enumerate(((7, 0.78), (11, 0.7))):
         right, down, value = _cells(seed, 63 + layer, cells, size)
         reach = torch.sqrt(right.abs()) + torch.sqrt(down.abs())
         star = ((large * (0.45 + 0.55 * value) - reach) * 5).clamp(0, 1)
-        accent = torch.maximum(accent, torch.where(value > 0.3, star, 0.0))
+        accent = torch.maximum(accent, torch.where(value > 0.15, star, 0.0))
     return cloud * cloud * 1.25, accent
 
 

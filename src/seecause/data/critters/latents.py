@@ -12,6 +12,8 @@ from torch import Tensor
 from seecause.data.critters import chance
 from seecause.data.critters.anatomy import COATS, PARTS, codewords
 
+REACH = 0.19  # how far from the middle of the picture a creature may stand and still be whole, as a share of the side
+
 
 @dataclass(frozen=True)
 class Latents:
@@ -76,8 +78,8 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
         background=background,
         variants=codewords(creature.device)[creature],
         present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
-        centre=torch.stack([chance.uniform(seed, 11, 0.36, 0.64), chance.uniform(seed, 12, 0.36, 0.64)], dim=1),
-        extent=chance.uniform(seed, 13, 0.56, 0.62),
+        centre=torch.stack([_off_middle(seed, 11), _off_middle(seed, 12)], dim=1),
+        extent=chance.uniform(seed, 13, 0.50, 0.55),
         flip=chance.bits(seed, 14) % 2 == 1,
         tilt=chance.uniform(seed, 15, -0.025, 0.025),
         coat=chance.bits(seed, 16) % len(COATS),
@@ -85,6 +87,12 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
         gain=chance.uniform(seed, 18, 0.85, 1.0),
         seed=seed,
     )
+
+
+def _off_middle(seed: Tensor, purpose: int) -> Tensor:
+    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of the picture should find little."""
+    spot = chance.uniform(seed, purpose, -1.0, 1.0)
+    return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
 
 
 def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:

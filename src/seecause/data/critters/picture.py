@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seecause.data.critters import backgrounds, creature
 from seecause.data.critters.anatomy import PARTS, VARIANTS
-from seecause.data.critters.latents import Latents
+from seecause.data.critters.latents import REACH, Latents
 from seecause.errors import BadOption, UnknownName
 
 Style = Literal["plain", "flat", "sketch"]
@@ -70,7 +70,7 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
         latents = latents.replace(variants=variants)
     if do.move != (0, 0):
         shift = torch.tensor(do.move, device=latents.centre.device) / size
-        latents = latents.replace(centre=(latents.centre + shift).clamp(0.34, 0.66))
+        latents = latents.replace(centre=(latents.centre + shift).clamp(0.5 - REACH, 0.5 + REACH))
     return latents
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
 
 Score = Literal["prob", "logprob", "logit"]
 Spec = None | int | str | Tensor | Sequence[int | str] | tuple[int | str, int | str] | Callable[[Tensor], Tensor]
@@ -35,8 +35,12 @@ class Target:
 
     def at(self, start: int, stop: int) -> Target:
         """The part for some images of the batch."""
-        cut = [None if t is None else t[start:stop] for t in (self.classes, self.against)]
-        return Target(cut[0], cut[1], self.function)
+        return self.take(slice(start, stop))
+
+    def take(self, rows: Tensor | slice) -> Target:
+        """The same for other rows: images of the batch in any order, any of them several times."""
+        taken = [None if t is None else t[rows] for t in (self.classes, self.against)]
+        return Target(taken[0], taken[1], self.function)
 
     def score(self, logits: Tensor, kind: Score = "prob", *, sigmoid: bool = False) -> Tensor:
         """Logits [B, ..., C] -> scores [B, ...] in float32 or better."""
@@ -50,7 +54,7 @@ class Target:
             return pick(logits, self.classes) - pick(logits, self.against)
         return pick(spread(logits, kind, sigmoid=sigmoid), self.classes)
 
-    def record(self, model: VisionModel) -> dict[str, Any]:
+    def record(self, model: ImageModel) -> dict[str, Any]:
         """What manifests say."""
         if self.function is not None:
             return {"function": getattr(self.function, "__name__", "callable")}
@@ -59,7 +63,7 @@ class Target:
         return {**names, "name": labels}
 
 
-def parse(model: VisionModel, spec: Spec, batch: int) -> Target:
+def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per image."""
     if spec is None:
         return Target()
@@ -78,7 +82,7 @@ def parse(model: VisionModel, spec: Spec, batch: int) -> Target:
     return Target(classes=_indices(model, names))
 
 
-def _indices(model: VisionModel, names: Sequence[int | str]) -> Tensor:
+def _indices(model: ImageModel, names: Sequence[int | str]) -> Tensor:
     return torch.tensor([model.class_index(n) for n in names], device=model.device)
 
 

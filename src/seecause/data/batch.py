@@ -1,0 +1,57 @@
+"""Samples of any size in a model's own frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from seecause.data.sample import IGNORE, Sample
+from seecause.errors import BadOption
+from seecause.models.base import ImageModel
+from seecause.models.preprocess import Preprocess
+
+
+class Batch(NamedTuple):
+    """On the model's device. `labels` and `masks` are None where no sample has one."""
+
+    images: Tensor  # [B, 3, h, w], normalised
+    labels: Tensor | None  # [B] int64
+    masks: Tensor | None  # [B, h, w] int32: 1 object, 0 background, IGNORE neither
+
+
+def to_batch(model: ImageModel, samples: Sequence[Sample]) -> Batch:
+    """Resize and cut pictures and masks alike, as the model wants them. A picture that has the model's size keeps every pixel.
+
+    A sample without a mask among others that have one is all IGNORE, so metrics skip it with a reason.
+    """
+    frame = model.preprocess
+    images = torch.cat([_image(frame, sample.image) for sample in samples]).to(model.device, model.dtype)
+    masked = any(sample.mask is not None for sample in samples)
+    masks = torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device) if masked else None
+    return Batch(images, _labels(samples, model.device), masks)
+
+
+def _image(frame: Preprocess, image: Tensor) -> Tensor:
+    """[3, H, W] in [0, 1] -> [1, 3, h, w]; other sizes pass through 8 bits, which is what photos have."""
+    if tuple(image.shape[1:]) == frame.size:
+        return frame.normalise(image[None])
+    pixels = (image * 255).round().clamp(0, 255).to(torch.uint8)
+    return frame(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
+
+
+def _mask(frame: Preprocess, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return torch.full(frame.size, IGNORE, dtype=torch.int32)
+    return mask.to(torch.int32) if tuple(mask.shape) == frame.size else frame.mask(mask.cpu())
+
+
+def _labels(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    known = [sample.label for sample in samples if sample.label is not None]
+    if known and len(known) < len(samples):
+        unknown = next(sample.id for sample in samples if sample.label is None)
+        raise BadOption("samples", f"{unknown} without a label", "labels for all samples of a batch, or for none")
+    return torch.tensor(known, device=device) if known else None

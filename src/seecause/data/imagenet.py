@@ -1,0 +1,41 @@
+"""`imagenet:PATH`: ImageNet-1k validation photos, `PATH/val/<wnid>/*.JPEG`, all of them or a part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seecause.data.dataset import evenly
+from seecause.data.photos import Photo, Photos, class_folders, pictures
+from seecause.errors import DataMissing
+
+_LAYOUT = "expected PATH/val/<wnid>/*.JPEG, one folder for each WordNet id"
+
+
+def imagenet_wnids() -> tuple[str, ...]:
+    """The 1,000 WordNet ids in the order of the labels."""
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_names())
+
+
+def imagenet_classes() -> tuple[str, ...]:
+    """The names of the 1,000 classes in the order of the labels."""
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_descriptions())
+
+
+def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
+    """A label is the place of its WordNet id among the sorted 1,000, as every ImageNet-1k model has it."""
+    root = Path(rest) / "val"
+    if not root.is_dir():
+        raise DataMissing(str(root), "no such folder", _LAYOUT)
+    label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}
+    folders = class_folders(root)
+    if not folders:
+        raise DataMissing(str(root), "no class folders in it", _LAYOUT)
+    for folder in folders:
+        if folder.name not in label:
+            raise DataMissing(str(folder), "not the WordNet id of an ImageNet-1k class", _LAYOUT)
+    found = [Photo(path, f"{folder.name}/{path.name}", label[folder.name]) for folder in folders for path in pictures(folder)]
+    return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(found, limit))

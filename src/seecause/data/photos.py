@@ -1,0 +1,71 @@
+"""Datasets of files: photos, and masks where the dataset has them, read one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seecause.data.images import find_images, read_image
+from seecause.data.sample import Sample
+from seecause.errors import BadImage
+
+
+@dataclass(frozen=True)
+class Photo:
+    """Where a sample lies; nothing is read yet."""
+
+    path: Path
+    id: str
+    label: int | None = None
+    mask: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """A dataset of photos. A file that is missing or broken raises when it is asked for, with its name, so that one hole stays one hole."""
+
+    name: str
+    classes: tuple[str, ...]
+    photos: tuple[Photo, ...]
+    read_mask: Callable[[Path], Tensor] | None = None  # file -> [H, W] as in `Sample`
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, index: int) -> Sample:
+        photo = self.photos[index]
+        pixels = np.asarray(read_image(photo.path)).copy()  # [H, W, 3] uint8
+        image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+        mask = None if self.read_mask is None or photo.mask is None else self.read_mask(photo.mask)
+        if mask is not None and mask.shape != image.shape[1:]:
+            raise BadImage(str(photo.mask), f"{list(mask.shape)} pixels for a photo of {list(image.shape[1:])}", "give masks of the photos' own size")
+        return Sample(image=image, label=photo.label, mask=mask, id=photo.id)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of names, labels and file sizes: reading every byte of a large dataset would take longer than most runs."""
+        digest = hashlib.sha256()
+        for photo in self.photos:
+            digest.update(f"{photo.id} {photo.label} {_bytes(photo.path)} {_bytes(photo.mask)}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def pictures(folder: Path) -> list[Path]:
+    """The pictures of one folder, sorted, without hidden files; an empty folder names itself."""
+    return [path for path in find_images([folder]) if not path.name.startswith(".")]
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Sub-folders of `root`, sorted, without hidden ones."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _bytes(path: Path | None) -> int | None:
+    return path.stat().st_size if path is not None and path.is_file() else None

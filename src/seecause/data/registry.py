@@ -1,0 +1,24 @@
+"""Datasets by name. A new one is a file with an `open_...` function, and a line here."""
+
+from __future__ import annotations
+
+import importlib
+
+from seecause.data.dataset import Dataset
+from seecause.errors import UnknownName
+
+_LOADERS = {  # spec -> where its loader is; imported on first use
+    "critters:REGIME[:SPLIT]": ("seecause.data.critters_data", "open_critters"),
+    "folder:PATH": ("seecause.data.folder", "open_folder"),
+    "imagenet:PATH": ("seecause.data.imagenet", "open_imagenet"),
+    "pets:PATH[:SPLIT]": ("seecause.data.pets", "open_pets"),
+}
+
+
+def open_data(spec: str, *, limit: int | None = None) -> Dataset:
+    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet:PATH`; at most `limit` samples, spread evenly over the whole."""
+    kind, _, rest = spec.partition(":")
+    for known, (module, function) in _LOADERS.items():
+        if rest and known.partition(":")[0] == kind:
+            return getattr(importlib.import_module(module), function)(rest, limit=limit)
+    raise UnknownName("dataset", spec, _LOADERS)

@@ -1,0 +1,90 @@
+"""Accuracy by group: an average hides the groups a shortcut fails on.
+
+Two numbers go by the name "adjusted average" and are told apart here: `train_weighted_average` weighs the groups of the test set as the training
+set has them (Sagawa et al. 2020), `unweighted_average` weighs them all the same (SubpopBench).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from seecause.errors import BadOption
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupAccuracy:
+    """How many of each group's samples were answered right. Only groups that occur are here."""
+
+    groups: tuple[Group, ...]
+    right: Tensor  # [G] int64
+    total: Tensor  # [G] int64
+
+    @property
+    def accuracy(self) -> Tensor:
+        """[G], float64."""
+        return self.right.double() / self.total
+
+    @property
+    def average(self) -> float:
+        """Over samples, as the test set has them."""
+        return float(self.right.sum()) / float(self.total.sum())
+
+    @property
+    def worst(self) -> float:
+        """The accuracy of the worst group."""
+        return float(self.accuracy.min())
+
+    @property
+    def worst_group(self) -> Group:
+        return self.groups[int(self.accuracy.argmin())]
+
+    @property
+    def unweighted_average(self) -> float:
+        """Over groups, each the same."""
+        return float(self.accuracy.mean())
+
+    def train_weighted_average(self, train: Mapping[Group, float]) -> float:
+        """Over groups, each as often as training met it: `train` holds counts or probabilities. A group met there must have been tested."""
+        untested = [group for group, share in train.items() if share > 0 and group not in self.groups]
+        if untested:
+            raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
+        weights = torch.tensor([float(train.get(group, 0.0)) for group in self.groups], dtype=torch.float64)
+        return float((weights * self.accuracy).sum() / weights.sum())
+
+    def intervals(self, confidence: float = 0.95) -> Tensor:
+        """Clopper-Pearson interval of each group, [G, 2]."""
+        return clopper_pearson(self.right, self.total, confidence)
+
+
+def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group]) -> GroupAccuracy:
+    """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a number, or a row of [N, k]."""
+    right = right.detach().cpu().bool()
+    codes = torch.as_tensor(groups).cpu()
+    codes = codes[:, None] if codes.ndim == 1 else codes
+    if len(right) == 0 or len(codes) != len(right):
+        raise BadOption("groups", f"{len(codes)} of them", f"one for each of the {len(right)} samples, and at least one")
+    names, member = codes.unique(dim=0, return_inverse=True)
+    count = len(names)
+    return GroupAccuracy(
+        groups=tuple(tuple(name) for name in names.tolist()),
+        right=torch.bincount(member[right], minlength=count),
+        total=torch.bincount(member, minlength=count),
+    )
+
+
+def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> Tensor:
+    """The exact interval of a share, [..., 2]: it covers the truth at least as often as promised, also for few samples and none right."""
+    if not 0 < confidence < 1:
+        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    tail = (1 - confidence) / 2
+    k, n = right.double().numpy(), total.double().numpy()
+    low = torch.from_numpy(beta.ppf(tail, k, n - k + 1)).nan_to_num(nan=0.0)  # undefined for k = 0
+    high = torch.from_numpy(beta.ppf(1 - tail, k + 1, n - k)).nan_to_num(nan=1.0)  # undefined for k = n
+    return torch.stack([low, high], dim=-1)

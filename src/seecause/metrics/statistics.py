@@ -1,0 +1,71 @@
+"""From one number for each image to a line of a table. NaN marks an image that was skipped: it is left out and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+from seecause.metrics.ranks import average_ranks
+
+_DRAWN = 4_000_000  # numbers drawn at once by the bootstrap
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean over images. The standard error is the population deviation over sqrt(n), as the printed tables have it (not n - 1)."""
+
+    mean: float
+    standard_error: float
+    n: int
+    skipped: int = 0
+
+
+def summarise(values: Tensor) -> Summary:
+    """Mean and standard error of values [B]."""
+    known = _known(values)
+    if len(known) == 0:
+        return Summary(torch.nan, torch.nan, 0, len(values))
+    return Summary(float(known.mean()), float(known.std(correction=0) / len(known) ** 0.5), len(known), len(values) - len(known))
+
+
+def paired_difference(first: Tensor, second: Tensor) -> Summary:
+    """first - second image by image, over the images both have. Images vary far more than methods do, so this is much sharper than
+    comparing two means with their own errors."""
+    if first.shape != second.shape:
+        raise BadOption("second", list(second.shape), f"values of the same images as the first, {list(first.shape)}")
+    return summarise(first.double() - second.double())
+
+
+def bootstrap_interval(values: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The percentile interval of the mean of values [B], over `draws` resamplings of the images."""
+    if not 0 < confidence < 1:
+        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    known = _known(values)
+    if len(known) == 0:
+        return torch.nan, torch.nan
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, _DRAWN // len(known))
+    sizes = [min(rows, draws - start) for start in range(0, draws, rows)]
+    means = torch.cat([known[torch.randint(len(known), (size, len(known)), generator=generator)].mean(dim=1) for size in sizes])
+    tail = (1 - confidence) / 2
+    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
+    """Spearman's correlation of two maps for each image: [B, ...] and [B, ...] -> [B]. Ties share their mean rank; NaN for a constant map."""
+    if first.shape != second.shape:
+        raise BadOption("second", list(second.shape), f"maps of the same shape as the first, {list(first.shape)}")
+    x, y = (average_ranks(maps.detach().flatten(1)) for maps in (first, second.to(first.device)))
+    x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
+    return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
+
+
+def _known(values: Tensor) -> Tensor:
+    if values.ndim != 1:
+        raise BadOption("values", list(values.shape), "one number for each image, [B]")
+    values = values.detach().cpu().double()
+    return values[~values.isnan()]

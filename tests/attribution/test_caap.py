@@ -1,0 +1,299 @@
+"""CAAP: the fast engine equals the slow definition, for every family and every reading of the paper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.caap import make_plan, sweep
+from seecause.attribution.select import selection
+from seecause.engine.blanks import blank_image
+from seecause.engine.sweep import live_tokens
+from seecause.errors import BadOption, NotDefined
+from tests.helpers import hooks, view
+from tests.reference import caap as reference
+from tests.tiny import FAMILIES, pictures, tiny
+
+TAILS = ["patched", "source", "blank", "all"]
+
+
+def slow_logits(native, model, contexts, donors, plan, sets):
+    """The reference, image by image."""
+    layout = model.check(contexts)
+    return torch.stack([
+        reference.caap(
+            native.forward, native.blocks, context[None], donor[None], sets,
+            tail=plan.tail, first=plan.start, last=plan.stop, prefix=layout.prefix, live=plan.live, together=8,
+        )
+        for context, donor in zip(contexts, donors, strict=True)
+    ])  # fmt: skip
+
+
+def plan_or_skip(model, layout, tail, layers):
+    try:
+        return make_plan(model, layout, tail=tail, layers=(layers[0], None) if tail == "source" else layers)
+    except NotDefined:
+        assert tail == "blank" and not model.readout.read_prefix(layout)
+        pytest.skip("every map would be constant")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tail", TAILS)
+@torch.no_grad()
+def test_fast_caap_equals_the_slow_twin(family, tail):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    layout = model.check(images)
+    plan = plan_or_skip(model, layout, tail, (1, 2))
+    blank = blank_image(model, native.size)
+    chosen = selection(layout.grid)
+    fast = sweep(model, images, blank, chosen, plan).interventions
+    slow = slow_logits(native, model, blank.expand_as(images), images, plan, reference.box(layout.grid))
+    assert_close(fast, slow, atol=1e-10, rtol=0)
+    assert (slow.amax(dim=1) - slow.amin(dim=1)).max() > 1e-3  # the comparison means something
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_map", "timm_distilled", "hf_dinov2"])
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("layers", [(0, 0), (0, 4), (2, 3)])
+@torch.no_grad()
+def test_deletion_and_other_layers_equal_the_slow_twin(family, tail, layers):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    layout = model.check(images)
+    plan = plan_or_skip(model, layout, tail, layers)
+    blank = blank_image(model, native.size, "blur-noise")
+    chosen = selection(layout.grid, "manhattan1")
+    fast = sweep(model, images, blank, chosen, plan, direction="delete").interventions
+    sets = [row.nonzero()[:, 0].tolist() for row in chosen]
+    slow = slow_logits(native, model, images, blank.expand_as(images), plan, sets)
+    assert_close(fast, slow, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_propagated_registers_equal_the_slow_twin():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native)
+    plan = make_plan(model, model.layout, tail="patched", layers=(1, 2), propagate_registers=True)
+    assert plan.live == live_tokens(model.layout, registers=True) == (0, 1, 2, 3)
+    blank = blank_image(model, native.size)
+    fast = sweep(model, images, blank, selection(model.layout.grid), plan).interventions
+    slow = slow_logits(native, model, blank.expand_as(images), images, plan, reference.box(model.layout.grid))
+    assert_close(fast, slow, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_chunks_and_batches_do_not_change_the_maps(tail):
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native, batch=3)
+    whole = sc.attribute(model, images, target=2, tail=tail).maps
+    with sc.budget(1):  # one patch of one image at a time
+        assert_close(sc.attribute(model, images, target=2, tail=tail).maps, whole, atol=1e-12, rtol=0)
+    single = torch.cat([sc.attribute(model, one[None], target=2, tail=tail).maps for one in images])
+    assert_close(single, whole, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_float32_at_vit_b_16_shape_stays_within_2e_4():
+    import timm
+
+    from tests.tiny import scramble
+
+    module = scramble(timm.create_model("vit_base_patch16_224", num_classes=20, depth=12)).requires_grad_(False)
+    model = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, check=False)
+    images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    blank = blank_image(model, (224, 224))
+    positions = [0, 13, 14, 27, 90, 97, 104, 105, 130, 182, 190, 195]  # corners, edges, inside
+    every = selection((14, 14))[positions]
+    sets = [row.nonzero()[:, 0].tolist() for row in every]
+    for tail in ("patched", "source"):
+        plan = make_plan(model, model.layout, tail=tail, layers=None)
+        fast = sweep(model, images, blank, every, plan).interventions[0]
+        slow = reference.caap(module, module.blocks, blank, images, sets, tail=tail, first=plan.start, last=plan.stop, prefix=1, live=[0], together=4)
+        assert_close(fast, slow, atol=2e-4, rtol=0)
+
+
+# Degenerate identities
+
+
+def test_an_empty_selection_gives_the_blank_answer():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    nothing = torch.zeros(24, 24, dtype=torch.bool)
+    expected = model(blank_image(model, native.size))[:, 3]
+    for tail in TAILS:
+        maps = sc.attribute(model, images, target=3, tail=tail, select=nothing, score="logit").maps
+        assert_close(maps, expected.expand(2, 24).unflatten(1, (4, 6)), atol=1e-12, rtol=0)
+
+
+def test_a_blank_picture_gives_the_blank_answer():
+    native = tiny("timm_deit3")
+    model = view(native)
+    blank = blank_image(model, native.size)
+    for tail in TAILS:
+        maps = sc.attribute(model, blank, target=3, tail=tail, score="logit").maps
+        assert_close(maps, model(blank)[0, 3].expand(1, 4, 6), atol=1e-12, rtol=0)
+
+
+def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    everything = torch.ones(24, 24, dtype=torch.bool)
+    maps = sc.attribute(model, images, target=3, tail="source", layers=(0, None), select=everything, score="logit").maps
+    assert_close(maps, model(images)[:, 3, None, None].expand(2, 4, 6), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_deit3", "timm_mean", "timm_map", "hf_dinov2", "torchvision_vit"])
+@pytest.mark.parametrize(("direction", "name"), [("insert", "simple-insertion"), ("delete", "simple-deletion")])
+def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, name):
+    native = tiny(family)
+    model, images = view(native), pictures(native)
+    pixels = sc.attribute(model, images, target=1, method=name, score="logit").maps
+    engine = sc.attribute(model, images, target=1, tail="all", layers=(0, 0), direction=direction, score="logit").maps
+    assert_close(engine, pixels, atol=1e-10, rtol=0)
+
+
+# E-CAAP
+
+
+def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formula_does_not():
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native)
+    nothing = torch.zeros(24, 24, dtype=torch.bool)
+    expected = model(blank_image(model, native.size))[:, 3].expand(2, 24).unflatten(1, (4, 6))
+    corrected = sc.attribute(model, images, target=3, approx="e-caap", select=nothing, score="logit").maps
+    printed = sc.attribute(model, images, target=3, approx="e-caap-printed", select=nothing, score="logit").maps
+    assert_close(corrected, expected, atol=1e-12, rtol=0)
+    assert (printed - expected).abs().min() > 1e-3
+
+
+def test_e_caap_ranks_nearly_like_caap():
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native, batch=4)
+    exact = sc.attribute(model, images, target=3, score="logit").maps.flatten(1)
+    rank = {}
+    for approx in ("e-caap", "e-caap-printed"):
+        close = sc.attribute(model, images, target=3, approx=approx, score="logit").maps.flatten(1)
+        assert (close - exact).abs().max() > 1e-6  # it is an approximation
+        rank[approx] = sum(spearmanr(a, b).statistic for a, b in zip(exact, close, strict=True)) / 4
+    assert rank["e-caap"] > 0.9 and rank["e-caap"] > rank["e-caap-printed"]
+
+
+def test_e_caap_is_refused_where_it_has_no_meaning():
+    model = view(tiny("timm_mean"))
+    with pytest.raises(BadOption, match="E-CAAP"):
+        sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, approx="e-caap")
+
+
+# Targets, classes, options
+
+
+def test_targets_select_scores():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    every = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
+    assert every.shape == (2, 4, 6, 7)
+    predicted = model(images).argmax(dim=1)
+    assert_close(sc.attribute(model, images, score="logit").maps, torch.stack([every[i, ..., c] for i, c in enumerate(predicted)]))
+    assert_close(sc.attribute(model, images, target=[1, 5], score="logit").maps, torch.stack([every[0, ..., 1], every[1, ..., 5]]))
+    assert_close(sc.attribute(model, images, target=(2, 4)).maps, every[..., 2] - every[..., 4])
+    assert_close(sc.attribute(model, images, target=lambda logits: logits[:, 3] ** 2).maps, every[..., 3] ** 2)
+    assert_close(sc.attribute(model, images, target=0, classes=[6, 2], score="logit").class_maps, every[..., [6, 2]])
+
+
+def test_scores_are_probabilities_of_the_readout():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    logits = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
+    assert_close(sc.attribute(model, images, target=3).maps, logits.softmax(dim=-1)[..., 3])
+    assert_close(sc.attribute(model, images, target=3, score="logprob").maps, logits.log_softmax(dim=-1)[..., 3])
+    model.sigmoid = True
+    assert_close(sc.attribute(model, images, target=3).maps, logits.sigmoid()[..., 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tail": "source", "layers": (1, 3)}, "no effect"),
+        ({"layers": (3, 2), "tail": "blank"}, "first <= last"),
+        ({"layers": (0, 9), "tail": "blank"}, "0 <= first"),
+        ({"tail": "sideways"}, "patched"),
+        ({"blank": "pink"}, "white"),
+        ({"blank": torch.zeros(3, 9, 9)}, "expected"),
+        ({"select": "box9"}, "box1"),
+        ({"select": torch.zeros(3, 3)}, "4 x 6"),
+        ({"score": "vibes"}, "prob"),
+        ({"approx": "lots"}, "e-caap"),
+        ({"direction": "up"}, "insert or delete"),
+        ({"colour": "red"}, "one of"),
+    ],
+)
+def test_bad_options_say_what_was_expected(options, said):
+    model = view(tiny("timm_deit3"))
+    with pytest.raises(sc.SeecauseError, match=said):
+        sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, **options)
+
+
+def test_defaults_depend_on_the_readout():
+    for family, tail in (("timm_deit3", "source"), ("timm_mean", "patched"), ("timm_map", "patched"), ("hf_dinov2", "source")):
+        native = tiny(family)
+        assert sc.attribute(view(native), pictures(native), target=0).manifest["used"]["tail"] == tail
+    with pytest.raises(NotDefined, match="constant"):
+        sc.attribute(view(tiny("timm_mean")), torch.zeros(1, 3, 32, 48), target=0, tail="blank")
+
+
+# What must not be left behind
+
+
+def test_nothing_is_left_on_the_model():
+    native = tiny("timm_registers")
+    native.module.requires_grad_(True)
+    model, images = view(native), pictures(native)
+    buffers = {name for name, _ in native.module.named_buffers()}
+    before = model(images)
+    for tail in TAILS:
+        sc.attribute(model, images, tail=tail)
+    assert hooks(native.module) == 0
+    assert all(p.grad is None for p in native.module.parameters())
+    assert {name for name, _ in native.module.named_buffers()} == buffers
+    assert torch.equal(model(images), before)
+
+
+def test_a_weight_changed_in_place_gives_a_fresh_map():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    before = sc.attribute(model, images, target=1).maps
+    with torch.no_grad():
+        native.module.blocks[2].attn.proj.weight.mul_(1.5)
+    after = sc.attribute(model, images, target=1).maps
+    assert (after - before).abs().max() > 1e-6
+    assert torch.equal(after, sc.attribute(view(native), images, target=1).maps)
+
+
+def test_gates_are_seen_by_the_model_and_by_the_maps():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    gates = torch.ones(4, 3, dtype=torch.float64)
+    gates[2, 1] = 0
+    with model.gated(gates):
+        gated, logits = sc.attribute(model, images, target=1).maps, model(images)
+    with torch.no_grad():  # the same ablation by weights: output-projection columns of head 1 in block 2
+        native.module.blocks[2].attn.proj.weight[:, 8:16] = 0
+    assert_close(logits, native.forward(images), atol=1e-12, rtol=0)
+    assert_close(gated, sc.attribute(view(native), images, target=1).maps, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_deit3", "hf_vit", "torchvision_vit"])
+def test_fused_attention_stays_on(family, monkeypatch):
+    native = tiny(family, dtype=torch.float32)
+    model, images = view(native), pictures(native)
+    calls = []
+    real = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+    sc.attribute(model, images)
+    assert len(calls) == 2 * model.n_layers  # one run of the picture, one of the blank
+    sc.attribute(model, images)
+    assert len(calls) == 3 * model.n_layers  # the blank's run was kept

@@ -1,0 +1,58 @@
+"""One budget bounds what runs at once, and running out of memory is survived and recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seecause.engine.chunks import batched, budget, fit, in_chunks, memory
+from seecause.errors import BadOption
+
+CPU = torch.device("cpu")
+
+
+def test_the_budget_decides_how_many_run_at_once():
+    with budget(1000):
+        assert fit(50, 100, CPU) == 10
+        assert fit(5, 100, CPU) == 5
+        assert fit(50, 5000, CPU) == 1
+        assert fit(50, 100, CPU, share=0.5) == 5
+
+
+def test_out_of_memory_halves_the_chunk_and_goes_on():
+    sizes = []
+
+    def run(start, stop):
+        if stop - start > 3:
+            raise torch.cuda.OutOfMemoryError("too large")
+        sizes.append(stop - start)
+        return list(range(start, stop))
+
+    with budget() as held:
+        parts = list(in_chunks(run, 10, 8, what="rows"))
+        assert [i for part in parts for i in part] == list(range(10))
+        assert sizes == [2, 2, 2, 2, 2]
+        assert held.halvings == memory().halvings == ["rows: 4", "rows: 2"]
+
+
+def test_a_single_item_that_does_not_fit_is_an_error():
+    def run(start, stop):
+        raise torch.cuda.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        list(in_chunks(run, 3, 2))
+
+
+def test_batches_come_back_in_order():
+    items = torch.arange(7.0)[:, None]
+    assert torch.equal(batched(lambda x: 2 * x, items, 3), 2 * items)
+
+
+def test_budgets_nest_and_end():
+    with budget(10) as outer:
+        with budget(20):
+            assert memory().limit == 20
+        assert memory() is outer
+    assert memory().limit is None
+    with pytest.raises(BadOption, match="bytes above 0"), budget(0):
+        pass

@@ -1,0 +1,109 @@
+"""`run` and `patch`: record anything, put anything from one run into another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from tests.helpers import view
+from tests.reference import caap as reference
+from tests.tiny import FAMILIES, pictures, tiny
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_block_outputs_are_the_native_ones(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    logits, cache = sc.run(model, images, cache=["embed", "blocks.2.in", "blocks.2.out", "blocks.2.heads", "blocks.2.kv", "blocks.2.probs"])
+    expected = reference.states(native.forward, native.blocks, images)
+    assert_close(logits, native.forward(images), atol=1e-10, rtol=0)
+    for name, level in (("embed", 0), ("blocks.2.in", 2), ("blocks.2.out", 3)):
+        assert_close(cache[name], expected[level], atol=1e-10, rtol=0)
+    _, v = cache["blocks.2.kv"]
+    weights = cache["blocks.2.probs"]
+    assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
+    assert_close((weights @ v).transpose(1, 2), cache["blocks.2.heads"], atol=1e-10, rtol=0)
+
+
+def test_patched_residual_rows_equal_overwriting_by_hooks():
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native)
+    base, source = images[:1], images[1:]
+    donor = reference.states(native.forward, native.blocks, source)
+    tokens = [4, 7, 11]
+
+    def put(level, out):
+        new = out.clone()
+        if level == 2:
+            new[:, tokens] = donor[2][:, tokens]
+        return new
+
+    with reference.overwritten(native.blocks, put):
+        expected = native.forward(base)
+    got = sc.patch(model, base, source, [[sc.Site(2, tokens=tokens)], [], [sc.Site(1), sc.Site(3)]])
+    assert_close(got[0], expected, atol=1e-12, rtol=0)
+    assert_close(got[1], native.forward(base), atol=1e-12, rtol=0)
+    assert_close(got[2], native.forward(source), atol=1e-12, rtol=0)
+
+
+def test_patching_every_head_and_token_of_a_block_moves_its_attention():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    base, source = images[:1], images[1:]
+    whole, halves, none = sc.patch(
+        model, base, source, [[sc.Site(1, "heads")], [sc.Site(1, "heads", heads=[0, 2]), sc.Site(1, "heads", heads=[1])], [sc.Site(1, "heads", heads=[])]]
+    )
+    assert_close(whole, halves)
+    assert_close(none, model(base), atol=1e-12, rtol=0)
+    assert (whole - none).abs().max() > 1e-3
+
+
+def test_patched_keys_and_values_equal_two_banks():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    base, source = images[:1], images[1:]
+    (got,) = sc.patch(model, base, source, [[sc.Site(0, "kv", tokens=range(1, 13))]])
+    _, cache = sc.run(model, source, cache=["blocks.0.kv"])
+    at = model.layout.at()
+    h = model.embed(base)
+    q, k, v = model.blocks[0].qkv(h, at)
+    k, v = k.clone(), v.clone()
+    k[:, :, 1:13], v[:, :, 1:13] = (t[:, :, 1:13] for t in cache["blocks.0.kv"])
+    weights = torch.softmax(q @ k.transpose(-1, -2) * model.blocks[0].scale, dim=-1)
+    h = model.blocks[0].finish(h, (weights @ v).transpose(1, 2))
+    for block in model.blocks[1:]:
+        h = block(h, at)
+    assert_close(got, model.readout(h, model.layout), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        (sc.Site(9), "block 0-3"),
+        (sc.Site(0, "sideways"), "resid"),
+        (sc.Site(0, heads=[1]), "no heads"),
+        (sc.Site(0, "heads", heads=[7]), "0-2"),
+        (sc.Site(0, tokens=[99]), "0-24"),
+    ],
+)
+def test_impossible_sites_are_refused(site, said):
+    native = tiny("timm_deit3")
+    with pytest.raises(BadOption, match=said):
+        sc.patch(view(native), pictures(native), pictures(native, seed=2), [[site]])
+
+
+def test_an_unknown_place_is_refused():
+    native = tiny("timm_deit3")
+    with pytest.raises(BadOption, match=r"blocks\.0-3"):
+        sc.run(view(native), pictures(native), cache=["blocks.9.out"])
+
+
+def test_recorded_values_carry_gradients():
+    native = tiny("timm_deit3")
+    images = pictures(native).requires_grad_()
+    logits, cache = sc.run(view(native), images, cache=["blocks.1.heads"])
+    (gradient,) = torch.autograd.grad(logits[:, 0].sum(), cache["blocks.1.heads"])
+    assert gradient.abs().max() > 0

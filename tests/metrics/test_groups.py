@@ -1,0 +1,51 @@
+"""Group accuracies by hand, both adjusted averages, and the exact interval."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import binom
+
+from seecause.errors import BadOption
+from seecause.metrics.groups import clopper_pearson, group_accuracy
+
+GROUPS = [(0, 0)] * 4 + [(0, 1)] * 2 + [(1, 0)] * 4
+RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1, 0, 0, 0]).bool()
+
+
+def test_groups_by_hand():
+    found = group_accuracy(RIGHT, GROUPS)
+    assert found.groups == ((0, 0), (0, 1), (1, 0))
+    assert found.accuracy.tolist() == [1.0, 0.5, 0.25]
+    assert found.average == pytest.approx(0.6)
+    assert found.worst == 0.25 and found.worst_group == (1, 0)
+    assert found.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert found.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(0.9 + 0.04 + 0.005)
+
+
+def test_groups_may_be_numbers():
+    assert group_accuracy(RIGHT, torch.tensor([0] * 5 + [7] * 5)).groups == ((0,), (7,))
+
+
+def test_a_group_that_was_never_tested_has_no_weight_to_give():
+    with pytest.raises(BadOption, match=r"\(1, 1\)"):
+        group_accuracy(RIGHT, GROUPS).train_weighted_average({(0, 0): 1, (1, 1): 1})
+
+
+def test_one_group_for_each_sample():
+    with pytest.raises(BadOption, match="10 samples"):
+        group_accuracy(RIGHT, GROUPS[:-1])
+
+
+def test_the_interval_is_exact():
+    """At each end the observed count, or a more extreme one, has probability 2.5 %."""
+    low, high = clopper_pearson(torch.tensor([7]), torch.tensor([20]))[0].tolist()
+    assert binom.sf(6, 20, low) == pytest.approx(0.025, abs=1e-9)
+    assert binom.cdf(7, 20, high) == pytest.approx(0.025, abs=1e-9)
+
+
+def test_the_interval_of_none_and_all():
+    found = clopper_pearson(torch.tensor([0, 10]), torch.tensor([10, 10]))
+    assert found[0, 0] == 0 and found[1, 1] == 1
+    assert found[0, 1].item() == pytest.approx(1 - 0.025 ** (1 / 10))
+    assert group_accuracy(RIGHT, GROUPS).intervals().shape == (3, 2)

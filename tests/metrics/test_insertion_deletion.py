@@ -1,0 +1,172 @@
+"""Curves equal a loop that changes one pixel at a time; their ends are plain forwards; ties and steps follow the stated rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torchvision.transforms.functional import gaussian_blur
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.metrics.blur import blurred, rise_kernel
+from seecause.metrics.insertion_deletion import insertion_deletion
+from seecause.metrics.order import importance_ranks, thresholds
+from tests.helpers import noise, view
+from tests.reference import insertion_deletion as reference
+from tests.tiny import pictures, tiny
+
+SIZE, GRID = (32, 48), (4, 6)
+CLASSES = [2, 5]
+
+
+@pytest.fixture(scope="module")
+def setting():
+    native = tiny("timm_deit3")
+    return native, view(native, check=False), pictures(native)
+
+
+def answer(native, label):
+    return lambda image: torch.softmax(native.forward(image[None]), dim=-1)[0, label].item()
+
+
+@pytest.mark.parametrize("order", ["pixel", "patch"])
+def test_curves_equal_the_loop(setting, order):
+    native, model, images = setting
+    maps = noise(2, *(SIZE if order == "pixel" else GRID)).round(decimals=1)  # with ties
+    steps, each = (4, 384) if order == "pixel" else (8, 3 * 64)
+    found = insertion_deletion(model, images, maps, CLASSES, order=order, steps=steps)
+    for i, label in enumerate(CLASSES):
+        places = reference.pixel_order(maps[i]) if order == "pixel" else reference.patch_order(maps[i], SIZE)
+        ask, soft = answer(native, label), reference.blur(images[i])
+        deletion = reference.curve(ask, images[i], torch.zeros_like(images[i]), places, each)
+        insertion = reference.curve(ask, soft, images[i], places, each)
+        assert_close(found.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0)
+        assert_close(found.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0)
+        assert found.deletion_area[i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
+        assert found.difference[i].item() == pytest.approx(reference.area(insertion) - reference.area(deletion), abs=1e-10)
+
+
+def test_the_ends_are_plain_forwards(setting):
+    native, model, images = setting
+    found = insertion_deletion(model, images, noise(2, *GRID), CLASSES, blur="gaussian", fill=0.25, score="logit")
+    plain, soft, flat = (native.forward(x)[range(2), CLASSES] for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25)))
+    for curve, ends in ((found.deletion, (plain, flat)), (found.insertion, (soft, plain))):
+        assert_close(curve[:, 0], ends[0], atol=1e-10, rtol=0)
+        assert_close(curve[:, -1], ends[1], atol=1e-10, rtol=0)
+
+
+def test_ranks_alone_matter(setting):
+    _, model, images = setting
+    maps = noise(2, *SIZE)
+    one, other = (insertion_deletion(model, images, a, 1) for a in (maps, 4 * maps + 8))
+    assert torch.equal(one.deletion, other.deletion) and torch.equal(one.insertion, other.insertion)
+
+
+def test_the_predicted_class_is_the_default_and_is_recorded(setting):
+    native, model, images = setting
+    maps, predicted = noise(2, *GRID), native.forward(images).argmax(dim=-1)
+    found, named = insertion_deletion(model, images, maps), insertion_deletion(model, images, maps, predicted)
+    assert torch.equal(found.deletion, named.deletion)
+    assert found.protocol["target"]["class"] == predicted.tolist()
+    assert {found.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {"rise", "pixel", "prob", "raster"}
+
+
+def test_a_contrast_and_a_function_are_targets_too(setting):
+    _, model, images = setting
+    maps = noise(2, *GRID)
+    contrast = insertion_deletion(model, images, maps, (1, 4))
+    function = insertion_deletion(model, images, maps, lambda logits: logits[:, 1] - logits[:, 4])
+    assert_close(contrast.insertion, function.insertion, atol=1e-12, rtol=0)
+
+
+def test_batch_and_memory_change_nothing(setting):
+    _, model, images = setting
+    maps = noise(2, *GRID)
+    together = insertion_deletion(model, images, maps, CLASSES)
+    with sc.budget(1):
+        alone = insertion_deletion(model, images[1:], maps[1:], CLASSES[1])
+    assert_close(alone.deletion[0], together.deletion[1], atol=1e-12, rtol=0)
+    assert_close(alone.insertion[0], together.insertion[1], atol=1e-12, rtol=0)
+
+
+def test_forwards_are_not_wasted(setting):
+    """The ends are shared: n - 1 pictures for each curve, the picture, its blur, and one constant for the whole batch."""
+    _, model, images = setting
+    seen = []
+    handle = model.module.patch_embed.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    found = insertion_deletion(model, images, noise(2, *GRID), 0)
+    handle.remove()
+    n = found.deletion.shape[1] - 1
+    assert sum(seen) == 2 * 2 * (n - 1) + 2 + 2 + 1
+
+
+def test_rise_takes_eight_rows_a_step():
+    taken = thresholds(224 * 224, (224, 224), (14, 14))
+    assert len(taken) == 29 and (taken.diff() == 8 * 224).all()
+    short = thresholds(100 * 100, (100, 100), (10, 10))
+    assert short[-1] - short[-2] == 400 and short[1] == 800  # the last step is short
+    assert thresholds(196, (224, 224), (14, 14)).diff().unique().tolist() == [7]  # patch order: the same share of the picture
+    assert thresholds(196, (224, 224), (14, 14), "patch").tolist() == list(range(197))
+
+
+def test_a_number_of_steps_is_kept():
+    taken = thresholds(196, (224, 224), (14, 14), 16)
+    assert len(taken) == 17 and taken[-1] == 196 and set(taken.diff().tolist()) == {12, 13}
+
+
+def test_ties_follow_raster_order_or_a_seed():
+    flat = torch.zeros(2, 4, 6)
+    raster, _ = importance_ranks(flat, GRID, GRID)
+    assert torch.equal(raster[0].flatten(), torch.arange(24, dtype=torch.int32))
+    drawn, again, other = (importance_ranks(flat, GRID, GRID, ties=seed)[0] for seed in (3, 3, 4))
+    assert torch.equal(drawn, again) and torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn, other)
+    assert sorted(drawn[0].flatten().tolist()) == list(range(24))
+    steps = torch.arange(24.0).view(1, 4, 6) // 4  # six runs of equals: the seed moves pixels inside each run only
+    assert torch.equal(importance_ranks(steps, GRID, GRID, ties=3)[0] // 4, importance_ranks(steps, GRID, GRID)[0] // 4)
+
+
+def test_a_pixel_map_is_averaged_for_patch_order():
+    coarse = noise(1, *GRID)
+    fine = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2) + 1e-3 * noise(1, *SIZE)
+    one, count = importance_ranks(fine, SIZE, GRID, order="patch")
+    other, _ = importance_ranks(coarse, SIZE, GRID, order="patch")
+    assert count == 24 and torch.equal(one, other) and one.shape == (1, *SIZE)
+
+
+def test_the_rise_kernel():
+    kernel = rise_kernel()
+    assert kernel.sum().item() == pytest.approx(1, abs=1e-12)
+    assert kernel[5, 5].item() == pytest.approx(0.008833, abs=1e-6)
+    assert kernel[0, 0].item() == pytest.approx(0.007737, abs=1e-6)
+    folded = torch.tensor(reference.folded_kernel(), dtype=torch.float64)
+    assert_close(kernel, folded[:, None] * folded, atol=1e-12, rtol=0)
+
+
+def test_blur_pads_with_zeros_and_keeps_the_dtype():
+    soft = blurred(torch.ones(1, 3, 24, 24, dtype=torch.bfloat16))
+    assert soft.dtype == torch.bfloat16 and soft[0, 0, 12, 12] == 1
+    assert 0.2 < soft[0, 0, 0, 0] < 0.4  # three quarters of the window lie outside
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 1}, "2 to"),
+        ({"steps": "all"}, "rise, patch or a number"),
+        ({"order": "segment"}, "pixel, patch"),
+        ({"blur": "box"}, "rise, gaussian"),
+        ({"ties": "random"}, "a seed"),
+        ({"score": "loss"}, "logprob"),
+    ],
+)
+def test_unknown_options_are_refused(setting, options, said):
+    _, model, images = setting
+    with pytest.raises(BadOption, match=said):
+        insertion_deletion(model, images, noise(2, *GRID), 0, **options)
+
+
+def test_one_map_for_each_image(setting):
+    _, model, images = setting
+    with pytest.raises(BadOption, match="2 images"):
+        insertion_deletion(model, images, noise(3, *GRID), 0)

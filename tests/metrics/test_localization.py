@@ -1,0 +1,134 @@
+"""Average precision is scikit-learn's, the pointing game points where it says, and what cannot be scored is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.metrics.localization import average_precision, localization
+from seecause.metrics.pixels import to_pixels
+from tests.helpers import noise
+
+SIZE = (12, 20)
+
+
+def masks(batch: int = 5, seed: int = 3) -> torch.Tensor:
+    return noise(batch, *SIZE, seed=seed) > 0.5
+
+
+@pytest.mark.parametrize("levels", [None, 8, 2])  # few levels: many ties
+def test_both_precisions_equal_scikit_learn(levels):
+    maps = noise(5, *SIZE)
+    maps = maps if levels is None else (maps * levels / 4).round()
+    found = localization(maps, masks())
+    for i, mask in enumerate(masks()):
+        on, values = mask.flatten().numpy(), maps[i].flatten().numpy()
+        assert found.aupr1[i].item() == pytest.approx(average_precision_score(on, values), abs=1e-12)
+        assert found.aupr0[i].item() == pytest.approx(average_precision_score(~on, -values), abs=1e-12)
+
+
+def test_six_pixels_by_hand():
+    """Values 5, 3, 3, 2, 2, 1; object at the first, third and sixth: recall rises by a third at precisions 1, 2/3 and 3/6."""
+    values = torch.tensor([[5.0, 3, 3, 2, 2, 1]], dtype=torch.float64)
+    on = torch.tensor([[True, False, True, False, False, True]])
+    assert average_precision(values, on, torch.ones_like(on)).item() == pytest.approx((1 + 2 / 3 + 1 / 2) / 3, abs=1e-15)
+
+
+def test_ignored_pixels_count_nowhere():
+    maps, on, ignored = noise(4, *SIZE), masks(4), noise(4, *SIZE, seed=9) > 0.8
+    ids = on.int().masked_fill(ignored, 255)
+    found = localization(maps, ids)
+    for i in range(4):
+        kept = ~ignored[i]
+        inside, values = on[i][kept].numpy(), maps[i][kept].numpy()
+        assert found.aupr1[i].item() == pytest.approx(average_precision_score(inside, values), abs=1e-12)
+        assert found.aupr0[i].item() == pytest.approx(average_precision_score(~inside, -values), abs=1e-12)
+        assert found.pointing[i] == on[i][kept][maps[i][kept].argmax()]
+
+
+def test_ranks_alone_matter():
+    maps = noise(3, 3, 5)
+    one, other = localization(maps, masks(3)), localization(7 * maps - 100, masks(3))
+    assert_close(one.aupr1, other.aupr1, atol=1e-12, rtol=0)
+    assert_close(one.aupr0, other.aupr0, atol=1e-12, rtol=0)
+    assert torch.equal(one.pointing, other.pointing)
+
+
+@pytest.mark.parametrize("size", [(12, 20), (17, 23), (2, 3)])
+def test_upsampling_is_torchs_but_flat_regions_stay_flat(size):
+    maps = noise(2, 3, 5)
+    assert_close(to_pixels(maps, size), F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0], atol=1e-14, rtol=0)
+    assert (to_pixels(torch.full((1, 3, 5), 0.1), size) == torch.tensor(0.1).double()).all()
+
+
+def test_a_constant_map_scores_the_share_of_the_object():
+    found = localization(torch.zeros(5, 3, 5), masks())
+    share = masks().double().mean(dim=(1, 2))
+    assert_close(found.aupr1, share, atol=1e-12, rtol=0)
+    assert_close(found.aupr0, 1 - share, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("upsample", ["bilinear", "nearest"])
+@pytest.mark.parametrize("corner", [(0, 0), (0, -1), (-1, 0), (-1, -1)])
+def test_a_map_of_one_patch_points_into_its_corner(corner, upsample):
+    maps, inside = torch.zeros(1, 3, 5), torch.zeros(1, 3, 5, dtype=torch.bool)
+    maps[(0, *corner)], inside[(0, *corner)] = 1, True
+    mask = inside.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)  # [1, 12, 20]
+    assert localization(maps, mask, upsample=upsample).pointing.item() == 1
+    assert localization(maps, ~mask, upsample=upsample).pointing.item() == 0
+
+
+def test_a_block_points_with_its_middle_not_its_corner():
+    maps = torch.zeros(1, 3, 5)
+    maps[0, 1, 2] = 1
+    mask = torch.zeros(1, *SIZE, dtype=torch.bool)
+    mask[0, 6, 10] = True  # the middle of the patch at rows 4-7, columns 8-11
+    assert localization(maps, mask, upsample="nearest").pointing.item() == 1
+    blocks = maps.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    assert localization(blocks, mask).pointing.item() == 0  # given as pixels, the first maximum is the corner
+
+
+def test_the_first_maximum_counts():
+    maps = torch.zeros(1, *SIZE)
+    maps[0, 2, 3] = maps[0, 9, 9] = 1
+    mask = torch.zeros(1, *SIZE, dtype=torch.bool)
+    mask[0, 9, 9] = True
+    assert localization(maps, mask).pointing.item() == 0
+
+
+def test_images_that_cannot_be_scored_stay_as_holes():
+    ids = masks(4).int()
+    ids[1], ids[2], ids[3] = 0, 1, 255
+    found = localization(noise(4, 3, 5), ids)
+    assert found.reasons == ("", "no object in the frame", "no background in the frame", "every pixel is ignored")
+    assert found.skipped == 3
+    for scores in (found.aupr1, found.aupr0, found.pointing):
+        assert scores.isnan().tolist() == [False, True, True, True]
+    assert sc.metrics.summarise(found.aupr1).skipped == 3
+
+
+def test_small_memory_changes_nothing():
+    maps = noise(5, 3, 5)
+    with sc.budget(1):
+        alone = localization(maps, masks())
+    assert torch.equal(alone.aupr1, localization(maps, masks()).aupr1)
+
+
+@pytest.mark.parametrize(
+    ("maps", "mask", "options", "said"),
+    [
+        (torch.full((2, 3, 5), np.nan), masks(2), {}, "finite"),
+        (noise(2, 3, 5), masks(3), {}, "one for each map"),
+        (noise(2, 3, 5), masks(2), {"upsample": "cubic"}, "bicubic"),
+        (noise(3, 5), masks(3), {}, r"\[B, gh, gw\]"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(maps, mask, options, said):
+    with pytest.raises(BadOption, match=said):
+        localization(maps, mask, **options)

@@ -1,0 +1,68 @@
+"""Means with their errors, intervals that cover, and rank correlation as scipy has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata, spearmanr
+
+from seecause.errors import BadOption
+from seecause.metrics.ranks import average_ranks
+from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, summarise
+from tests.helpers import noise
+
+
+def test_the_standard_error_is_that_of_the_printed_tables():
+    hits = torch.tensor([1.0] * 94 + [0.0] * 34)  # a pointing game of 73.44 % on 128 images
+    found = summarise(hits)
+    assert found.standard_error == pytest.approx((found.mean * (1 - found.mean) / 128) ** 0.5)
+    assert (found.n, found.skipped) == (128, 0)
+
+
+def test_skipped_images_are_left_out_and_counted():
+    found = summarise(torch.tensor([1.0, torch.nan, 3.0]))
+    assert (found.mean, found.n, found.skipped) == (2.0, 2, 1)
+    nothing = summarise(torch.tensor([torch.nan]))
+    assert np.isnan(nothing.mean) and nothing.n == 0
+
+
+def test_a_paired_difference_is_sharper_than_its_parts():
+    first = noise(200)
+    second = first - 0.1 + 0.05 * noise(200, seed=1)
+    found = paired_difference(first, second)
+    assert found.mean == pytest.approx((first - second).mean().item())
+    assert found.standard_error < summarise(first).standard_error / 10
+    assert paired_difference(torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, 1.0])).n == 0
+
+
+def test_the_bootstrap_interval_is_seeded_and_as_wide_as_it_should_be():
+    values = noise(400)
+    low, high = bootstrap_interval(values)
+    assert (low, high) == bootstrap_interval(values) != bootstrap_interval(values, seed=1)
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * summarise(values).standard_error, rel=0.05)
+
+
+@pytest.mark.parametrize("levels", [None, 6])
+def test_rank_correlation_equals_scipy(levels):
+    first, second = noise(4, 5, 7), noise(4, 5, 7, seed=1) + noise(4, 5, 7)
+    if levels is not None:
+        first, second = (first * levels / 4).round(), (second * levels / 4).round()
+    expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(first, second, strict=True)]
+    assert rank_correlation(first, second).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_ranks_equal_scipy_and_a_constant_map_has_no_correlation():
+    values = (noise(3, 40) * 2).round()
+    assert np.allclose(average_ranks(values).numpy() + 1, rankdata(values.numpy(), axis=1))
+    assert rank_correlation(torch.zeros(1, 4, 4), noise(1, 4, 4)).isnan().all()
+
+
+def test_what_is_not_one_number_for_each_image_is_refused():
+    with pytest.raises(BadOption, match="one number for each image"):
+        summarise(noise(2, 3))
+    with pytest.raises(BadOption, match="same images"):
+        paired_difference(noise(2), noise(3))
+    with pytest.raises(BadOption, match="between 0 and 1"):
+        bootstrap_interval(noise(2), confidence=95)

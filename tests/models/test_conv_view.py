@@ -1,0 +1,153 @@
+"""Convolutional views: stages of native modules that can be left and entered anywhere, and a wrong split is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.engine.verify_conv import verify_conv
+from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
+from seecause.loading import wrap
+from seecause.models.conv_view import ConvModel, Stage
+from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
+from tests.families.native import matrix
+from tests.helpers import hooks, noise, view
+from tests.reference.caap_cnn import features
+from tests.tiny import pictures
+
+CELLS = {"resnet": "layer3", "densenet": "denseblock3", "vgg": "conv4"}
+
+
+@pytest.mark.parametrize("family", CONV_FAMILIES)
+@torch.no_grad()
+def test_a_view_answers_like_its_native_model_and_leaves_nothing_on_it(family):
+    native = tiny_conv(family)
+    images = pictures(native)
+    expected = native.forward(images)
+    model = view(native)
+    assert isinstance(model, ConvModel) and model.layout.grid == (3, 5) and model.patch == (16, 16)
+    assert model.cells == CELLS[family.split("_")[1]]
+    assert_close(model(images), expected, atol=1e-12, rtol=0)
+    assert hooks(native.module) == 0
+    assert not any(p.requires_grad for p in native.module.parameters())
+
+
+@pytest.mark.parametrize("family", CONV_FAMILIES)
+@torch.no_grad()
+def test_every_stage_can_be_left_and_entered(family):
+    native = tiny_conv(family)
+    model, images = view(native, check=False), pictures(native)
+    outputs = model.stage_outputs(images)
+    assert len(outputs) == len(native.blocks)
+    for (name, got), block in zip(outputs.items(), native.blocks, strict=True):
+        expected = features(native.forward, block, images)
+        assert_close(got, expected, atol=1e-12, rtol=0)
+        assert_close(model.run_to(name, images), expected, atol=1e-12, rtol=0)
+        assert_close(model.run_from(name, got), native.forward(images), atol=1e-12, rtol=0)
+        assert_close(got, expected, atol=0, rtol=0)  # in-place activations keep off what they were given
+
+
+@pytest.mark.parametrize("family", CONV_FAMILIES)
+def test_views_hold_in_single_precision(family):
+    view(tiny_conv(family, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("family", ["timm_resnet", "torchvision_densenet", "timm_vgg_bn"])
+@torch.no_grad()
+def test_other_sizes_are_taken(family):
+    native = tiny_conv(family)
+    model, images = view(native), noise(1, 3, 64, 32)
+    assert model.check(images).grid == (4, 2)
+    assert_close(model(images), native.forward(images), atol=1e-12, rtol=0)
+    with pytest.raises(BadImage, match="multiple of the patch"):
+        model(noise(1, 3, 60, 32))
+    with pytest.raises(BadOption, match="do not tile"):
+        wrap(native.module, **{**OPTIONS, "size": (50, 80)})
+
+
+def test_a_stage_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(UnknownName, match="layer3"):
+        view(tiny_conv("timm_resnet"), check=False).run_from("layer33", noise(1, 3, 4, 4))
+
+
+class Flip(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return features.flip(-1, -2)
+
+
+class TestWrongSplits:
+    """Every probe can fail, and names the stage."""
+
+    def refusal(self, model: ConvModel) -> tuple[str, str]:
+        with pytest.raises(ViewMismatch) as refused:
+            verify_conv(model)
+        return refused.value.probe, refused.value.where
+
+    def test_a_module_left_out_of_a_stage(self):
+        model = view(tiny_conv("torchvision_vgg_bn"), check=False)
+        conv4 = model.stages[3]
+        without = conv4.modules[:4] + conv4.modules[5:]  # the second norm
+        model.stages[3] = replace(conv4, modules=without)
+        assert self.refusal(model) == ("stages", "conv4")
+
+    def test_a_stage_that_the_native_run_never_ends(self):
+        model = view(tiny_conv("timm_resnet"), check=False)
+        model.stages[2:3] = [Stage("layer2", (*model.stages[2].modules, nn.Identity()))]
+        assert self.refusal(model) == ("stages", "the native run")
+
+    def test_a_rest_without_its_norm(self):
+        native = tiny_conv("torchvision_densenet")
+        model = view(native, check=False)
+        model.rest = lambda x: native.module.classifier(x.relu().mean(dim=(2, 3)))
+        assert self.refusal(model) == ("resume", "denseblock4")
+
+    def test_cells_of_another_stage(self):
+        model = view(tiny_conv("timm_resnet"), check=False)
+        model.cells = "layer2"
+        assert self.refusal(model) == ("locality", "layer2")
+
+    def test_features_that_are_not_where_their_pixels_are(self):
+        native = tiny_conv("timm_resnet")
+        native.module.layer3, native.module.layer4 = nn.Sequential(native.module.layer3, Flip()), nn.Sequential(Flip(), native.module.layer4)
+        with pytest.raises(ViewMismatch, match="'locality' failed at layer3"):
+            view(native)
+
+    def test_nan_weights(self):
+        native = tiny_conv("timm_resnet")
+        native.module.fc.bias[2] = torch.nan
+        with pytest.raises(ViewMismatch, match="not finite"):
+            view(native)
+
+
+class TestHeads:
+    """A network whose classifier was taken off takes another; one that has its own keeps it."""
+
+    @pytest.mark.parametrize("family", ["torchvision_resnet", "timm_densenet"])
+    @torch.no_grad()
+    def test_a_network_without_classifier_takes_a_head(self, family):
+        native = tiny_conv(family)
+        name = "fc" if hasattr(native.module, "fc") else "classifier"
+        weight = matrix(getattr(native.module, name).in_features).double()
+        setattr(native.module, name, nn.Identity())
+        with pytest.raises(UnsupportedModel, match="pass head="):
+            view(native)
+        images = pictures(native)
+        assert_close(wrap(native.module, head=weight, **OPTIONS)(images), native.module(images) @ weight.T, atol=1e-12, rtol=0)
+
+    def test_what_it_has_is_not_replaced(self):
+        native = tiny_conv("timm_resnet")
+        with pytest.raises(BadOption, match="classifier of its own"):
+            wrap(native.module, head=matrix(8), **OPTIONS)
+        with pytest.raises(BadOption, match="pools by itself"):
+            wrap(native.module, pool="mean", **OPTIONS)
+
+
+def test_a_network_is_loaded_by_name():
+    model = sc.load("timm:test_resnet", weights="random", size=SIZE)
+    assert model.layout.grid == (3, 5) and model.classes[281] == "tabby, tabby cat" and model.random_weights
+    assert sc.load("timm:test_resnet", weights="random", check=False).layout.grid == (10, 10)
