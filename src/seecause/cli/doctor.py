@@ -13,6 +13,8 @@ from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, Model
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from seecause.models.base import ImageModel
+    from seecause.models.conv_view import ConvModel
     from seecause.models.view import VisionModel
 
 LIBRARIES = ("seecause", "torch", "torchvision", "timm", "transformers", "safetensors", "numpy", "pillow", "open_clip_torch")
@@ -79,12 +81,15 @@ def environment() -> dict[str, dict[str, Any]]:
     return {"versions": versions, "devices": devices, "extras": extras}
 
 
-def checkup(model: VisionModel) -> dict[str, dict[str, Any]]:
+def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     """The verified wrap and everything a user may want to know before trusting a map; refuses a view that does not match."""
     from seecause.engine.verify import verify
+    from seecause.engine.verify_conv import verify_conv
+    from seecause.models.view import VisionModel
 
-    probes = {probe.name: {"worst relative difference": probe.worst, "compared": probe.said} for probe in verify(model)}
-    layout, block = model.layout, model.blocks[0]
+    found = verify(model) if isinstance(model, VisionModel) else verify_conv(model)  # type: ignore[arg-type]
+    probes = {probe.name: {"worst relative difference": probe.worst, "compared": probe.said} for probe in found}
+    inside = _transformer(model) if isinstance(model, VisionModel) else _network(model)  # type: ignore[arg-type]
     return {
         "verified": probes,
         "model": {
@@ -92,15 +97,22 @@ def checkup(model: VisionModel) -> dict[str, dict[str, Any]]:
             "family": model.family,
             "fingerprint": model.fingerprint(),
             "parameters": sum(p.numel() for p in model.module.parameters()),
-            "blocks": f"{model.n_layers} of width {block.heads * block.head_dim}, {block.heads} heads",
-            "readout": model.readout.kind,
+            "readout": model.readout_name,
             "classes": model.n_classes,
             "probability": "sigmoid" if model.sigmoid else "softmax",
             "input": f"{model.preprocess.size[0]} x {model.preprocess.size[1]} pixels" + ("" if model.fixed_size else " (other sizes too)"),
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
         },
+        **inside,
+    }
+
+
+def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
+    layout, block = model.layout, model.blocks[0]
+    return {
         "tokens": {
+            "blocks": f"{model.n_layers} of width {block.heads * block.head_dim}, {block.heads} heads",
             "grid": f"{layout.grid[0]} x {layout.grid[1]} patches of {model.patch[0]} x {model.patch[1]} pixels",
             "prefix": layout.prefix,
             "class token": layout.class_index,
@@ -108,6 +120,17 @@ def checkup(model: VisionModel) -> dict[str, dict[str, Any]]:
             "registers": list(layout.registers),
         },
         "caap": _caap_cost(model),
+    }
+
+
+def _network(model: ConvModel) -> dict[str, dict[str, Any]]:
+    (rows, columns), (high, wide) = model.layout.grid, model.patch
+    return {
+        "features": {
+            "stages": ", ".join(stage.name for stage in model.stages),
+            "grid": f"{rows} x {columns} cells of {high} x {wide} pixels after {model.cells}",
+            "one image": _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched",
+        }
     }
 
 

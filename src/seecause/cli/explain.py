@@ -14,7 +14,7 @@ from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, Dty
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from seecause.models.view import VisionModel
+    from seecause.models.base import ImageModel
     from seecause.report.explain import Explanation
 
 EXAMPLES = """Examples:
@@ -57,9 +57,9 @@ def explain(
 
     check_out(out, overwrite=overwrite)
     methods = [name.strip() for name in method.split(",")]
-    options = method_options(methods, option or [], seed=seed)
     files = find_images(images)
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
+    options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
     target = None if class_ is None else opened.class_index(class_)
     with counting("reading pictures", len(files), quiet=quiet) as advance:
         batch = _read(opened, files, advance)
@@ -71,7 +71,7 @@ def explain(
         _report(found, out)
 
 
-def _read(model: VisionModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
+def _read(model: ImageModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
     """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
     import torch
 

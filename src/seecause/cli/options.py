@@ -13,7 +13,7 @@ import typer
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.models.view import VisionModel
+    from seecause.models.base import Architecture, ImageModel
 
 DEFAULT_MODEL = "builtin:critters-vit"
 
@@ -56,7 +56,7 @@ def pick_device(device: Device) -> str:
     return device.value
 
 
-def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> VisionModel:
+def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> ImageModel:
     """Load by name. The seed decides random weights."""
     import torch
 
@@ -66,11 +66,11 @@ def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, 
     return load(name, weights=weights, device=pick_device(device), dtype=dtype.value, check=check)
 
 
-def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int) -> dict[str, dict[str, Any]]:
+def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture) -> dict[str, dict[str, Any]]:
     """`key=value` words -> options by method. An option goes to every method that has it; one that none has is an error."""
     from seecause.attribution.registry import find
 
-    entries = {method: find(method) for method in methods}
+    entries = {method: find(method, architecture) for method in methods}
     found: dict[str, dict[str, Any]] = {m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()}
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -16,7 +16,7 @@ from seecause.attribution.result import Attribution
 from seecause.data import critters
 from seecause.demo.job import Setting, Shown
 from seecause.loading import load
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
 from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
 from seecause.report.explain import top_answers
 from seecause.report.overlay import scale_of
@@ -49,7 +49,7 @@ def run(setting: Setting, *, models: Sequence[str] = MODELS, pictures: int = PIC
 Found = Mapping[str, tuple[Attribution, list[list[Answer]]]]  # by scene
 
 
-def _explain(model: VisionModel, scenes: Mapping[str, Tensor], creature: Tensor) -> Found:
+def _explain(model: ImageModel, scenes: Mapping[str, Tensor], creature: Tensor) -> Found:
     found = {}
     for scene, raw in scenes.items():
         images = model.preprocess.normalise(raw).to(model.device, model.dtype)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from seecause.engine.attend import Bank, attention_weights
 from seecause.engine.chunks import fit, in_chunks
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
+from seecause.models.base import ImageModel
 from seecause.models.block import fused
 from seecause.models.layout import At
 from seecause.models.view import VisionModel
@@ -43,6 +44,7 @@ Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
     """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on except where `probs` is asked for."""
+    _need_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
     at, h = layout.at(images.device), model.embed(images)
@@ -65,6 +67,7 @@ def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequenc
     Sets are independent interventions and run together, from the first block that any of them touches; nothing before it is
     computed twice.
     """
+    _need_blocks(model)
     for site in (site for sites in site_sets for site in sites):
         _check(model, site)
     layout = model.check(images)
@@ -129,6 +132,11 @@ def _mark(model: VisionModel, site_sets: Sequence[Sequence[Site]], index: int, k
     if kind == "resid":
         return mark[:, None, :, :1]  # [S, 1, T, 1]
     return (mark.transpose(1, 2) if kind == "kv" else mark)[:, None, ..., None]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
+
+
+def _need_blocks(model: ImageModel) -> None:
+    if not isinstance(model, VisionModel):
+        raise NotDefined("run and patch", f"{model.family} has no transformer blocks", "Use model.stage_outputs and model.run_from of a convolutional view")
 
 
 def _check(model: VisionModel, site: Site) -> None:

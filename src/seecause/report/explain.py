@@ -13,7 +13,7 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute, digest
 from seecause.attribution.registry import find
 from seecause.attribution.result import Attribution
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
 from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section
@@ -41,7 +41,7 @@ class Explanation:
 
 
 def explain(
-    model: VisionModel,
+    model: ImageModel,
     images: Tensor,
     *,
     names: Sequence[str],
@@ -64,7 +64,7 @@ def explain(
 
 
 @torch.no_grad()
-def top_answers(model: VisionModel, images: Tensor, *, target: int | None = None, count: int = 3) -> list[list[Answer]]:
+def top_answers(model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3) -> list[list[Answer]]:
     """The `count` most probable classes of each picture, then `target` if it is not among them."""
     logits = model(images)
     probabilities = spread(logits.double(), "prob", sigmoid=model.sigmoid).cpu()

@@ -64,7 +64,13 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
 
 
 def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTransformer, list[dict[str, Any]]]:
-    """The averaged network after the last step, and one log row for every hundredth of the run."""
+    """The averaged network after the last step, and one log row for every hundredth of the run. The global random state is left as it was."""
+    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+        torch.manual_seed(recipe.seed)  # which patches are left out
+        return _fit(recipe, device)
+
+
+def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer, list[dict[str, Any]]]:
     model = build(recipe.architecture, seed=recipe.seed).to(device).train()
     part_heads = _part_heads(model.embed_dim, seed=recipe.seed).to(device)
     average = copy.deepcopy(model).eval().requires_grad_(False)
