@@ -30,7 +30,6 @@ from seecause.models.view import VisionModel
 from tests.reference import caap as reference
 
 SIZES = {"ViT-B/16": "vit_base_patch16_224", "ViT-L/16": "vit_large_patch16_224"}
-TAILS = ("source", "blank", "patched", "all")
 
 
 def main(
