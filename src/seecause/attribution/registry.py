@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from seecause import attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models.base import Architecture
 from seecause.target import Target
@@ -57,7 +59,6 @@ class Method:
 
 
 _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}}
-_FILES = ("caap", "caap_cnn", "simple", "controls")  # imported on first use
 
 
 def method(
@@ -76,8 +77,8 @@ def method(
 
 def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
     """All methods for one architecture, by name."""
-    for file in _FILES:
-        importlib.import_module(f"seecause.attribution.{file}")
+    for file in pkgutil.iter_modules(attribution.__path__):
+        importlib.import_module(f"seecause.attribution.{file.name}")
     return dict(_METHODS[architecture])
 
 
