@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from seecause.engine.patching import Site, patch, run
     from seecause.errors import SeecauseError
     from seecause.loading import load, wrap
-    from seecause.models.parts import CosineHead
+    from seecause.models.heads import CosineHead, Similarity
 
 _WHERE = {
     "Attribution": "seecause.attribution.result",
-    "CosineHead": "seecause.models.parts",
+    "CosineHead": "seecause.models.heads",
     "SeecauseError": "seecause.errors",
+    "Similarity": "seecause.models.heads",
     "Site": "seecause.engine.patching",
     "attribute": "seecause.attribution.attribute",
     "budget": "seecause.engine.chunks",
@@ -36,6 +37,7 @@ __all__ = [
     "Attribution",
     "CosineHead",
     "SeecauseError",
+    "Similarity",
     "Site",
     "attribute",
     "budget",

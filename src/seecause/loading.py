@@ -15,6 +15,7 @@ from seecause.errors import UnknownName
 from seecause.models import adapters
 from seecause.models.conv_parts import ConvParts, assemble_conv
 from seecause.models.conv_view import ConvModel
+from seecause.models.heads import Similarity
 from seecause.models.parts import assemble
 from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
@@ -32,7 +33,7 @@ def wrap(
     std: Sequence[float] | None = None,
     size: tuple[int, int] | int | None = None,
     classes: Sequence[str] | None = None,
-    head: nn.Module | Tensor | None = None,
+    head: nn.Module | Tensor | Similarity | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,

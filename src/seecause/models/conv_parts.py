@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Fn, chain
 from seecause.models.conv_view import ConvModel, Stage
+from seecause.models.heads import linear
 from seecause.models.layout import TokenLayout
-from seecause.models.parts import linear
 from seecause.models.preprocess import Preprocess, complete, from_timm
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models.block import Block, Fn, same
+from seecause.models.heads import Similarity, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.readout import Kind, LatentPool, Readout
@@ -41,20 +40,6 @@ class Parts:
     extra: nn.Module | None = None
 
 
-class CosineHead(nn.Module):
-    """`scale * cos(pooled, row)` for every row of `matrix` [C, D]: text, prototype or reference-image embeddings."""
-
-    matrix: Tensor
-
-    def __init__(self, matrix: Tensor, *, scale: float = 100.0):
-        super().__init__()
-        self.register_buffer("matrix", F.normalize(matrix.detach(), dim=-1))
-        self.scale = scale
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        return self.scale * F.normalize(pooled, dim=-1) @ self.matrix.T
-
-
 def assemble(
     module: nn.Module,
     parts: Parts,
@@ -64,34 +49,35 @@ def assemble(
     std: Sequence[float] | None = None,
     size: tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
-    head: nn.Module | Tensor | None = None,
+    head: nn.Module | Tensor | Similarity | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,
 ) -> VisionModel:
-    """A view from what the adapter found and what the caller adds. `head` is a module on pooled features or a matrix [C, D]."""
-    if isinstance(head, Tensor):
-        head = linear(head)
+    """A view from what the adapter found and what the caller adds. `head` is a module on pooled features, a matrix [C, D] or a `Similarity`."""
     if head is None and parts.head is None:
-        raise UnsupportedModel(
-            type(module).__name__, "it has no classifier", "pass head= (a matrix [classes, width] or a module), or seecause.CosineHead(embeddings)"
-        )
+        raise UnsupportedModel(type(module).__name__, "it has no classifier", "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))")
     kind = pool or parts.pool
     if kind is None:
         raise BadOption("pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read")
     if pool is not None and head is None and pool != parts.pool:
         raise BadOption("pool", pool, f"{parts.pool!r}, which this model's own classifier reads; pass head= with another pool")
-    keep_latent = kind == "latent"
+    like = next(module.parameters())
+    readout = Readout(kind=kind, head=parts.head or same, norm=parts.norm, over_prefix=parts.over_prefix, latent=parts.latent if kind == "latent" else None)
+
+    def by_native_tokens(images: Tensor, last: Fn) -> Tensor:
+        layout = parts.layout_at(images.shape[-2], images.shape[-1])
+        return replace(readout, norm=same, head=last)(parts.native_tokens(images), layout)
+
+    if isinstance(head, Tensor):
+        head = linear(head)
+    elif isinstance(head, Similarity):
+        sigmoid = True if sigmoid is None else sigmoid
+        head = head.head(lambda images: by_native_tokens(images.to(like.device, like.dtype), same))
     extra = head if head is not None else parts.extra
-    readout = Readout(
-        kind=kind,
-        head=head if head is not None else parts.head or same,
-        norm=parts.norm,
-        over_prefix=parts.over_prefix,
-        latent=parts.latent if keep_latent else None,
-    )
+    if head is not None:
+        readout.head = head
     if extra is not None:
-        like = next(module.parameters())
         extra.to(like.device, like.dtype)
         extra.requires_grad_(False)
 
@@ -104,8 +90,7 @@ def assemble(
     def native(images: Tensor) -> Tensor:
         if head is None and parts.native_logits is not None:
             return parts.native_logits(images)
-        layout = parts.layout_at(images.shape[-2], images.shape[-1])
-        return replace(readout, norm=same)(parts.native_tokens(images), layout)
+        return by_native_tokens(images, readout.head)
 
     return VisionModel(
         module=module,
@@ -123,11 +108,3 @@ def assemble(
         fixed_size=parts.fixed_size,
         extra=extra,
     )
-
-
-def linear(matrix: Tensor) -> nn.Module:
-    """A linear head without bias from its matrix [C, D]."""
-    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)
-    with torch.no_grad():
-        layer.weight.copy_(matrix)
-    return layer

@@ -1,0 +1,44 @@
+"""Heads for backbones without a classifier."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import seecause as sc
+from tests.reference import caap as reference
+from tests.tiny import pictures, tiny
+
+
+def backbone():
+    native = tiny("hf_dinov3")
+    options = {key: value for key, value in native.options.items() if key not in ("head", "pool")}
+    return native, options
+
+
+def test_likeness_to_reference_pictures_is_the_cosine_of_native_embeddings():
+    native, options = backbone()
+    images, references = pictures(native, batch=2), pictures(native, batch=3, seed=9)
+    model = sc.wrap(native.module, head=sc.Similarity(references, scale=7.0), pool="cls", **options)
+    ours, theirs = (native.module(x).last_hidden_state[:, 0] for x in (images, references))
+    assert_close(model(images), 7 * F.normalize(ours, dim=-1) @ F.normalize(theirs, dim=-1).T, atol=1e-10, rtol=0)
+    assert_close(model(references).diagonal(), torch.full((3,), 7.0, dtype=torch.float64))
+
+
+def test_one_reference_is_enough_for_a_map():
+    native, options = backbone()
+    images = pictures(native, batch=1)
+    model = sc.wrap(native.module, head=sc.Similarity(pictures(native, batch=1, seed=9)), pool="cls", **options)
+    maps = sc.attribute(model, images, target=0).maps
+    assert maps.std() > 1e-6  # a softmax over one class would be constant
+
+
+def test_prototypes_by_cosine():
+    native, options = backbone()
+    images = pictures(native)
+    width = reference.states(lambda x: native.module(x).last_hidden_state, native.blocks, images)[0].shape[-1]
+    prototypes = torch.randn(4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = sc.wrap(native.module, head=sc.CosineHead(prototypes, scale=3.0), pool="mean", **options)
+    logits = model(images)
+    assert logits.shape == (2, 4) and logits.abs().max() <= 3
