@@ -114,6 +114,7 @@ def critters_models(
     scores = study(model, _drawn(model, pictures, batch), order="patch")
     page += [
         f"## critters-vit ({pictures} test pictures of `clean`, target = label)\n",
+        "Insertion and deletion in patch order, 16 steps.\n",
         table(scores),
         "\nPaired differences from the controls:\n",
         margins(scores),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+SHOWN = 30  # names in a list
+
 
 class SeecauseError(Exception):
     """Base of all errors this package raises on purpose."""
@@ -26,7 +28,8 @@ class UnknownName(SeecauseError):
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
         near = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none close"
-        super().__init__(f"no {kind} is called {name!r}; nearest: {near}. Known: {', '.join(known)}.")
+        more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
+        super().__init__(f"no {kind} is called {name!r}; nearest: {near}. Known: {', '.join(known[:SHOWN])}{more}.")
 
 
 class UnknownClass(SeecauseError):
@@ -53,11 +56,10 @@ class UnsupportedModel(SeecauseError):
 class ViewMismatch(SeecauseError):
     """The view of a model does not compute what the model computes."""
 
-    def __init__(self, probe: str, where: str, said: str):
+    def __init__(self, probe: str, where: str, said: str, remedy: str = "Check mean/std/size/pool/head, or report the model class"):
         self.probe, self.where = probe, where
         super().__init__(
-            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. "
-            "No map would be trustworthy, so the wrap is refused. Check mean/std/size/pool/head, or report the model class."
+            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. No map would be trustworthy, so the wrap is refused. {remedy}."
         )
 
 

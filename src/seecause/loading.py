@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import verify
 from seecause.engine.verify_conv import verify_conv
-from seecause.errors import UnknownName
+from seecause.errors import BadOption, UnknownName
 from seecause.models import adapters
 from seecause.models.conv_parts import ConvParts, assemble_conv
 from seecause.models.conv_view import ConvModel
@@ -96,8 +96,22 @@ def load(
         else:
             raise UnknownName("model", spec, [f"{lib}:NAME" for lib in LIBRARIES])
     found = sources.open_source(library, name, weights=weights, size=(size, size) if isinstance(size, int) else size, classes=classes)
-    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    found.module.to(device=device, dtype=kind)
+    found.module.to(device=_device(device), dtype=_dtype(dtype))
     model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
     model.random_weights = weights == "random"
     return model
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
+    return getattr(torch, dtype)
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError:
+        raise BadOption("device", device, "cpu, cuda or cuda:N") from None

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
+from seecause.types import wide
 
 Score = Literal["prob", "logprob", "logit"]
-Spec = None | int | str | Tensor | Sequence[int | str] | tuple[int | str, int | str] | Callable[[Tensor], Tensor]
+Spec = Any  # None, int, str, a tensor, array or list [B], a pair, or a callable on logits [M, C] -> [M]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +34,6 @@ class Target:
         """Fill in the predicted class from the plain run's logits [B, C]."""
         return Target(classes=logits.argmax(dim=-1)) if self.open else self
 
-    def at(self, start: int, stop: int) -> Target:
-        """The part for some images of the batch."""
-        return self.take(slice(start, stop))
-
     def take(self, rows: Tensor | slice) -> Target:
         """The same for other rows: images of the batch in any order, any of them several times."""
         taken = [None if t is None else t[rows] for t in (self.classes, self.against)]
@@ -46,7 +43,7 @@ class Target:
         """Logits [B, ..., C] -> scores [B, ...] in float32 or better."""
         if kind not in get_args(Score):
             raise BadOption("score", kind, f"one of {', '.join(get_args(Score))}")
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = wide(logits)
         if self.function is not None:
             return self.function(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
         assert self.classes is not None
@@ -59,7 +56,7 @@ class Target:
         if self.function is not None:
             return {"function": getattr(self.function, "__name__", "callable")}
         names = {k: None if t is None else t.tolist() for k, t in (("class", self.classes), ("against", self.against))}
-        labels = [] if self.classes is None else [model.class_name(int(c)) for c in self.classes]
+        labels = [] if self.classes is None else [model.class_name(c) for c in self.classes.tolist()]
         return {**names, "name": labels}
 
 
@@ -72,17 +69,15 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     if isinstance(spec, tuple) and len(spec) == 2:
         first, second = (_indices(model, [part] * batch) for part in spec)
         return Target(classes=first, against=second)
-    if isinstance(spec, Tensor):
-        spec = spec.reshape(-1).tolist()
-    if isinstance(spec, int | str):
-        spec = [spec] * batch
-    names = list(spec)  # type: ignore[arg-type]
+    if hasattr(spec, "tolist"):  # tensors and arrays; one without axes is one class for all
+        spec = spec.tolist()
+    names = list(spec) if isinstance(spec, list | tuple) else [spec] * batch
     if len(names) != batch:
         raise BadOption("target", f"{len(names)} classes", f"one class, or one for each of the {batch} images")
     return Target(classes=_indices(model, names))
 
 
-def _indices(model: ImageModel, names: Sequence[int | str]) -> Tensor:
+def _indices(model: ImageModel, names: Sequence[Any]) -> Tensor:
     return torch.tensor([model.class_index(n) for n in names], device=model.device)
 
 

@@ -297,3 +297,80 @@ def test_fused_attention_stays_on(family, monkeypatch):
     assert len(calls) == 2 * model.n_layers  # one run of the picture, one of the blank
     sc.attribute(model, images)
     assert len(calls) == 3 * model.n_layers  # the blank's run was kept
+
+
+def test_gates_at_the_same_address_are_told_apart():
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    gates = torch.ones(4, 3, dtype=torch.float64)
+    gates[2, 1] = 0
+    with model.gated(gates):
+        first = sc.attribute(model, images, target=1).maps
+    storage = gates.data_ptr()
+    gates = torch.from_numpy(gates.numpy())  # another tensor object, version 0, at the same address
+    gates.numpy()[:] = 1.0
+    gates.numpy()[0, 0] = 0
+    assert gates.data_ptr() == storage
+    with model.gated(gates):
+        second = sc.attribute(model, images, target=1).maps
+    with view(native).gated(gates.clone()) as fresh:
+        expected = sc.attribute(fresh, images, target=1).maps
+    assert_close(second, expected, atol=1e-12, rtol=0)
+    assert (first - second).abs().max() > 1e-6
+
+
+def test_inference_mode_works_and_leaves_nothing_that_breaks_later_calls():
+    native = tiny("timm_deit3", dtype=torch.float32)
+    model, images = view(native), pictures(native)
+    with torch.inference_mode():
+        inside = sc.attribute(model, images.clone(), target=1).maps
+        sc.attribute(model, images.clone(), target=1, blank=torch.zeros(3, 32, 48))
+    assert_close(sc.attribute(model, images, target=1).maps, inside.clone())
+    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
+
+
+def test_a_given_blank_is_run_once(monkeypatch):
+    native = tiny("timm_deit3", dtype=torch.float32)
+    model, images = view(native), pictures(native)
+    calls = []
+    real = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
+    before = len(calls)
+    sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
+    assert len(calls) - before == model.n_layers  # the picture's run alone
+
+
+def test_halvings_reach_the_manifest(monkeypatch):
+    from seecause.engine.sweep import Sweep
+
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    real, whole = Sweep.logits, sc.attribute(model, images, target=1).maps
+
+    def small_memory(self, chosen, summary=None):
+        if len(chosen) > 6:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return real(self, chosen, summary)
+
+    monkeypatch.setattr(Sweep, "logits", small_memory)
+    found = sc.attribute(model, images, target=1)
+    assert found.manifest["memory_halvings"] == ["patches: 12", "patches: 6"]
+    assert_close(found.maps, whole, atol=1e-12, rtol=0)
+    monkeypatch.setattr(Sweep, "logits", real)
+    assert sc.attribute(model, images, target=1).manifest["memory_halvings"] == []
+
+
+def test_targets_come_in_many_types():
+    import numpy as np
+
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native)
+    expected = sc.attribute(model, images, target=3).maps
+    for target in (np.int64(3), np.array([3, 3]), torch.tensor(3), torch.tensor([3, 3]), [3, np.int64(3)]):
+        assert torch.equal(sc.attribute(model, images, target=target).maps, expected)
+    for target in (torch.tensor([1.5, 2.0]), [None, 1], 99, [1, 2, 3]):
+        with pytest.raises(sc.SeecauseError):
+            sc.attribute(model, images, target=target)
+    with pytest.raises(sc.SeecauseError, match="empty batch"):
+        sc.attribute(model, images[:0], target=3)

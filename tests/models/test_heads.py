@@ -42,3 +42,16 @@ def test_prototypes_by_cosine():
     model = sc.wrap(native.module, head=sc.CosineHead(prototypes, scale=3.0), pool="mean", **options)
     logits = model(images)
     assert logits.shape == (2, 4) and logits.abs().max() <= 3
+
+
+def test_a_norm_between_pool_and_classifier_stays_in_front_of_a_given_head():
+    from timm.models.vision_transformer import VisionTransformer
+
+    from tests.tiny import scramble
+
+    base = dict(img_size=(32, 48), patch_size=8, embed_dim=24, depth=2, num_heads=3)
+    module = scramble(VisionTransformer(**base, num_classes=0, class_token=False, global_pool="avg", fc_norm=True)).double().requires_grad_(False)
+    matrix = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model = sc.wrap(module, head=matrix, mean=(0.5,) * 3, std=(0.5,) * 3)
+    images = torch.randn(2, 3, 32, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert_close(model(images), module(images) @ matrix.T, atol=1e-10, rtol=0)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from seecause import __version__
 from seecause.attribution.registry import find
-from seecause.attribution.result import Attribution, wide
-from seecause.engine.chunks import memory
+from seecause.attribution.result import Attribution
+from seecause.engine.chunks import budget, memory
 from seecause.errors import ViewMismatch
 from seecause.models.base import ImageModel
 from seecause.target import Spec, parse
+from seecause.types import wide
 
 
 def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any) -> Attribution:
@@ -29,7 +30,8 @@ def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: st
     entry.check(options)
     images = images.to(model.device, model.dtype)
     model.check(images)
-    found = entry.run(model, images, parse(model, target, len(images)), **options)
+    with budget(memory().limit) as held:
+        found = entry.run(model, images, parse(model, target, len(images)), **options)
     if not torch.isfinite(found.scores).all():
         raise ViewMismatch("maps", method, "the map is not finite; the model's answers contain NaN or infinity")
     grid = model.check(images).grid
@@ -45,6 +47,7 @@ def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: st
             "target": found.target.record(model),
             **({"used": found.said} if found.said else {}),
             **protocol(model, images),
+            "memory_halvings": list(held.halvings),
         },
     )
 
@@ -64,7 +67,6 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "data_fingerprint": digest(images),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "memory_halvings": list(memory().halvings),
         "versions": {"python": platform.python_version(), "seecause": __version__, **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")}},
     }
 
@@ -75,7 +77,7 @@ def digest(images: Tensor) -> str:
 
 
 def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
-    return [] if classes is None else [model.class_name(int(c)) for c in classes]
+    return [] if classes is None else [model.class_name(c) for c in classes.tolist()]
 
 
 def _plain(value: Any) -> Any:

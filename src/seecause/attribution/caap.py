@@ -4,7 +4,7 @@ For every patch i, the source picture's activations at S(i) (i and its neighbour
 l_s..l_e; the class score that comes out is the attribution of i (eq. 1-3). Only the class token is propagated, one copy per patch, so that
 all patches cost about one more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts itself:
 Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys (`source`) and claims both are equal; they are not,
-but they rank patches nearly alike (docs/caap.md), and `source` is three times cheaper.
+but they rank patches nearly alike (docs/caap.md), and `source` costs half as much.
 `direction="delete"` swaps the roles: the blank's tokens are put into the picture's run, and the drop of the score is the attribution.
 """
 
@@ -30,6 +30,7 @@ from seecause.models.base import ImageModel
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target, spread
+from seecause.types import wide
 
 Direction = Literal["insert", "delete"]
 Layers = tuple[int, int | None] | None
@@ -83,9 +84,9 @@ def to_maps(model: ImageModel, swept: Swept, target: Target, *, score: Score, di
     scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
     every = None
     if classes is not None:
-        every = attribution(*(spread(_wide(x), score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
+        every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
         if classes != "all":
-            every = every[..., [model.class_index(c) for c in classes]]
+            every = every[..., [model.class_index(c) for c in ([classes] if isinstance(classes, str | int) else classes)]]
     return Maps(scores, bound, class_maps=every, said=said)
 
 
@@ -99,6 +100,8 @@ def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, lay
         raise BadOption("tail", tail, f"one of {', '.join(get_args(Tail))}")
     if tail == "blank" and not reads_live:
         raise NotDefined("CAAP with tail=blank", f"a {readout.kind} readout reads no class token, so every map would be constant", "Use tail='patched'")
+    if layers is not None and not (isinstance(layers, tuple | list) and len(layers) == 2 and isinstance(layers[0], int) and isinstance(layers[1], int | None)):
+        raise BadOption("layers", layers, "a pair (first, last) of layers, last may be None")
     start, stop = (0, None) if layers is None else layers
     if tail == "source" and stop is not None:
         raise BadOption("layers", layers, f"({start}, None): with tail=source the last layer has no effect")
@@ -148,7 +151,3 @@ def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
     width = block.heads * block.head_dim
     explicit = 0 if model.device.type == "cuda" else block.heads * layout.tokens * 4 * 6
     return width * element * 16 + explicit
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

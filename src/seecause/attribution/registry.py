@@ -53,9 +53,11 @@ class Method:
         return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
 
     def check(self, options: dict[str, Any]) -> None:
-        for name in options:
+        for name, value in options.items():
             if name not in self.options:
-                raise BadOption(f"option {name!r} of {self.name}", options[name], f"one of {', '.join(self.options) or 'no options'}")
+                raise BadOption(f"option {name!r} of {self.name}", value, f"one of {', '.join(self.options) or 'no options'}")
+            if isinstance(self.options[name], int | float) and not isinstance(value, int | float):
+                raise BadOption(f"option {name!r} of {self.name}", value, f"a number such as {self.options[name]}")
 
 
 _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause.errors import BadOption, MissingWeights
+from seecause.errors import BadOption, DataMissing
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 MAPS, MANIFEST = "maps.safetensors", "manifest.json"
@@ -69,7 +69,7 @@ class Attribution:
         """Read what `save` wrote."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file() or not (folder / MAPS).is_file():
-            raise MissingWeights(str(folder), f"no {MAPS} and {MANIFEST} there", "Give a folder that Attribution.save wrote")
+            raise DataMissing(str(folder), f"no {MAPS} and {MANIFEST} there", "give a folder that Attribution.save wrote")
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         labels = manifest.pop("labels", [])
         return cls(manifest=manifest, labels=labels, **load_file(folder / MAPS))
@@ -78,13 +78,8 @@ class Attribution:
         """What notebooks show: the first pictures with their maps."""
         from seecause.report.overlay import data_uri
 
-        shown = "".join(f'<img src="{data_uri(self.overlay(i))}" title="{self._label(i)}">' for i in range(min(len(self), 8)))
-        return f"<div>{shown}<p>{self.manifest.get('method', '')} on {self.manifest.get('model', '')}</p></div>"
+        shown = "".join(f'<img src="{data_uri(self.overlay(i))}" title="{escape(self._label(i))}">' for i in range(min(len(self), 8)))
+        return f"<div>{shown}<p>{escape(str(self.manifest.get('method', '')))} on {escape(str(self.manifest.get('model', '')))}</p></div>"
 
     def _label(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else ""
-
-
-def wide(x: Tensor) -> Tensor:
-    """float64 stays, everything else becomes float32."""
-    return x if x.dtype == torch.float64 else x.float()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seecause.models.view import VisionModel
 
 LIBRARIES = ("seecause", "torch", "torchvision", "timm", "transformers", "safetensors", "numpy", "pillow", "open_clip_torch")
-EXTRAS = {"clip": "open_clip"}  # the optional groups of pyproject.toml and the module that shows each is there
+EXTRAS = {"clip": "open_clip", "peers": "captum"}  # the optional groups of pyproject.toml and the module that shows each is there
 EXAMPLES = """Examples:
 
   seecause doctor

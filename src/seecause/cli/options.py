@@ -88,6 +88,6 @@ def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, a
 def _value(text: str) -> Any:
     """A number, tuple, True, False or None where the text reads as one, else the text itself."""
     try:
-        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))  # `none` is a word: select=none, approx=none
     except (ValueError, SyntaxError):
         return text

@@ -20,6 +20,7 @@ from torch import Tensor
 from seecause.engine import kernel
 from seecause.engine.groups import Groups
 from seecause.engine.mask import Mask
+from seecause.types import wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """q [B, H, R, dh] against k [1|B, Hkv, K, dh] -> [B, H, R, K] in float32 or better, without repeating keys."""
-    return _shared(q * scale, k.transpose(-1, -2)).to(_wide(q.dtype))
+    return _shared(wide(q) * scale, wide(k).transpose(-1, -2))
 
 
 def _shared(x: Tensor, y: Tensor) -> Tensor:
@@ -125,7 +126,3 @@ def _softmax_part(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     total = weights.sum(dim=-1)
     weights = weights / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
     return _shared(weights.to(v.dtype), v).to(scores.dtype), torch.log(total) + top[..., 0]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -10,6 +10,7 @@ The run of a blank is recorded once per model state, size and blank, and reused;
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -22,23 +23,31 @@ from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
+from seecause.types import wide
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
+_KEPT = 8  # blank images, and half as many of their runs
 
 
 def blank_image(model: ImageModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0) -> Tensor:
-    """A normalised blank [1, 3, H, W] on the model's device; a tensor is checked and passed on."""
+    """A normalised blank [1, 3, H, W] on the model's device; the same object for the same blank, so that its run can be kept."""
     channels = len(model.preprocess.mean)
     if isinstance(blank, Tensor):
         if blank.shape[-3:] != (channels, *size):
             raise BadImage(f"blank of shape {list(blank.shape)}", f"expected [1, {channels}, {size[0]}, {size[1]}], normalised like the images", "resize it")
-        return blank.reshape(1, channels, *size).to(model.device, model.dtype)
-    if blank not in get_args(Blank):
+        pixels = wide(blank).detach().cpu().contiguous()
+        key: tuple[Any, ...] = (hashlib.sha256(pixels.numpy().tobytes()).hexdigest(), size, model.dtype, model.device)
+    elif blank in get_args(Blank):
+        key = (blank, size, seed, model.preprocess, model.dtype, model.device)
+    else:
         raise BadOption("blank", blank, f"one of {', '.join(get_args(Blank))}, or a tensor")
-    made = model.memo.setdefault("blank images", {})
-    key = (blank, size, seed, model.preprocess, model.dtype, model.device)
+    made: dict[tuple[Any, ...], Tensor] = model.memo.setdefault("blank images", {})
     if key not in made:
-        made[key] = _draw(model, (1, channels, *size), blank, seed).to(model.device, model.dtype)
+        if len(made) >= _KEPT:
+            made.pop(next(iter(made)))
+        with torch.inference_mode(False):  # what is kept must be usable outside an inference-mode block, too
+            drawn = pixels.clone() if isinstance(blank, Tensor) else _draw(model, (1, channels, *size), blank, seed)
+            made[key] = drawn.reshape(1, channels, *size).to(model.device, model.dtype)
     return made[key]
 
 
@@ -56,6 +65,7 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
     return (soft - soft.mean()) / soft.std()
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def blank_trace(model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]) -> Trace:
     """The recorded run of a blank image, kept in the model's memo while neither the image nor the model changes."""
@@ -66,7 +76,7 @@ def blank_trace(model: VisionModel, blank: Tensor, *, states: Collection[int], k
         return held.trace
     if held is not None:  # the same blank, more of it
         states, kv = {*states, *held.trace.states}, {*kv, *held.trace.kv}
-    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][-3:]  # at most four, all of this state of the model
+    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][1 - _KEPT // 2 :]  # all of this state of the model
     known.append(_Held(blank, key, record(model, blank, states=set(states), kv=set(kv))))
     return known[-1].trace
 

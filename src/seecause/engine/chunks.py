@@ -55,11 +55,14 @@ def budget(limit: int | None = None) -> Iterator[Memory]:
     """Limit the activations of every method inside the block to about `limit` bytes."""
     if limit is not None and limit < 1:
         raise BadOption("memory budget", limit, "bytes above 0, or None")
-    token = _current.set(Memory(limit))
+    held, outer = Memory(limit), _current.get()
+    token = _current.set(held)
     try:
-        yield memory()
+        yield held
     finally:
         _current.reset(token)
+        if outer is not None:
+            outer.halvings.extend(held.halvings)
 
 
 def fit(total: int, bytes_each: int, device: torch.device, *, share: float = 1.0) -> int:
@@ -77,13 +80,14 @@ def in_chunks(run: Callable[[int, int], T], total: int, size: int, *, what: str 
         except torch.cuda.OutOfMemoryError:
             if size == 1:
                 raise
-            size = max(1, size // 2)
-            memory().halvings.append(f"{what}: {size}")
-            log.warning("out of memory; %s reduced to %d", what, size)
-            torch.cuda.empty_cache()
+        else:
+            yield part
+            start = stop
             continue
-        yield part
-        start = stop
+        size = max(1, size // 2)  # outside the handler: its traceback would keep the tensors alive
+        memory().halvings.append(f"{what}: {size}")
+        log.warning("out of memory; %s reduced to %d", what, size)
+        torch.cuda.empty_cache()
 
 
 def batched(run: Callable[[Tensor], Tensor], items: Tensor, size: int, *, what: str = "batch") -> Tensor:

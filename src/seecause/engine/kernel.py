@@ -7,6 +7,7 @@ A key block that no row of a tile keeps is skipped, so a bank of which each row 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,15 +45,17 @@ def attend(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> t
     lse = torch.empty(batch, rows, heads, dtype=torch.float32, device=q.device)
     first, second = (banks[i] if i < len(banks) else None for i in range(2))
     alone = own is not None and own.queries.single and own.keys.single  # each row's own key
-    kernel_triton.banked[(triton.cdiv(rows, ROWS), heads, batch)](
-        q, *q.stride()[:3], o, *o.stride()[:3], lse, *lse.stride(), rows, scale * LOG2_E,
-        *_bank_arguments(first, q), *_bank_arguments(second, q), *_own_arguments(own, q),
-        BANK0=first is not None, KEEP0=_has(first, "keep"), CHOOSE0=_has(first, "choose"),
-        BANK1=second is not None, KEEP1=_has(second, "keep"), CHOOSE1=_has(second, "choose"),
-        ALONE=alone, OWN=own is not None and not alone,
-        SHARE=heads // (banks[0].k if banks else own.k).shape[1],  # type: ignore[union-attr]
-        WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
-    )  # fmt: skip
+    on_device = torch.cuda.device(q.device) if q.is_cuda else nullcontext()  # Triton launches on the current one
+    with on_device:
+        kernel_triton.banked[(triton.cdiv(rows, ROWS), heads, batch)](
+            q, *q.stride()[:3], o, *o.stride()[:3], lse, *lse.stride(), rows, scale * LOG2_E,
+            *_bank_arguments(first, q), *_bank_arguments(second, q), *_own_arguments(own, q),
+            BANK0=first is not None, KEEP0=_has(first, "keep"), CHOOSE0=_has(first, "choose"),
+            BANK1=second is not None, KEEP1=_has(second, "keep"), CHOOSE1=_has(second, "choose"),
+            ALONE=alone, OWN=own is not None and not alone,
+            SHARE=heads // (banks[0].k if banks else own.k).shape[1],  # type: ignore[union-attr]
+            WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
+        )  # fmt: skip
     return o, lse
 
 

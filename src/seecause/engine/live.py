@@ -12,6 +12,7 @@ from seecause.engine.groups import Groups
 from seecause.engine.mask import Mask
 from seecause.engine.trace import Trace
 from seecause.models.view import VisionModel
+from seecause.types import wide, wide_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +77,11 @@ def _mean(model: VisionModel, context: Trace, donor: Trace, rows: LiveRows, live
     readout, final = model.readout, model.n_layers
     averaged = torch.zeros_like(rows.is_special)
     averaged[readout.averaged(context.layout)] = True
-    wide = torch.float64 if live.dtype == torch.float64 else torch.float32
-    total = (averaged & ~rows.is_special & ~gone).to(wide) @ readout.norm(context.states[final]).to(wide)  # [b, n, D]
+    kind = wide_dtype(live.dtype)
+    total = (averaged & ~rows.is_special & ~gone).to(kind) @ wide(readout.norm(context.states[final]))  # [b, n, D]
     if not rows.has_chosen:
-        total = total + (averaged & gone).to(wide) @ readout.norm(donor.states[final]).to(wide)
-    counted = live.to(wide) * averaged[rows.tokens, None]
+        total = total + (averaged & gone).to(kind) @ wide(readout.norm(donor.states[final]))
+    counted = wide(live) * averaged[rows.tokens, None]
     return total.expand(len(live), -1, -1).index_add(1, rows.groups.owner, counted) / averaged.sum()
 
 

@@ -68,9 +68,13 @@ def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequenc
     computed twice.
     """
     _need_blocks(model)
-    for site in (site for sites in site_sets for site in sites):
-        _check(model, site)
     layout = model.check(images)
+    for site in (site for sites in site_sets for site in sites):
+        _check(model, site, layout.tokens)
+    if not site_sets:
+        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
+    if source.shape != images.shape:
+        raise BadOption("source", list(source.shape), f"one source for each image, {list(images.shape)}")
     at, h, other = layout.at(images.device), model.embed(images), model.embed(source)
     first = min((site.layer for sites in site_sets for site in sites), default=0)
     for index in range(first):
@@ -139,7 +143,7 @@ def _need_blocks(model: ImageModel) -> None:
         raise NotDefined("run and patch", f"{model.family} has no transformer blocks", "Use model.stage_outputs and model.run_from of a convolutional view")
 
 
-def _check(model: VisionModel, site: Site) -> None:
+def _check(model: VisionModel, site: Site, tokens: int) -> None:
     if site.kind not in get_args(Kind):
         raise BadOption("kind", site.kind, f"one of {', '.join(get_args(Kind))}")
     if not 0 <= site.layer < model.n_layers:
@@ -147,8 +151,8 @@ def _check(model: VisionModel, site: Site) -> None:
     if site.kind == "resid" and site.heads is not None:
         raise BadOption("heads", site.heads, "None: the residual stream has no heads")
     heads = model.blocks[site.layer].kv_heads if site.kind == "kv" else model.blocks[site.layer].heads
-    for what, given, count in (("tokens", site.tokens, model.layout.tokens if model.fixed_size else None), ("heads", site.heads, heads)):
-        if given is not None and count is not None and not all(0 <= i < count for i in given):
+    for what, given, count in (("tokens", site.tokens, tokens), ("heads", site.heads, heads)):
+        if given is not None and not all(0 <= i < count for i in given):
             raise BadOption(what, list(given), f"indices 0-{count - 1}")
 
 

@@ -46,7 +46,7 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     with listening([b.native for b in model.blocks]) as outputs:
         native = model.native(images)
     if not torch.isfinite(native).all():
-        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)")
+        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)", "Give intact weights")
     depth = range(model.n_layers)
     trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
     tolerance = TOLERANCE.get(model.dtype, 2e-4)

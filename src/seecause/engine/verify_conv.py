@@ -28,7 +28,7 @@ def verify_conv(model: ConvModel, *, seed: int = 0) -> list[Probe]:
     with listening([stage.modules[-1] for stage in model.stages]) as outputs:
         native = model.native(images)
     if not torch.isfinite(native).all():
-        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)")
+        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)", "Give intact weights")
     if len(outputs) != len(model.stages):
         raise ViewMismatch("stages", "the native run", f"{len(outputs)} of {len(model.stages)} stages were called")
     tolerance = TOLERANCE.get(model.dtype, 2e-4)

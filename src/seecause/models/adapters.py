@@ -36,7 +36,7 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
     raise UnsupportedModel(
         f"{type(module).__module__}.{type(module).__name__}",
         f"no adapter knows it (adapters: {', '.join(ADAPTERS)})",
-        "wrap a timm, transformers, torchvision or open_clip vision transformer, or build seecause.models.Parts for it",
+        "wrap a model of one of these libraries; docs/models.md says which, and what an adapter is",
     )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsIndex
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadImage, UnknownClass
+from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
@@ -75,6 +76,8 @@ class ImageModel:
         """The layout for these images, or what is wrong with them."""
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
             raise BadImage(f"images of shape {list(images.shape)}", "expected [B, 3, H, W], normalised", "use model.preprocess(picture)")
+        if len(images) == 0:
+            raise BadImage("an empty batch", "there is nothing to explain", "give at least one image")
         height, width = images.shape[-2:]
         if self.fixed_size and (height, width) != self.preprocess.size:
             raise BadImage(
@@ -94,37 +97,44 @@ class ImageModel:
         """Move the native module, in place."""
         for module in self._modules():
             module.to(target)
-        self.memo.clear()
+        self.forget()
         return self
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if index < len(self.classes) else f"class {index}"
 
-    def class_index(self, name: str | int) -> int:
+    def class_index(self, name: str | SupportsIndex) -> int:
         """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat" is enough if only one class has it."""
         count = self.n_classes
         if isinstance(name, str) and name.lstrip("-").isdigit() and name not in self.classes:
             name = int(name)
-        if isinstance(name, int):
-            if not 0 <= name < count:
-                raise UnknownClass(name, self.classes, count)
-            return name
+        if not isinstance(name, str):
+            if not isinstance(name, SupportsIndex):
+                raise BadOption("class", name, "a name or a whole number")
+            if not 0 <= (index := operator.index(name)) < count:
+                raise UnknownClass(index, self.classes, count)
+            return index
         folded = [c.casefold() for c in self.classes]
-        if name.casefold() in folded:
-            return folded.index(name.casefold())
-        having = [index for index, known in enumerate(folded) if name.casefold() in (part.strip() for part in known.split(","))]
-        if len(having) != 1:
+        having = [i for i, known in enumerate(folded) if known == name.casefold()]
+        having = having or [i for i, known in enumerate(folded) if name.casefold() in (part.strip() for part in known.split(","))]
+        if len(having) > 1:
+            raise BadOption("class", name, f"an index: classes {', '.join(map(str, having))} are all called so")
+        if not having:
             raise UnknownClass(name, self.classes, count)
         return having[0]
 
     def state_key(self) -> tuple[Any, ...]:
-        """Changes whenever a weight or buffer is changed, moved or replaced."""
+        """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data` leave no trace: call `forget` after them."""
         tensors = [t for m in self._modules() for t in (*m.parameters(), *m.buffers())]
-        return tuple((t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)
+        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device) for t in tensors)
+
+    def forget(self) -> None:
+        """Drop everything that is kept between calls (runs of blank images, the fingerprint)."""
+        self.memo.clear()
 
     def fingerprint(self) -> str:
         """A digest of the weights, for manifests; taken anew only when they changed."""
-        key = self.state_key()
+        key = ImageModel.state_key(self)
         if self.memo.get("fingerprint", (None,))[0] != key:
             digest = hashlib.sha256(self.name.encode())
             for tensor in self._weights():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.block import Block, Fn, same
+from seecause.models.block import Block, Fn, chain, same
 from seecause.models.heads import Similarity, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
@@ -31,6 +31,8 @@ class Parts:
     pool: Kind | None = None  # the module's own pooling
     head: Fn | None = None  # pooled -> logits
     native_logits: Callable[[Tensor], Tensor] | None = None
+    after_pool: Fn = same  # what the module does between pooling and classifier; stays in front of a given head
+    native_pooled: Callable[[Tensor], Tensor] | None = None  # the module's own pooled features, after `after_pool`, for its own pooling
     latent: LatentPool | None = None
     over_prefix: bool = False
     classes: Sequence[str] = ()
@@ -69,14 +71,18 @@ def assemble(
         layout = parts.layout_at(images.shape[-2], images.shape[-1])
         return replace(readout, norm=same, head=last)(parts.native_tokens(images), layout)
 
+    def pooled(images: Tensor) -> Tensor:
+        own = parts.native_pooled if kind == parts.pool else None
+        return own(images) if own is not None else by_native_tokens(images, parts.after_pool)
+
     if isinstance(head, Tensor):
         head = linear(head)
     elif isinstance(head, Similarity):
         sigmoid = True if sigmoid is None else sigmoid
-        head = head.head(lambda images: by_native_tokens(images.to(like.device, like.dtype), same))
+        head = head.head(lambda images: pooled(images.to(like.device, like.dtype)))
     extra = head if head is not None else parts.extra
     if head is not None:
-        readout.head = head
+        readout.head = chain(parts.after_pool, head)
     if extra is not None:
         extra.to(like.device, like.dtype)
         extra.requires_grad_(False)
@@ -88,9 +94,9 @@ def assemble(
         size = size or parts.size
 
     def native(images: Tensor) -> Tensor:
-        if head is None and parts.native_logits is not None:
-            return parts.native_logits(images)
-        return by_native_tokens(images, readout.head)
+        if head is not None:
+            return head(pooled(images))
+        return parts.native_logits(images) if parts.native_logits is not None else by_native_tokens(images, readout.head)
 
     return VisionModel(
         module=module,

@@ -9,13 +9,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from seecause.errors import MissingExtra, MissingWeights, UnknownName
+from seecause.errors import BadOption, MissingExtra, MissingWeights, UnknownName
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parent / "zoo"
@@ -33,10 +35,11 @@ def open_source(
     library: str, name: str, *, weights: str | Path | None = None, size: tuple[int, int] | None = None, classes: Sequence[str] | None = None
 ) -> Source:
     """The native module behind `library:name`."""
-    if library == "builtin":
-        return saved(ZOO, name, kind="builtin model")
-    if library == "folder":
-        return _folder(Path(name))
+    if library in ("builtin", "folder"):
+        for what, given in (("weights", weights), ("size", size)):
+            if given is not None:
+                raise BadOption(what, given, "None: a saved model has its own")
+        return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name))
     return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[library](name, weights, size, classes)
 
 
@@ -109,6 +112,8 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
     if state is not None:
         _count_classes(state, ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight"), options, "num_classes")
     if size is not None and name.startswith("vit_"):
+        if size[0] != size[1]:
+            raise BadOption("size", size, "a square: torchvision's VisionTransformer takes no other")
         options["image_size"] = size[0]
     module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=default if weights is None else None, **options))
     if state is not None:
@@ -125,6 +130,8 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
         import open_clip
     except ImportError:
         raise MissingExtra("open_clip", "clip") from None
+    if size is not None:
+        raise BadOption("size", size, "None: open_clip models have their own size")
     arch, _, tag = name.partition("/")
     if arch not in open_clip.list_models():
         raise UnknownName("open_clip model", arch, open_clip.list_models())
@@ -149,9 +156,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MissingWeights(str(path), "the file does not exist", "Give the path of a .safetensors or torch file")
     try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as broken:
+        state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, UnpicklingError) as broken:
         raise MissingWeights(str(path), f"it cannot be read ({type(broken).__name__})", "Give an intact .safetensors or weights-only torch file") from broken
+    if not isinstance(state, dict):
+        raise MissingWeights(str(path), f"it holds a {type(state).__name__}, not a state dict", "Give a file of named weights")
     for wrapper in ("state_dict", "model"):
         if isinstance(state.get(wrapper), dict):
             state = state[wrapper]

@@ -45,6 +45,8 @@ def find(module: Any) -> Parts:
         pool=pool,
         head=_head(module, distilled),
         native_logits=module,
+        after_pool=chain(module.fc_norm),
+        native_pooled=None if distilled else partial(_pooled, module),
         latent=_latent(module.attn_pool) if pool == "latent" else None,
         over_prefix=bool(getattr(module, "pool_include_prefix", False)),
         fixed_size=not dynamic,
@@ -191,6 +193,10 @@ def _pool(module: Any) -> Kind:
     if module.global_pool == "avg":
         return "mean"
     raise UnsupportedModel(f"timm global_pool={module.global_pool!r}", "only token, avg and map pooling are read exactly")
+
+
+def _pooled(module: Any, images: Tensor) -> Tensor:
+    return module.forward_head(module.forward_features(images), pre_logits=True)
 
 
 def _head(module: Any, distilled: bool) -> Fn | None:

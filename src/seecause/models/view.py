@@ -5,6 +5,7 @@ embed -> blocks -> readout
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class VisionModel(ImageModel):
 
     def gate(self, layer: int) -> Tensor | None:
         """The gates of one block, [H], or None."""
-        return None if self.gates is None else self.gates[layer]
+        return None if self.gates is None else self.gates[layer].to(self.device, self.dtype)
 
     @contextmanager
     def gated(self, gates: Tensor) -> Iterator[VisionModel]:
@@ -74,8 +75,12 @@ class VisionModel(ImageModel):
         return self
 
     def state_key(self) -> tuple[Any, ...]:
-        gates = None if self.gates is None else (self.gates.data_ptr(), self.gates._version)
-        return (*super().state_key(), gates)
+        """Gates count by value: the next one may well live at the same address."""
+        return (*super().state_key(), self._gate_values())
 
-    def _weights(self) -> list[Tensor]:
-        return [*super()._weights(), *([] if self.gates is None else [self.gates])]
+    def fingerprint(self) -> str:
+        values = self._gate_values()
+        return super().fingerprint() if values is None else f"{super().fingerprint()}-{hashlib.sha256(repr(values).encode()).hexdigest()[:8]}"
+
+    def _gate_values(self) -> tuple[float, ...] | None:
+        return None if self.gates is None else tuple(self.gates.detach().flatten().tolist())

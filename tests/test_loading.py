@@ -1,0 +1,59 @@
+"""Names, files and options of `sc.load`: what cannot be honoured is refused, in one clear line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import seecause as sc
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ("builtin:critters-vit", {"weights": "nowhere.safetensors"}, "weights"),
+        ("builtin:critters-vit", {"weights": "random"}, "weights"),
+        ("builtin:critters-vit", {"size": 128}, "size"),
+        ("builtin:critters-wit", {}, "nearest: critters-vit"),
+        ("torchvision:vit_b_16", {"weights": "random", "size": (224, 320)}, "square"),
+        ("timm:vit_tinny_patch16_224", {"weights": "random"}, "nearest: vit_tiny_patch16_224"),
+        ("timm:test_vit", {"weights": "missing.safetensors"}, "does not exist"),
+        ("timm:test_vit", {"weights": "random", "dtype": "fp16"}, "bfloat16"),
+        ("timm:test_vit", {"weights": "random", "device": "gpu"}, "cuda:N"),
+        ("nothing", {}, "timm:NAME"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(spec, options, said):
+    with pytest.raises(sc.SeecauseError, match=said) as caught:
+        sc.load(spec, **options)
+    assert len(str(caught.value)) < 1500
+
+
+def test_broken_weight_files_are_named(tmp_path):
+    for name, content in (("a.safetensors", b"\x00" * 40), ("b.pth", b"not a checkpoint")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(sc.SeecauseError, match=name):
+            sc.load("timm:test_vit", weights=tmp_path / name)
+    torch.save(torch.zeros(3), tmp_path / "c.pth")
+    with pytest.raises(sc.SeecauseError, match="not a state dict"):
+        sc.load("timm:test_vit", weights=tmp_path / "c.pth")
+    save_file({"head.weight": torch.zeros(3, 4)}, tmp_path / "d.safetensors")
+    with pytest.raises(sc.SeecauseError, match="does not fit"):
+        sc.load("timm:test_vit", weights=tmp_path / "d.safetensors")
+
+
+def test_half_precision_files_are_widened(tmp_path):
+    import timm
+
+    module = timm.create_model("test_vit", num_classes=5)
+    save_file({name: value.half() for name, value in module.state_dict().items()}, tmp_path / "half.safetensors")
+    model = sc.load("timm:test_vit", weights=tmp_path / "half.safetensors")
+    assert model.dtype == torch.float32 and model.n_classes == 5 and not model.random_weights
+
+
+def test_two_classes_of_one_name_are_told_apart_by_index():
+    model = sc.load("timm:test_vit", weights="random")
+    with pytest.raises(sc.SeecauseError, match="134, 517"):
+        model.class_index("crane")
+    assert model.class_index("tabby") == 281
