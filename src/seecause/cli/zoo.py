@@ -28,12 +28,13 @@ def list_models() -> None:
     from seecause.models.sources import ZOO
     from seecause.models.zoo.recipes import RECIPES
 
-    table = Table(Column("name", no_wrap=True), "regime", "accuracy", "balanced", "worst group", "flips: scene", "creature", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = {"accuracy": "accuracy", "balanced": "balanced_accuracy", "worst": "worst_group_accuracy"}
+    columns |= {"scene flips": "background_flip_rate", "creature flips": "creature_flip_rate"}
+    table = Table(Column("name", no_wrap=True), Column("regime", no_wrap=True), *columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for name, recipe in RECIPES.items():
         card = ZOO / f"{name}.json"
         measured = json.loads(card.read_text(encoding="utf-8"))["evaluation"] if card.is_file() else {}
-        shown = [f"{measured[key]:.3f}" if key in measured else "not trained" for key in ("accuracy", "balanced_accuracy", "worst_group_accuracy", "background_flip_rate", "creature_flip_rate")]
-        table.add_row(name, recipe.regime, *shown)
+        table.add_row(name, recipe.regime, *(f"{measured[key]:.3f}" if key in measured else "not trained" for key in columns.values()))
     Console(highlight=False).print(table)
 
 

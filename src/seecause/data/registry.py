@@ -10,13 +10,16 @@ from seecause.errors import UnknownName
 _LOADERS = {  # spec -> where its loader is; imported on first use
     "critters:REGIME[:SPLIT]": ("seecause.data.critters_data", "open_critters"),
     "folder:PATH": ("seecause.data.folder", "open_folder"),
+    "food101:PATH[:SPLIT]": ("seecause.data.food101", "open_food101"),
     "imagenet:PATH": ("seecause.data.imagenet", "open_imagenet"),
+    "imagenet-hard:PATH": ("seecause.data.imagenet_hard", "open_imagenet_hard"),
+    "imagenet-s:PATH": ("seecause.data.imagenet_s", "open_imagenet_s"),
     "pets:PATH[:SPLIT]": ("seecause.data.pets", "open_pets"),
 }
 
 
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
-    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet:PATH`; at most `limit` samples, spread evenly over the whole."""
+    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others above; at most `limit` samples, spread evenly over the whole."""
     kind, _, rest = spec.partition(":")
     for known, (module, function) in _LOADERS.items():
         if rest and known.partition(":")[0] == kind:

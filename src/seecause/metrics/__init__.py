@@ -4,25 +4,65 @@
     found = sc.metrics.localization(maps, masks)
     sc.metrics.summarise(curves.difference), sc.metrics.bootstrap_interval(found.aupr1)
 
-Every number is given for each image first; means, errors and intervals come from `statistics`.
+Every number is given for each image first; means, errors and intervals come from `statistics`. `METRICS` lists what there is: what each
+needs, and which way is better. Metrics that explain again take the method as a function, `explain(images, target) -> maps`.
 """
 
+from seecause.metrics.complexity import Complexity, complexity
+from seecause.metrics.energy import Energy, energy
+from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
 from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
 from seecause.metrics.insertion_deletion import Curves, insertion_deletion
 from seecause.metrics.localization import Localization, localization
+from seecause.metrics.parts import PartScores, PartTruth, measure_truth, part_truth
+from seecause.metrics.perturbation import Perturbation, Removal, perturbation, removal
+from seecause.metrics.registry import METRICS, Given, Metric, measure
+from seecause.metrics.road import Road, road
+from seecause.metrics.saco import saco
+from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
+from seecause.metrics.stability import Stability, stability
 from seecause.metrics.statistics import Summary, bootstrap_interval, paired_difference, rank_correlation, summarise
 
 __all__ = [
+    "METRICS",
+    "Complexity",
     "Curves",
+    "Energy",
+    "Given",
     "GroupAccuracy",
     "Localization",
+    "Metric",
+    "PartScores",
+    "PartTruth",
+    "Perturbation",
+    "Randomisation",
+    "Removal",
+    "Road",
+    "Similarity",
+    "Stability",
     "Summary",
     "bootstrap_interval",
     "clopper_pearson",
+    "complexity",
+    "energy",
+    "faithfulness_estimate",
     "group_accuracy",
+    "infidelity",
     "insertion_deletion",
     "localization",
+    "measure",
+    "measure_truth",
+    "mu_fidelity",
     "paired_difference",
+    "parameter_randomisation",
+    "part_truth",
+    "perturbation",
+    "random_logit",
     "rank_correlation",
+    "removal",
+    "road",
+    "saco",
+    "sensitivity_n",
+    "stability",
     "summarise",
 ]

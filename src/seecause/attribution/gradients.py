@@ -1,0 +1,115 @@
+"""What methods that take gradients share. Parameters never get any: only activations are asked for theirs.
+
+A run with a graph holds the activations of every block, so it is done on as many images at a time as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.registry import Maps
+from seecause.engine.chunks import fit, in_chunks
+from seecause.models.layout import TokenLayout
+from seecause.models.view import VisionModel
+from seecause.target import Score, Target
+
+Run = Callable[..., Maps]
+
+
+def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callable[[Run], Run]:
+    """Call a method on as many images at a time as fit, given what one image holds; its maps come back without a graph."""
+
+    def decorate(run: Run) -> Run:
+        @wraps(run)
+        def chunked(model: VisionModel, images: Tensor, target: Target, **options: object) -> Maps:
+            def some(a: int, b: int) -> Maps:
+                return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)
+
+            size = fit(len(images), bytes_each(model, model.check(images)), images.device)
+            return _join(list(in_chunks(some, len(images), size, what="images")))
+
+        return chunked
+
+    return decorate
+
+
+def every_block(model: VisionModel, layout: TokenLayout) -> int:
+    """A graph through the whole model, with fused attention."""
+    return (model.n_layers + 1) * model.forward_bytes(layout)
+
+
+def every_attention(model: VisionModel, layout: TokenLayout) -> int:
+    """A graph through the whole model, with explicit attention."""
+    return every_block(model, layout) + model.n_layers * one_attention(model, layout)
+
+
+def one_block(model: VisionModel, layout: TokenLayout) -> int:
+    """A graph through one block, with explicit attention."""
+    return 2 * model.forward_bytes(layout) + one_attention(model, layout)
+
+
+def one_attention(model: VisionModel, layout: TokenLayout) -> int:
+    """Scores, probabilities and the gradients of both, in float32 or better."""
+    wide = max(4, torch.finfo(model.dtype).bits // 8)
+    return 4 * model.blocks[0].heads * layout.tokens**2 * wide
+
+
+def differentiate(model: VisionModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]) -> tuple[Target, tuple[Tensor, ...]]:
+    """The target, with the predicted class filled in, and the gradients of its score with respect to tensors `of` the same run."""
+    bound = target.bind(logits.detach())
+    total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
+    return bound, torch.autograd.grad(total, list(of))
+
+
+@torch.no_grad()
+def settle(model: VisionModel, images: Tensor, target: Target) -> Target:
+    """Fill in the predicted class by a plain run, where the method itself makes none."""
+    return target.bind(model(images)) if target.open else target
+
+
+def pixel_slope(model: VisionModel, images: Tensor, target: Target, score: Score) -> tuple[Target, Tensor]:
+    """The bound target and the gradient of its score with respect to pixels [B, 3, H, W]."""
+    images = images.detach().requires_grad_()
+    bound, (slope,) = differentiate(model, model(images), target, score, [images])
+    return bound, slope
+
+
+def over_copies(copies: Callable[[int, int], Tensor], weights: Tensor, target: Target, slope: Callable[[Tensor, Target], Tensor], *, bytes_each: int) -> Tensor:
+    """sum_k weights_k * slope(copy k) for every image [B, ...], on as many copies at a time as fit.
+
+    `copies(a, b)` makes copies a to b of every image, [B, b - a, 3, H, W]; `slope` gets them in one batch, with the target of each.
+    """
+
+    def some(a: int, b: int) -> Tensor:
+        made = copies(a, b)
+        rows = torch.arange(len(made), device=made.device).repeat_interleave(b - a)
+        found = slope(made.flatten(0, 1), target.take(rows)).unflatten(0, (len(made), b - a))
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        return torch.einsum("n,bn...->b...", weights[a:b].to(found), found)
+
+    together = fit(len(weights), bytes_each, weights.device)
+    return reduce(torch.add, in_chunks(some, len(weights), together, what="copies"))
+
+
+def patch_sums(model: VisionModel, pixels: Tensor) -> Tensor:
+    """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
+    high, wide = model.patch
+    return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
+
+
+def _join(parts: Sequence[Maps]) -> Maps:
+    """Maps of consecutive images as maps of one batch."""
+
+    def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        kept = [t.detach() for t in tensors if t is not None]
+        return torch.cat(kept) if kept else None
+
+    scores = together([p.scores for p in parts])
+    assert scores is not None
+    targets = [p.target for p in parts]
+    target = Target(together([t.classes for t in targets]), together([t.against for t in targets]), targets[0].function)
+    return Maps(scores, target, native=together([p.native for p in parts]), said=parts[0].said)

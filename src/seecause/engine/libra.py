@@ -1,0 +1,123 @@
+"""Gradients that balance (LibraGrad, Mehri et al., CVPR 2025): the backward pass changes, values do not.
+
+Plain gradients of attention, norms and gates make input x gradient add up to anything. Libra's rules make every block locally linear:
+
+    attention       softmax(q k^T) is constant: the gradient flows through v
+    LayerNorm, RMS  the standard deviation is constant; the mean is not
+    GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in pre-logit layers, is plain)
+    gated MLP       gradient of the product of its two branches, halved
+    L2 norm         of cosine heads: plain, or the norm constant (`unit="constant"`)
+
+Then sum_j h^l_j dh^l_j + bias terms (b db for every bias from block l on) = logit at every depth l. Dissent suppression, the paper's rule
+for patch embeddings, touches only pixel maps and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from seecause.errors import BadOption
+from seecause.models.block import Block
+from seecause.models.view import VisionModel
+
+Unit = Literal["plain", "constant"]
+
+
+@contextmanager
+def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionModel]:
+    """Inside the block, graphs of the view are built by Libra's rules; values are what they were.
+
+    Functions are intercepted where they are called, in this thread: no module is changed. Compiled blocks run uncompiled meanwhile.
+    """
+    if unit not in ("plain", "constant"):
+        raise BadOption("unit", unit, "plain or constant")
+    before = model.blocks
+    model.blocks = [Block(**vars(block)) for block in before]
+    try:
+        with _Rules(RULES if unit == "plain" else {**RULES, F.normalize: _constant_length}):
+            yield model
+    finally:
+        model.blocks = before
+
+
+class _Rules(TorchFunctionMode):
+    def __init__(self, rules: dict[Callable[..., Any], Callable[..., Any]]):
+        super().__init__()
+        self.rules = rules
+
+    def __torch_function__(self, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+        rule = self.rules.get(function)
+        return function(*given, **named or {}) if rule is None else rule(function, *given, **named or {})
+
+
+def _through(value: Tensor, path: Tensor) -> Tensor:
+    """The value of one tensor, bit for bit, with the gradient of another."""
+    return value.detach() + (path - path.detach())
+
+
+def _constant_weights(attend: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return attend(q.detach(), k.detach(), v, **options)
+
+
+def _constant_deviation(
+    norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, **options: Any
+) -> Tensor:
+    axes = tuple(range(-len(shape), 0))
+    centred = x - x.mean(dim=axes, keepdim=True)
+    path = centred * (centred.square().mean(dim=axes, keepdim=True) + eps).rsqrt().detach()
+    path = path if weight is None else path * weight
+    return _through(norm(x, shape, weight, bias, eps, **options), path if bias is None else path + bias)
+
+
+def _constant_rms(norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    floor = torch.finfo(x.dtype).eps if eps is None else eps
+    path = x * (x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True) + floor).rsqrt().detach()
+    return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
+
+
+def _constant_gate(activation: Any, x: Tensor, *given: Any, **named: Any) -> Tensor:
+    """f(x) = x * g(x) for a gate g with g(0) = 1/2."""
+    with torch.no_grad():
+        value = activation(x.detach(), *given, **{k: v for k, v in named.items() if k != "inplace"})
+        gate = torch.where(x == 0, 0.5, value / x)
+    gated = _through(value, x * gate)
+    gated._libra_gated = True  # type: ignore[attr-defined]  # a product with it is a gated MLP
+    return gated
+
+
+def _constant(gate: Any, x: Tensor) -> Tensor:
+    return gate(x.detach())
+
+
+def _half(multiply: Any, a: Any, b: Any, **named: Any) -> Tensor:
+    product = multiply(a, b, **named)
+    gated = hasattr(a, "_libra_gated") or hasattr(b, "_libra_gated")
+    both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
+    return _through(product, product / 2) if gated and both else product
+
+
+def _constant_length(normalize: Any, x: Tensor, p: float = 2.0, dim: int = 1, **options: Any) -> Tensor:
+    value = normalize(x, p, dim, **options)
+    return _through(value, x / x.norm(p, dim, keepdim=True).detach())
+
+
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _constant_weights,
+    F.layer_norm: _constant_deviation,
+    F.rms_norm: _constant_rms,
+    F.gelu: _constant_gate,
+    F.silu: _constant_gate,
+    torch.rsqrt: _constant,  # norms written out by hand
+    torch.sigmoid: _constant,
+    torch.Tensor.sigmoid: _constant,
+    torch.Tensor.mul: _half,
+    torch.Tensor.__mul__: _half,
+    torch.mul: _half,
+}

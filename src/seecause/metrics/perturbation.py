@@ -1,0 +1,142 @@
+"""Patches removed in the order of the map: AOPC, pixel flipping, comprehensiveness, sufficiency, log-odds.
+
+Region perturbation (Samek et al. 2017) removes patches most important first (MoRF) or least important first (LeRF). With x_k the picture
+after k steps,
+    AOPC = mean_{k=0..n} [f(x) - f(x_k)]        ABPC = AOPC_MoRF - AOPC_LeRF = mean_k [f(x_k^LeRF) - f(x_k^MoRF)]
+Higher AOPC_MoRF, lower AOPC_LeRF and higher ABPC are better. The MoRF curve is also pixel flipping (Bach et al. 2015): a low area is good.
+
+ERASER (DeYoung et al. 2020), averaged over shares k of the patches, 10 to 90 %:
+    comprehensiveness = f(x) - f(x without the top k)   (higher is better)
+    sufficiency       = f(x) - f(only the top k)        (lower is better)
+    log-odds          = log p(x without the top k) - log p(x)   (lower is better)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+from seecause.metrics.insertion_deletion import area
+from seecause.metrics.order import Order, Steps, Ties, importance_ranks, thresholds
+from seecause.metrics.pixels import Upsampling
+from seecause.metrics.probe import Fill, Probe, filled, probe
+from seecause.models.base import ImageModel
+from seecause.target import Score, Spec
+
+TENTHS = tuple(tenth / 10 for tenth in range(1, 10))
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbation:
+    """Scores [B, n + 1], float64, after each step of removal; `shares` [n + 1] of the picture gone by then."""
+
+    morf: Tensor
+    lerf: Tensor
+    shares: Tensor
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def aopc_morf(self) -> Tensor:
+        return (self.morf[:, :1] - self.morf).mean(dim=1)
+
+    @property
+    def aopc_lerf(self) -> Tensor:
+        return (self.lerf[:, :1] - self.lerf).mean(dim=1)
+
+    @property
+    def abpc(self) -> Tensor:
+        return (self.lerf - self.morf).mean(dim=1)
+
+    @property
+    def flipping_area(self) -> Tensor:
+        """The area under the pixel-flipping curve."""
+        return area(self.morf)
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """What is lost, for each share, float64 [B, K]; the metrics are their means [B]."""
+
+    lost_without_top: Tensor
+    lost_with_top_only: Tensor
+    log_lost_without_top: Tensor
+    shares: tuple[float, ...]
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def comprehensiveness(self) -> Tensor:
+        return self.lost_without_top.mean(dim=1)
+
+    @property
+    def sufficiency(self) -> Tensor:
+        return self.lost_with_top_only.mean(dim=1)
+
+    @property
+    def log_odds(self) -> Tensor:
+        return -self.log_lost_without_top.mean(dim=1)
+
+
+@torch.no_grad()
+def perturbation(
+    model: ImageModel,
+    images: Tensor,
+    maps: Tensor,
+    target: Spec = None,
+    *,
+    steps: Steps = "patch",
+    order: Order = "patch",
+    upsample: Upsampling = "bilinear",
+    fill: Fill = 0.0,
+    score: Score = "prob",
+    ties: Ties = "raster",
+) -> Perturbation:
+    """MoRF and LeRF curves of maps [B, gh, gw] or [B, H, W]; one patch a step unless told otherwise."""
+    asked = probe(model, images, target, score=score)
+    asked.cells(maps)
+    ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order=order, upsample=upsample, ties=ties)
+    taken = thresholds(count, asked.size, asked.grid, steps)
+    later = taken[1:]  # before the first step nothing is gone
+    morf, lerf = (torch.cat([asked.plain[:, None], _curve(asked, places, later, fill)], dim=1) for places in (ranks, count - 1 - ranks))
+    said = asked.protocol("perturbation", steps=steps, order=order, upsample=upsample, fill=fill, ties=ties)
+    return Perturbation(morf, lerf, taken.double() / count, said)
+
+
+@torch.no_grad()
+def removal(
+    model: ImageModel, images: Tensor, maps: Tensor, target: Spec = None, *, shares: Sequence[float] = TENTHS, fill: Fill = 0.0, ties: Ties = "raster"
+) -> Removal:
+    """Comprehensiveness, sufficiency and log-odds in probabilities of the target class."""
+    asked = probe(model, images, target, score="logprob")
+    if asked.target.classes is None or asked.target.against is not None:
+        raise BadOption("target", target, "a class: a contrast or a function has no log-odds")
+    asked.cells(maps)
+    ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties)
+    taken = patch_counts(shares, count)
+    whole = asked.plain[:, None]
+    without_top = _curve(asked, ranks, taken, fill)
+    only_top = _curve(asked, count - 1 - ranks, count - taken, fill)
+    said = asked.protocol("removal", shares=list(shares), fill=fill, ties=ties)
+    return Removal(whole.exp() - without_top.exp(), whole.exp() - only_top.exp(), whole - without_top, tuple(shares), said)
+
+
+def patch_counts(shares: Sequence[float], count: int) -> Tensor:
+    """How many of `count` patches each share is, at least one, [K]."""
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise BadOption("shares", shares, "shares of the picture between 0 and 1")
+    return torch.tensor([max(1, round(share * count)) for share in shares])
+
+
+def _curve(asked: Probe, places: Tensor, taken: Tensor, fill: Fill) -> Tensor:
+    """Scores [B, n] with the pixels at the first `taken` [n] places [B, H, W] replaced."""
+    goal, taken = filled(asked.images, fill), taken.to(places.device)
+
+    def picture(image: Tensor, step: Tensor) -> Tensor:
+        gone = places[image] < taken[step][:, None, None]  # [m, H, W]
+        return torch.where(gone[:, None], goal[image], asked.images[image])
+
+    return asked.each(len(taken), picture)

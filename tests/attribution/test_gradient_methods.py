@@ -1,0 +1,298 @@
+"""Gradient methods equal captum and pytorch-grad-cam; Libra balances; no gradient or attention method leaves anything behind."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.ixg_plus import usual_score
+from seecause.engine.libra import libra_rules
+from seecause.engine.trace import record, suffix
+from seecause.errors import BadOption
+from tests.helpers import hooks, view
+from tests.tiny import FAMILIES, pictures, scramble, tiny
+
+TARGET = 3
+METHODS = {
+    "grad-cam a": {},
+    "grad-cam b": {"variant": "b"},
+    "grad-cam c": {"variant": "c"},
+    "rollout": {"discard": 0.5},
+    "raw-attention": {},
+    "attn-grad": {},
+    "gae": {},
+    "legrad": {},
+    "attcat": {},
+    "tam": {"steps": 5},
+    "ixg": {},
+    "ixg pixel": {"space": "pixel"},
+    "ixg+": {},
+    "libra-ixg+": {},
+    "integrated-gradients": {"steps": 5},
+    "smoothgrad": {"samples": 5},
+}
+CLASSLESS = ("rollout", "raw-attention")
+MAY_BE_CUT = ("grad-cam a", "grad-cam b")  # by the ReLU at their end
+READOUTS = ["timm_registers", "timm_mean", "timm_map", "timm_distilled", "hf_dinov2_registers"]  # all on a 4 x 6 grid
+
+
+def explain(model, images, name, **options):
+    return sc.attribute(model, images, method=name.split()[0], **{**METHODS.get(name, {}), **options})
+
+
+def ready(family, batch=2, dtype=torch.float64):
+    native = tiny(family, dtype=dtype)
+    return native, view(native, check=False), pictures(native, batch)
+
+
+# What all of them promise
+
+
+@pytest.mark.parametrize("family", READOUTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_is_its_images_one_by_one(name, family):
+    _, model, images = ready(family, batch=3)
+    whole = explain(model, images, name)
+    single = [explain(model, one[None], name) for one in images]
+    assert whole.maps.shape == (3, 4, 6)
+    assert name in CLASSLESS or whole.manifest["target"]["class"] == [s.manifest["target"]["class"][0] for s in single]
+    assert_close(whole.maps, torch.cat([s.maps for s in single]), atol=1e-10, rtol=1e-10)
+    with sc.budget(1):  # one image, one step at a time
+        assert_close(explain(model, images, name).maps, whole.maps, atol=1e-10, rtol=1e-10)
+    assert name in MAY_BE_CUT or (whole.maps.flatten(1).std(dim=1) > 1e-9).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_targets_are_explained_and_nothing_is_left_on_the_model(name):
+    native, model, images = ready("timm_registers")
+    native.module.requires_grad_(True)
+    before = model(images).detach()
+    with torch.no_grad():  # as callers may well do
+        maps = [explain(model, images, name, target=t).maps for t in (1, [1, 4], (1, 4), lambda logits: logits[:, 1] - logits[:, 4])]
+    assert not any(m.requires_grad for m in maps)
+    assert hooks(native.module) == 0 and all(p.grad is None for p in native.module.parameters()) and images.grad is None
+    assert torch.equal(model(images), before)
+    assert torch.equal(maps[0][0], maps[1][0])
+    assert_close(maps[2], maps[3], atol=1e-10, rtol=0)
+    assert name in CLASSLESS + MAY_BE_CUT or (maps[0][1] - maps[1][1]).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_of_eight_makes_at_most_twice_the_calls_of_one(name):
+    native, model, images = ready("timm_deit3", batch=8)
+    calls = []
+    hook = native.blocks[0].attn.qkv.register_forward_hook(lambda *_: calls.append(1))
+    counts = []
+    for batch in (images[:1], images):
+        calls.clear()
+        explain(model, batch, name, target=0)
+        counts.append(len(calls))
+    hook.remove()
+    assert 0 < counts[1] <= 2 * counts[0]
+
+
+# Peers
+
+
+@pytest.fixture
+def captum():
+    return pytest.importorskip("captum.attr", reason="captum is not installed; run: pip install 'seecause[peers]'")
+
+
+def unit(maps):
+    """To 0..1, as pytorch-grad-cam does it."""
+    maps = maps - maps.amin(dim=(1, 2), keepdim=True)
+    return maps / (1e-7 + maps.amax(dim=(1, 2), keepdim=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["timm_registers", "timm_mean"])
+def test_grad_cam_is_pytorch_grad_cam(family):
+    library = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed; run: pip install 'seecause[peers]'")
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    native, model, images = ready(family, batch=3, dtype=torch.float32)
+    native.module.requires_grad_(True)  # the library asks for gradients of parameters
+    prefix = model.layout.prefix
+    peer = library.GradCAM(native.module, [native.blocks[-1].norm1], reshape_transform=lambda x: x[:, prefix:].unflatten(1, (4, 6)).permute(0, 3, 1, 2))
+    found = 0
+    for target in range(7):
+        theirs = torch.from_numpy(peer(images, [ClassifierOutputTarget(target)] * 3))  # scaled to 0..1, resized, and scaled again
+        ours = explain(model, images, "grad-cam a", target=target).maps
+        ours = unit(torch.nn.functional.interpolate(unit(ours)[:, None], size=(32, 48), mode="bilinear", align_corners=False)[:, 0])
+        found += int((theirs.std(dim=(1, 2)) > 0.01).sum())
+        assert_close(ours, theirs, atol=1e-4, rtol=0)
+    peer.activations_and_grads.release()
+    assert found > 5  # not all were cut by the ReLU
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ixg_is_captums(captum):
+    native, model, images = ready("timm_registers")
+    pixels = captum.InputXGradient(native.module).attribute(images.clone().requires_grad_(), target=TARGET).sum(dim=1).detach()
+    ours = explain(model, images, "ixg pixel", target=TARGET, score="logit")
+    assert_close(ours.native, pixels, atol=1e-12, rtol=0)
+    assert_close(ours.maps, pixels.unflatten(2, (6, 8)).unflatten(1, (4, 8)).sum(dim=(2, 4)), atol=1e-12, rtol=0)
+    peer = captum.LayerGradientXActivation(native.module, native.module.norm_pre)
+    tokens = peer.attribute(images.clone().requires_grad_(), target=TARGET).sum(dim=-1)[:, model.layout.patches].detach()
+    assert_close(explain(model, images, "ixg", target=TARGET, score="logit").maps.flatten(1), tokens, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("baseline", ["mean", "white"])
+def test_integrated_gradients_are_captums(captum, baseline):
+    native, model, images = ready("timm_registers")
+    base = torch.full_like(images, 1.0 if baseline == "white" else 0.0)
+    theirs = captum.IntegratedGradients(native.module).attribute(images, base, target=TARGET, n_steps=50, method="gausslegendre")
+    ours = explain(model, images, "integrated-gradients", target=TARGET, baseline=baseline, steps=50)
+    assert_close(ours.native, theirs.sum(dim=1), atol=1e-8, rtol=0)  # captum rounds its weights to float32
+
+
+# Each by itself
+
+
+def test_integrated_gradients_are_complete():
+    _, model, images = ready("timm_registers", batch=4)
+    with torch.no_grad():
+        rise = (model(images) - model(torch.zeros_like(images)))[:, TARGET]
+    ours = explain(model, images, "integrated-gradients", target=TARGET, steps=50).maps
+    assert ((ours.sum(dim=(1, 2)) - rise).abs() / rise.abs()).max() < 0.01
+
+
+def plain_slope(native, images):
+    images = images.clone().requires_grad_()
+    return torch.autograd.grad(native.module(images)[:, TARGET].sum(), images)[0]
+
+
+def test_smoothgrad_is_the_mean_over_noisy_copies():
+    native, model, images = ready("timm_registers")
+    noise = torch.randn(5, 3, 32, 48, generator=torch.Generator().manual_seed(7)).double()
+    sigma = 0.15 * (images.flatten(1).max(dim=1).values - images.flatten(1).min(dim=1).values).view(2, 1, 1, 1)
+    mean = sum(plain_slope(native, images + sigma * n) for n in noise) / 5
+    for show, expected in (("magnitude", mean.abs()), ("signed", mean), ("input", images * mean)):
+        ours = explain(model, images, "smoothgrad", target=TARGET, seed=7, show=show).native
+        assert_close(ours, expected.sum(dim=1), atol=1e-12, rtol=0)
+    still = explain(model, images, "smoothgrad", target=TARGET, noise=0.0, show="signed").native
+    assert_close(still, plain_slope(native, images).sum(dim=1), atol=1e-12, rtol=0)
+
+
+def test_grad_cam_c_by_hand():
+    _, model, images = ready("timm_registers")
+    h = record(model, images, states={3}).states[3].detach().requires_grad_()
+    (slope,) = torch.autograd.grad(suffix(model, h, model.layout, 3)[:, TARGET].sum(), h)
+    expected = torch.einsum("btd,bd->bt", h, slope.mean(dim=1))[:, model.layout.patches].detach()
+    assert_close(explain(model, images, "grad-cam c", target=TARGET).maps.flatten(1), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("options", "layers"), [({}, [0, 1, 2, 3]), ({"start": "half"}, [2, 3]), ({"start": 3}, [3]), ({"mixer": "relu"}, [0, 1, 2, 3])])
+def test_ixg_plus_by_hand(options, layers):
+    _, model, images = ready("timm_registers")
+    expected = 0
+    for layer in layers:
+        h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(suffix(model, h, model.layout, layer).softmax(dim=1)[:, TARGET].sum(), h)
+        product = (h * slope).relu() if "mixer" in options else h * slope
+        expected = expected + product.sum(dim=-1)[:, model.layout.patches].detach()
+    assert_close(explain(model, images, "ixg+", target=TARGET, **options).maps.flatten(1), expected, atol=1e-12, rtol=0)
+
+
+def test_the_usual_score_is_the_logit_of_cosines_only():
+    assert [usual_score(ready(family)[1]) for family in ("timm_registers", "timm_map", "hf_clip", "hf_siglip")] == ["prob", "prob", "logit", "logit"]
+
+
+# Libra
+
+
+@contextmanager
+def nothing(model, **options):
+    yield model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_libra_leaves_values_as_they_are(family):
+    _, model, images = ready(family)
+    before, blocks = model(images), model.blocks
+    with libra_rules(model, unit="constant"):
+        assert torch.equal(model(images), before)
+    assert model.blocks is blocks
+
+
+@contextmanager
+def trained(module):
+    module.requires_grad_(True)
+    yield {name: p for name, p in module.named_parameters() if name.endswith("bias")}
+    module.requires_grad_(False)
+
+
+EVERY = [(f, torch.float64) for f in FAMILIES if f != "torchvision_pre_logits"]  # its tanh is no gate
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*EVERY, ("timm_registers", torch.float32), ("timm_swiglu", torch.float32)])
+def test_libra_relevance_and_biases_add_up_to_the_logit_at_every_depth(family, dtype):
+    native, model, images = ready(family, dtype=dtype)
+    for layer in range(5):
+        assert imbalance(native.module, model, images, layer) < (1e-10 if dtype == torch.float64 else 1e-4)
+
+
+def imbalance(module, model, images, layer, rules=libra_rules):
+    """What is missing between the logit and relevance + bias terms, relative to the logit."""
+    h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
+    with trained(module) as biases:
+        with rules(model, unit="constant"):
+            logit = suffix(model, h, model.check(images), layer)[:, TARGET].sum()
+        slope, *rest = torch.autograd.grad(logit, [h, *biases.values()], allow_unused=True)
+        of_biases = sum((b * g).sum() for b, g in zip(biases.values(), rest, strict=True) if g is not None)
+    return abs((h * slope).sum() + of_biases - logit).item() / max(1.0, logit.abs().item())
+
+
+def test_libra_balances_rms_norms():
+    from timm.layers import RmsNorm
+    from timm.models.vision_transformer import VisionTransformer
+
+    for norm in (RmsNorm, torch.nn.RMSNorm):  # one written out by hand, one built in
+        module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=7, norm_layer=norm)).double()
+        model = sc.wrap(module.requires_grad_(False), mean=(0.5,) * 3, std=(0.5,) * 3)
+        images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        before = model(images)
+        with libra_rules(model):
+            assert torch.equal(model(images), before)
+        assert imbalance(module, model, images, 0) < 1e-10 < imbalance(module, model, images, 0, nothing)
+
+
+def test_plain_gradients_do_not_add_up():
+    """The tests above can fail."""
+    native, model, images = ready("timm_registers")
+    assert imbalance(native.module, model, images, 0, nothing) > 1e-2
+
+
+def test_libra_ends_with_its_block_even_after_an_error():
+    native, model, images = ready("timm_registers")
+    blocks, expected = model.blocks, plain_slope(native, images)
+    with pytest.raises(RuntimeError, match="stop"), libra_rules(model):
+        raise RuntimeError("stop")
+    assert model.blocks is blocks
+    assert_close(explain(model, images, "ixg pixel", target=TARGET, score="logit").native, (images * expected).sum(dim=1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("ixg", {"space": "voxel"}, "token or pixel"),
+        ("ixg+", {"start": 4}, "0-3"),
+        ("ixg+", {"start": "third"}, "half"),
+        ("ixg+", {"mixer": "max"}, "sum or relu"),
+        ("libra-ixg+", {"unit": "none"}, "plain or constant"),
+        ("integrated-gradients", {"steps": 0}, "at least 1"),
+        ("smoothgrad", {"samples": 0}, "at least one"),
+        ("smoothgrad", {"show": "all"}, "magnitude"),
+    ],
+)
+def test_bad_options_say_what_was_expected(method, options, said):
+    _, model, images = ready("timm_deit3")
+    with pytest.raises(BadOption, match=said):
+        sc.attribute(model, images, target=0, method=method, **options)

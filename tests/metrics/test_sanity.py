@@ -1,0 +1,190 @@
+"""Maps that ignore the class or the weights are caught, and the model that is judged is left as it was."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.metrics import METRICS, Given, measure
+from seecause.metrics.sanity import copied, layer_groups, parameter_randomisation, random_logit
+from seecause.metrics.stability import stability
+from tests.helpers import hooks, noise, view
+from tests.linear import GRID, SIZE, contributions, linear_model, linear_view, patch_sums
+from tests.tiny import pictures, tiny
+
+CLASSES = [2, 3]
+
+
+@pytest.fixture(scope="module")
+def setting():
+    model, images = linear_model(), noise(2, 3, *SIZE, seed=5)
+    return model, images, lambda x, classes: patch_sums(contributions(model, x, classes))
+
+
+def gradient_map(model, images, target):
+    """Input x gradient by patch: depends on weights and class."""
+    images = images.detach().requires_grad_()
+    score = model(images)[range(len(images)), target].sum()
+    (slope,) = torch.autograd.grad(score, images)
+    return torch.nn.functional.adaptive_avg_pool2d((slope * images.detach()).sum(dim=1), model.layout.grid)
+
+
+# random logit
+
+
+def test_the_same_class_is_perfectly_similar(setting):
+    model, images, explain = setting
+    found = random_logit(model, images, explain, CLASSES, other=CLASSES)
+    for values in (found.signed, found.absolute):
+        assert_close(values, torch.ones(2, dtype=torch.float64))
+
+
+def test_another_class_is_drawn_and_is_never_the_same(setting):
+    model, images, explain = setting
+    seen = []
+
+    def spy(x, classes):
+        seen.append(classes)
+        return explain(x, classes)
+
+    for seed in range(6):
+        found = random_logit(model, images, spy, torch.tensor(CLASSES), seed=seed)
+        assert (found.signed < 0.9).all()
+        assert (seen[-1] != torch.tensor(CLASSES)).all()
+    blind = random_logit(model, images, lambda x, _: noise(2, *GRID))
+    assert_close(blind.signed, torch.ones(2, dtype=torch.float64))  # a class-agnostic method is caught
+    with pytest.raises(NotDefined, match="other="):
+        random_logit(model, images, explain, lambda logits: logits[:, 0])
+
+
+# parameter randomisation
+
+
+def test_randomisation_leaves_the_model_as_it_was():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    before, key = {name: tensor.clone() for name, tensor in native.module.state_dict().items()}, model.state_key()
+    found = parameter_randomisation(model, images, gradient_map, CLASSES)
+    assert model.state_key() == key and hooks(native.module) == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in native.module.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in native.module.parameters())
+    assert found.signed_steps.shape == found.absolute_steps.shape == (2, len(found.layers))
+    assert (found.absolute_steps.abs() <= 1).all()
+
+
+def test_layers_go_from_the_head_to_the_embedding():
+    model = view(tiny("timm_deit3"), check=False)
+    groups = layer_groups(model)
+    names = list(groups)
+    blocks = [name for name in names if name.startswith("blocks.")]
+    assert blocks == [f"blocks.{i}" for i in reversed(range(model.n_layers))]
+    assert names.index("head") < names.index(blocks[0]) < names.index("patch_embed.proj")
+    assert sum(map(len, groups.values())) == len(list(model.module.parameters()))
+
+
+def test_every_step_changes_the_model_further(setting):
+    model = view(tiny("timm_deit3"), check=False)
+    images, answers = noise(2, 3, 32, 48), []
+
+    def attribute(other, x, target):
+        answers.append(other(x))
+        return noise(2, 4, 6)  # sees no weights
+
+    found = parameter_randomisation(model, images, attribute, CLASSES)
+    assert_close(found.signed, torch.ones(2, dtype=torch.float64))  # a method that ignores the model is caught
+    assert len(answers) == 1 + len(found.layers)
+    assert all(not torch.allclose(a, b, atol=1e-6) for a, b in itertools.pairwise(answers))
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_map", "hf_vit_backbone", "hf_clip_tower", "torchvision_vit"])
+def test_a_copy_computes_the_same_and_shares_nothing(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    other = copied(model)
+    assert_close(other(images), model(images), atol=1e-12, rtol=0)
+    mine, theirs = ({tensor.data_ptr() for module in m._modules() for tensor in module.parameters()} for m in (model, other))
+    assert not mine & theirs
+
+
+def test_a_zero_shot_head_cannot_be_copied_alone():
+    native = tiny("hf_clip")
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(NotDefined, match="rewrap="):
+        parameter_randomisation(model, images, gradient_map, [0, 1])
+
+
+def test_what_cannot_be_wrapped_again_says_so(setting):
+    model, images, _ = setting
+    attribute = lambda other, x, classes: patch_sums(contributions(other, x, classes))  # noqa: E731
+    with pytest.raises(NotDefined, match="rewrap="):
+        parameter_randomisation(model, images, attribute, CLASSES)
+    found = parameter_randomisation(model, images, attribute, CLASSES, rewrap=linear_view)
+    assert found.layers == ("bias", "weight")
+    assert_close(found.signed_steps[:, 0], torch.ones(2, dtype=torch.float64))  # contributions do not see the bias
+    assert (found.signed_steps[:, -1].abs() < 0.9).all()
+
+
+# stability
+
+
+def test_stability_equals_its_definition(setting):
+    model, images, explain = setting
+    found = stability(model, images, explain, CLASSES, radius=0.1, draws=3, seed=2)
+    generator, plain = torch.Generator().manual_seed(2), explain(images, CLASSES)
+    for draw in range(3):
+        shift = 0.1 * (2 * torch.rand(3, *SIZE, generator=generator, dtype=torch.float64) - 1)
+        assert shift.abs().max() <= 0.1
+        change = explain(shift[None].expand_as(images), CLASSES)  # the map is linear in the picture
+        for i in range(2):
+            assert found.changes[i, draw].item() == pytest.approx((change[i].norm() / plain[i].norm()).item(), abs=1e-12)
+    assert torch.equal(found.max_sensitivity, found.changes.max(dim=1).values)
+    assert_close(found.avg_sensitivity, found.changes.mean(dim=1))
+    with pytest.raises(BadOption, match="positive radius"):
+        stability(model, images, explain, radius=0)
+
+
+def test_the_class_stays_that_of_the_plain_picture(setting):
+    model, images, explain = setting
+    asked = []
+    stability(model, images, lambda x, classes: (asked.append(classes), explain(x, classes))[1], radius=5.0, draws=4)
+    assert all(torch.equal(classes, model(images).argmax(dim=1)) for classes in asked) and len(asked) == 5
+    constant = stability(model, images, lambda x, _: torch.ones(2, *GRID))
+    assert (constant.max_sensitivity == 0).all()
+
+
+# the registry
+
+
+def test_every_metric_measures_what_it_lists(setting):
+    model, images, explain = setting
+    masks = noise(2, *SIZE, seed=9) > 0
+    given = Given(model, images, explain(images, CLASSES), CLASSES, masks, explain, lambda other, x, c: patch_sums(contributions(other, x, c)))
+    options = {"energy": {"k": 20}, "insertion-deletion": {"order": "patch", "steps": 3}, "parameter-randomisation": {"rewrap": linear_view}}
+    for name, metric in METRICS.items():
+        assert metric.summary and all(column.better in ("higher", "lower") for column in metric.columns.values())
+        if "latents" in metric.needs:
+            continue
+        found = measure(name, given, **options.get(name, {}))
+        assert list(found) == list(metric.columns)
+        assert all(values.shape == (2,) and values.dtype == torch.float64 for values in found.values()), name
+
+
+def test_needs_are_told_and_missing_ones_are_named():
+    needs = {name: METRICS[name].needs for name in ("complexity", "energy", "saco", "stability", "parameter-randomisation", "parts")}
+    assert needs == {
+        "complexity": (),
+        "energy": ("masks",),
+        "saco": ("model",),
+        "stability": ("model", "explain"),
+        "parameter-randomisation": ("model", "attribute"),
+        "parts": ("model", "explain", "latents"),
+    }
+    with pytest.raises(BadOption, match="energy needs it"):
+        measure("energy", Given(maps=noise(1, 2, 2)))
+    with pytest.raises(UnknownName, match="mu-fidelity"):
+        sc.metrics.measure("mu-fidelty", Given())
