@@ -33,12 +33,12 @@ def tam(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, s
         raise BadOption("steps", steps, "at least 1")
     target = settle(model, images, target)
     layout = model.check(images)
-    weight = _mean_slope(model, images, target, steps, score).relu().mean(dim=1)  # [B, T, T]
+    weight = mean_slope(model, images, target, steps, score).relu().mean(dim=1)  # [B, T, T]
     state = _walk(model, images, start)
     return Maps((state * read_rows(model, layout, weight))[:, layout.patches], target)
 
 
-def _mean_slope(model: VisionModel, images: Tensor, target: Target, steps: int, score: Score) -> Tensor:
+def mean_slope(model: VisionModel, images: Tensor, target: Target, steps: int, score: Score) -> Tensor:
     """Gradient of the last attention [B, H, T, T], averaged over scaled copies of each picture."""
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
 

@@ -1,0 +1,135 @@
+"""T-Attr: relevance as a backward pass equals the rules written out, and is conserved for every sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution import t_attr
+from seecause.engine.attention import explicit_run
+from seecause.engine.relevance import Rules, unchanged
+from seecause.errors import NotDefined
+from tests.helpers import hooks, noise, view
+from tests.reference import t_attr as reference
+from tests.tiny import pictures, tiny
+
+EVERY_KIND = [  # of readout, norm, MLP, rotation and block
+    "timm_registers", "timm_clip", "timm_mean", "timm_mean_with_class", "timm_map", "timm_distilled", "timm_post_norm", "timm_parallel", "timm_eva",
+    "timm_eva_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "hf_siglip", "torchvision_pre_logits",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_deit3", "timm_dynamic"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_maps_equal_the_rules_written_out(family, start):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    found = sc.attribute(model, images, [3, 0, 6], "t-attr", start=start).maps.flatten(1)
+    prefix = model.check(images).prefix
+    for row, image, label in zip(found, images, [3, 0, 6], strict=True):
+        slow, sums = reference.t_attr(native.module, image, label, start=start)
+        assert_close(row, slow[prefix:], rtol=1e-5, atol=1e-10)
+        assert_close(sums, torch.ones_like(sums), rtol=1e-3, atol=0)  # safe division adds 1e-9
+        assert row.std() > 0
+
+
+@pytest.mark.parametrize("family", EVERY_KIND)
+def test_a_batch_of_three_equals_three_single_runs(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    whole = sc.attribute(model, images, method="t-attr").maps
+    single = torch.cat([sc.attribute(model, one[None], method="t-attr").maps for one in images])
+    assert_close(whole, single, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_swiglu", "timm_mean", "timm_map", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "torchvision_vit"])
+def test_relevance_is_conserved_for_every_sample(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    inputs = []
+
+    def heard(step):
+        return lambda x: inputs.append(x) or step(x)
+
+    for block in model.blocks:
+        block.norm = heard(block.norm)
+    with t_attr.frozen(model), Rules("t-attr") as rules:
+        logits = explicit_run(replace(model, blocks=[t_attr._relevant(b, rules) for b in model.blocks]), images).logits
+    assert_close(logits, native.forward(images), atol=1e-10, rtol=0)  # values are the model's own
+    seed = torch.zeros_like(logits)
+    seed[:, 2] = torch.tensor([1.0, 2.0, -3.0])
+    for found in torch.autograd.grad(logits, inputs, seed):
+        assert_close(found.sum(dim=(1, 2)), seed[:, 2], rtol=1e-3, atol=0)
+
+
+def test_targets_of_every_kind():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    predicted = model(images).argmax(dim=1)
+    assert_close(sc.attribute(model, images, method="t-attr").maps, sc.attribute(model, images, predicted, "t-attr").maps)
+    by_function = sc.attribute(model, images, lambda logits: logits[:, 2] - logits[:, 4], "t-attr").maps
+    assert_close(sc.attribute(model, images, (2, 4), "t-attr").maps, by_function)
+
+
+def test_chunks_do_not_change_the_maps_or_the_target():
+    native = tiny("timm_map")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    whole = sc.attribute(model, images, method="t-attr")
+    with sc.budget(1):  # one image at a time
+        parts = sc.attribute(model, images, method="t-attr")
+    assert_close(parts.maps, whole.maps, rtol=1e-7, atol=1e-10)
+    assert parts.manifest["target"] == whole.manifest["target"]
+
+
+def test_eight_images_take_as_many_calls_as_one():
+    native = tiny("timm_registers", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native, batch=8)
+    calls: list[int] = []
+    native.module.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    sc.attribute(model, images[:1], method="t-attr")
+    sc.attribute(model, images, method="t-attr")
+    assert len(calls) == 4  # gradients and relevance
+
+
+def test_nothing_is_left_on_the_model():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native)
+    native.module.requires_grad_(True)
+    trained = sc.attribute(model, images, 1, "t-attr").maps
+    assert hooks(native.module) == 0
+    assert all(p.grad is None and p.requires_grad for p in native.module.parameters())
+    native.module.requires_grad_(False)
+    assert torch.equal(sc.attribute(model, images, 1, "t-attr").maps, trained)
+    with torch.no_grad():
+        assert torch.equal(sc.attribute(model, images, 1, "t-attr").maps, trained)
+
+
+def test_an_operator_without_a_rule_is_named():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return x.cumsum(dim=1)
+
+    native = tiny("timm_deit3")
+    model = view(native, check=False)
+    model.blocks[1].feed = Odd()
+    with pytest.raises(NotDefined, match=r"no rule for `cumsum` .* in blocks\.1\.feed"):
+        sc.attribute(model, pictures(native), 0, "t-attr")
+
+
+def test_rules_of_single_operators():
+    x, relevance = noise(2, 3, 32).requires_grad_(), noise(2, 3, 32, seed=2)
+    layer = nn.Linear(32, 32, dtype=torch.float64).requires_grad_(False)
+    with Rules("test"):
+        y, mean = layer(x), x.mean(dim=1)
+        turned, gated = unchanged(torch.flip)(x, (1,)), x * nn.functional.silu(x)
+    found = torch.autograd.grad(y, x, relevance)[0]
+    assert_close(found, reference.linear_rule(layer, x.detach(), relevance), atol=1e-12, rtol=1e-9)
+    assert_close(found.sum(dim=-1), relevance.sum(dim=-1), rtol=1e-6, atol=1e-6)  # conserved
+    assert_close(torch.autograd.grad(mean, x, relevance[:, 0])[0], (x / x.sum(dim=1, keepdim=True) * relevance[:, :1]).detach(), rtol=1e-5, atol=0)
+    assert torch.equal(torch.autograd.grad(turned, x, relevance)[0], relevance)
+    assert torch.equal(torch.autograd.grad(gated, x, relevance)[0], relevance)

@@ -1,0 +1,79 @@
+"""Dropped tokens: the engine equals a native run on what is left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.engine.subset import kept_logits, kept_logits_each
+from seecause.errors import BadOption
+from tests.helpers import view
+from tests.tiny import FAMILIES, pictures, tiny
+
+
+def some_patches(batch: int, patches: int, *, seed: int = 0) -> torch.Tensor:
+    """Choices of different sizes, one for each image."""
+    keep = torch.rand(batch, patches, generator=torch.Generator().manual_seed(seed)) < 0.5
+    keep[:, 3] = True
+    assert len(set(keep.sum(dim=1).tolist())) > 1
+    return keep
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_everything_kept_gives_the_plain_answer(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    layout = model.check(images)
+    kept = kept_logits(model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout)
+    assert_close(kept, model(images), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_deit3", "timm_mean", "timm_mean_with_class", "timm_map", "timm_distilled", "timm_swiglu"])
+@torch.no_grad()
+def test_dropped_tokens_equal_a_native_run_without_them(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    layout, module = model.check(images), native.module
+    keep = some_patches(3, layout.n_patches)
+    expected = []
+    for image, chosen in zip(images, keep, strict=True):  # timm's own modules, on the tokens that are left
+        tokens = module.norm_pre(module._pos_embed(module.patch_embed(image[None])))
+        tokens = tokens[:, [*range(layout.prefix), *(layout.prefix + chosen.nonzero()[:, 0]).tolist()]]
+        logits = module.forward_head(module.norm(module.blocks(tokens)))
+        expected.append(logits)
+    assert_close(kept_logits(model, model.embed(images), keep, layout), torch.cat(expected), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map", "timm_eva", "timm_eva_registers", "hf_dinov2", "hf_dinov3", "hf_siglip"])
+@torch.no_grad()
+def test_padding_is_seen_by_nobody(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    layout = model.check(images)
+    keep, h0 = some_patches(3, layout.n_patches), model.embed(images)
+    alone = torch.cat([kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout) for i in range(3)])
+    assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
+    h0[:, layout.patches][~keep] += 100  # what was dropped
+    assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_many_choices_run_together_or_in_chunks():
+    native = tiny("timm_eva_registers")
+    model, images = view(native, check=False), pictures(native)
+    layout = model.check(images)
+    keep = torch.stack([some_patches(2, layout.n_patches, seed=s) for s in (3, 4, 5)], dim=1)  # [2, 3, N]
+    together = kept_logits_each(model, images, keep)
+    assert_close(together[:, 1], kept_logits(model, model.embed(images), keep[:, 1], layout), atol=1e-12, rtol=0)
+    with sc.budget(1):
+        assert_close(kept_logits_each(model, images, keep), together, atol=1e-12, rtol=0)
+
+
+def test_an_image_without_patches_is_refused():
+    native = tiny("timm_mean")
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(BadOption, match="at least one patch"):
+        kept_logits(model, model.embed(images), torch.zeros(2, 24, dtype=torch.bool), model.layout)
