@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seecause.attribution.gradients import differentiate, every_attention, over_images
 from seecause.attribution.registry import Maps, method
-from seecause.engine.attention import explicit_run, read_rows
+from seecause.engine.attention import explicit_run, walk_back
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -28,10 +28,4 @@ def gae(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, s
     run = explicit_run(model, images, start=start)
     bound, slopes = differentiate(model, run.logits, target, score, run.probs)
     steps = [(slope * probs.detach()).relu().mean(dim=1) for slope, probs in zip(slopes, run.probs, strict=True)]  # each [B, T, T]
-    if model.readout.latent is None:
-        row = read_rows(model, layout, torch.eye(layout.tokens, dtype=steps[0].dtype, device=images.device)).expand(len(images), -1)
-    else:
-        row = read_rows(model, layout, steps.pop())
-    for step in reversed(steps):
-        row = row + (row[:, None] @ step)[:, 0]  # [B, T]
-    return Maps(row[:, layout.patches], bound)
+    return Maps(walk_back(model, layout, steps)[:, layout.patches], bound)

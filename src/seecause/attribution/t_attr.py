@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seecause.attribution.gradients import differentiate, every_attention, over_images
 from seecause.attribution.registry import Maps, method
-from seecause.engine.attention import explicit_run, read_rows
+from seecause.engine.attention import explicit_run, walk_back
 from seecause.engine.relevance import Rules, unchanged
 from seecause.models.block import Block
 from seecause.models.layout import TokenLayout
@@ -43,13 +43,7 @@ def t_attr(model: VisionModel, images: Tensor, target: Target, *, start: int = 0
         bound, (seed, *slopes) = differentiate(model, plain.logits, target, score, [plain.logits, *plain.probs])
         relevances = relevance(model, images, seed, start=start)
     steps = [(slope * found).relu().mean(dim=1) for slope, found in zip(slopes, relevances, strict=True)]  # each [B, T, T]
-    if model.readout.latent is None:
-        row = read_rows(model, layout, torch.eye(layout.tokens, dtype=steps[0].dtype, device=images.device)).expand(len(images), -1)
-    else:
-        row = read_rows(model, layout, steps.pop())
-    for step in reversed(steps):
-        row = row + (row[:, None] @ step)[:, 0]  # [B, T]
-    return Maps(row[:, layout.patches], bound)
+    return Maps(walk_back(model, layout, steps)[:, layout.patches], bound)
 
 
 def relevance(model: VisionModel, images: Tensor, seed: Tensor, *, start: int = 0) -> tuple[Tensor, ...]:

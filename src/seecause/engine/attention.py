@@ -124,3 +124,19 @@ def _run_to(model: VisionModel, images: Tensor, at: At, start: int) -> Tensor:
     for index in range(start):
         h = model.blocks[index](h, at, model.gate(index))
     return h
+
+
+def walk_back(model: VisionModel, layout: TokenLayout, steps: list[Tensor]) -> Tensor:
+    """Row [B, T] of (I + S_L) ... (I + S_1) that is read out, for steps S [B, T, T] in order of depth: from the last to the first, a row at a time.
+
+    A latent pool's step comes last and has no identity beside it: its query is no token.
+    """
+    if model.readout.latent is None:
+        eye = torch.eye(layout.tokens, dtype=steps[0].dtype, device=steps[0].device)
+        row = read_rows(model, layout, eye).expand(len(steps[0]), -1)
+    else:
+        *steps, pool = steps
+        row = read_rows(model, layout, pool)
+    for step in reversed(steps):
+        row = row + (row[:, None] @ step)[:, 0]
+    return row

@@ -1,0 +1,36 @@
+"""`seecause methods`: what can be asked for with --method, what it costs and which options it takes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("methods", epilog="Example: seecause methods caap")(methods)
+
+
+def methods(
+    name: Annotated[str, typer.Argument(help="Show the options of this method.", show_default=False)] = "",
+    conv: Annotated[bool, typer.Option("--conv", help="Those for convolutional networks.")] = False,
+) -> None:
+    """List attribution methods with their cost in plain forwards, or the options of one."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from seecause.attribution.registry import find
+    from seecause.attribution.registry import methods as known
+
+    architecture = "conv" if conv else "transformer"
+    if name:
+        entry = find(name, architecture)  # type: ignore[arg-type]
+        table = Table("option", "default", title=f"{name}: {entry.summary}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for option, default in entry.options.items():
+            table.add_row(option, "none" if default is None else str(default))
+    else:
+        table = Table("method", "forwards", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
+        for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):  # type: ignore[arg-type]
+            table.add_row(entry.name, entry.forwards, "yes" if entry.class_specific else "any", entry.summary)
+    Console(highlight=False).print(table)
