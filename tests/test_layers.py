@@ -12,7 +12,7 @@ import pytest
 import seecause
 
 ROOT = Path(seecause.__file__).parent
-ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution", "report", "demo", "cli"]  # each may use what stands before it
+ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution", "bench", "report", "demo", "cli"]  # upwards
 SIDEWAYS = {("loading", "engine"), ("models", "data")}  # `models/zoo` trains on `data`
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause.data import critters
-from seecause.demo import JOBS, Setting, explain
+from seecause.demo import JOBS, Setting, compare, explain
 from seecause.report.page import render_page
 
 ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": len(critters.CLASSES)}
@@ -44,3 +44,9 @@ def test_every_creature_stands_on_its_usual_background_first():
 
 def test_jobs_are_registered():
     assert explain in JOBS
+
+
+def test_the_compare_job_shows_a_table_and_curves_of_every_method():
+    page = render_page("Demo", compare.run(Setting(), methods=("caap", "random"), pictures=2).sections)
+    assert page.count('<th scope="row">') == 2 and "<svg" in page
+    assert "ins-del" in page and "no value" not in page

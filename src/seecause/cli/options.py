@@ -81,11 +81,11 @@ def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, a
             known = sorted({option for entry in entries.values() for option in entry.options})
             raise BadOption("--option", pair, f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}")
         for method in takers:
-            found[method][key] = _value(text)
+            found[method][key] = value_of(text)
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """A number, tuple, True, False or None where the text reads as one, else the text itself."""
     try:
         return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))  # `none` is a word: select=none, approx=none

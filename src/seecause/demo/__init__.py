@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from seecause.demo import explain
+from seecause.demo import compare, explain
 from seecause.demo.job import Job, Setting, Shown
 
-JOBS: tuple[Job, ...] = (explain,)
+JOBS: tuple[Job, ...] = (explain, compare)
 
 __all__ = ["JOBS", "Job", "Setting", "Shown"]

@@ -1,0 +1,9 @@
+"""Methods x images x metrics on one model, in pieces that survive a power cut.
+
+plan      what is asked -> shards, each named by a digest of everything that decides its result
+measures  the metrics, by groups that share their work
+work      one shard: read, attribute, measure
+store     the run folder: finished shards, the log, the manifest
+runner    what is still to do, in this process or in several
+table     means, errors, intervals and paired differences; CSV and LaTeX
+"""

@@ -1,0 +1,178 @@
+"""From what is asked to shards whose names say everything that decides their result.
+
+A shard is one method on a few neighbouring images. Its id is a digest of method, metrics, data, model and everything else that can change a
+bit of its rows, and of nothing else: the number of workers, the folder and the clock are not in it. So a finished shard can be trusted for
+as long as its id is asked for, and a changed input asks for another id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from typing import Any, Literal, get_args
+
+from seecause import __version__
+from seecause.attribution.registry import find
+from seecause.bench.measures import MEASURES, groups_of
+from seecause.data.dataset import Dataset
+from seecause.data.photos import Photos
+from seecause.errors import BadOption
+from seecause.models.base import ImageModel
+
+SCHEMA = 1  # of rows and tensors; a new one makes every shard new
+MEMORY = {"cpu": 1 << 30, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
+
+Explained = Literal["label", "predicted"]
+Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `make_plan` fills in the options that were left to their defaults."""
+
+    model: str
+    data: str
+    methods: Options
+    metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
+    measures: Options = field(default_factory=dict)  # options of the metrics, by group
+    weights: str | None = None
+    limit: int | None = None
+    target: Explained = "label"
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
+    shard_size: int = 16
+    memory: int | None = None  # bytes of activations in one worker
+    threads: int = 1  # of one worker
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One method on samples `start` to `stop`."""
+
+    id: str
+    method: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, what model and data turned out to be, and the shards."""
+
+    request: Request
+    model: Mapping[str, Any]  # fingerprint, random_weights, classes, frame (its preprocessing)
+    data: Mapping[str, Any]  # name, fingerprint, classes
+    samples: Sequence[str]
+    places: Sequence[int]  # of each label among the model's classes; empty if the predicted class is explained
+    versions: Mapping[str, str]
+    shards: Sequence[Shard]
+
+    def record(self) -> dict[str, Any]:
+        """What the manifest says."""
+        return {"command": "bench run", "schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Plan:
+        """The plan a manifest tells."""
+        known = {key: value for key, value in record.items() if key not in ("command", "schema")}
+        shards = tuple(Shard(**shard) for shard in known["shards"])
+        return cls(**{**known, "request": Request(**known["request"]), "shards": shards})
+
+
+def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
+    """Check what is asked against model and data, fill in defaults, and cut the work."""
+    request = _complete(request, model)
+    versions = {"python": platform.python_version(), "seecause": __version__, **{name: version(name) for name in ("torch", "timm", "transformers")}}
+    plan = Plan(
+        request=request,
+        model={
+            "fingerprint": model.fingerprint(),
+            "random_weights": model.random_weights,
+            "classes": list(model.classes),
+            "frame": asdict(model.preprocess),
+        },
+        data={"name": data.name, "fingerprint": data.fingerprint, "classes": list(data.classes)},
+        samples=sample_names(data),
+        places=class_places(model, data) if request.target == "label" else (),
+        versions=versions,
+        shards=(),
+    )
+    bounds = [(start, min(start + request.shard_size, len(data))) for start in range(0, len(data), request.shard_size)]
+    shards = [Shard(shard_id(plan, method, start, stop), method, start, stop) for method in request.methods for start, stop in bounds]
+    return replace(plan, shards=tuple(shards))
+
+
+def shard_id(plan: Plan, method: str, start: int, stop: int) -> str:
+    """A digest of everything that decides the rows and maps of a shard."""
+    request = plan.request
+    decisive = {
+        "schema": SCHEMA,
+        "versions": plan.versions,
+        "model": [request.model, plan.model["fingerprint"], plan.model["frame"]],
+        "method": [method, request.methods[method]],
+        "metrics": [list(request.metrics), request.measures],
+        "data": [plan.data["name"], plan.data["fingerprint"], start, stop, list(plan.samples[start:stop])],
+        "target": [request.target, list(plan.places)],
+        "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
+    }
+    return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:24]
+
+
+def canonical(value: Any) -> str:
+    """JSON with one spelling for each value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def sample_names(data: Dataset) -> tuple[str, ...]:
+    """The name of each sample, without reading it: a file that cannot be read has a name too."""
+    if isinstance(data, Photos):
+        return tuple(photo.id for photo in data.photos)
+    return tuple(f"{data.name}:{index}" for index in range(len(data)))
+
+
+def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
+    """The model's class for each label: by name, or the label itself where the order is the same for all (ImageNet) or the model has no names."""
+    if not data.classes:
+        raise BadOption("target", "label", f"predicted: {data.name} has no labels")
+    same = data.classes == model.classes or not model.classes or (data.name.startswith("imagenet") and model.n_classes == len(data.classes))
+    return tuple(model.class_index(place if same else name) for place, name in enumerate(data.classes))
+
+
+def _complete(request: Request, model: ImageModel) -> Request:
+    """The same request with nothing left open."""
+    if request.target not in get_args(Explained):
+        raise BadOption("target", request.target, f"one of {', '.join(get_args(Explained))}")
+    for what in ("shard_size", "threads"):
+        if getattr(request, what) < 1:
+            raise BadOption(what, getattr(request, what), "1 or more")
+    if not request.methods or not request.metrics:
+        raise BadOption("methods and metrics", [list(request.methods), list(request.metrics)], "at least one of each")
+    return replace(
+        request,
+        methods={name: _method_options(name, given, request.seed, model) for name, given in request.methods.items()},
+        metrics=tuple(dict.fromkeys(request.metrics)),
+        measures={group: _measure_options(group, request.measures.get(group, {})) for group in groups_of(request.metrics)},
+        memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
+    )
+
+
+def _method_options(name: str, given: Mapping[str, Any], seed: int, model: ImageModel) -> dict[str, Any]:
+    entry = find(name, model.architecture)
+    entry.check(dict(given))
+    return {**entry.options, **({"seed": seed} if "seed" in entry.options else {}), **given}
+
+
+def _measure_options(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = MEASURES[group].options
+    for name, value in given.items():
+        if name not in known:
+            raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known)}")
+    return {**known, **given}

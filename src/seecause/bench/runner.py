@@ -1,0 +1,138 @@
+"""What is still to do, in this process or in several. Shards are independent, so there is nothing to agree on: who finishes one, writes it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+
+from seecause.bench.plan import Plan, Shard
+from seecause.bench.store import Store
+from seecause.bench.work import Worker, open_worker, run_shard
+from seecause.errors import SeecauseError
+
+DIED = "a worker process died (killed, or out of memory); run the same command again to go on, with fewer --workers or less --memory"
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A number that is not there."""
+
+    method: str
+    image: str
+    metric: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands."""
+
+    total: int
+    done: int
+    failed: dict[str, str]  # reason by shard
+    pending: Sequence[Shard]
+    stale: Sequence[str]
+    holes: Sequence[Hole]  # in finished shards
+    stopped: str = ""  # why the run ended early
+
+    def not_run(self) -> dict[str, int]:
+        """Images that are still to do, by method."""
+        images: Counter[str] = Counter()
+        for shard in self.pending:
+            images[shard.method] += len(shard)
+        return dict(images)
+
+    @property
+    def complete(self) -> bool:
+        return self.done == self.total and not self.holes
+
+
+def inspect(store: Store, plan: Plan, *, stopped: str = "") -> Status:
+    """Read from the folder alone, so it can be asked while a run is going on."""
+    rows = store.rows(plan).select(["method", "image", "metric", "value", "reason"]).to_pylist()
+    holes = [Hole(row["method"], row["image"], row["metric"], row["reason"]) for row in rows if row["reason"] or row["value"] != row["value"]]
+    failed, done = store.failures(plan), {shard.id for shard in store.finished(plan)}
+    pending = [shard for shard in plan.shards if shard.id not in done and shard.id not in failed]
+    return Status(len(plan.shards), len(done), failed, pending, store.stale(plan), holes, stopped)
+
+
+def run(store: Store, worker: Worker, *, workers: int = 1, advance: Callable[[int], None] = lambda images: None) -> Status:
+    """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that ended.
+
+    A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one.
+    """
+    plan = worker.plan
+    store.check()
+    with store.alone():
+        store.prepare(plan)
+        done = {shard.id for shard in store.finished(plan)}
+        todo = [shard for shard in plan.shards if shard.id not in done]
+        workers = min(workers, len(todo))
+        try:
+            for shard in _here(store, worker, todo) if workers <= 1 else _in_processes(store, plan, todo, workers):
+                advance(len(shard))
+        except BrokenProcessPool:
+            return inspect(store, plan, stopped=DIED)
+        return inspect(store, plan)
+
+
+def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
+    """One shard, from its first line in the log to its last."""
+    store.log("start", shard)
+    try:
+        result = run_shard(open_it(), shard)
+    except (SeecauseError, RuntimeError, MemoryError) as failure:  # torch's out of memory is a RuntimeError
+        store.log("failed", shard, reason=" ".join(str(failure).split()) or type(failure).__name__)
+        return shard
+    store.save(shard, result)
+    store.log("done", shard)
+    return shard
+
+
+def _here(store: Store, worker: Worker, todo: Sequence[Shard]) -> Iterator[Shard]:
+    return (perform(store, lambda: worker, shard) for shard in todo)
+
+
+def _in_processes(store: Store, plan: Plan, todo: Sequence[Shard], workers: int) -> Iterator[Shard]:
+    """Spawned, not forked: torch's threads and a GPU do not survive a fork."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(store, plan))
+    try:
+        for future in as_completed([pool.submit(_perform, shard) for shard in todo]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# In a worker process: which run it works for, and the model it has opened.
+
+_work_for: list[tuple[Store, Plan]] = []
+
+
+def _begin(store: Store, plan: Plan) -> None:
+    _work_for.append((store, plan))
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever, or finish a shard that the next run has begun."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _perform(shard: Shard) -> Shard:
+    return perform(_work_for[0][0], _opened, shard)
+
+
+@cache
+def _opened() -> Worker:
+    return open_worker(_work_for[0][1])

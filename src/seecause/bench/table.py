@@ -1,0 +1,116 @@
+"""The table of a run: for each method and metric a mean, its error and interval, and the paired difference to a chosen method."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from seecause.bench.measures import higher_is_better
+from seecause.bench.plan import Plan
+from seecause.errors import UnknownName
+from seecause.metrics import Summary, bootstrap_interval, paired_difference, summarise
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method by one metric. `difference` is to the reference, image by image; `missing` counts images without a value."""
+
+    mean: float
+    error: float
+    interval: tuple[float, float]
+    n: int
+    missing: int
+    difference: Summary | None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by method, then by metric."""
+
+    methods: Sequence[str]
+    metrics: Sequence[str]
+    reference: str
+    cells: dict[str, dict[str, Cell]]
+
+    def digits(self, metric: str) -> int:
+        """Decimals that show two digits of the largest standard error, 3 to 6."""
+        error = max((cells[metric].error for cells in self.cells.values() if cells[metric].error > 0), default=1.0)
+        return min(6, max(3, 1 - math.floor(math.log10(error))))
+
+
+def values(rows: pa.Table, plan: Plan) -> dict[str, dict[str, Tensor]]:
+    """Values [images] by method and metric, in the order of the samples; NaN where there is no value."""
+    found = {m: {k: torch.full((len(plan.samples),), torch.nan, dtype=torch.float64) for k in plan.request.metrics} for m in plan.request.methods}
+    for row in rows.select(["method", "metric", "index", "value"]).to_pylist():
+        found[row["method"]][row["metric"]][row["index"]] = row["value"]
+    return found
+
+
+def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:
+    """Summaries of every method, compared with `against` (the first method if None)."""
+    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
+    reference = against or methods[0]
+    if reference not in methods:
+        raise UnknownName("method of this run", reference, methods)
+    found = values(rows, plan)
+    best = {metric: _best([(summarise(found[m][metric]).mean, m) for m in methods], higher_is_better(metric)) for metric in metrics}
+    cells = {m: {k: _cell(found[m][k], None if m == reference else found[reference][k], m == best[k]) for k in metrics} for m in methods}
+    return Table(methods, metrics, reference, cells)
+
+
+def to_csv(table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    compared = f"difference to {table.reference}"
+    writer.writerow(["method", "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing", compared, "error of difference", "best"])
+    for method in table.methods:
+        for metric, cell in table.cells[method].items():
+            difference = ["", ""] if cell.difference is None else [cell.difference.mean, cell.difference.standard_error]
+            writer.writerow([method, metric, cell.mean, cell.error, *cell.interval, cell.n, cell.missing, *difference, int(cell.best)])
+    return text.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table, mean and standard error, the best in bold."""
+    arrows = {metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in table.metrics}
+    lines = [
+        "% needs \\usepackage{booktabs}; mean and standard error over images",
+        rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+        r"\toprule",
+        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in table.metrics)]) + r" \\",
+        r"\midrule",
+        *(" & ".join([_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in table.metrics)]) + r" \\" for m in table.methods),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(mine: Tensor, reference: Tensor | None, best: bool) -> Cell:
+    summary = summarise(mine)
+    difference = None if reference is None else paired_difference(mine, reference)
+    return Cell(summary.mean, summary.standard_error, bootstrap_interval(mine), summary.n, summary.skipped, difference, best)
+
+
+def _best(means: list[tuple[float, str]], higher: bool) -> str | None:
+    known = [(mean, method) for mean, method in means if mean == mean]
+    return (max if higher else min)(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _latex_cell(cell: Cell, digits: int) -> str:
+    if cell.n == 0:
+        return "--"
+    mean = rf"\mathbf{{{cell.mean:.{digits}f}}}" if cell.best else f"{cell.mean:.{digits}f}"
+    return rf"${mean} \pm {cell.error:.{digits}f}$"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")

@@ -1,0 +1,165 @@
+"""One shard: read the samples, attribute, measure. A picture that cannot be read becomes rows that say why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.attribute import attribute
+from seecause.attribution.result import Attribution
+from seecause.bench.measures import MEASURES, Case, Measured, group_of, higher_is_better
+from seecause.bench.plan import Plan, Request, Shard, canonical
+from seecause.bench.store import Result
+from seecause.data.batch import Batch, to_batch
+from seecause.data.dataset import Dataset
+from seecause.data.registry import open_data
+from seecause.data.sample import Sample
+from seecause.engine.chunks import batched, budget, fit
+from seecause.errors import BadImage, BadOption, DataMissing
+from seecause.loading import load
+from seecause.models.base import ImageModel
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """Model and data, opened once in each process."""
+
+    plan: Plan
+    model: ImageModel
+    data: Dataset
+
+
+@dataclass
+class Clock:
+    """Seconds by what they were spent on."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - began
+
+
+def open_model(request: Request) -> ImageModel:
+    """The seed decides random weights."""
+    torch.manual_seed(request.seed)
+    return load(request.model, weights=request.weights, device=request.device, dtype=request.dtype)
+
+
+def open_worker(plan: Plan) -> Worker:
+    """Model and data in a process of its own, refused if they are not those of the plan."""
+    worker = Worker(plan, open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit))
+    for what, found, planned in (("model", worker.model.fingerprint(), plan.model), ("data", worker.data.fingerprint, plan.data)):
+        if found != planned["fingerprint"]:
+            raise BadOption(what, found, f"the {what} of the plan, {planned['fingerprint']}; it changed during the run, so run the same command again")
+    return worker
+
+
+def run_shard(worker: Worker, shard: Shard) -> Result:
+    """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
+    request, clock = worker.plan.request, Clock()
+    with _threads(request.threads), budget(request.memory) as memory:
+        with clock.on("read"):
+            samples, broken = _read(worker.data, shard)
+        tensors, answers, measured = {"index": torch.tensor(sorted(samples))}, {}, {}
+        if samples:
+            batch = to_batch(worker.model, list(samples.values()))
+            predicted = _predict(worker.model, batch)
+            target = predicted if request.target == "predicted" else _places(worker.plan, batch)
+            with clock.on("attribute"):
+                found = attribute(worker.model, batch.images, target, shard.method, **request.methods[shard.method])
+            with clock.on("measure"):
+                measured = _measure(worker, batch, found, target)
+            answers = {index: (int(t), int(p)) for index, t, p in zip(samples, target, predicted, strict=True)}
+            tensors |= {"maps": found.maps} | ({} if found.native is None else {"native": found.native})
+            tensors |= {name: kept for group in measured.values() for name, kept in group.kept.items()}
+        rows = _rows(worker.plan, shard, samples, broken, answers, measured, "; ".join(memory.halvings))
+        return Result(rows, tensors, {"seconds": clock.seconds, "images": len(samples), "memory_halvings": list(memory.halvings)})
+
+
+def _read(data: Dataset, shard: Shard) -> tuple[dict[int, Sample], dict[int, str]]:
+    """Samples by index, and for those that cannot be read the reason."""
+    samples, broken = {}, {}
+    for index in range(shard.start, shard.stop):
+        try:
+            samples[index] = data[index]
+        except (BadImage, DataMissing) as hole:
+            broken[index] = str(hole)
+    return samples, broken
+
+
+@torch.no_grad()
+def _predict(model: ImageModel, batch: Batch) -> Tensor:
+    fitting = fit(len(batch.images), model.forward_bytes(model.check(batch.images)), model.device)
+    return batched(model, batch.images, fitting).argmax(dim=-1)
+
+
+def _places(plan: Plan, batch: Batch) -> Tensor:
+    if batch.labels is None:
+        raise BadOption("target", "label", "samples with labels; give --target predicted")
+    return torch.tensor(plan.places, device=batch.labels.device)[batch.labels]
+
+
+def _measure(worker: Worker, batch: Batch, found: Attribution, target: Tensor) -> dict[str, Measured]:
+    """By group. Metrics get the pixels of a method that has its own."""
+    case = Case(worker.model, batch.images, found.maps if found.native is None else found.native, batch.masks, target)
+    return {group: MEASURES[group].run(case, **options) for group, options in worker.plan.request.measures.items()}
+
+
+def _rows(
+    plan: Plan,
+    shard: Shard,
+    samples: dict[int, Sample],
+    broken: dict[int, str],
+    answers: dict[int, tuple[int, int]],  # by index: the explained and the predicted class
+    measured: dict[str, Measured],
+    halvings: str,
+) -> list[dict[str, Any]]:
+    """One row for each image and metric, in that order, also for images that could not be read."""
+    request = plan.request
+    shared = {
+        "method": shard.method,
+        "options": canonical(request.methods[shard.method]),
+        "model": request.model,
+        "model_fingerprint": plan.model["fingerprint"],
+        "data": plan.data["name"],
+        "data_fingerprint": plan.data["fingerprint"],
+        "seed": request.seed,
+        "dtype": request.dtype,
+        "shard": shard.id,
+        "memory_halvings": halvings,
+    }
+    places = {index: place for place, index in enumerate(samples)}  # in the batch
+    rows = []
+    for index in range(shard.start, shard.stop):
+        target, predicted = answers.get(index, (None, None))
+        about = {"image": plan.samples[index], "index": index, "target": target, "predicted": predicted}
+        for metric in request.metrics:
+            group = group_of(metric)
+            if index in broken:
+                got = {"value": float("nan"), "reason": broken[index], "protocol": canonical(request.measures[group]), "label": None}
+            else:
+                result, place = measured[group], places[index]
+                value, reason = float(result.values[metric][place]), result.reasons[place]
+                got = {"value": value, "reason": reason, "protocol": canonical(result.protocol), "label": samples[index].label}
+            rows.append({**shared, **about, **got, "metric": metric, "higher_is_better": higher_is_better(metric)})
+    return rows
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """How sums are split among threads changes their last bits, so the plan fixes it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,149 @@
+"""The page of a benchmark run: table, curves, cost, pictures, protocol and holes. Made from the run folder alone, finished or not."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.bench.measures import higher_is_better
+from seecause.bench.plan import Plan
+from seecause.bench.runner import Status, inspect
+from seecause.bench.store import Store
+from seecause.bench.table import Table, make_table, to_csv, to_latex
+from seecause.report.charts import Series, chart, styled
+from seecause.report.gallery import gallery_section, headline
+from seecause.report.page import Section, fragment, write_page
+
+
+def write_report(store: Store, *, against: str | None = None) -> list[Path]:
+    """report.html, table.csv and table.tex in the run folder."""
+    plan = store.plan()
+    status = inspect(store, plan)
+    table = make_table(store.rows(plan), plan, against=against)
+    sections = [
+        table_section(table),
+        *curves_section(store, plan),
+        *cost_section(store, plan, table),
+        gallery_section(store, plan, reference=table.reference),
+        run_protocol(plan),
+        holes_section(status, plan),
+    ]
+    page, rows, latex = (store.folder / name for name in ("report.html", "table.csv", "table.tex"))
+    rows.write_text(to_csv(table), encoding="utf-8")
+    latex.write_text(to_latex(table), encoding="utf-8")
+    return [write_page(page, f"Which method is faithful on {plan.request.model}?", sections, lead=_lead(plan, status)), rows, latex]
+
+
+def table_section(table: Table) -> Section:
+    note = (
+        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean; intervals that overlap much "
+        f"are no ranking. The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two methods."
+    )
+    higher = {metric: higher_is_better(metric) for metric in table.metrics}
+    return Section("Which method is best?", fragment("bench_table.html.j2", table=table, higher=higher), note)
+
+
+def curves_section(store: Store, plan: Plan) -> list[Section]:
+    """Mean curves of each method; none if curves were not measured."""
+    found: dict[str, dict[str, list[Tensor]]] = {method: {"insertion": [], "deletion": []} for method in plan.request.methods}
+    shares = torch.zeros(0)
+    for shard in store.finished(plan):
+        tensors = store.tensors(shard)
+        if "shares" in tensors:
+            shares = tensors["shares"]
+            for kind, curves in found[shard.method].items():
+                curves.append(tensors[kind])
+    if not len(shares):
+        return []
+    looks = styled(list(plan.request.methods))
+    insertion, deletion = (
+        [_mean_curve(method, torch.cat(curves[kind]), shares, looks[method]) for method, curves in found.items() if curves[kind]]
+        for kind in ("insertion", "deletion")
+    )
+    charts = [
+        chart(insertion, title="insertion, mean and standard error", x_title="share of the picture uncovered", y_title="class score", beside=deletion),
+        chart(deletion, title="deletion, mean and standard error", x_title="share of the picture covered", y_title="class score", beside=insertion),
+    ]
+    note = "The most important pixels first. A faithful map makes insertion rise early and deletion fall early."
+    return [Section("Does the answer follow the map?", fragment("bench_charts.html.j2", charts=charts, keys=looks), note)]
+
+
+def cost_section(store: Store, plan: Plan, table: Table) -> list[Section]:
+    """Seconds for each image against the headline metric."""
+    spent: dict[str, list[float]] = {method: [] for method in plan.request.methods}
+    for shard in store.finished(plan):
+        said = store.said(shard)
+        if said["images"]:
+            spent[shard.method].append(said["seconds"]["attribute"] / said["images"])
+    metric, looks = headline(plan), styled(list(plan.request.methods))
+    cells = {method: table.cells[method][metric] for method in plan.request.methods if spent[method] and table.cells[method][metric].n}
+    if not cells:
+        return []
+    series = [Series(m, [statistics.median(spent[m])], [cell.mean], [cell.error], *looks[m]) for m, cell in cells.items()]
+    drawn = chart(series, title=f"{metric} against cost", x_title="seconds for one image, logarithmic", y_title=metric, log=True)
+    request = plan.request
+    note = (
+        f"Attribution alone, without reading and measuring; the median over shards of {request.shard_size} images, on {request.device} with "
+        f"{_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
+    )
+    return [Section("What does faithfulness cost?", fragment("bench_charts.html.j2", charts=[drawn], keys={}), note)]
+
+
+def run_protocol(plan: Plan) -> Section:
+    """Everything needed to get the same numbers again."""
+    request = plan.request
+    rows = [
+        ("model", request.model + (" with RANDOM weights" if plan.model["random_weights"] else "")),
+        ("weights", f"{request.weights or 'as published'}, fingerprint {plan.model['fingerprint']}"),
+        ("data", f"{plan.data['name']}, {len(plan.samples)} images, fingerprint {plan.data['fingerprint']}"),
+        ("explained class", "the true one" if request.target == "label" else "the model's answer"),
+        *((f"method {name}", _spelled(options)) for name, options in request.methods.items()),
+        *((f"metrics, {name}", _spelled(options)) for name, options in request.measures.items()),
+        ("seed, dtype, device", f"{request.seed}, {request.dtype}, {request.device}"),
+        ("shards", f"{request.shard_size} images, {_counted(request.threads, 'thread')}, {(request.memory or 0) >> 20} MiB of activations"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items())),
+    ]
+    note = "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with any number of workers."
+    return Section("Protocol", fragment("protocol.html.j2", rows=[(key, [value]) for key, value in rows]), note)
+
+
+def holes_section(status: Status, plan: Plan) -> Section:
+    """What is not there, and why."""
+    shards = {shard.id: f"{shard.method}, images {shard.start}-{shard.stop - 1}" for shard in plan.shards}
+    missing = Counter((hole.image, hole.reason) for hole in status.holes)
+    holes = [
+        *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
+        *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
+        *((method, _counted(count, "image"), "not run yet: run the same command again") for method, count in status.not_run().items()),
+    ]
+    counts = {"images": len(plan.samples), "methods": len(plan.request.methods), "metrics": len(plan.request.metrics)}
+    return Section("Holes", fragment("bench_holes.html.j2", holes=holes, **counts))
+
+
+def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:
+    """Curves [B, n + 1] -> their mean with its standard error."""
+    error = curves.std(dim=0, correction=0) / len(curves) ** 0.5
+    return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), error.tolist(), *look)
+
+
+def _spelled(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _lead(plan: Plan, status: Status) -> str:
+    parts = [
+        f"{_counted(len(plan.samples), 'image')} of {plan.data['name']}, {_counted(len(plan.request.methods), 'method')}.",
+        "The model has random weights: its answers mean nothing." if plan.model["random_weights"] else "",
+        "" if status.complete else f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values missing; see Holes.",
+    ]
+    return " ".join(part for part in parts if part)

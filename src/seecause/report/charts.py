@@ -1,0 +1,129 @@
+"""Charts as inline SVG: small, sharp at any size, and in the colours of the page, light or dark.
+
+A series of several points is a line with a band of its errors; a series of one point is a dot with an error bar and its name beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from seecause.report.page import fragment
+
+COLOURS = ("#d1552a", "#2f7ed8", "#2a9d6f", "#9b59b6", "#c9a227", "#d6457f", "#3d9fb3", "#8a8a8a", "#8c6d46", "#5b6ee1")
+DASHES = ("", "6 3", "2 3")  # beyond ten series
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 380, 78, 16, 14, 48
+LINE, LETTER, DOT = 14, 7, 5  # height of a label, width of a letter, half a dot
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] = ()
+    colour: str = COLOURS[0]
+    dash: str = ""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Values to pixels between `start` and `stop`."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        return round(self.start + (value - low) / (high - low) * (self.stop - self.start), 1)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        wide = self.log and self.high / self.low > 30
+        found = LogLocator(10).tick_values(self.low, self.high) if wide else MaxNLocator(5).tick_values(self.low, self.high)
+        return [(self.at(float(tick)), f"{tick:.6g}") for tick in found if self.low <= tick <= self.high]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A series in pixels."""
+
+    series: Series
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float]] = ()  # around a line, or the two ends of an error bar
+    label: tuple[float, float, str] = (0, 0, "start")
+
+    @property
+    def single(self) -> bool:
+        return len(self.points) == 1
+
+
+def styled(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a dash for each name, the same in every chart of a page."""
+    return {name: (COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]) for place, name in enumerate(names)}
+
+
+def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, beside: Sequence[Series] = ()) -> Markup:
+    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y."""
+    reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True)]
+    x = _Axis(*_padded([v for s in series for v in s.x], log=log), LEFT, WIDTH - RIGHT, log)
+    y = _Axis(*_padded([v for pair in reach for v in pair]), HEIGHT - BOTTOM, TOP)
+    drawn = [_draw(s, x, y) for s in series]
+    return fragment(
+        "chart.svg.j2",
+        title=title, x_title=x_title, y_title=y_title, x_ticks=x.ticks(), y_ticks=y.ticks(), drawn=_apart(drawn),
+        width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
+    )  # fmt: skip
+
+
+def _draw(series: Series, x: _Axis, y: _Axis) -> _Drawn:
+    points = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
+    if not series.error:
+        return _Drawn(series, points)
+    upper, lower = ([(x.at(a), y.at(b + sign * e)) for a, b, e in zip(series.x, series.y, series.error, strict=True)] for sign in (1, -1))
+    return _Drawn(series, points, [*upper, *reversed(lower)])
+
+
+def _apart(drawn: Sequence[_Drawn]) -> list[_Drawn]:
+    """Names of single points beside them, as near as they can stand without covering a point or another name."""
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for one in drawn if one.single for x, y in one.points]
+    placed = []
+    for one in sorted(drawn, key=lambda d: d.points[0][1]):
+        if one.single:
+            label, box = next((found for found in _places(one) if not any(_overlap(found[1], other) for other in taken)), next(_places(one)))
+            taken.append(box)
+            one = replace(one, label=label)
+        placed.append(one)
+    return placed
+
+
+def _places(one: _Drawn) -> Iterator[tuple[tuple[float, float, str], tuple[float, float, float, float]]]:
+    """Where a name could stand, the nearest first: its anchor, and the box it covers."""
+    (x, y), wide = one.points[0], LETTER * len(one.series.name)
+    for step in range(2 * HEIGHT // LINE):
+        down = y + (step + 1) // 2 * (1 if step % 2 else -1) * LINE / 2
+        for side, anchor in ((1, "start"), (-1, "end")):
+            start = x + side * 10
+            box = (min(start, start + side * wide), down - LINE / 2, max(start, start + side * wide), down + LINE / 2)
+            if box[0] > LEFT and box[2] < WIDTH and TOP <= down <= HEIGHT - BOTTOM:
+                yield (start, down, anchor), box
+    yield (x + 10, y, "start"), (x, y, x, y)
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
+    """The range of some values with a little air."""
+    low, high = min(values), max(values)
+    if log:
+        return low / 1.5, high * 1.5
+    air = 0.04 * (high - low) or 0.5
+    return low - air, high + air

@@ -1,0 +1,109 @@
+"""A shard's name changes with everything that decides its result, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from seecause.bench.plan import Plan, class_places, make_plan
+from seecause.data.registry import open_data
+from seecause.errors import BadOption, UnknownClass, UnknownName
+from tests.bad_files import bad_file
+from tests.bench.toy import REQUEST, model, worker
+
+PLAN = worker().plan
+
+
+def ids(plan: Plan, method: str | None = None) -> list[str]:
+    return [shard.id for shard in plan.shards if method in (None, shard.method)]
+
+
+def test_shards_cover_every_image_of_every_method_once():
+    covered = [(shard.method, index) for shard in PLAN.shards for index in range(shard.start, shard.stop)]
+    assert covered == [(method, index) for method in REQUEST.methods for index in range(6)]
+    assert len(set(ids(PLAN))) == 9
+    assert ids(worker().plan) == ids(PLAN)
+
+
+CHANGES = {
+    "metric": {"metrics": ("ins-del",)},
+    "metric option": {"measures": {"curves": {"order": "patch", "steps": 3}}},
+    "data": {"data": "critters:clean:train"},
+    "target": {"target": "predicted"},
+    "seed": {"seed": 1},
+    "memory": {"memory": 1 << 20},
+    "threads": {"threads": 2},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_input_renames_every_shard(what):
+    assert not set(ids(worker(**CHANGES[what]).plan)) & set(ids(PLAN))
+
+
+def test_an_option_renames_the_shards_of_its_method_only():
+    changed = worker(methods={"caap": {"tail": "patched"}, "random": {}, "sobel": {}}).plan
+    assert not set(ids(changed, "caap")) & set(ids(PLAN, "caap"))
+    assert ids(changed, "random") == ids(PLAN, "random") and ids(changed, "sobel") == ids(PLAN, "sobel")
+
+
+def test_a_default_said_aloud_changes_nothing():
+    said = worker(methods={"caap": {"blank": PLAN.request.methods["caap"]["blank"]}, "random": {"seed": 0}, "sobel": {}})
+    assert ids(said.plan) == ids(PLAN)
+
+
+def test_other_weights_rename_every_shard():
+    one = next(model().module.parameters())
+    before = one.clone()
+    try:
+        one.add_(1e-3)
+        changed = worker().plan
+    finally:
+        one.copy_(before)
+    assert not set(ids(changed)) & set(ids(PLAN))
+    assert ids(worker().plan) == ids(PLAN)
+
+
+def test_the_manifest_tells_the_whole_plan():
+    again = Plan.read(json.loads(json.dumps(PLAN.record())))
+    assert again.shards == PLAN.shards
+    assert again.request.methods["caap"] == json.loads(json.dumps(PLAN.request.methods["caap"]))
+    assert again.request.memory == 1 << 30 and PLAN.model["fingerprint"] == again.model["fingerprint"]
+
+
+def test_a_file_that_cannot_be_read_has_a_name_too(tmp_path):
+    bad_file(tmp_path, "text")
+    request = worker(target="predicted").plan.request
+    plan = make_plan(request, model(), open_data(f"folder:{tmp_path}"))
+    assert plan.samples == ("text.jpg",)
+
+
+def test_labels_go_to_classes_by_name(tmp_path):
+    names = model().classes
+    for name in (names[5], names[2]):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        bad_file(tmp_path / "data" / name, "text")
+    data = open_data(f"folder:{tmp_path / 'data'}")
+    assert class_places(model(), data) == tuple(names.index(name) for name in data.classes)
+    (tmp_path / "data" / names[2]).rename(tmp_path / "data" / "walrus")
+    with pytest.raises(UnknownClass, match="walrus"):
+        class_places(model(), open_data(f"folder:{tmp_path / 'data'}"))
+
+
+REFUSED = {
+    "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
+    "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
+    "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
+    "metric option": ({"measures": {"curves": {"stops": 3}}}, BadOption, "steps"),
+    "no method": ({"methods": {}}, BadOption, "at least one"),
+    "target": ({"target": "lable"}, BadOption, "predicted"),
+    "shard size": ({"shard_size": 0}, BadOption, "1 or more"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_mistake_is_noticed_before_anything_runs(what):
+    change, error, said = REFUSED[what]
+    with pytest.raises(error, match=said):
+        worker(**change)

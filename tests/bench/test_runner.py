@@ -1,0 +1,153 @@
+"""Runs that fail, stop and go on: nothing is lost, nothing is done twice, nothing is silently left out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from seecause.attribution.attribute import attribute
+from seecause.bench import runner
+from seecause.bench.runner import DIED, inspect, run
+from seecause.bench.store import Store
+from seecause.bench.table import make_table, to_csv, to_latex, values
+from seecause.data.batch import to_batch
+from seecause.errors import UnknownName
+from seecause.metrics import insertion_deletion, localization
+from tests.bad_files import bad_file
+from tests.bench.toy import worker
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run."""
+    store, work = Store(tmp_path_factory.mktemp("bench") / "run"), worker()
+    assert run(store, work).complete
+    return store, work
+
+
+def done(store: Store) -> Counter:
+    return Counter(event["shard"] for event in store.events() if event["event"] == "done")
+
+
+def test_the_rows_are_what_the_library_says(whole):
+    store, work = whole
+    batch = to_batch(work.model, [work.data[index] for index in range(6)])
+    found = attribute(work.model, batch.images, batch.labels, "caap")
+    curves = insertion_deletion(work.model, batch.images, found.maps, batch.labels, order="patch", steps=2)
+    expected = {"ins-del": curves.difference, "aupr1": localization(found.maps, batch.masks).aupr1}
+    for metric, mine in values(store.rows(work.plan), work.plan)["caap"].items():
+        torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6)
+    row = store.rows(work.plan).to_pylist()[0]
+    assert row["image"] == "critters:clean:test:0" and row["target"] == row["label"] and row["higher_is_better"] and row["reason"] == ""
+    assert row["shard"] == work.plan.shards[0].id and '"steps":2' in row["protocol"] and '"select"' in row["options"]
+
+
+def test_running_again_does_nothing_again(whole):
+    store, work = whole
+    assert run(store, work).complete
+    assert set(done(store).values()) == {1} and len(done(store)) == 9
+
+
+def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
+    store, heard = Store(tmp_path), []
+
+    def stop(images: int) -> None:
+        heard.append(images)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(store, worker(), advance=stop)
+    assert inspect(store, worker().plan).done == 4
+    assert run(store, worker()).complete
+    assert set(done(store).values()) == {1}
+    assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
+    assert all(store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes() for s in whole[1].plan.shards)
+
+
+def test_a_changed_option_redoes_its_shards_only_and_the_old_ones_wait(tmp_path):
+    store, first = Store(tmp_path), worker(limit=2)
+    run(store, first)
+    changed = worker(limit=2, methods={"caap": {"tail": "patched"}, "random": {}, "sobel": {}})
+    status = run(store, changed)
+    assert status.complete and status.stale == [first.plan.shards[0].id]
+    assert len(done(store)) == 4
+    assert run(store, first).complete and len(store.events()) == 8  # asked for again, and still there
+
+
+def test_a_failure_is_told_and_tried_again(tmp_path, monkeypatch):
+    store, work = Store(tmp_path), worker(limit=2, methods={"caap": {}, "random": {}})
+    real = runner.run_shard
+
+    def broken(work, shard):
+        if shard.method == "random":
+            raise torch.cuda.OutOfMemoryError("tried to allocate\n 9 GiB")
+        return real(work, shard)
+
+    monkeypatch.setattr(runner, "run_shard", broken)
+    status = run(store, work)
+    assert not status.complete and status.done == 1 and status.pending == []
+    assert status.failed == {work.plan.shards[1].id: "tried to allocate 9 GiB"}
+    monkeypatch.setattr(runner, "run_shard", real)
+    assert run(store, work).complete
+
+
+def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a.png", "z.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(folder / name)
+    bad_file(folder, "truncated")
+    work = worker(data=f"folder:{folder}", target="predicted", methods={"sobel": {}}, metrics=("ins-del",))
+    store = Store(tmp_path / "run")
+    status = run(store, work)
+    assert status.done == status.total and not status.complete
+    assert [(hole.image, hole.metric) for hole in status.holes] == [("truncated.jpg", "ins-del")]
+    assert "truncated" in status.holes[0].reason
+    rows = store.rows(work.plan).to_pylist()
+    assert [row["image"] for row in rows] == ["a.png", "truncated.jpg", "z.png"]
+    assert np.isnan(rows[1]["value"]) and rows[1]["predicted"] is None and rows[2]["predicted"] is not None
+    cell = make_table(store.rows(work.plan), work.plan).cells["sobel"]["ins-del"]
+    assert (cell.n, cell.missing) == (2, 1)
+
+
+def test_a_dataset_without_masks_says_so(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Image.new("RGB", (96, 96), "red").save(folder / "a.png")
+    status = run(Store(tmp_path / "run"), worker(data=f"folder:{folder}", target="predicted", methods={"sobel": {}}, metrics=("aupr1",)))
+    assert [hole.reason for hole in status.holes] == ["no mask: this dataset has none"]
+
+
+@pytest.mark.slow
+def test_a_dead_worker_ends_the_run_with_a_remedy(tmp_path):
+    store, work = Store(tmp_path), worker(methods={"random": {}}, limit=100)
+
+    def kill_one(images: int) -> None:
+        os.kill(store.events()[-1]["process"], signal.SIGKILL)
+
+    status = run(store, work, workers=2, advance=kill_one)
+    assert status.stopped == DIED and 0 < status.done < status.total
+    assert status.not_run() == {"random": 2 * (status.total - status.done)}
+
+
+def test_the_table_marks_the_best_and_compares_image_by_image(whole):
+    store, work = whole
+    rows = store.rows(work.plan)
+    table = make_table(rows, work.plan, against="random")
+    mine, other = (values(rows, work.plan)[method]["ins-del"] for method in ("caap", "random"))
+    cell = table.cells["caap"]["ins-del"]
+    assert cell.difference.mean == pytest.approx(float((mine - other).mean())) and table.cells["random"]["ins-del"].difference is None
+    assert cell.interval[0] <= cell.mean <= cell.interval[1]
+    means = {method: table.cells[method]["ins-del"].mean for method in table.methods}
+    assert [method for method in means if table.cells[method]["ins-del"].best] == [max(means, key=means.get)]
+    assert len(to_csv(table).splitlines()) == 1 + 3 * 2
+    assert to_latex(table).count(r"\mathbf") == 2
+    with pytest.raises(UnknownName, match="of this run"):
+        make_table(rows, work.plan, against="rollout")

@@ -1,0 +1,152 @@
+"""`seecause bench` from the outside: killed and continued, complete or with its holes told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from seecause.bench.store import Store
+from seecause.cli import app
+from tests.bad_files import bad_file
+
+SMALL = ("--metric-option", "order=patch", "--metric-option", "steps=2", "--shard-size", "2", "--device", "cpu", "--quiet")
+RUN = ("run", "--method", "caap,random,sobel", "--metric", "ins-del,insertion,aupr1", "--limit", "12", *SMALL, "--out")
+
+
+def bench(*words: object):
+    return CliRunner().invoke(app, ["bench", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of 18 shards."""
+    out = tmp_path_factory.mktemp("bench") / "run"
+    done = bench(*RUN, out)
+    assert done.exit_code == 0 and done.output == "", done.output
+    return out
+
+
+def start(out: Path, workers: int, finished: int) -> subprocess.Popen:
+    """The command in a process group of its own, when more than `finished` shards are finished."""
+    words = [sys.executable, "-m", "seecause", "bench", *RUN, str(out), "--workers", str(workers)]
+    process = subprocess.Popen(words, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    until = time.monotonic() + 120
+    while len(list((out / "shards").glob("*.parquet"))) <= finished:
+        assert process.poll() is None and time.monotonic() < until, "the run ended before it could be killed"
+        time.sleep(0.002)
+    return process
+
+
+def kill_in_the_middle(out: Path, workers: int, finished: int) -> None:
+    """kill -9 for the command and all its workers."""
+    process = start(out, workers, finished)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_twice_with_different_workers_the_rows_are_the_same_to_the_bit(whole, tmp_path):
+    out = tmp_path / "run"
+    finished = 0
+    for workers in (2, 1):
+        kill_in_the_middle(out, workers, finished)
+        finished = len(list((out / "shards").glob("*.parquet")))
+        assert finished < 18
+    halted = bench("status", out)
+    assert halted.exit_code == 1 and "sobel: not run on 12 images" in halted.stderr
+    done = bench(*RUN, out)
+    assert done.exit_code == 0, done.output
+
+    killed, straight = Store(out), Store(whole)
+    assert killed.rows(killed.plan()).equals(straight.rows(straight.plan()))
+    for shard in straight.plan().shards:
+        assert killed.rows_file(shard.id).read_bytes() == straight.rows_file(shard.id).read_bytes()
+    events = Counter((event["event"], event["shard"]) for event in killed.events())
+    assert max(count for (event, _), count in events.items() if event == "done") == 1
+    assert not list(killed.shards.glob(".*"))
+
+
+@pytest.mark.slow
+def test_workers_leave_when_the_command_is_killed(tmp_path):
+    process = start(tmp_path / "run", 2, 0)
+    process.kill()
+    process.wait()
+    workers = {event["process"] for event in Store(tmp_path / "run").events()}
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < until, "a worker outlived the command"
+        time.sleep(0.01)
+
+
+def test_status_tells_where_a_run_stands(whole):
+    done = bench("status", whole)
+    assert done.exit_code == 0
+    assert done.stdout == "18 of 18 shards done, 0 pending, 0 failed, 0 stale (ignored)\n"
+
+
+def test_the_report_is_one_file_with_everything_in_it(whole):
+    done = bench("report", whole, "--against", "random")
+    assert done.exit_code == 0, done.output
+    assert [Path(line).name for line in done.stdout.splitlines()] == ["report.html", "table.csv", "table.tex"]
+    page = (whole / "report.html").read_text()
+    for title in ("Which method is best?", "Does the answer follow the map?", "What does faithfulness cost?", "Which pictures tell most?", "Protocol", "Holes"):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count("<polyline") == 2 * 3 and page.count("<circle") == 3 and page.count('<article class="card') == 9
+    assert page.count('class="mark"') == 3 and "Nothing is missing: 12 images x 3 methods x 3 metrics." in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
+    assert (whole / "table.tex").read_text().count(r"\mathbf") == 3
+
+
+def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
+    folder, out = tmp_path / "data", tmp_path / "run"
+    folder.mkdir()
+    for name in ("a.png", "z.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(folder / name)
+    bad = bad_file(folder, "truncated")
+    words = ("run", "--method", "sobel", "--data", f"folder:{folder}", "--target", "predicted", *SMALL, "--out", out)
+    done = bench(*words)
+    assert done.exit_code == 1 and "truncated.jpg: 3 values missing" in done.stderr
+    assert bench("report", out).exit_code == 0
+    page = (out / "report.html").read_text()
+    assert "1 of 3 missing" in page and str(bad) in page and "Not complete" in page
+    bad.unlink()
+    assert bench(*words).exit_code == 0
+    assert "2 stale (ignored)" in bench("status", out).stdout
+
+
+REFUSED = {
+    "unknown method": (("--method", "capp"), "nearest: caap"),
+    "option of no method": (("--method", "caap,random", "--option", "random.tail=patched"), "tail"),
+    "option without value": (("--option", "tail"), "KEY=VALUE"),
+    "unknown metric": (("--metric", "apur1"), "nearest: aupr1"),
+    "unknown metric option": (("--metric-option", "stops=3"), "steps"),
+    "unknown data": (("--data", "criters:clean"), "critters:REGIME"),
+    "no labels": (("--data", "folder:{tmp}/data"), "predicted"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_wrong_option_is_one_line(tmp_path, why):
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (96, 96)).save(tmp_path / "data" / "a.png")
+    words, said = REFUSED[why]
+    done = bench("run", *(word.format(tmp=tmp_path) for word in words), "--out", tmp_path / "out")
+    assert done.exit_code == 2 and done.stderr.startswith("seecause: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert bench("run", "--out", tmp_path).exit_code == 2
+    assert bench("status", tmp_path).exit_code == 2 and bench("report", tmp_path / "nowhere").exit_code == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,49 @@
+"""Charts put every value where its axis says."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+from seecause.report.charts import HEIGHT, LETTER, LINE, Series, chart, styled
+
+
+def dots(svg: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)]
+
+
+def test_a_logarithmic_axis_gives_equal_steps_to_equal_factors():
+    svg = chart([Series(str(x), [x], [0.5]) for x in (0.01, 0.1, 1.0)], title="cost", x_title="s", y_title="score", log=True)
+    (a, _), (b, _), (c, _) = dots(svg)
+    assert abs((b - a) - (c - b)) < 0.2 and ">0.01</text>" in svg
+
+
+def test_higher_values_stand_higher():
+    svg = chart([Series("low", [1.0], [0.2]), Series("high", [2.0], [0.9])], title="t", x_title="x", y_title="y")
+    (_, high), (_, low) = dots(svg)  # drawn from the top down
+    assert 0 < high < low < HEIGHT
+
+
+def test_names_of_neighbours_cover_neither_each_other_nor_a_dot():
+    svg = chart([Series(f"method {i}", [1.0 + i / 50], [0.5 + i / 1000], [0.01]) for i in range(8)], title="t", x_title="x", y_title="y")
+    names = re.findall(r'class="name" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"', svg)
+    assert len(names) == 8
+    boxes = [(float(x) - (anchor == "end") * 8 * LETTER, float(y) - 4, 8 * LETTER, LINE) for x, y, anchor in names]
+    boxes += [(x, y, 0, 0) for x, y in dots(svg)]
+    for a, b in combinations(boxes, 2):
+        assert a[0] + a[2] <= b[0] or b[0] + b[2] <= a[0] or abs(a[1] - b[1]) >= (a[3] + b[3]) / 2 - 0.1
+
+
+def test_charts_side_by_side_share_their_range():
+    flat, steep = Series("flat", [10.0, 20.0], [1.0, 1.0]), Series("steep", [10.0, 20.0], [0.0, 1.0])
+    alone, beside = (chart([flat], title="t", x_title="x", y_title="y", beside=others) for others in ([], [steep]))
+    assert ">0.25</text>" in beside and ">0.25</text>" not in alone
+
+
+def test_a_name_cannot_break_the_page():
+    assert "<b>" not in chart([Series("<b>", [1.0], [1.0])], title="<b>", x_title="x", y_title="y")
+
+
+def test_many_methods_stay_apart_in_looks():
+    looks = styled([str(i) for i in range(30)])
+    assert len(set(looks.values())) == 30
