@@ -97,7 +97,7 @@ def test_status_tells_where_a_run_stands(whole):
 def test_the_report_is_one_file_with_everything_in_it(whole):
     done = bench("report", whole, "--against", "random")
     assert done.exit_code == 0, done.output
-    assert [Path(line).name for line in done.stdout.splitlines()] == ["report.html", "table.csv", "table.tex"]
+    assert [Path(line).name for line in done.stdout.splitlines()] == ["report.html", "table.csv", "table.tex", "table.md"]
     page = (whole / "report.html").read_text()
     for title in ("Which method is best?", "Does the answer follow the map?", "What does faithfulness cost?", "Which pictures tell most?", "Protocol", "Holes"):
         assert f"<h2>{title}</h2>" in page

@@ -45,7 +45,7 @@ def test_a_model_that_does_not_exist_is_one_line():
 
 
 def test_the_zoo_lists_its_recipes_and_refuses_others():
-    assert "builtin:critters-biased" in invoke("zoo", "list").stdout
+    assert "critters-biased" in invoke("zoo", "list").stdout
     done = invoke("zoo", "train", "critters-vut")
     assert done.exit_code == 2 and "critters-vit" in done.stderr
 

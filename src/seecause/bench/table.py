@@ -94,6 +94,23 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def to_markdown(table: Table) -> str:
+    """A table for a page: mean and standard error, the best in bold."""
+    head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in table.metrics]
+    lines = ["| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
+    for method in table.methods:
+        cells = [_plain_cell(table.cells[method][metric], table.digits(metric)) for metric in table.metrics]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain_cell(cell: Cell, digits: int) -> str:
+    if cell.n == 0:
+        return "no value"
+    text = f"{cell.mean:.{digits}f} ± {cell.error:.{digits}f}"
+    return f"**{text}**" if cell.best else text
+
+
 def _cell(mine: Tensor, reference: Tensor | None, best: bool) -> Cell:
     summary = summarise(mine)
     difference = None if reference is None else paired_difference(mine, reference)

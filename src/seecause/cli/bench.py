@@ -121,7 +121,7 @@ def report(
     folder: Folder,
     against: Annotated[str | None, typer.Option(help="Compare every method with this one, image by image.", show_default="the first")] = None,
 ) -> None:
-    """Write RUN/report.html, table.csv and table.tex from what is finished."""
+    """Write RUN/report.html, table.csv, table.tex and table.md from what is finished."""
     from seecause.bench.store import Store
     from seecause.report.bench import write_report
 

@@ -15,14 +15,14 @@ from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.runner import Status, inspect
 from seecause.bench.store import Store
-from seecause.bench.table import Table, make_table, to_csv, to_latex
+from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
 from seecause.report.charts import Series, chart, styled
 from seecause.report.gallery import gallery_section, headline
 from seecause.report.page import Section, fragment, write_page
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """report.html, table.csv and table.tex in the run folder."""
+    """report.html, table.csv, table.tex and table.md in the run folder."""
     plan = store.plan()
     status = inspect(store, plan)
     table = make_table(store.rows(plan), plan, against=against)
@@ -34,10 +34,11 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         run_protocol(plan),
         holes_section(status, plan),
     ]
-    page, rows, latex = (store.folder / name for name in ("report.html", "table.csv", "table.tex"))
-    rows.write_text(to_csv(table), encoding="utf-8")
-    latex.write_text(to_latex(table), encoding="utf-8")
-    return [write_page(page, f"Which method is faithful on {plan.request.model}?", sections, lead=_lead(plan, status)), rows, latex]
+    written = [write_page(store.folder / "report.html", f"Which method is faithful on {plan.request.model}?", sections, lead=_lead(plan, status))]
+    for name, text in (("table.csv", to_csv(table)), ("table.tex", to_latex(table)), ("table.md", to_markdown(table))):
+        written.append(store.folder / name)
+        written[-1].write_text(text, encoding="utf-8")
+    return written
 
 
 def table_section(table: Table) -> Section:
