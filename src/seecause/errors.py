@@ -42,7 +42,7 @@ class UnknownClass(SeecauseError):
             said = f"no class is called {name!r}: this model carries no class names. Give an index (0-{count - 1})."
         else:
             near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
-            said = f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or see `seecause doctor --classes`."
+            said = f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or see `seecause doctor --model MODEL --classes`."
         super().__init__(said)
 
 

@@ -19,7 +19,7 @@ Upsampling = Literal["nearest", "bilinear", "bicubic"]
 MAPS, MANIFEST = "maps.safetensors", "manifest.json"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Attribution:
     """Maps of a batch of images. Signed, never normalised.
 
@@ -33,6 +33,9 @@ class Attribution:
     native: Tensor | None = None
     class_maps: Tensor | None = None
     labels: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Attribution({self.manifest.get('method')} on {self.manifest.get('model')}, maps {list(self.maps.shape)}, {', '.join(self.labels[:3])})"
 
     def __len__(self) -> int:
         return len(self.maps)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Seed, Weights
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +48,8 @@ def doctor(
     from seecause.cli.options import open_model
 
     if not model:
+        if classes:
+            raise BadOption("--classes", True, "a --model whose classes are to be listed")
         found = environment()
     else:
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed, check=False)

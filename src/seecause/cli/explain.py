@@ -128,6 +128,8 @@ def short_names(files: Sequence[Path]) -> list[str]:
 def _report(found: Explanation, out: Path) -> None:
     from seecause.report.explain import said
 
+    if found.first.manifest["random_weights"]:
+        typer.echo(f"{found.first.manifest['model']} has random weights: its answers mean nothing")
     for name, answers in zip(found.names, found.answers, strict=True):
         typer.echo(f"{name}: {said(answers)}")
     typer.echo(f"page: {out / 'index.html'}")

@@ -26,7 +26,8 @@ MODELS = ("builtin:critters-vit", "builtin:critters-biased")
 PICTURES = 6
 NOTE = (
     "Each card is one creature, on the background its class is usually met on and on another (every pixel of the creature is the same). The maps "
-    "show which patches speak for the creature's class when they stand alone in a blank picture (CAAP); all maps of a card share one scale. "
+    "show which patches speak for the creature's class when they stand alone in a blank picture (CAAP); all maps of a card share one scale. A model may "
+    "favour a class on the blank picture already, so look at what changes between the two rows. "
     "critters-vit was trained where background and class are independent, critters-biased where the background nearly gives the class away."
 )
 

@@ -19,7 +19,7 @@ from seecause.models.preprocess import Preprocess
 Architecture = Literal["transformer", "conv"]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class ImageModel:
     """A native classifier with its preprocessing and class names."""
 
@@ -89,8 +89,16 @@ class ImageModel:
             raise BadImage(f"images of {height} x {width}", f"not a multiple of the patch {self.patch}", "resize them")
         return self.layout_at(height, width)
 
-    def prepare(self, pictures: Sequence[Image.Image]) -> Tensor:
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.preprocess.size))
+        return f"{type(self).__name__}({self.name!r}, {self.family}, {size} pixels, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+
+    def prepare(self, pictures: Image.Image | Sequence[Image.Image]) -> Tensor:
         """Pictures -> one normalised batch on the model's device and in its dtype."""
+        pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
+        if not pictures or not all(isinstance(p, Image.Image) for p in pictures):
+            kinds = ", ".join(sorted({type(p).__name__ for p in pictures})) or "nothing"
+            raise BadImage(f"pictures: {kinds}", "expected PIL images", "open files with seecause.data.images.read_image")
         return torch.cat([self.preprocess(p) for p in pictures]).to(self.device, self.dtype)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:

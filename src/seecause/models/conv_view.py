@@ -33,7 +33,7 @@ class Stage:
         return features
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class ConvModel(ImageModel):
     """A view of a native convolutional classifier. `model(images)` gives logits, through the native modules."""
 

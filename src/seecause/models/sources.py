@@ -6,6 +6,7 @@ Weights are fetched by the library that knows the name, or read from a local fil
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -194,10 +195,15 @@ def _fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
 
 def _fetched(what: str, fetch: Any) -> Any:
     """Run a library's own loader; being offline or unknown becomes one clear line."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # its retries are not news to anyone
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
         said = str(failure).strip().split("\n")[0][:200]
         raise MissingWeights(
-            what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH, or weights='random' to use random ones"
+            what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
         ) from failure
+    finally:
+        hub.setLevel(level)

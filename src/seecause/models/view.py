@@ -20,7 +20,7 @@ from seecause.models.layout import TokenLayout
 from seecause.models.readout import Readout
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class VisionModel(ImageModel):
     """A view of a native vision transformer. `model(images)` gives logits, through the native modules.
 

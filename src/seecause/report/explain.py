@@ -20,9 +20,10 @@ from seecause.report.page import Section
 from seecause.target import spread
 
 HOW_TO_READ = (
-    "Bright patches caused the answer: each patch was put, with its neighbours, into a blank picture, and its value is the class score that came "
-    "out (CAAP; other methods have their own units, named in the protocol). Colours run over each map's own range, written under it, so compare "
-    "places within a map and numbers between maps. Move over a picture to read a patch; the same patch lights up in every map of its card."
+    "Bright patches speak for the explained class: each patch was put, with its neighbours, into a blank picture, and its value is the class score that "
+    "came out (CAAP; other methods have units of their own). Colours run over the range written under each map, leaving out its most extreme patches; a "
+    "map without differences has no colour. Compare places within a map, and numbers between maps. "
+    "Move over a picture to read a patch; the same patch lights up in every map of its card."
 )
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 

@@ -22,7 +22,7 @@ from seecause.errors import BadImage, UnknownName
 
 SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
 MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
-_FLAT = 1e-6  # a map whose spread is below this share of its values has nothing to show
+_FLAT = 1e-3  # a map that varies by less, relative to its values, is rounding: it is shown without colour
 _INK, _PAPER = (38, 38, 43), (255, 255, 255)
 
 
