@@ -26,6 +26,9 @@ class LinearModel(ImageModel):
     def __call__(self, images: Tensor) -> Tensor:
         return self.module(images.flatten(1))
 
+    def forward_bytes(self, layout: TokenLayout) -> int:
+        return layout.n_patches * PATCH * PATCH * 3 * 8
+
 
 def linear_view(module: nn.Module) -> LinearModel:
     return LinearModel(

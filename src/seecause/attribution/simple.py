@@ -31,7 +31,8 @@ def simple_insertion(
     seed: int = 0,
 ) -> Maps:
     """The class score of the blank with one neighbourhood of pixels pasted in."""
-    bound, empty, marks = _prepare(model, images, target, select, blank, seed)
+    bound = target.bind(model(images)) if target.open else target
+    empty, marks = _prepare(model, images, select, blank, seed)
     return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
 
 
@@ -48,19 +49,21 @@ def simple_deletion(
     seed: int = 0,
 ) -> Maps:
     """The drop of the class score when one neighbourhood is covered."""
-    bound, empty, marks = _prepare(model, images, target, select, blank, seed)
-    plain = bound.score(model(images), score, sigmoid=model.sigmoid)
+    logits = model(images)
+    bound = target.bind(logits)
+    plain = bound.score(logits, score, sigmoid=model.sigmoid)
+    empty, marks = _prepare(model, images, select, blank, seed)
     return Maps(plain[:, None] - _scores(model, images, empty.expand_as(images), marks, bound, score), bound)
 
 
-def _prepare(model: ImageModel, images: Tensor, target: Target, select: Select | Tensor, blank: Blank | Tensor, seed: int) -> tuple[Target, Tensor, Tensor]:
+def _prepare(model: ImageModel, images: Tensor, select: Select | Tensor, blank: Blank | Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The blank [1, 3, H, W] and the pixels of every neighbourhood [N, H, W]."""
     layout = model.check(images)
     size = (images.shape[-2], images.shape[-1])
     chosen = selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)  # [N, gh, gw]
     high, wide = size[0] // layout.grid[0], size[1] // layout.grid[1]
     marks = chosen.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)  # [N, H, W]
-    bound = target.bind(model(images)) if target.open else target
-    return bound, blank_image(model, size, blank, seed=seed), marks
+    return blank_image(model, size, blank, seed=seed), marks
 
 
 def _scores(model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:

@@ -25,8 +25,6 @@ from seecause.metrics.pixels import Upsampling
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, parse
 
-_RUN = 32  # a working estimate of what a forward holds, in pictures; transformers and ResNets at 224 px stay below it
-
 
 @dataclass(frozen=True, eq=False)
 class Curves:
@@ -79,7 +77,7 @@ def insertion_deletion(
     taken = thresholds(count, size, grid, steps)
     soft, constant = blurred(images, blur), torch.full_like(images[:1], fill)
 
-    chunk = fit(len(images) * len(taken), images[0].numel() * images.element_size() * _RUN, images.device)
+    chunk = fit(len(images) * len(taken), model.forward_bytes(model.check(images)), images.device)
     plain = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(plain)
 

@@ -41,8 +41,6 @@ SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))  # of part
 DILATION = 5
 NEGLIGIBLE = 0.05  # of the target logit
 
-_RUN = 32  # a working estimate of what a forward holds, in pictures
-
 
 @dataclass(frozen=True, eq=False)
 class PartTruth:
@@ -152,7 +150,7 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
 
     def logits(do: Do) -> Tensor:
         images = model.preprocess.normalise(render(latents, size=side, do=do).image).to(model.device, model.dtype)
-        chunk = fit(len(images), images[0].numel() * images.element_size() * _RUN, images.device)
+        chunk = fit(len(images), model.forward_bytes(model.check(images)), images.device)
         return batched(model, images, chunk).double().cpu()
 
     removed = [logits(Do(without=tuple(part for part, gone in zip(REMOVABLE, chosen, strict=True) if gone))) for chosen in SETS]

@@ -19,8 +19,6 @@ from seecause.target import Score, Spec, Target, parse
 Fill = float | Literal["mean", "blur"]
 Explain = Callable[[Tensor, Spec], Tensor]  # images [B, 3, H, W], target -> maps [B, gh, gw] or [B, H, W]
 
-_RUN = 32  # a working estimate of what a forward holds, in pictures
-
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -78,7 +76,7 @@ def probe(model: ImageModel, images: Tensor, target: Spec = None, *, score: Scor
     """Run the pictures once and bind the target: the predicted class if none is given."""
     images = images.to(model.device, model.dtype)
     grid = model.check(images).grid
-    chunk = fit(1 << 30, images[0].numel() * images.element_size() * _RUN, images.device)
+    chunk = fit(1 << 30, model.forward_bytes(model.check(images)), images.device)
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
