@@ -12,8 +12,9 @@ import pytest
 import seecause
 
 ROOT = Path(seecause.__file__).parent
-ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution", "bench", "report", "demo", "cli"]  # upwards
-SIDEWAYS = {("loading", "engine"), ("models", "data")}  # `models/zoo` trains on `data`
+ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution"]  # upwards
+ORDER += ["heads", "faithful", "lvlm", "train", "bench", "report", "demo", "cli"]
+SIDEWAYS = {("loading", "engine")}
 
 
 def layer(module: str) -> str | None:

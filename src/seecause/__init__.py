@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from seecause import metrics
+    from seecause import faithful, heads, lvlm, metrics
     from seecause.attribution.attribute import attribute
     from seecause.attribution.registry import methods
     from seecause.attribution.result import Attribution
@@ -33,6 +33,8 @@ _WHERE = {
     "wrap": "seecause.loading",
 }
 
+_PACKAGES = ("faithful", "heads", "lvlm", "metrics")
+
 __all__ = [
     "Attribution",
     "CosineHead",
@@ -41,7 +43,10 @@ __all__ = [
     "Site",
     "attribute",
     "budget",
+    "faithful",
+    "heads",
     "load",
+    "lvlm",
     "methods",
     "metrics",
     "patch",
@@ -54,8 +59,8 @@ def __getattr__(name: str) -> Any:
     """Import on first use: `import seecause` loads neither torch nor a model library."""
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name == "metrics":
-        return importlib.import_module("seecause.metrics")
+    if name in _PACKAGES:
+        return importlib.import_module(f"seecause.{name}")
     raise AttributeError(f"module 'seecause' has no attribute {name!r}")
 
 

@@ -26,7 +26,7 @@ def list_models() -> None:
     from rich.table import Column, Table
 
     from seecause.models.sources import ZOO
-    from seecause.models.zoo.recipes import RECIPES
+    from seecause.train.recipes import RECIPES
 
     columns = {"accuracy": "accuracy", "balanced": "balanced_accuracy", "worst": "worst_group_accuracy"}
     columns |= {"scene flips": "background_flip_rate", "creature flips": "creature_flip_rate"}
@@ -47,8 +47,8 @@ def train(
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
     from seecause.cli.options import pick_device
-    from seecause.models.zoo.recipes import find_recipe
-    from seecause.models.zoo.train import train as run
+    from seecause.train.classifier import train as run
+    from seecause.train.recipes import find_recipe
 
     recipe = find_recipe(name.removeprefix("builtin:"), samples=samples, seed=seed)
     measured = run(recipe, out=out, device=pick_device(device))

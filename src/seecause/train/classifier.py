@@ -1,6 +1,6 @@
 """Train an embedded Critters classifier from its recipe.
 
-    python -m seecause.models.zoo.train critters-vit --out weights
+    python -m seecause.train.classifier critters-vit --out weights
 
 Pictures are drawn fresh on the training device. A picture that lost parts keeps its label: given what is still visible the label is a fair draw
 from the classes that remain possible, so the network learns their odds, in any regime. Writes NAME.safetensors (float16), NAME.json and NAME.log.csv.
@@ -9,10 +9,8 @@ from the classes that remain possible, so the network learns their odds, in any 
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import json
-import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,8 +26,9 @@ from torch.nn import functional as F
 
 from seecause.data import critters
 from seecause.data.critters import CLASSES, VARIANTS, Latents
-from seecause.models.zoo.evaluate import evaluate, normalise
-from seecause.models.zoo.recipes import MEAN, STD, Recipe, build, find_recipe
+from seecause.train.evaluate import evaluate
+from seecause.train.recipes import Recipe, build, find_recipe
+from seecause.train.steps import adamw, move_average, pace, write_log
 
 _PART_CHOICES = 1 + max(len(names) for names in VARIANTS.values())  # every variant, or absent
 _LOG_LINES = 100
@@ -41,17 +40,17 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
     model, log = fit(recipe, device=device)
     weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, out / f"{recipe.name}.safetensors", metadata={"storage": "float16", "compute": "float32"})
-    _write_log(log, out / f"{recipe.name}.log.csv")
+    write_log(log, out / f"{recipe.name}.log.csv")
 
     shipped = build(recipe.architecture)
     shipped.load_state_dict({name: value.float() for name, value in load_file(out / f"{recipe.name}.safetensors").items()})
-    evaluation = evaluate(shipped.to(device).eval(), recipe.regime, size=recipe.size, samples=test_samples, device=device)
+    evaluation = evaluate(shipped.to(device).eval(), recipe.regime, preprocess=recipe.preprocess, samples=test_samples, device=device)
     card = {
         "name": recipe.name,
         "architecture": {"library": "timm", "class": "VisionTransformer", "arguments": recipe.architecture},
         "classes": CLASSES,
-        "mean": MEAN,
-        "std": STD,
+        "mean": recipe.preprocess.mean,
+        "std": recipe.preprocess.std,
         "size": recipe.size,
         "storage": "float16",
         "recipe": dataclasses.asdict(recipe),
@@ -74,8 +73,8 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
     model = build(recipe.architecture, seed=recipe.seed).to(device).train()
     part_heads = _part_heads(model.embed_dim, seed=recipe.seed).to(device)
     average = copy.deepcopy(model).eval().requires_grad_(False)
-    optimizer = _optimizer(recipe, model, part_heads)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, recipe))
+    optimizer = adamw(model, part_heads, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, recipe.steps, recipe.warm_up))
     every = max(1, recipe.steps // _LOG_LINES)
     seeing_steps = int(recipe.seeing * recipe.steps)
     running = torch.zeros(2, device=device)  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
@@ -89,7 +88,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
             regime = "clean" if seeing else recipe.regime
             latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device)
             latents = critters.drop_parts(latents, share=recipe.part_drop)
-            image = normalise(critters.render(latents, size=recipe.size).image)
+            image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
             with torch.autocast(image.device.type, dtype=torch.bfloat16, enabled=image.device.type == "cuda"):
                 loss, logits = _losses(model, image, latents, part_heads if seeing else None)
             optimizer.zero_grad(set_to_none=True)
@@ -97,7 +96,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             schedule.step()
-            _move_average(average, model, step, recipe.average)
+            move_average(average, model, step, recipe.average)
 
             running += torch.stack([loss.detach(), (logits.argmax(dim=1) == latents.label).float().mean()])
             progress.advance(bar)
@@ -127,39 +126,6 @@ def _part_heads(width: int, *, seed: int) -> nn.Linear:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Linear(width, len(VARIANTS) * _PART_CHOICES)
-
-
-def _optimizer(recipe: Recipe, *modules: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; vectors (biases, norms) and tokens are not decayed."""
-    named = [(name, value) for module in modules for name, value in module.named_parameters()]
-    kept = [value for name, value in named if value.ndim < 2 or name.endswith(("_token", "pos_embed"))]
-    kept_ids = {id(value) for value in kept}
-    decayed = [value for _, value in named if id(value) not in kept_ids]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
-
-
-def _pace(step: int, recipe: Recipe) -> float:
-    """Share of the learning rate: a straight rise, then half a cosine down."""
-    rise = max(1, int(recipe.warm_up * recipe.steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, recipe.steps - rise)))
-
-
-@torch.no_grad()
-def _move_average(average: nn.Module, model: nn.Module, step: int, decay: float) -> None:
-    """Exponential average of the weights; it follows closely in the first steps, so that short runs get one too."""
-    pull = max(1 - decay, 9 / (10 + step))
-    for kept, fresh in zip(average.parameters(), model.parameters(), strict=True):
-        kept.lerp_(fresh, pull)
-
-
-def _write_log(log: list[dict[str, Any]], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(log[0]))
-        writer.writeheader()
-        writer.writerows({key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()} for row in log)
 
 
 def main(

@@ -11,8 +11,9 @@ from timm.models import VisionTransformer
 
 from seecause.data.critters import CLASSES
 from seecause.errors import UnknownName
+from seecause.models.preprocess import Preprocess
 
-MEAN = STD = (0.5, 0.5, 0.5)  # pixels in [0, 1] become [-1, 1]
+_HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
 
 
 def small_vit() -> dict[str, Any]:
@@ -56,6 +57,10 @@ class Recipe:
     @property
     def size(self) -> int:
         return self.architecture["img_size"]
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return Preprocess((self.size, self.size), mean=_HALF, std=_HALF)
 
     @property
     def steps(self) -> int:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from seecause.data.critters import CLASSES
 from seecause.errors import UnknownName
-from seecause.models.zoo.evaluate import evaluate
-from seecause.models.zoo.recipes import RECIPES, Recipe, build, find_recipe, small_vit
-from seecause.models.zoo.train import fit, train
+from seecause.train.classifier import fit, train
+from seecause.train.evaluate import evaluate
+from seecause.train.recipes import RECIPES, Recipe, build, find_recipe, small_vit
 
 TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}
 
@@ -33,7 +33,7 @@ def test_three_files_tell_everything(tmp_path):
     assert all(value.dtype == torch.float16 for value in weights.values())
     model = build(card["architecture"]["arguments"]).eval()
     model.load_state_dict({name: value.float() for name, value in weights.items()})  # the part heads are gone
-    assert evaluate(model, "certified", size=48, samples=64) == evaluation
+    assert evaluate(model, "certified", preprocess=tiny().preprocess, samples=64) == evaluation
 
     rows = list(csv.DictReader((tmp_path / "critters-biased.log.csv").read_text().splitlines()))
     assert [row["regime"] for row in rows] == ["clean + parts"] * 4 + ["certified"] * 8
@@ -59,7 +59,7 @@ def test_evaluation_sees_what_a_model_answers_from():
         def forward(self, image):
             return torch.nn.functional.one_hot((image[:, 2, 0, 0] > -0.3).long(), len(CLASSES)).float()
 
-    seen = evaluate(Painter(), "certified", size=48, samples=256)
+    seen = evaluate(Painter(), "certified", preprocess=tiny().preprocess, samples=256)
     assert seen["background_flip_rate"] > 0.3
     assert seen["creature_flip_rate"] == 0
     assert not seen["certificate"]["uses_creature"]

@@ -1,0 +1,1 @@
+"""A classifier that decides where to look and cannot look elsewhere (iFAM)."""

@@ -1,0 +1,1 @@
+"""Which attention heads answer from the background, and what happens without them (CIGMA)."""

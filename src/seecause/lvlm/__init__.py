@@ -1,0 +1,1 @@
+"""Which heads carry the picture into the words of a vision-language model (head attribution)."""
