@@ -96,3 +96,46 @@ class MissingWeights(SeecauseError):
 
     def __init__(self, what: str, reason: str, remedy: str):
         super().__init__(f"no weights for {what}: {reason}. {remedy}.")
+
+
+class BadPrompt(SeecauseError):
+    """A picture and a question from which no usable sequence can be made."""
+
+    def __init__(self, what: str, reason: str, remedy: str):
+        super().__init__(f"{what}: {reason}; {remedy}.")
+
+
+class BankMismatch(SeecauseError):
+    """A bank of average pictures that does not fit the model or the picture."""
+
+    def __init__(self, what: str, reason: str, remedy: str):
+        super().__init__(f"{what} cannot stand in for this picture: {reason}; {remedy}.")
+
+
+class WeakAnswer(SeecauseError):
+    """The picture hardly moves the answer, so there is nothing to share out among heads."""
+
+    def __init__(self, answer: str, moved: float, floor: float):
+        super().__init__(
+            f"the picture moves the logit of {answer!r} by {moved:.3g} only; expected at least floor={floor:g}. "
+            "Shares of so little are noise: ask a question that needs the picture, name another answer, or lower floor."
+        )
+
+
+class NothingRight(SeecauseError):
+    """A method that starts from right answers has none to start from."""
+
+    def __init__(self, what: str):
+        super().__init__(
+            f"the model answers {what} right; this method starts from right answers. Check that model and data have the same classes, or give more photos."
+        )
+
+
+class Diverged(SeecauseError):
+    """A training run whose loss is no number any more."""
+
+    def __init__(self, step: int, loss: float):
+        super().__init__(
+            f"the loss is {loss} at step {step}; expected a number. Lower learning_rate, or head_factor, or use precision='float32'; "
+            "the last snapshot was written before."
+        )

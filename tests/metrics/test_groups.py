@@ -49,3 +49,22 @@ def test_the_interval_of_none_and_all():
     assert found[0, 0] == 0 and found[1, 1] == 1
     assert found[0, 1].item() == pytest.approx(1 - 0.025 ** (1 / 10))
     assert group_accuracy(RIGHT, GROUPS).intervals().shape == (3, 2)
+
+
+def test_the_worst_of_some_groups():
+    found = group_accuracy(RIGHT, GROUPS)
+    assert found.worst_among([(0, 0), (0, 1)]) == 0.5 and found.worst_among(found.groups) == found.worst
+    for groups in ([(1, 1)], []):
+        with pytest.raises(BadOption, match=r"tested: \(0, 0\)"):
+            found.worst_among(groups)
+
+
+def test_groups_of_a_class_count_as_one():
+    found = group_accuracy(RIGHT, GROUPS).by_class
+    assert found.groups == ((0,), (1,)) and found.total.tolist() == [6, 4]
+    assert found.accuracy.tolist() == pytest.approx([5 / 6, 1 / 4]) and found.worst == 0.25
+
+
+def test_samples_without_a_group_are_named():
+    with pytest.raises(BadOption, match="none for sample 4"):
+        group_accuracy(RIGHT, [*GROUPS[:4], None, *GROUPS[5:]])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from seecause.data.sample import Sample
-from seecause.errors import BadOption
+from seecause.errors import BadOption, UnknownName
 
 T = TypeVar("T")
+HELD_OUT = 10  # one photo in so many of each class is kept back for validation where a release has no such split
 
 
 class Dataset(Protocol):
@@ -45,3 +48,26 @@ def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:
 def check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise BadOption("limit", limit, "at least one sample")
+
+
+def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> tuple[Path, str]:
+    """`PATH:SPLIT` or `PATH`. A path may hold colons, so what follows the last one is a split only if it is the name of one."""
+    path, _, last = rest.rpartition(":")
+    if path and last in splits:
+        return Path(path), last
+    if path and Path(path).exists() and not Path(rest).exists():
+        raise UnknownName("split", last, splits)
+    return Path(rest), default
+
+
+def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -> list[T]:
+    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. The same on every machine: nothing is drawn."""
+    if split == "trainval":
+        return list(items)
+    seen: Counter[Hashable] = Counter()
+    kept = []
+    for item, of in zip(items, classes, strict=True):
+        seen[of] += 1
+        if (seen[of] % HELD_OUT == 0) == (split == "val"):
+            kept.append(item)
+    return kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seecause.data.dataset import evenly
+from seecause.data.dataset import evenly, path_and_split
 from seecause.data.photos import Photo, Photos
 from seecause.errors import DataMissing
 
@@ -17,8 +17,7 @@ SPLITS = ("test", "train")
 
 def open_food101(rest: str, *, limit: int | None = None) -> Photos:
     """The listed photos of one split."""
-    path, _, last = rest.rpartition(":")
-    root, split = (Path(path), last) if path and last in SPLITS else (Path(rest), "test")
+    root, split = path_and_split(rest, SPLITS)
     classes = _lines(root / "meta" / "classes.txt")
     label = {name: place for place, name in enumerate(classes)}
     listing = root / "meta" / f"{split}.txt"

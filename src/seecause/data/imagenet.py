@@ -1,14 +1,13 @@
-"""`imagenet:PATH`: ImageNet-1k validation photos, `PATH/val/<wnid>/*.JPEG`, all of them or a part."""
+"""`imagenet:PATH[:val|train]`: ImageNet-1k photos, `PATH/val/<wnid>/*.JPEG` and `PATH/train/<wnid>/*.JPEG`, all of them or a part."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from seecause.data.dataset import evenly
+from seecause.data.dataset import evenly, path_and_split
 from seecause.data.photos import Photo, Photos, class_folders, pictures
 from seecause.errors import DataMissing
 
-_LAYOUT = "expected PATH/val/<wnid>/*.JPEG, one folder for each WordNet id"
+SPLITS = ("train", "val")
+_LAYOUT = "expected PATH/val/<wnid>/*.JPEG (or PATH/train/...), one folder for each WordNet id"
 
 
 def imagenet_wnids() -> tuple[str, ...]:
@@ -27,7 +26,8 @@ def imagenet_classes() -> tuple[str, ...]:
 
 def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     """A label is the place of its WordNet id among the sorted 1,000, as every ImageNet-1k model has it."""
-    root = Path(rest) / "val"
+    path, split = path_and_split(rest, SPLITS, "val")
+    root = path / split
     if not root.is_dir():
         raise DataMissing(str(root), "no such folder", _LAYOUT)
     label = {wnid: place for place, wnid in enumerate(imagenet_wnids())}

@@ -38,6 +38,11 @@ def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     return ids.astype(np.int64)
 
 
+def read_grey(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness, whatever its alpha."""
+    return _read(Path(path), lambda opened: np.array(opened.convert("L")), max_pixels)
+
+
 def _read(path: Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
     """What `take` makes of the opened file, or one clear error."""
     _check_file(path)

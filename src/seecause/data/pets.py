@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import evenly
+from seecause.data.dataset import evenly, path_and_split
 from seecause.data.imagenet import imagenet_classes
 from seecause.data.images import read_ids
 from seecause.data.photos import Photo, Photos
@@ -38,8 +38,7 @@ class _Listed:
 
 def open_pets(rest: str, *, limit: int | None = None) -> Photos:
     """The listed photos of one split with their trimaps."""
-    path, _, last = rest.rpartition(":")
-    root, split = (Path(path), last) if path and last in SPLITS else (Path(rest), "test")
+    root, split = path_and_split(rest, SPLITS)
     listed = _read_list(root / "annotations" / f"{split}.txt")
     translation = root / "imagenet_labels.csv"
     if translation.is_file():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from seecause.data.images import find_images, read_image
@@ -25,6 +26,9 @@ class Photo:
     id: str
     label: int | None = None
     mask: Path | None = None
+    group: tuple[int, int] | None = None
+    box: tuple[float, float, float, float] | None = None
+    points: tuple[tuple[float, float, float], ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +39,40 @@ class Photos:
     classes: tuple[str, ...]
     photos: tuple[Photo, ...]
     read_mask: Callable[[Path], Tensor] | None = None  # file -> [H, W] as in `Sample`
+    places: tuple[str, ...] = ()  # the names of the second code of groups
+    read_picture: Callable[[Path], Image.Image] = read_image
+    lists: tuple[Path, ...] = ()  # files that `read_mask` has read already
+
+    @property
+    def labels(self) -> tuple[int | None, ...]:
+        """Of all photos, without reading them."""
+        return tuple(photo.label for photo in self.photos)
+
+    @property
+    def groups(self) -> tuple[tuple[int, int] | None, ...]:
+        """Of all photos, without reading them."""
+        return tuple(photo.group for photo in self.photos)
 
     def __len__(self) -> int:
         return len(self.photos)
 
     def __getitem__(self, index: int) -> Sample:
         photo = self.photos[index]
-        pixels = np.asarray(read_image(photo.path)).copy()  # [H, W, 3] uint8
+        pixels = np.asarray(self.read_picture(photo.path)).copy()  # [H, W, 3] uint8
         image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
         mask = None if self.read_mask is None or photo.mask is None else self.read_mask(photo.mask)
         if mask is not None and mask.shape != image.shape[1:]:
             raise BadImage(str(photo.mask), f"{list(mask.shape)} pixels for a photo of {list(image.shape[1:])}", "give masks of the photos' own size")
-        return Sample(image=image, label=photo.label, mask=mask, id=photo.id)
+        points = None if photo.points is None else torch.tensor(photo.points)
+        return Sample(image=image, label=photo.label, group=photo.group, mask=mask, box=photo.box, points=points, id=photo.id)
 
     @cached_property
     def fingerprint(self) -> str:
         """Of names, labels and file sizes: reading every byte of a large dataset would take longer than most runs."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256("".join(f"{path.name} {_bytes(path)}\n" for path in self.lists).encode())
         for photo in self.photos:
-            digest.update(f"{photo.id} {photo.label} {_bytes(photo.path)} {_bytes(photo.mask)}\n".encode())
+            known = "".join(f" {value}" for value in (photo.group, photo.box, photo.points) if value is not None)
+            digest.update(f"{photo.id} {photo.label} {_bytes(photo.path)} {_bytes(photo.mask)}{known}\n".encode())
         return digest.hexdigest()[:16]
 
 

@@ -8,13 +8,23 @@ from seecause.data.dataset import Dataset
 from seecause.errors import UnknownName
 
 _LOADERS = {  # spec -> where its loader is; imported on first use
+    "celeba:PATH[:SPLIT]": ("seecause.data.celeba", "open_celeba"),
+    "cifar10:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar10"),
+    "cifar100:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar100"),
     "critters:REGIME[:SPLIT]": ("seecause.data.critters_data", "open_critters"),
+    "cub:PATH[:SPLIT]": ("seecause.data.cub", "open_cub"),
     "folder:PATH": ("seecause.data.folder", "open_folder"),
     "food101:PATH[:SPLIT]": ("seecause.data.food101", "open_food101"),
-    "imagenet:PATH": ("seecause.data.imagenet", "open_imagenet"),
+    "imagenet:PATH[:SPLIT]": ("seecause.data.imagenet", "open_imagenet"),
     "imagenet-hard:PATH": ("seecause.data.imagenet_hard", "open_imagenet_hard"),
     "imagenet-s:PATH": ("seecause.data.imagenet_s", "open_imagenet_s"),
+    "imagenet9:PATH[:VARIANT]": ("seecause.data.imagenet9", "open_imagenet9"),
+    "metashift:PATH[:SPLIT]": ("seecause.data.metashift", "open_metashift"),
     "pets:PATH[:SPLIT]": ("seecause.data.pets", "open_pets"),
+    "siim:PATH[:SPLIT]": ("seecause.data.siim", "open_siim"),
+    "tiny-imagenet:PATH[:SPLIT]": ("seecause.data.tiny_imagenet", "open_tiny_imagenet"),
+    "waterbird200:PATH": ("seecause.data.waterbird200", "open_waterbird200"),
+    "waterbirds:PATH[:SPLIT]": ("seecause.data.waterbirds", "open_waterbirds"),
 }
 
 

@@ -8,11 +8,15 @@ Every number is given for each image first; means, errors and intervals come fro
 needs, and which way is better. Metrics that explain again take the method as a function, `explain(images, target) -> maps`.
 """
 
+from seecause.metrics.auc import auroc
+from seecause.metrics.backgrounds import background_gap, in9_answers, in9_right
+from seecause.metrics.calibration import Calibration, calibration, nll
 from seecause.metrics.complexity import Complexity, complexity
 from seecause.metrics.energy import Energy, energy
 from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
 from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
 from seecause.metrics.insertion_deletion import Curves, insertion_deletion
+from seecause.metrics.keypoints import KeyPointError, Located, keypoint_error, locate, part_agreement
 from seecause.metrics.localization import Localization, localization
 from seecause.metrics.parts import PartScores, PartTruth, measure_truth, part_truth
 from seecause.metrics.perturbation import Perturbation, Removal, perturbation, removal
@@ -20,18 +24,23 @@ from seecause.metrics.registry import METRICS, Given, Metric, measure
 from seecause.metrics.road import Road, road
 from seecause.metrics.saco import saco
 from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
+from seecause.metrics.segmentation import Overlap, box_mask, foreground, iou, overlap
 from seecause.metrics.stability import Stability, stability
 from seecause.metrics.statistics import Summary, bootstrap_interval, paired_difference, rank_correlation, summarise
 
 __all__ = [
     "METRICS",
+    "Calibration",
     "Complexity",
     "Curves",
     "Energy",
     "Given",
     "GroupAccuracy",
+    "KeyPointError",
     "Localization",
+    "Located",
     "Metric",
+    "Overlap",
     "PartScores",
     "PartTruth",
     "Perturbation",
@@ -41,20 +50,33 @@ __all__ = [
     "Similarity",
     "Stability",
     "Summary",
+    "auroc",
+    "background_gap",
     "bootstrap_interval",
+    "box_mask",
+    "calibration",
     "clopper_pearson",
     "complexity",
     "energy",
     "faithfulness_estimate",
+    "foreground",
     "group_accuracy",
+    "in9_answers",
+    "in9_right",
     "infidelity",
     "insertion_deletion",
+    "iou",
+    "keypoint_error",
     "localization",
+    "locate",
     "measure",
     "measure_truth",
     "mu_fidelity",
+    "nll",
+    "overlap",
     "paired_difference",
     "parameter_randomisation",
+    "part_agreement",
     "part_truth",
     "perturbation",
     "random_logit",

@@ -6,7 +6,7 @@ set has them (Sagawa et al. 2020), `unweighted_average` weighs them all the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,22 @@ class GroupAccuracy:
     def worst_group(self) -> Group:
         return self.groups[int(self.accuracy.argmin())]
 
+    def worst_among(self, groups: Iterable[Group]) -> float:
+        """The accuracy of the worst of these groups. iFAM's public code looks at two groups of Waterbirds only, (0, 1) and (1, 0)."""
+        chosen = list(groups)
+        untested = [group for group in chosen if group not in self.groups]
+        if untested or not chosen:
+            raise BadOption("groups", chosen, f"groups that were tested: {', '.join(map(str, self.groups))}")
+        return min(float(self.accuracy[self.groups.index(group)]) for group in chosen)
+
+    @property
+    def by_class(self) -> GroupAccuracy:
+        """Groups with the same first code as one. iFAM's public code calls the worst of these the worst group of MetaShift."""
+        names = sorted({group[:1] for group in self.groups})
+        member = torch.tensor([names.index(group[:1]) for group in self.groups])
+        right, total = (torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts) for counts in (self.right, self.total))
+        return GroupAccuracy(tuple(names), right, total)
+
     @property
     def unweighted_average(self) -> float:
         """Over groups, each the same."""
@@ -63,9 +79,11 @@ class GroupAccuracy:
         return clopper_pearson(self.right, self.total, confidence)
 
 
-def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group]) -> GroupAccuracy:
+def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
     """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a number, or a row of [N, k]."""
     right = right.detach().cpu().bool()
+    if not isinstance(groups, Tensor) and None in groups:
+        raise BadOption("groups", f"none for sample {list(groups).index(None)}", "a group for every sample; not every dataset has them")
     codes = torch.as_tensor(groups).cpu()
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):

@@ -91,7 +91,7 @@ def insertion_deletion(
         return _between(lambda mixed, rows: scored(model(mixed), rows), start, goal, ranks, taken, chunk)
 
     return Curves(
-        deletion=torch.cat([whole, between(images, constant.expand_as(images)), empty], dim=1),
+        deletion=torch.cat([whole, between(images, constant), empty], dim=1),
         insertion=torch.cat([hazy, between(soft, images), whole], dim=1),
         shares=taken.double() / count,
         protocol={
@@ -115,14 +115,14 @@ def area(curves: Tensor) -> Tensor:
 
 
 def _between(answer: Callable[[Tensor, Tensor], Tensor], start: Tensor, goal: Tensor, ranks: Tensor, taken: Tensor, chunk: int) -> Tensor:
-    """Scores [B, n - 1] of the pictures between `start` and `goal`, whose most important pixels have changed already."""
+    """Scores [B, n - 1] of the pictures between `start` and `goal` [1|B, 3, H, W], whose most important pixels have changed already."""
     taken = taken[1:-1].to(start.device)
 
     def some(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=start.device)  # of B * (n - 1)
         image, step = item // len(taken), item % len(taken)
         changed = ranks[image] < taken[step][:, None, None]  # [m, H, W]
-        return answer(torch.where(changed[:, None], goal[image], start[image]), image)
+        return answer(torch.where(changed[:, None], goal if len(goal) == 1 else goal[image], start[image]), image)
 
     scores = torch.cat(list(in_chunks(some, len(start) * len(taken), chunk, what="curve steps")))
     return scores.double().cpu().view(len(start), len(taken))

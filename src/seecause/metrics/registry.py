@@ -75,6 +75,20 @@ class Metric:
     def summary(self) -> str:
         return (self.run.__doc__ or "").split("\n")[0]
 
+    def missing(self, given: Given) -> tuple[str, ...]:
+        """What it takes and `given` does not have; without a target the predicted class is meant."""
+        return tuple(need for need in self.takes if need != "target" and getattr(given, need) is None)
+
+    def result(self, given: Given, **options: Any) -> Any:
+        """What the function returns, with everything it knows beside its columns."""
+        for need in self.missing(given):
+            raise BadOption(need, None, f"a value: {self.name} needs it")
+        return self.run(*(getattr(given, need) for need in self.takes), **options)
+
+    def read(self, found: Any) -> dict[str, Tensor]:
+        """The columns of a result, each [B]."""
+        return {name: attrgetter(column.field)(found) if column.field else found for name, column in self.columns.items()}
+
 
 _MAP = ("maps",)
 _MASK = ("maps", "masks")
@@ -178,8 +192,4 @@ def find(name: str) -> Metric:
 def measure(name: str, given: Given, **options: Any) -> dict[str, Tensor]:
     """The columns of one metric, each [B]. `options` are the metric's own."""
     metric = find(name)
-    for need in metric.takes:
-        if need != "target" and getattr(given, need) is None:
-            raise BadOption(need, None, f"a value: {name} needs it")
-    found = metric.run(*(getattr(given, need) for need in metric.takes), **options)
-    return {column: attrgetter(where.field)(found) if where.field else found for column, where in metric.columns.items()}
+    return metric.read(metric.result(given, **options))

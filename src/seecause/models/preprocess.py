@@ -57,15 +57,22 @@ class Preprocess:
         mean, std = (torch.tensor(v, dtype=like.dtype, device=like.device)[:, None, None] for v in (self.mean, self.std))
         return mean, std
 
+    def points(self, points: Tensor, height: int, width: int) -> Tensor:
+        """Places x, y [..., 2] in a picture of height x width -> in the model's frame; those that were cut away lie outside it."""
+        high, wide, top, left = self._frame(height, width)
+        return points * points.new_tensor([wide / width, high / height]) - points.new_tensor([left, top])
+
     def _fit(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
-        height, width = self.size
+        high, wide, top, left = self._frame(image.height, image.width)
+        return image.resize((wide, high), resample).crop((left, top, left + self.size[1], top + self.size[0]))
+
+    def _frame(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Height and width of the whole picture once it is resized, and where the model's frame begins in it."""
         high, wide = (int(side / self.crop + 1e-6) for side in self.size)  # whole pixels, as timm and torchvision cut them
         if not self.squash:
-            scale = max(high / image.height, wide / image.width)
-            high, wide = max(high, int(image.height * scale + 1e-6)), max(wide, int(image.width * scale + 1e-6))
-        image = image.resize((wide, high), resample)
-        left, top = round((wide - width) / 2), round((high - height) / 2)
-        return image.crop((left, top, left + width, top + height))
+            scale = max(high / height, wide / width)
+            high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
+        return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
 
 
 def complete(known: Preprocess | None, *, mean: Sequence[float] | None, std: Sequence[float] | None, size: tuple[int, int] | None, of: str) -> Preprocess:

@@ -1,0 +1,141 @@
+"""Key points: centres by hand, the regression against the normal equations, and the whole way from photos through the model's frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from seecause.data import Sample
+from seecause.errors import BadOption
+from seecause.metrics import Located, keypoint_error, locate, part_agreement
+from seecause.metrics.keypoints import part_centers
+from seecause.models.preprocess import Preprocess
+from tests.helpers import noise, view
+from tests.tiny import tiny
+
+
+def test_centres_by_hand():
+    maps = torch.zeros(1, 3, 4, 8)
+    maps[0, 0, 1, 2], maps[0, 0, 1, 6] = 0.3, 0.1  # mass at columns 2 and 6
+    maps[0, 1, 3, 7] = 0.9
+    centers, active = part_centers(maps, (40, 160))
+    assert centers[0].tolist() == [[pytest.approx(20 * 3), 10.0], [140.0, 30.0]]  # a cell is 20 x 10 pixels
+    assert active.tolist() == [[False, True]] and part_centers(0 * maps, (40, 160))[0].abs().sum() == 0
+
+
+def random_located(count: int, seed: int, *, parts: int = 3, points: int = 2) -> Located:
+    visible = noise(count, points, seed=seed + 1) > -0.5
+    active = noise(count, parts, seed=seed + 2) > -1
+    return Located(noise(count, parts, 2, seed=seed), active, noise(count, points, 2, seed=seed + 3), visible, torch.zeros(count, points).long())
+
+
+def slow_error(fit: Located, test: Located) -> float:
+    """The definition with plain numpy, one key point after the other."""
+    total = seen = 0.0
+    for point in range(fit.points.shape[1]):
+        a, b = (some.visible[:, point].numpy() for some in (fit, test))
+        x, y = fit.centers.flatten(1).numpy()[a], fit.points[:, point].numpy()[a]
+        (xm, xs), (ym, ys) = (x.mean(0), x.std(0)), (y.mean(0), y.std(0))
+        on, on_test = (np.repeat(some.active.numpy(), 2, axis=1) for some in (fit, test))
+        weights = np.linalg.lstsq((x - xm) / xs * on[a], (y - ym) / ys, rcond=None)[0]
+        predicted = ((test.centers.flatten(1).numpy()[b] - xm) / xs * on_test[b]) @ weights * ys + ym
+        total += np.linalg.norm(predicted - test.points[:, point].numpy()[b], axis=1).sum()
+        seen += b.sum()
+    return 100 * total / seen
+
+
+def test_the_regression_is_its_definition():
+    fit, test = random_located(40, 0), random_located(25, 50)
+    found = keypoint_error(fit, test)
+    assert found.mean == pytest.approx(slow_error(fit, test), abs=1e-9) and found.visible.tolist() == test.visible.sum(dim=0).tolist()
+
+
+def test_key_points_that_sit_on_parts_are_found():
+    """Points are a shifted, scaled copy of two centres: a linear map finds them."""
+    exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
+    exact = [Located(s.centers, torch.ones_like(s.active), 3 * s.centers.flip(1) + 0.5, s.visible, s.winners) for s in exact]
+    assert keypoint_error(*exact).mean == pytest.approx(0, abs=1e-10)
+
+
+def test_a_key_point_nobody_sees_weighs_nothing():
+    fit, test = random_located(40, 0), random_located(25, 50)
+    hidden = test.visible.clone()
+    hidden[:, 1] = False
+    found = keypoint_error(fit, Located(test.centers, test.active, test.points, hidden, test.winners))
+    assert found.distance[1].isnan() and found.mean == pytest.approx(100 * float(keypoint_error(fit, test).distance[0]))
+    with pytest.raises(BadOption, match="4 parts"):
+        keypoint_error(fit, random_located(5, 1, parts=4))
+
+
+def test_agreement_is_one_for_the_same_partition_under_other_names():
+    located = random_located(30, 0, points=3)
+    names = torch.tensor([2, 0, 1]).expand(30, 3)
+    assert part_agreement(Located(located.centers, located.active, located.points, located.visible, names)) == (pytest.approx(1), pytest.approx(1))
+    nmi, ari = part_agreement(located)  # everything the same part
+    assert nmi == 0 and ari == 0
+    with pytest.raises(BadOption, match="visible"):
+        part_agreement(Located(located.centers, located.active, located.points, located.visible & False, names))
+
+
+# from photos to places
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("size", [(40, 90), (90, 40), (32, 48), (67, 101)])
+def test_points_move_with_the_pixels(size, squash):
+    """A bright spot is where its coordinates say, after resizing and cutting both."""
+    frame = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3, crop=0.875, squash=squash)
+    height, width = size
+    mask = torch.zeros(size, dtype=torch.uint8)
+    mask[height // 2 - 4 : height // 2 + 4, width // 2 - 2 : width // 2 + 6] = 1
+    rows, columns = frame.mask(mask).nonzero().double().T + 0.5
+    x, y = frame.points(torch.tensor([width // 2 + 2, height // 2], dtype=torch.float64), *size).tolist()
+    assert abs(float(columns.mean()) - x) < 0.6 and abs(float(rows.mean()) - y) < 0.6
+    whole = frame.points(torch.tensor([[0.0, 0.0], [width, height]]), *size)
+    assert (whole[0] <= 0).all() and (whole[1] >= torch.tensor([48.0, 32.0])).all()
+
+
+class Birds:
+    """Photos of another size than the model's, each with a white square; box and key points tell where."""
+
+    name, fingerprint, classes = "birds", "x", ()
+
+    def __init__(self, boxes=True):
+        self.samples = []
+        for n in range(20):
+            left, top = 20 + 2 * (n % 7), 8 + 3 * (n % 5)
+            image = torch.zeros(3, 64, 96)
+            image[:, top : top + 24, left : left + 24] = 1
+            points = torch.tensor([[left + 4.0, top + 4.0, 1.0], [left + 20.0, top + 20.0, 1.0], [1000.0, 0.0, 1.0], [left, top, 0.0]])
+            self.samples.append(Sample(image, 0, box=(left, top, 24.0, 24.0) if boxes else None, points=points, id=f"bird {n}"))
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def test_locate_works_in_the_models_frame():
+    """32 x 48 pixels from 64 x 96: everything is halved. The part map is the white square itself, pixel by pixel."""
+    model = view(tiny("timm_deit3", torch.float32), check=False)
+    seen = []
+
+    def part_maps(images):
+        seen.append(images)
+        white = (model.preprocess.raw(images) if normalised else images).mean(dim=1, keepdim=True)
+        return torch.cat([white, 1 - white], dim=1)
+
+    normalised = True
+    found = locate(model, Birds(), part_maps)
+    assert found.visible.tolist() == [[True, True, False, False]] * 20 and found.active.all()
+    assert torch.allclose(found.points[:, :2], torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64), atol=1e-6)
+    middle = 0.5 - 0.5 / 12  # of twelve pixels, each standing at its corner
+    assert torch.allclose(found.centers, torch.tensor(middle, dtype=torch.float64), atol=0.02)
+    assert (found.winners[:, :2] == 0).all() and keypoint_error(found, found).mean < 1e-6
+    normalised = False
+    raw = locate(model, Birds(), part_maps, normalised=False)
+    assert torch.allclose(raw.centers, found.centers, atol=1e-3) and seen[0].min() < 0 <= seen[-1].min()
+    with pytest.raises(BadOption, match="bird 0"):
+        locate(model, Birds(boxes=False), part_maps)
