@@ -8,10 +8,12 @@ STAMP := $(VENV)/.installed
 
 install: $(STAMP)
 
+# Quantus brings the OpenCV that draws windows and needs a display's libraries; the headless one, put in its place, has all that is used.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless --constraint constraints.txt
 	touch $(STAMP)
 
 demo: install

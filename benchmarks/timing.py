@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,29 +17,57 @@ WARM_UPS, REPEATS = 3, 10
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one call, the relative spread (max - min) / median, peak memory, and whether launching was the limit."""
+    """Median seconds of one call, the relative spread (max - min) / median, peak memory, whether launching was the limit, and how many calls."""
 
     seconds: float
     spread: float
     peak_bytes: int
     launch_bound: bool
+    runs: int
 
 
-def race(contenders: Mapping[str, Callable[[], object]], device: torch.device, *, warm_ups: int = WARM_UPS, repeats: int = REPEATS) -> dict[str, Timing]:
-    """Time every contender `repeats` times, one after the other in turn."""
+def race(
+    contenders: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    warm_ups: int = WARM_UPS,
+    repeats: int = REPEATS,
+    patience: float = float("inf"),
+) -> dict[str, Timing]:
+    """Time every contender `repeats` times, one after the other in turn; fewer times those that would take longer than `patience` seconds.
+
+    A call that outlasts `patience` by itself is its own warm-up: it is timed once.
+    """
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     queued: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, int] = {}
+    rounds: dict[str, int] = {}
     for name, run in contenders.items():
         for _ in range(warm_ups):
-            run()
-        peaks[name] = _peak(run, device)
-    for _ in range(repeats):
+            seconds, launching, peaks[name] = _measured(run, device)
+            if seconds > patience:
+                taken[name].append(seconds)
+                queued[name].append(launching)
+                break
+        rounds[name] = 0 if taken[name] else max(1, min(repeats, int(patience / seconds)) if patience < float("inf") else repeats)
+    for turn in range(repeats):
         for name, run in contenders.items():
-            seconds, launching = _once(run, device)
-            taken[name].append(seconds)
-            queued[name].append(launching)
+            if turn < rounds[name]:
+                seconds, launching = _once(run, device)
+                taken[name].append(seconds)
+                queued[name].append(launching)
     return {name: _summary(taken[name], queued[name], peaks[name], device) for name in contenders}
+
+
+def fastest(make: Callable[[int], Callable[[], object]], sizes: list[int], device: torch.device) -> int:
+    """The size whose second call is the fastest: a library gets the batch that suits it best."""
+
+    def second(size: int) -> float:
+        run = make(size)
+        run()
+        return _once(run, device)[0]
+
+    return min(sizes, key=second) if len(sizes) > 1 else sizes[0]
 
 
 def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
@@ -56,20 +86,38 @@ def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float
     return begin.elapsed_time(end) / 1e3, launching
 
 
-def _peak(run: Callable[[], object], device: torch.device) -> int:
-    if device.type != "cuda":
-        run()
+def _measured(run: Callable[[], object], device: torch.device) -> tuple[float, float, int]:
+    """One call with its peak memory: on a GPU all that torch held, on a CPU what the process grew by (Linux; 0 elsewhere)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        seconds, launching = _once(run, device)
+        return seconds, launching, torch.cuda.max_memory_allocated(device)
+    before = _forget_peak()
+    seconds, launching = _once(run, device)
+    return seconds, launching, max(0, _status("VmHWM") - before)
+
+
+def _forget_peak() -> int:
+    """Give freed memory back, start the high-water mark anew, and say what is held now."""
+    if platform.system() != "Linux":
         return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def _status(field: str) -> int:
+    """A size of this process in bytes."""
+    file = Path("/proc/self/status")
+    lines = file.read_text(encoding="ascii").splitlines() if file.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def _summary(taken: list[float], queued: list[float], peak: int, device: torch.device) -> Timing:
     middle = statistics.median(taken)
-    return Timing(middle, (max(taken) - min(taken)) / middle, peak, device.type == "cuda" and statistics.median(queued) > 0.9 * middle)
+    bound = device.type == "cuda" and statistics.median(queued) > 0.9 * middle
+    return Timing(middle, (max(taken) - min(taken)) / middle, peak, bound, len(taken))
 
 
 def machine(device: torch.device) -> str:

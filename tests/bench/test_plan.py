@@ -28,7 +28,7 @@ def test_shards_cover_every_image_of_every_method_once():
 
 CHANGES = {
     "metric": {"metrics": ("ins-del",)},
-    "metric option": {"measures": {"curves": {"order": "patch", "steps": 3}}},
+    "metric option": {"measures": {"insertion-deletion": {"order": "patch", "steps": 3}}},
     "data": {"data": "critters:clean:train"},
     "target": {"target": "predicted"},
     "seed": {"seed": 1},
@@ -69,12 +69,12 @@ def test_the_manifest_tells_the_whole_plan():
     again = Plan.read(json.loads(json.dumps(PLAN.record())))
     assert again.shards == PLAN.shards
     assert again.request.methods["caap"] == json.loads(json.dumps(PLAN.request.methods["caap"]))
-    assert again.request.memory == 1 << 30 and PLAN.model["fingerprint"] == again.model["fingerprint"]
+    assert again.request.memory == 64 << 20 and PLAN.model["fingerprint"] == again.model["fingerprint"]
 
 
 def test_a_file_that_cannot_be_read_has_a_name_too(tmp_path):
     bad_file(tmp_path, "text")
-    request = worker(target="predicted").plan.request
+    request = worker(target="predicted", metrics=("ins-del",)).plan.request
     plan = make_plan(request, model(), open_data(f"folder:{tmp_path}"))
     assert plan.samples == ("text.jpg",)
 
@@ -95,7 +95,7 @@ REFUSED = {
     "method": ({"methods": {"capp": {}}}, UnknownName, "nearest: caap"),
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
     "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
-    "metric option": ({"measures": {"curves": {"stops": 3}}}, BadOption, "steps"),
+    "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),

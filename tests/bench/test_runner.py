@@ -17,7 +17,7 @@ from seecause.bench.runner import DIED, inspect, run
 from seecause.bench.store import Store
 from seecause.bench.table import make_table, to_csv, to_latex, values
 from seecause.data.batch import to_batch
-from seecause.errors import UnknownName
+from seecause.errors import BadOption, UnknownName
 from seecause.metrics import insertion_deletion, localization
 from tests.bad_files import bad_file
 from tests.bench.toy import worker
@@ -117,12 +117,10 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
     assert (cell.n, cell.missing) == (2, 1)
 
 
-def test_a_dataset_without_masks_says_so(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    Image.new("RGB", (96, 96), "red").save(folder / "a.png")
-    status = run(Store(tmp_path / "run"), worker(data=f"folder:{folder}", target="predicted", methods={"sobel": {}}, metrics=("aupr1",)))
-    assert [hole.reason for hole in status.holes] == ["no mask: this dataset has none"]
+def test_masks_that_are_not_there_are_noticed_before_anything_runs(tmp_path):
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
+    with pytest.raises(BadOption, match="needs masks"):
+        worker(data=f"folder:{tmp_path}", target="predicted", methods={"sobel": {}}, metrics=("aupr1",))
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_rows_come_in_the_order_of_the_plan(store):
 def test_a_shard_that_was_not_written_to_its_end_is_not_finished(store, monkeypatch, written):
     from seecause.bench import store as module
 
-    place, count = module._place, 0
+    place, count = module.place, 0
 
     def stop_after(path, content):
         nonlocal count
@@ -54,7 +54,7 @@ def test_a_shard_that_was_not_written_to_its_end_is_not_finished(store, monkeypa
         count += 1
         place(path, content)
 
-    monkeypatch.setattr(module, "_place", stop_after)
+    monkeypatch.setattr(module, "place", stop_after)
     with pytest.raises(KeyboardInterrupt):
         store.save(SHARD, result(1.0))
     assert store.finished(PLAN) == [] and store.rows(PLAN).num_rows == 0

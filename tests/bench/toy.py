@@ -14,7 +14,7 @@ REQUEST = Request(
     data="critters:clean:test",
     methods={"caap": {}, "random": {}, "sobel": {}},
     metrics=("ins-del", "aupr1"),
-    measures={"curves": {"order": "patch", "steps": 2}},
+    measures={"insertion-deletion": {"order": "patch", "steps": 2}},
     limit=6,
     shard_size=2,
 )

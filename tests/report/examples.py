@@ -13,6 +13,7 @@ MANIFEST = {
     "options": {"score": "prob", "tail": None},
     "used": {"tail": "source"},
     "model": "timm:toy",
+    "architecture": "transformer",
     "model_fingerprint": "0123456789abcdef",
     "random_weights": False,
     "grid": [4, 6],

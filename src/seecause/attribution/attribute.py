@@ -58,6 +58,7 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
     return {
         "model": model.name,
         "family": model.family,
+        "architecture": model.architecture,
         "model_fingerprint": model.fingerprint(),
         "random_weights": model.random_weights,
         "readout": model.readout_name,

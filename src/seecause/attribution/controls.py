@@ -1,11 +1,13 @@
 """Controls that know nothing of the model: a method that does not beat them has shown nothing.
 
-random   uniform noise, seeded
+random   uniform noise, its own for each picture
 center   a Gaussian at the middle of the grid
 sobel    the mean edge strength of each patch
 """
 
 from __future__ import annotations
+
+import hashlib
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +20,12 @@ from seecause.target import Target
 
 @method("random", forwards="0", class_specific=False, architectures=("transformer", "conv"))
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
-    """Uniform noise; every image gets the same map, whatever its place in the batch."""
+    """Uniform noise, drawn for each picture from its pixels and `seed`: the place in the batch never matters."""
     n = model.check(images).n_patches
-    noise = torch.rand(n, generator=torch.Generator().manual_seed(seed)).to(images.device)
-    return Maps(noise.expand(len(images), -1).clone(), target)
+    pixels = (model.preprocess.raw(images).detach().cpu().float() * 255).round().clamp(0, 255).to(torch.uint8)  # the same on every device
+    seeds = [int.from_bytes(hashlib.sha256(f"{seed} ".encode() + one.contiguous().numpy().tobytes()).digest()[:7]) for one in pixels]
+    noise = torch.stack([torch.rand(n, generator=torch.Generator().manual_seed(own)) for own in seeds])
+    return Maps(noise.to(images.device), target)
 
 
 @method("center", forwards="0", class_specific=False, architectures=("transformer", "conv"))

@@ -1,7 +1,9 @@
 """Methods x images x metrics on one model, in pieces that survive a power cut.
 
 plan      what is asked -> shards, each named by a digest of everything that decides its result
-measures  the metrics, by groups that share their work
+measures  the metrics, by groups that share their work, and what each needs
+ablate    CAAP with one setting changed at a time, as methods of a run
+depth     where the class token looks, block by block
 work      one shard: read, attribute, measure
 store     the run folder: finished shards, the log, the manifest
 runner    what is still to do, in this process or in several

@@ -1,28 +1,41 @@
-"""The metrics a benchmark knows, by groups that share their work. A new group is a function and a line in `MEASURES`."""
+"""The metrics of a benchmark: those of `seecause.metrics`, by groups that share their work, with what a run needs to know about each.
+
+paper   insertion, deletion and their difference, AUPR_1, AUPR_0, pointing game
+all     everything; sanity checks and truth explain every picture again, some dozens of times
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause.errors import UnknownName
-from seecause.metrics import insertion_deletion, localization
+from seecause.data.critters import CLASSES
+from seecause.data.critters_data import CrittersData
+from seecause.data.dataset import Dataset
+from seecause.data.photos import Photos
+from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.metrics import METRICS, Curves, Given, PartScores, PartTruth
 from seecause.models.base import ImageModel
 
-
-class Case(NamedTuple):
-    """A batch and its maps, as a measure gets it."""
-
-    model: ImageModel
-    images: Tensor  # [B, 3, H, W], normalised
-    maps: Tensor  # [B, gh, gw], or [B, H, W] where the method has pixels of its own
-    masks: Tensor | None  # [B, H, W]
-    target: Tensor  # [B] classes
+GROUP = {column: group for group, metric in METRICS.items() for column in metric.columns}  # of each metric
+SETS = {"paper": ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing"), "all": tuple(GROUP)}
+FAMILIES = {  # tables with many columns are cut into these
+    "curves": ("insertion-deletion", "perturbation"),
+    "removal": ("removal", "road", "saco"),
+    "correlation with the drop of the score": ("mu-fidelity", "sensitivity-n", "faithfulness-estimate", "infidelity"),
+    "place of the object": ("localization", "energy"),
+    "the map itself": ("complexity", "stability"),
+    "sanity checks": ("random-logit", "parameter-randomisation"),
+    "truth by re-rendering": ("parts",),
+}
+UNDEFINED = "not defined for this picture"  # a question that does not arise, unlike one that could not be answered
+NO_MASK = "no mask: this dataset has none"
+_NOT_OPTIONS = ("truth", "rewrap")  # what callers in Python may hand over
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,54 +47,92 @@ class Measured:
     protocol: dict[str, Any]
     kept: dict[str, Tensor] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Measure:
-    """Metrics that come out of one computation: whether higher is better, how to run it, and the function whose options they take."""
-
-    metrics: dict[str, bool]
-    run: Callable[..., Measured]
-    of: Callable[..., Any]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword options and their defaults."""
-        return {p.name: p.default for p in inspect.signature(self.of).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    def reason(self, metric: str, place: int) -> str:
+        """Why an image has no value, or nothing."""
+        undefined = bool(self.values[metric][place].isnan())
+        return self.reasons[place] or (UNDEFINED if undefined else "")
 
 
-def _localization(case: Case, **options: Any) -> Measured:
-    if case.masks is None:
-        nothing = torch.full((len(case.images),), torch.nan, dtype=torch.float64)
-        return Measured(dict.fromkeys(("aupr1", "aupr0", "pointing"), nothing), ["no mask: this dataset has none"] * len(case.images), options)
-    found = localization(case.maps, case.masks, **options)
-    return Measured({"aupr1": found.aupr1, "aupr0": found.aupr0, "pointing": found.pointing}, found.reasons, found.protocol)
+def group_options(group: str) -> dict[str, Any]:
+    """Keyword options of a group and their defaults."""
+    found = inspect.signature(METRICS[group].run).parameters.values()
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS}
 
 
-def _curves(case: Case, **options: Any) -> Measured:
-    found = insertion_deletion(case.model, case.images, case.maps, case.target, **options)
-    protocol = {key: value for key, value in found.protocol.items() if key != "target"}  # rows have a column for it
-    values = {"insertion": found.insertion_area, "deletion": found.deletion_area, "ins-del": found.difference}
-    kept = {"insertion": found.insertion, "deletion": found.deletion, "shares": found.shares}
-    return Measured(values, [""] * len(case.images), protocol, kept)
-
-
-MEASURES: dict[str, Measure] = {
-    "localization": Measure({"aupr1": True, "aupr0": True, "pointing": True}, _localization, localization),
-    "curves": Measure({"insertion": True, "deletion": False, "ins-del": True}, _curves, insertion_deletion),
-}
+def run_group(group: str, given: Given, options: Mapping[str, Any], *, truth: PartTruth | None = None) -> Measured:
+    """Measure. What a method or model does not define is a reason, not the end of the shard. `truth` saves rendering it again."""
+    metric, protocol = METRICS[group], {"metric": group, **options}
+    count = 0 if given.images is None else len(given.images)
+    if "masks" in metric.missing(given):
+        return _nothing(group, count, NO_MASK, protocol)
+    try:
+        found = metric.result(given, **options, **({"truth": truth} if group == "parts" else {}))
+    except NotDefined as refused:
+        return _nothing(group, count, str(refused), protocol)
+    protocol |= {key: value for key, value in getattr(found, "protocol", {}).items() if key != "target"}  # rows have a column for it
+    return Measured(metric.read(found), getattr(found, "reasons", None) or [""] * count, protocol, _kept(found))
 
 
 def higher_is_better(metric: str) -> bool:
-    return MEASURES[group_of(metric)].metrics[metric]
+    return METRICS[group_of(metric)].columns[metric].better == "higher"
 
 
 def group_of(metric: str) -> str:
-    for group, measure in MEASURES.items():
-        if metric in measure.metrics:
-            return group
-    raise UnknownName("metric", metric, (name for measure in MEASURES.values() for name in measure.metrics))
+    if metric not in GROUP:
+        raise UnknownName("metric", metric, (*GROUP, *SETS))
+    return GROUP[metric]
 
 
 def groups_of(metrics: Iterable[str]) -> list[str]:
     """The groups some metrics need, each once."""
     return list(dict.fromkeys(group_of(metric) for metric in metrics))
+
+
+def family_of(metric: str) -> str:
+    return next((family for family, groups in FAMILIES.items() if group_of(metric) in groups), "other")
+
+
+def pick_metrics(words: Iterable[str], model: ImageModel, data: Dataset) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The metrics that words and names of sets ask for, and why some of a set are left out. What was named itself must be possible."""
+    picked: dict[str, None] = {}
+    left_out: dict[str, str] = {}
+    for word in words:
+        for metric in SETS.get(word, (word,)):
+            why = lacking(group_of(metric), model, data)
+            if why and word not in SETS:
+                raise BadOption("metric", word, f"another: {why}")
+            if why:
+                left_out[metric] = why
+            else:
+                picked[metric] = None
+    return tuple(picked), left_out
+
+
+def lacking(group: str, model: ImageModel, data: Dataset) -> str:
+    """What a group of metrics needs and does not find, or nothing."""
+    needs = METRICS[group].needs
+    if "masks" in needs and not has_masks(data):
+        return f"it needs masks, and {data.name} has none"
+    if "latents" in needs and not isinstance(data, CrittersData):
+        return f"it needs pictures that can be rendered again (critters:REGIME), not {data.name}"
+    if "latents" in needs and tuple(model.classes) != tuple(CLASSES):
+        return f"it needs a classifier of Critters, and {model.name} is none"
+    return ""
+
+
+def has_masks(data: Dataset) -> bool:
+    """Whether some sample has a mask; no file is read to tell."""
+    return isinstance(data, CrittersData) or (isinstance(data, Photos) and data.read_mask is not None and any(photo.mask for photo in data.photos))
+
+
+def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Measured:
+    return Measured(dict.fromkeys(METRICS[group].columns, torch.full((count,), torch.nan, dtype=torch.float64)), [why] * count, protocol)
+
+
+def _kept(found: Any) -> dict[str, Tensor]:
+    """Curves to draw, and what completeness over all pictures is made of."""
+    if isinstance(found, Curves):
+        return {"insertion": found.insertion, "deletion": found.deletion, "shares": found.shares}
+    if isinstance(found, PartScores):
+        return {f"parts.{part.name}": getattr(found, part.name) for part in fields(found)}
+    return {}

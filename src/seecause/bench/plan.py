@@ -17,14 +17,14 @@ from typing import Any, Literal, get_args
 
 from seecause import __version__
 from seecause.attribution.registry import find
-from seecause.bench.measures import MEASURES, groups_of
+from seecause.bench.measures import group_options, groups_of, lacking
 from seecause.data.dataset import Dataset
 from seecause.data.photos import Photos
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 
-SCHEMA = 1  # of rows and tensors; a new one makes every shard new
-MEMORY = {"cpu": 1 << 30, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
+SCHEMA = 2  # of rows and tensors; a new one makes every shard new
+MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
 
 Explained = Literal["label", "predicted"]
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
@@ -36,7 +36,9 @@ class Request:
 
     model: str
     data: str
-    methods: Options
+    methods: Options  # by the name it has in the table
+    called: Mapping[str, str] = field(default_factory=dict)  # the method behind a name that is none itself: {"black": "caap"}
+    study: str = ""  # the ablation these methods are the settings of
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)  # options of the metrics, by group
     weights: str | None = None
@@ -48,6 +50,9 @@ class Request:
     shard_size: int = 16
     memory: int | None = None  # bytes of activations in one worker
     threads: int = 1  # of one worker
+
+    def method(self, name: str) -> str:
+        return self.called.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Plan:
     """A request, what model and data turned out to be, and the shards."""
 
     request: Request
-    model: Mapping[str, Any]  # fingerprint, random_weights, classes, frame (its preprocessing)
+    model: Mapping[str, Any]  # fingerprint, random_weights, architecture, classes, frame (its preprocessing)
     data: Mapping[str, Any]  # name, fingerprint, classes
     samples: Sequence[str]
     places: Sequence[int]  # of each label among the model's classes; empty if the predicted class is explained
@@ -89,13 +94,14 @@ class Plan:
 
 def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
     """Check what is asked against model and data, fill in defaults, and cut the work."""
-    request = _complete(request, model)
+    request = _complete(request, model, data)
     versions = {"python": platform.python_version(), "seecause": __version__, **{name: version(name) for name in ("torch", "timm", "transformers")}}
     plan = Plan(
         request=request,
         model={
             "fingerprint": model.fingerprint(),
             "random_weights": model.random_weights,
+            "architecture": model.architecture,
             "classes": list(model.classes),
             "frame": asdict(model.preprocess),
         },
@@ -117,7 +123,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int) -> str:
         "schema": SCHEMA,
         "versions": plan.versions,
         "model": [request.model, plan.model["fingerprint"], plan.model["frame"]],
-        "method": [method, request.methods[method]],
+        "method": [method, request.method(method), request.methods[method]],
         "metrics": [list(request.metrics), request.measures],
         "data": [plan.data["name"], plan.data["fingerprint"], start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
@@ -146,7 +152,7 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     return tuple(model.class_index(place if same else name) for place, name in enumerate(data.classes))
 
 
-def _complete(request: Request, model: ImageModel) -> Request:
+def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
     """The same request with nothing left open."""
     if request.target not in get_args(Explained):
         raise BadOption("target", request.target, f"one of {', '.join(get_args(Explained))}")
@@ -155,11 +161,14 @@ def _complete(request: Request, model: ImageModel) -> Request:
             raise BadOption(what, getattr(request, what), "1 or more")
     if not request.methods or not request.metrics:
         raise BadOption("methods and metrics", [list(request.methods), list(request.metrics)], "at least one of each")
+    for group in groups_of(request.metrics):
+        if why := lacking(group, model, data):
+            raise BadOption("metrics", group, f"other metrics: {why}")
     return replace(
         request,
-        methods={name: _method_options(name, given, request.seed, model) for name, given in request.methods.items()},
+        methods={name: _method_options(request.method(name), given, request.seed, model) for name, given in request.methods.items()},
         metrics=tuple(dict.fromkeys(request.metrics)),
-        measures={group: _measure_options(group, request.measures.get(group, {})) for group in groups_of(request.metrics)},
+        measures={group: _measure_options(group, request.measures.get(group, {}), request.seed) for group in groups_of(request.metrics)},
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )
 
@@ -170,9 +179,9 @@ def _method_options(name: str, given: Mapping[str, Any], seed: int, model: Image
     return {**entry.options, **({"seed": seed} if "seed" in entry.options else {}), **given}
 
 
-def _measure_options(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    known = MEASURES[group].options
+def _measure_options(group: str, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    known = group_options(group)
     for name, value in given.items():
         if name not in known:
-            raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known)}")
-    return {**known, **given}
+            raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}")
+    return {**known, **({"seed": seed} if "seed" in known else {}), **given}

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
+from seecause.bench.measures import UNDEFINED
 from seecause.bench.plan import Plan, Shard
 from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_worker, run_shard
@@ -40,6 +41,7 @@ class Status:
     pending: Sequence[Shard]
     stale: Sequence[str]
     holes: Sequence[Hole]  # in finished shards
+    undefined: dict[str, int] = field(default_factory=dict)  # values by metric that a picture cannot have; no holes
     stopped: str = ""  # why the run ended early
 
     def not_run(self) -> dict[str, int]:
@@ -57,16 +59,19 @@ class Status:
 def inspect(store: Store, plan: Plan, *, stopped: str = "") -> Status:
     """Read from the folder alone, so it can be asked while a run is going on."""
     rows = store.rows(plan).select(["method", "image", "metric", "value", "reason"]).to_pylist()
-    holes = [Hole(row["method"], row["image"], row["metric"], row["reason"]) for row in rows if row["reason"] or row["value"] != row["value"]]
+    empty = [Hole(row["method"], row["image"], row["metric"], row["reason"]) for row in rows if row["reason"] or row["value"] != row["value"]]
+    holes = [hole for hole in empty if hole.reason != UNDEFINED]
+    undefined = Counter(hole.metric for hole in empty if hole.reason == UNDEFINED)
     failed, done = store.failures(plan), {shard.id for shard in store.finished(plan)}
     pending = [shard for shard in plan.shards if shard.id not in done and shard.id not in failed]
-    return Status(len(plan.shards), len(done), failed, pending, store.stale(plan), holes, stopped)
+    return Status(len(plan.shards), len(done), failed, pending, store.stale(plan), holes, dict(undefined), stopped)
 
 
-def run(store: Store, worker: Worker, *, workers: int = 1, advance: Callable[[int], None] = lambda images: None) -> Status:
+def run(store: Store, worker: Worker, *, workers: int = 1, cluster: str | None = None, advance: Callable[[int], None] = lambda images: None) -> Status:
     """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that ended.
 
-    A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one.
+    A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one. With `cluster` (auto,
+    local or an address) shards are Ray tasks.
     """
     plan = worker.plan
     store.check()
@@ -76,7 +81,7 @@ def run(store: Store, worker: Worker, *, workers: int = 1, advance: Callable[[in
         todo = [shard for shard in plan.shards if shard.id not in done]
         workers = min(workers, len(todo))
         try:
-            for shard in _here(store, worker, todo) if workers <= 1 else _in_processes(store, plan, todo, workers):
+            for shard in _ended(store, worker, todo, workers, cluster):
                 advance(len(shard))
         except BrokenProcessPool:
             return inspect(store, plan, stopped=DIED)
@@ -94,6 +99,15 @@ def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
     store.save(shard, result)
     store.log("done", shard)
     return shard
+
+
+def _ended(store: Store, worker: Worker, todo: Sequence[Shard], workers: int, cluster: str | None) -> Iterator[Shard]:
+    """Shards as they end, wherever they run."""
+    if cluster is not None and todo:
+        from seecause.bench.cluster import in_cluster
+
+        return in_cluster(store, worker.plan, todo, cluster, workers=workers)
+    return _here(store, worker, todo) if workers <= 1 else _in_processes(store, worker.plan, todo, workers)
 
 
 def _here(store: Store, worker: Worker, todo: Sequence[Shard]) -> Iterator[Shard]:

@@ -92,7 +92,7 @@ class Store:
     def prepare(self, plan: Plan) -> None:
         """Put a plan in force. Shards of earlier plans stay: a plan that asks for them again finds them."""
         self.shards.mkdir(parents=True, exist_ok=True)
-        _place(self.folder / "manifest.json", (json.dumps(plan.record(), indent=1, ensure_ascii=False) + "\n").encode())
+        place(self.folder / "manifest.json", (json.dumps(plan.record(), indent=1, ensure_ascii=False) + "\n").encode())
 
     def plan(self) -> Plan:
         """The plan in force."""
@@ -118,9 +118,9 @@ class Store:
         """Everything of a shard, the rows last."""
         rows = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(result.rows, schema=ROWS), rows)
-        _place(self.shards / f"{shard.id}.safetensors", save({name: t.detach().cpu().contiguous() for name, t in result.tensors.items()}))
-        _place(self.shards / f"{shard.id}.json", (json.dumps(result.said) + "\n").encode())
-        _place(self.rows_file(shard.id), rows.getvalue().to_pybytes())
+        place(self.shards / f"{shard.id}.safetensors", save({name: t.detach().cpu().contiguous() for name, t in result.tensors.items()}))
+        place(self.shards / f"{shard.id}.json", (json.dumps(result.said) + "\n").encode())
+        place(self.rows_file(shard.id), rows.getvalue().to_pybytes())
 
     def finished(self, plan: Plan) -> list[Shard]:
         """In the order of the plan."""
@@ -141,6 +141,14 @@ class Store:
 
     def said(self, shard: Shard) -> dict[str, Any]:
         return json.loads((self.shards / f"{shard.id}.json").read_text(encoding="utf-8"))
+
+    def maps(self, plan: Plan) -> dict[str, dict[int, Tensor]]:
+        """Maps [gh, gw] of finished shards, by method and sample."""
+        found: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
+        for shard in self.finished(plan):
+            tensors = self.tensors(shard)
+            found[shard.method] |= dict(zip(tensors["index"].tolist(), tensors.get("maps", ()), strict=True))
+        return found
 
     def log(self, event: str, shard: Shard, **more: Any) -> None:
         """One line, in one write, so that several processes may add to the file."""
@@ -168,7 +176,7 @@ class Store:
             return False
 
 
-def _place(path: Path, content: bytes) -> None:
+def place(path: Path, content: bytes) -> None:
     """Write a file so that its name never stands for half of it, not even after a power cut."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with draft.open("wb") as file:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from seecause.bench.measures import higher_is_better
+from seecause.bench.measures import FAMILIES, family_of, higher_is_better
 from seecause.bench.plan import Plan
 from seecause.errors import UnknownName
 from seecause.metrics import Summary, bootstrap_interval, paired_difference, summarise
+
+WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Table:
         error = max((cells[metric].error for cells in self.cells.values() if cells[metric].error > 0), default=1.0)
         return min(6, max(3, 1 - math.floor(math.log10(error))))
 
+    def pieces(self) -> list[tuple[str, list[str]]]:
+        """Columns that stand together, under a title: all of them if they are few, else one piece for each family."""
+        if len(self.metrics) <= WIDE:
+            return [("", list(self.metrics))]
+        families = {family: [m for m in self.metrics if family_of(m) == family] for family in (*FAMILIES, "other")}
+        return [(family, metrics) for family, metrics in families.items() if metrics]
+
 
 def values(rows: pa.Table, plan: Plan) -> dict[str, dict[str, Tensor]]:
     """Values [images] by method and metric, in the order of the samples; NaN where there is no value."""
@@ -56,12 +65,18 @@ def values(rows: pa.Table, plan: Plan) -> dict[str, dict[str, Tensor]]:
 
 def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:
     """Summaries of every method, compared with `against` (the first method if None)."""
-    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
+    return table_of(values(rows, plan), against=against)
+
+
+def table_of(found: Mapping[str, Mapping[str, Tensor]], *, against: str | None = None, unranked: Collection[str] = ()) -> Table:
+    """The same from values [images] by method and metric. Methods that saw other images than the rest are `unranked`: never marked as the best."""
+    methods = list(found)
+    metrics = list(found[methods[0]])
     reference = against or methods[0]
     if reference not in methods:
         raise UnknownName("method of this run", reference, methods)
-    found = values(rows, plan)
-    best = {metric: _best([(summarise(found[m][metric]).mean, m) for m in methods], higher_is_better(metric)) for metric in metrics}
+    ranked = [m for m in methods if m not in unranked]
+    best = {metric: _best([(summarise(found[m][metric]).mean, m) for m in ranked], higher_is_better(metric)) for metric in metrics}
     cells = {m: {k: _cell(found[m][k], None if m == reference else found[reference][k], m == best[k]) for k in metrics} for m in methods}
     return Table(methods, metrics, reference, cells)
 
@@ -79,27 +94,36 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A booktabs table, mean and standard error, the best in bold."""
-    arrows = {metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in table.metrics}
+    """Booktabs tables, mean and standard error, the best in bold; one for each piece."""
+    head = "% needs \\usepackage{booktabs}; mean and standard error over images\n"
+    return head + "\n".join(_latex(table, title, metrics) for title, metrics in table.pieces())
+
+
+def to_markdown(table: Table) -> str:
+    """Tables for a page: mean and standard error, the best in bold; one for each piece."""
+    return "\n".join(_markdown(table, title, metrics) for title, metrics in table.pieces())
+
+
+def _latex(table: Table, title: str, metrics: Sequence[str]) -> str:
+    arrows = {metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in metrics}
     lines = [
-        "% needs \\usepackage{booktabs}; mean and standard error over images",
-        rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+        *([f"% {title}"] if title else []),
+        rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}",
         r"\toprule",
-        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in table.metrics)]) + r" \\",
+        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in metrics)]) + r" \\",
         r"\midrule",
-        *(" & ".join([_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in table.metrics)]) + r" \\" for m in table.methods),
+        *(" & ".join([_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in metrics)]) + r" \\" for m in table.methods),
         r"\bottomrule",
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def to_markdown(table: Table) -> str:
-    """A table for a page: mean and standard error, the best in bold."""
-    head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in table.metrics]
-    lines = ["| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
+def _markdown(table: Table, title: str, metrics: Sequence[str]) -> str:
+    head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in metrics]
+    lines = [*([f"**{title[0].upper()}{title[1:]}**", ""] if title else []), "| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
     for method in table.methods:
-        cells = [_plain_cell(table.cells[method][metric], table.digits(metric)) for metric in table.metrics]
+        cells = [_plain_cell(table.cells[method][metric], table.digits(metric)) for metric in metrics]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -118,8 +142,11 @@ def _cell(mine: Tensor, reference: Tensor | None, best: bool) -> Cell:
 
 
 def _best(means: list[tuple[float, str]], higher: bool) -> str | None:
+    """None if nothing is known, or all methods are equal: some metrics tell of the model alone."""
     known = [(mean, method) for mean, method in means if mean == mean]
-    return (max if higher else min)(known, key=lambda pair: pair[0])[1] if known else None
+    if not known or (len(known) > 1 and len({mean for mean, _ in known}) == 1):
+        return None
+    return (max if higher else min)(known, key=lambda pair: pair[0])[1]
 
 
 def _latex_cell(cell: Cell, digits: int) -> str:

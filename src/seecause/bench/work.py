@@ -13,26 +13,41 @@ from torch import Tensor
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
-from seecause.bench.measures import MEASURES, Case, Measured, group_of, higher_is_better
+from seecause.bench.measures import Measured, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Request, Shard, canonical
 from seecause.bench.store import Result
 from seecause.data.batch import Batch, to_batch
+from seecause.data.critters import Latents
+from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
 from seecause.data.sample import Sample
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import load
+from seecause.metrics import Given, PartTruth, measure_truth
 from seecause.models.base import ImageModel
+from seecause.target import Spec
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """Model and data, opened once in each process."""
+    """Model and data, opened once in each process. `truths` keeps what is the same for all methods."""
 
     plan: Plan
     model: ImageModel
     data: Dataset
+    truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)  # by the bounds of a shard
+
+    def latents(self, shard: Shard) -> Latents | None:
+        return self.data.latents(shard.start, shard.stop, device=self.model.device) if isinstance(self.data, CrittersData) else None
+
+    def truth(self, shard: Shard) -> PartTruth | None:
+        """What the model answers to every counterfactual, where they can be rendered."""
+        latents, bounds = self.latents(shard), (shard.start, shard.stop)
+        if latents is not None and bounds not in self.truths:
+            self.truths[bounds] = measure_truth(self.model, latents)
+        return self.truths.get(bounds)
 
 
 @dataclass
@@ -68,16 +83,16 @@ def run_shard(worker: Worker, shard: Shard) -> Result:
     request, clock = worker.plan.request, Clock()
     with _threads(request.threads), budget(request.memory) as memory:
         with clock.on("read"):
-            samples, broken = _read(worker.data, shard)
+            samples, broken = read_samples(worker.data, shard.start, shard.stop)
         tensors, answers, measured = {"index": torch.tensor(sorted(samples))}, {}, {}
         if samples:
             batch = to_batch(worker.model, list(samples.values()))
             predicted = _predict(worker.model, batch)
             target = predicted if request.target == "predicted" else _places(worker.plan, batch)
             with clock.on("attribute"):
-                found = attribute(worker.model, batch.images, target, shard.method, **request.methods[shard.method])
+                found = attribute(worker.model, batch.images, target, request.method(shard.method), **request.methods[shard.method])
             with clock.on("measure"):
-                measured = _measure(worker, batch, found, target)
+                measured = _measure(worker, shard, batch, _finest(found), target)
             answers = {index: (int(t), int(p)) for index, t, p in zip(samples, target, predicted, strict=True)}
             tensors |= {"maps": found.maps} | ({} if found.native is None else {"native": found.native})
             tensors |= {name: kept for group in measured.values() for name, kept in group.kept.items()}
@@ -85,10 +100,10 @@ def run_shard(worker: Worker, shard: Shard) -> Result:
         return Result(rows, tensors, {"seconds": clock.seconds, "images": len(samples), "memory_halvings": list(memory.halvings)})
 
 
-def _read(data: Dataset, shard: Shard) -> tuple[dict[int, Sample], dict[int, str]]:
+def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample], dict[int, str]]:
     """Samples by index, and for those that cannot be read the reason."""
     samples, broken = {}, {}
-    for index in range(shard.start, shard.stop):
+    for index in range(start, stop):
         try:
             samples[index] = data[index]
         except (BadImage, DataMissing) as hole:
@@ -108,10 +123,23 @@ def _places(plan: Plan, batch: Batch) -> Tensor:
     return torch.tensor(plan.places, device=batch.labels.device)[batch.labels]
 
 
-def _measure(worker: Worker, batch: Batch, found: Attribution, target: Tensor) -> dict[str, Measured]:
-    """By group. Metrics get the pixels of a method that has its own."""
-    case = Case(worker.model, batch.images, found.maps if found.native is None else found.native, batch.masks, target)
-    return {group: MEASURES[group].run(case, **options) for group, options in worker.plan.request.measures.items()}
+def _measure(worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor) -> dict[str, Measured]:
+    """By group. Some metrics explain changed pictures, or a changed model, by the same method again."""
+    request = worker.plan.request
+
+    def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
+        return _finest(attribute(model, images, target, request.method(shard.method), **request.methods[shard.method]))
+
+    given = Given(
+        worker.model, batch.images, maps, target, batch.masks, lambda images, spec: again(worker.model, images, spec), again, worker.latents(shard)
+    )  # fmt: skip
+    truth = worker.truth(shard) if "parts" in request.measures else None
+    return {group: run_group(group, given, options, truth=truth) for group, options in request.measures.items()}
+
+
+def _finest(found: Attribution) -> Tensor:
+    """Metrics get the pixels of a method that has its own."""
+    return found.maps if found.native is None else found.native
 
 
 def _rows(
@@ -127,7 +155,7 @@ def _rows(
     request = plan.request
     shared = {
         "method": shard.method,
-        "options": canonical(request.methods[shard.method]),
+        "options": canonical(({"method": request.method(shard.method)} if request.called else {}) | {**request.methods[shard.method]}),
         "model": request.model,
         "model_fingerprint": plan.model["fingerprint"],
         "data": plan.data["name"],
@@ -148,8 +176,8 @@ def _rows(
                 got = {"value": float("nan"), "reason": broken[index], "protocol": canonical(request.measures[group]), "label": None}
             else:
                 result, place = measured[group], places[index]
-                value, reason = float(result.values[metric][place]), result.reasons[place]
-                got = {"value": value, "reason": reason, "protocol": canonical(result.protocol), "label": samples[index].label}
+                value = float(result.values[metric][place])
+                got = {"value": value, "reason": result.reason(metric, place), "protocol": canonical(result.protocol), "label": samples[index].label}
             rows.append({**shared, **about, **got, "metric": metric, "higher_is_better": higher_is_better(metric)})
     return rows
 

@@ -26,7 +26,7 @@ def run(setting: Setting, *, methods: tuple[str, ...] = METHODS, pictures: int =
         data="critters:clean:test",
         methods={name: {} for name in methods},
         metrics=METRICS,
-        measures={"curves": {"order": "patch", "steps": 8}},
+        measures={"insertion-deletion": {"order": "patch", "steps": 8}},
         limit=pictures,
         seed=setting.seed,
         device=setting.device,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.bench.measures import higher_is_better
+from seecause.bench.measures import UNDEFINED, higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.runner import Status, inspect
 from seecause.bench.store import Store
@@ -41,13 +41,13 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     return written
 
 
-def table_section(table: Table) -> Section:
+def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method") -> Section:
     note = (
         "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean; intervals that overlap much "
-        f"are no ranking. The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two methods."
+        f"are no ranking. The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two {what}s."
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
-    return Section("Which method is best?", fragment("bench_table.html.j2", table=table, higher=higher), note)
+    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, what=what), note)
 
 
 def curves_section(store: Store, plan: Plan) -> list[Section]:
@@ -104,7 +104,7 @@ def run_protocol(plan: Plan) -> Section:
         ("weights", f"{request.weights or 'as published'}, fingerprint {plan.model['fingerprint']}"),
         ("data", f"{plan.data['name']}, {len(plan.samples)} images, fingerprint {plan.data['fingerprint']}"),
         ("explained class", "the true one" if request.target == "label" else "the model's answer"),
-        *((f"method {name}", _spelled(options)) for name, options in request.methods.items()),
+        *((f"method {name}", _called(plan, name) + _spelled(options)) for name, options in request.methods.items()),
         *((f"metrics, {name}", _spelled(options)) for name, options in request.measures.items()),
         ("seed, dtype, device", f"{request.seed}, {request.dtype}, {request.device}"),
         ("shards", f"{request.shard_size} images, {_counted(request.threads, 'thread')}, {(request.memory or 0) >> 20} MiB of activations"),
@@ -121,6 +121,7 @@ def holes_section(status: Status, plan: Plan) -> Section:
     holes = [
         *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
+        *((metric, _counted(count, "value"), UNDEFINED) for metric, count in status.undefined.items()),
         *((method, _counted(count, "image"), "not run yet: run the same command again") for method, count in status.not_run().items()),
     ]
     counts = {"images": len(plan.samples), "methods": len(plan.request.methods), "metrics": len(plan.request.metrics)}
@@ -131,6 +132,12 @@ def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, st
     """Curves [B, n + 1] -> their mean with its standard error."""
     error = curves.std(dim=0, correction=0) / len(curves) ** 0.5
     return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), error.tolist(), *look)
+
+
+def _called(plan: Plan, name: str) -> str:
+    """The method behind a name that is none itself."""
+    method = plan.request.method(name)
+    return "" if method == name else f"{method} with "
 
 
 def _spelled(options: Mapping[str, Any]) -> str:

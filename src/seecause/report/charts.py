@@ -31,7 +31,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """Values to pixels between `start` and `stop`."""
 
     low: float
@@ -39,6 +39,7 @@ class _Axis:
     start: float
     stop: float
     log: bool = False
+    whole: bool = False  # only whole numbers have a meaning
 
     def at(self, value: float) -> float:
         low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
@@ -46,7 +47,7 @@ class _Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         wide = self.log and self.high / self.low > 30
-        found = LogLocator(10).tick_values(self.low, self.high) if wide else MaxNLocator(5).tick_values(self.low, self.high)
+        found = LogLocator(10).tick_values(self.low, self.high) if wide else MaxNLocator(5, integer=self.whole).tick_values(self.low, self.high)
         return [(self.at(float(tick)), f"{tick:.6g}") for tick in found if self.low <= tick <= self.high]
 
 
@@ -72,8 +73,9 @@ def styled(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, beside: Sequence[Series] = ()) -> Markup:
     """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y."""
     reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True)]
-    x = _Axis(*_padded([v for s in series for v in s.x], log=log), LEFT, WIDTH - RIGHT, log)
-    y = _Axis(*_padded([v for pair in reach for v in pair]), HEIGHT - BOTTOM, TOP)
+    along = [v for s in series for v in s.x]
+    x = Axis(*padded(along, log=log), LEFT, WIDTH - RIGHT, log, whole=all(isinstance(v, int) for v in along))
+    y = Axis(*padded([v for pair in reach for v in pair]), HEIGHT - BOTTOM, TOP)
     drawn = [_draw(s, x, y) for s in series]
     return fragment(
         "chart.svg.j2",
@@ -82,7 +84,7 @@ def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, l
     )  # fmt: skip
 
 
-def _draw(series: Series, x: _Axis, y: _Axis) -> _Drawn:
+def _draw(series: Series, x: Axis, y: Axis) -> _Drawn:
     points = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
     if not series.error:
         return _Drawn(series, points)
@@ -120,7 +122,7 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
+def padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
     """The range of some values with a little air."""
     low, high = min(values), max(values)
     if log:

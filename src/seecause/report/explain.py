@@ -114,7 +114,7 @@ def _view(method: str, run: Attribution, index: int) -> MapView:
 
 def _title(method: str, run: Attribution, index: int) -> str:
     """The method and what its values are values of."""
-    if not find(method).class_specific:
+    if not find(method, run.manifest["architecture"]).class_specific:
         return f"{method}: the same for every class"
     score = SCORES.get(run.manifest["options"].get("score"), "score")
     return f"{method}: {score} of {run.labels[index]}" if run.labels else method

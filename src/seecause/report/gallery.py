@@ -36,11 +36,11 @@ def gallery_section(store: Store, plan: Plan, *, reference: str) -> Section:
     metric = headline(plan)
     scores = {method: found[metric] for method, found in values(rows, plan).items()}
     about = {row["index"]: row for row in rows.select(["index", "image", "label", "predicted"]).to_pylist()}
-    maps = _maps(store, plan)
+    maps = store.maps(plan)
     picked = {
         f"{reference} does best": _ranked(scores[reference], higher=higher_is_better(metric)),
         f"{reference} does worst": _ranked(scores[reference], higher=not higher_is_better(metric)),
-        "methods disagree most": _disagreed(maps),
+        "methods disagree most": _disagreed(plan, maps),
     }
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
@@ -56,22 +56,14 @@ def headline(plan: Plan) -> str:
     return "ins-del" if "ins-del" in plan.request.metrics else plan.request.metrics[0]
 
 
-def _maps(store: Store, plan: Plan) -> Maps:
-    found: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
-    for shard in store.finished(plan):
-        tensors = store.tensors(shard)
-        found[shard.method] |= dict(zip(tensors["index"].tolist(), tensors.get("maps", ()), strict=True))
-    return found
-
-
 def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
     order = scores.nan_to_num(-torch.inf if higher else torch.inf).argsort(descending=higher, stable=True).tolist()
     return [index for index in order if scores[index] == scores[index]][:SHOWN]
 
 
-def _disagreed(maps: Maps) -> list[int]:
+def _disagreed(plan: Plan, maps: Maps) -> list[int]:
     """The samples whose maps correlate least between methods; controls, which do not run the model, only count if nothing else is there."""
-    asked = [method for method in maps if find(method).forwards != "0"]
+    asked = [method for method in maps if find(plan.request.method(method), plan.model["architecture"]).forwards != "0"]
     methods = asked if len(asked) > 1 else list(maps)
     known = sorted(set.intersection(*(set(maps[method]) for method in methods)))
     pairs = list(itertools.combinations(methods, 2))

@@ -1,0 +1,107 @@
+"""Which of CAAP's settings decide the result? One of them is changed at a time; a setting is a method of the run like any other.
+
+    blank    what the patches are put into
+    select   how many neighbours move with a patch
+    layers   the range of layers that are patched, from its first and to its last (the paper's cumulative sweep)
+    tail     what the patched tokens do after the last of them
+The first setting is the default; every other is compared with it image by image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.caap import make_plan
+from seecause.attribution.registry import find
+from seecause.attribution.select import Select
+from seecause.bench.plan import Plan, Request
+from seecause.bench.store import Store
+from seecause.engine.blanks import Blank
+from seecause.engine.sweep import Tail
+from seecause.errors import NotDefined, UnknownName
+from seecause.metrics import rank_correlation
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+
+STUDIES = {
+    "blank": "Does the blank picture decide?",
+    "select": "Do the neighbours decide?",
+    "layers": "Do the patched layers decide?",
+    "tail": "Does the tail decide?",
+}
+MOST = 12  # points of a sweep over layers
+Settings = dict[str, dict[str, Any]]  # options by name, the default first
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """Spearman's correlation between the maps of every two settings, mean over images and its standard error, [S, S]."""
+
+    names: tuple[str, ...]
+    mean: Tensor
+    error: Tensor
+    images: int
+
+
+def with_settings(request: Request, model: ImageModel) -> Request:
+    """The request with one method for each setting of its study; a request without a study stays as it is."""
+    if not request.study:
+        return request
+    (method, fixed), *_ = request.methods.items()
+    if request.study not in find(method, model.architecture).options:
+        raise NotDefined(f"ablate {request.study}", f"{method} on a model of architecture {model.architecture!r} has no such option", "Use blank or select")
+    found = settings(request.study, model, fixed)
+    return replace(request, methods={name: {**fixed, **own} for name, own in found.items()}, called=dict.fromkeys(found, method))
+
+
+def settings(study: str, model: ImageModel, fixed: Mapping[str, Any]) -> Settings:
+    """What is compared, on this model, with `fixed` options kept."""
+    if study == "blank":
+        return _first("white", {name: {"blank": name} for name in get_args(Blank)})
+    if study == "select":
+        return _first("box1", {name: {"select": name} for name in get_args(Select)})
+    if study not in STUDIES:
+        raise UnknownName("ablation", study, STUDIES)
+    assert isinstance(model, VisionModel)  # what has layers and tails
+    default = make_plan(model, model.layout, tail=fixed.get("tail"), layers=None).tail
+    if study == "tail":
+        reads_class = bool(model.readout.read_prefix(model.layout))
+        return _first(default, {name: {"tail": name} for name in get_args(Tail) if name != "blank" or reads_class})
+    return sweep_layers(model.n_layers, default)
+
+
+def sweep_layers(depth: int, tail: str) -> Settings:
+    """`from l`: all layers from l on, with the tail given (with `source` the last layer has no effect); `to l`: the embedding to l, tail `patched`."""
+    step = math.ceil(depth / MOST)
+    starts = {f"from {start}": {"tail": tail, "layers": (start, None)} for start in range(0, depth if tail == "source" else math.ceil(2 * depth / 3) + 1, step)}
+    stops = {f"to {stop}": {"tail": "patched", "layers": (0, stop)} for stop in sorted({*range(0, depth, step), depth})}
+    return starts | stops
+
+
+def agreement(store: Store, plan: Plan) -> Agreement:
+    """How alike the maps of the settings are, over the images that all of them have."""
+    maps = store.maps(plan)
+    names = tuple(maps)
+    known = sorted(set.intersection(*(set(found) for found in maps.values())))
+    mean, error = torch.eye(len(names), dtype=torch.float64), torch.zeros(len(names), len(names), dtype=torch.float64)
+    if not known:
+        return Agreement(names, mean.fill_(torch.nan), error.fill_(torch.nan), 0)
+    stacked = [torch.stack([maps[name][index] for index in known]) for name in names]  # each [B, gh, gw]
+    for i in range(len(names)):
+        for j in range(i):
+            alike = rank_correlation(stacked[i], stacked[j])
+            alike = alike[~alike.isnan()]  # a flat map has no ranks
+            mean[i, j] = mean[j, i] = alike.mean()
+            error[i, j] = error[j, i] = alike.std(correction=0) / max(1, len(alike)) ** 0.5
+    return Agreement(names, mean, error, len(known))
+
+
+def _first(name: str, found: Settings) -> Settings:
+    """The same with `name` in front."""
+    return {name: found[name], **found}

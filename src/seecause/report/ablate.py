@@ -1,0 +1,142 @@
+"""The page of an ablation: scores and paired differences, how alike the maps are, and for layers where the class token looks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from torch import Tensor
+
+from seecause.bench.ablate import STUDIES, Agreement, agreement
+from seecause.bench.depth import Depth, read_depth
+from seecause.bench.measures import higher_is_better
+from seecause.bench.plan import Plan
+from seecause.bench.runner import Status, inspect
+from seecause.bench.store import Store
+from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
+from seecause.metrics import summarise
+from seecause.report import bench
+from seecause.report.charts import Series, chart, styled
+from seecause.report.forest import Difference, forest
+from seecause.report.gallery import gallery_section
+from seecause.report.page import Section, fragment, write_page
+
+INTERVAL = 1.96  # standard errors: 95 %
+
+
+def write_report(store: Store, *, against: str | None = None) -> list[Path]:
+    """The report of a run folder, whatever was run: a benchmark, or an ablation."""
+    plan = store.plan()
+    if not plan.request.study:
+        return bench.write_report(store, against=against)
+    status, table = inspect(store, plan), make_table(store.rows(plan), plan, against=against)
+    alike = agreement(store, plan)
+    sections = [
+        bench.table_section(table, title="Do the scores change?", what="setting"),
+        *(sweep_section(table) if plan.request.study == "layers" else differences_section(table)),
+        agreement_section(alike),
+        *(depth_section(read_depth(store), plan) if plan.request.study == "layers" else []),
+        gallery_section(store, plan, reference=table.reference),
+        bench.run_protocol(plan),
+        bench.holes_section(status, plan),
+    ]
+    written = [write_page(store.folder / "report.html", STUDIES[plan.request.study], sections, lead=_lead(plan, status))]
+    texts = {"table.csv": to_csv(table), "table.tex": to_latex(table), "table.md": to_markdown(table), "agreement.csv": agreement_csv(alike)}
+    for name, text in texts.items():
+        written.append(store.folder / name)
+        written[-1].write_text(text, encoding="utf-8")
+    return written
+
+
+def differences_section(table: Table) -> list[Section]:
+    """Paired differences from the default, a panel for each metric."""
+    charts = []
+    for metric in table.metrics:
+        known = {name: cells[metric].difference for name, cells in table.cells.items()}
+        rows = [Difference(name, gap.mean, INTERVAL * gap.standard_error) for name, gap in known.items() if gap is not None and gap.n]
+        if rows:
+            better = "higher" if higher_is_better(metric) else "lower"
+            charts.append(forest(rows, title=f"{metric} ({better} is better)", x_title=f"difference to {table.reference}"))
+    note = f"Differences to {table.reference}, image by image, with 95 % intervals. A hollow dot may be no difference at all."
+    return [Section("How far from the default?", fragment("bench_charts.html.j2", charts=charts, keys={}), note)] if charts else []
+
+
+def sweep_section(table: Table) -> list[Section]:
+    """Scores against the first patched layer, and against the last."""
+    looks = styled(["from", "to"])
+    charts = []
+    for metric in table.metrics:
+        series = [_sweep(table, metric, kind, look) for kind, look in looks.items()]
+        drawn = [one for one in series if one.x]
+        if drawn:
+            better = "higher" if higher_is_better(metric) else "lower"
+            charts.append(chart(drawn, title=f"{metric} ({better} is better)", x_title="layer; 0 is the embedding", y_title=metric))
+    note = (
+        "From l: all layers from l to the end are patched. To l: the embedding to layer l are patched, and the patched tokens are computed again after it "
+        "(tail=patched). Bands are standard errors."
+    )
+    keys = {"from this layer on": looks["from"], "up to this layer, tail patched": looks["to"]}
+    return [Section("Which layers are needed?", fragment("bench_charts.html.j2", charts=charts, keys=keys), note)] if charts else []
+
+
+def agreement_section(found: Agreement) -> Section:
+    rows = []
+    for name, means, errors in zip(found.names, found.mean.tolist(), found.error.tolist(), strict=True):
+        rows.append((name, [_shade(mean, error) for mean, error in zip(means, errors, strict=True)]))
+    note = (
+        f"Spearman's rank correlation between the maps under two settings, mean over {found.images} images: 1 is the same order of patches, 0 is no relation. "
+        "Point at a cell for its standard error."
+    )
+    return Section("Are the maps the same?", fragment("agreement.html.j2", names=found.names, rows=rows), note)
+
+
+def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
+    """Attention of the class token to object and background, block by block."""
+    title = "Where does the class token look?"
+    if found is None:
+        why = f"This needs masks and a class token that is read; {plan.data['name']} or {plan.request.model} has none."
+        return [Section(title, fragment("bench_charts.html.j2", charts=[], keys={}), why)]
+    looks = styled(["a patch of the object", "a patch of the background", "any patch, if all were alike"])
+    blocks = list(range(1, found.on_object.shape[1] + 1))
+    curves = [_curve(name, values, looks[name]) for name, values in zip(looks, (found.on_object, found.on_background), strict=False)]
+    curves.append(Series(list(looks)[2], blocks, [found.uniform] * len(blocks), (), *looks[list(looks)[2]]))
+    drawn = chart(curves, title="attention to one patch, mean over images and heads", x_title="block", y_title="attention of the class token")
+    note = "Where the first curve is above the second, the class token takes more from the object. Bands are standard errors."
+    return [Section(title, fragment("bench_charts.html.j2", charts=[drawn], keys=looks), note)]
+
+
+def agreement_csv(found: Agreement) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["setting", "other setting", "rank correlation", "standard error", "images"])
+    for i, name in enumerate(found.names):
+        for j in range(i):
+            writer.writerow([name, found.names[j], float(found.mean[i, j]), float(found.error[i, j]), found.images])
+    return text.getvalue()
+
+
+def _sweep(table: Table, metric: str, kind: str, look: tuple[str, str]) -> Series:
+    """The settings called `from l` or `to l`, in order of l."""
+    cells = {int(name.split()[1]): table.cells[name][metric] for name in table.methods if name.split()[0] == kind}
+    known = {layer: cell for layer, cell in sorted(cells.items()) if cell.n}
+    return Series(kind, list(known), [cell.mean for cell in known.values()], [cell.error for cell in known.values()], *look)
+
+
+def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
+    found = [summarise(column) for column in values.T]
+    return Series(name, range(1, len(found) + 1), [one.mean for one in found], [one.standard_error for one in found], *look)
+
+
+def _shade(mean: float, error: float) -> tuple[float | None, float, int]:
+    """What a cell says, and how dark it is; a correlation below 0 is as light as 0."""
+    return (None, 0.0, 0) if mean != mean else (mean, error, round(60 * max(0.0, mean)))
+
+
+def _lead(plan: Plan, status: Status) -> str:
+    parts = [
+        f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings; {len(plan.samples)} images of {plan.data['name']}.",
+        "The model has random weights: its answers mean nothing." if plan.model["random_weights"] else "",
+        "" if status.complete else f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values missing; see Holes.",
+    ]
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,45 @@
+"""Forest plots: differences with their intervals, one row each, around a line at zero. Inline SVG like the other charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from seecause.report.charts import LETTER, Axis, padded
+from seecause.report.page import fragment
+
+WIDTH, ROW, TOP, BOTTOM, RIGHT = 420, 26, 10, 44, 16
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row: what is compared, the mean difference, and half the width of its interval."""
+
+    name: str
+    mean: float
+    reach: float
+
+
+def forest(rows: Sequence[Difference], *, title: str, x_title: str) -> Markup:
+    """The first row stands at the top. Rows whose interval leaves out zero are filled; the others, which may be no difference at all, are hollow."""
+    left = 20 + LETTER * max(len(row.name) for row in rows)
+    height = TOP + ROW * len(rows) + BOTTOM
+    x = Axis(*padded([0.0, *(row.mean + sign * row.reach for row in rows for sign in (-1, 1))]), left, WIDTH - RIGHT)
+    drawn = [
+        {
+            "name": row.name,
+            "y": TOP + ROW * place + ROW / 2,
+            "x": x.at(row.mean),
+            "low": x.at(row.mean - row.reach),
+            "high": x.at(row.mean + row.reach),
+            "differs": abs(row.mean) > row.reach,
+            "said": f"{row.name}: {row.mean:+.4g} ± {row.reach:.2g}",
+        }
+        for place, row in enumerate(rows)
+    ]
+    return fragment(
+        "forest.svg.j2", title=title, x_title=x_title, rows=drawn, ticks=x.ticks(), zero=x.at(0.0), width=WIDTH, height=height, left=left,
+        right=WIDTH - RIGHT, top=TOP, bottom=height - BOTTOM,
+    )  # fmt: skip

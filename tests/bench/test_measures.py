@@ -1,0 +1,115 @@
+"""A benchmark knows every metric of the library, says what cannot be measured, and takes nothing that is not defined for a hole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seecause.attribution.attribute import attribute
+from seecause.bench.measures import FAMILIES, GROUP, SETS, UNDEFINED, family_of, group_options, higher_is_better, pick_metrics, run_group
+from seecause.bench.runner import run
+from seecause.bench.store import Store
+from seecause.bench.table import WIDE, table_of, to_csv, to_latex, to_markdown, values
+from seecause.data.batch import to_batch
+from seecause.data.registry import open_data
+from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.metrics import METRICS, Given, part_truth, stability
+from tests.bad_files import bad_file
+from tests.bench.toy import model, worker
+
+QUICK = {  # every group, with as little work as it allows
+    "insertion-deletion": {"order": "patch", "steps": 2},
+    "perturbation": {"steps": 2},
+    "removal": {"shares": (0.5,)},
+    "mu-fidelity": {"subsets": 4},
+    "sensitivity-n": {"shares": (0.5,), "subsets": 4},
+    "infidelity": {"subsets": 2},
+    "saco": {"groups": 2},
+    "road": {"shares": (0.5,)},
+    "stability": {"draws": 1},
+}
+
+
+def test_every_metric_of_the_library_has_a_family():
+    assert {group for groups in FAMILIES.values() for group in groups} == set(METRICS)
+    assert set(SETS["all"]) == {column for metric in METRICS.values() for column in metric.columns}
+
+
+def test_every_metric_can_be_run_and_read_back(tmp_path):
+    work = worker(limit=1, methods={"sobel": {}}, metrics=SETS["all"], measures=QUICK)
+    store = Store(tmp_path)
+    status = run(store, work)
+    assert status.failed == {} and status.holes == []
+    rows = store.rows(work.plan).to_pylist()
+    assert [row["metric"] for row in rows] == [*GROUP]
+    for row in rows:
+        assert row["higher_is_better"] == higher_is_better(row["metric"])
+        assert (row["value"] != row["value"]) == (row["reason"] == UNDEFINED)
+    assert status.undefined == {m: n for m in GROUP if (n := sum(row["metric"] == m and row["reason"] == UNDEFINED for row in rows))}
+
+
+def test_truth_and_stability_are_those_of_the_library(tmp_path):
+    work = worker(limit=2, methods={"attn-grad": {}}, metrics=("part-correctness", "part-contrastivity", "max-sensitivity"), measures=QUICK)
+    store = Store(tmp_path)
+    run(store, work)
+
+    def explain(images, target):
+        return attribute(model(), images, target, "attn-grad").maps
+
+    batch = to_batch(model(), [work.data[index] for index in range(2)])
+    truth = part_truth(model(), work.data.latents(0, 2), explain)
+    moved = stability(model(), batch.images, explain, batch.labels, draws=1)
+    expected = {"part-correctness": truth.correctness, "part-contrastivity": truth.contrastivity, "max-sensitivity": moved.max_sensitivity}
+    for metric, mine in values(store.rows(work.plan), work.plan)["attn-grad"].items():
+        torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6, equal_nan=True)
+    kept = store.tensors(work.plan.shards[0])
+    torch.testing.assert_close(kept["parts.csdc"], truth.csdc, equal_nan=True)
+
+
+def test_sets_leave_out_what_the_data_cannot_give_and_names_do_not(tmp_path):
+    bad_file(tmp_path, "text")
+    data = open_data(f"folder:{tmp_path}")
+    picked, left_out = pick_metrics(["paper"], model(), data)
+    assert picked == ("insertion", "deletion", "ins-del") and set(left_out) == {"aupr1", "aupr0", "pointing"}
+    assert "part-correctness" in pick_metrics(["all"], model(), data)[1]
+    for name, why in (("aupr1", "masks"), ("part-correctness", "rendered")):
+        with pytest.raises(BadOption, match=why):
+            pick_metrics([name], model(), data)
+    with pytest.raises(UnknownName, match="paper"):
+        pick_metrics(["papper"], model(), data)
+
+
+def test_what_a_method_does_not_define_is_a_reason_and_not_the_end_of_the_shard():
+    def refuse(*_):
+        raise NotDefined("random logit", "this method has no classes", "Leave it out")
+
+    given = Given(model(), torch.zeros(2, 3, 96, 96), torch.zeros(2, 2, 2), explain=refuse)
+    found = run_group("random-logit", given, {})
+    assert found.values["random-logit"].isnan().all() and "no classes" in found.reason("random-logit", 1)
+
+
+def test_what_python_callers_hand_over_is_no_option():
+    assert "truth" not in group_options("parts") and "rewrap" not in group_options("parameter-randomisation")
+    assert group_options("road")["noise"] == 0.01
+
+
+def test_a_wide_table_is_cut_by_families():
+    columns = {metric: torch.tensor([0.1, 0.2]) for metric in GROUP}
+    table = table_of({"caap": columns, "random": {m: v + 1 for m, v in columns.items()}})
+    pieces = table.pieces()
+    assert [metric for _, metrics in pieces for metric in metrics] == sorted(GROUP, key=lambda m: list(FAMILIES).index(family_of(m)))
+    assert all(title and len(metrics) <= WIDE for title, metrics in pieces)
+    assert to_markdown(table).count("| caap |") == to_latex(table).count(r"\toprule") == len(pieces)
+    assert len(to_csv(table).splitlines()) == 1 + 2 * len(GROUP)
+
+
+def test_a_metric_that_is_equal_for_all_has_no_best():
+    same = {"gini": torch.tensor([0.5, 0.5])}
+    assert not any(cells["gini"].best for cells in table_of({"caap": same, "random": same}).cells.values())
+
+
+def test_a_method_that_saw_other_pictures_is_not_the_best():
+    found = {"caap": {"gini": torch.tensor([0.5, 0.6])}, "random": {"gini": torch.tensor([0.1, 0.2])}, "mda": {"gini": torch.tensor([0.9, torch.nan])}}
+    table = table_of(found, unranked=["mda"])
+    assert [m for m, cells in table.cells.items() if cells["gini"].best] == ["caap"]
+    assert table.cells["mda"]["gini"].difference.n == 1
