@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from seecause.models.heads import Similarity
 from seecause.models.parts import assemble
 from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
-from seecause.models.text_head import TextInput
+from seecause.models.text_head import TextHead, TextInput
 from seecause.models.view import VisionModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
@@ -67,9 +68,23 @@ def wrap(
             verify_conv(network)
         return network
     model = assemble(module, parts, **told)
+    if text is not None:
+        model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
     if check:
         verify(model)
     return model
+
+
+def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True) -> VisionModel:
+    """The same view of another module of this kind, usually an edited copy; `head` replaces a head that is not part of it."""
+    told: dict[str, Any] = {"name": model.name, "preprocess": model.preprocess, "classes": model.classes, "sigmoid": model.sigmoid, "check": check}
+    if head is None and not isinstance(model.extra, TextHead):
+        head = copy.deepcopy(model.extra)
+    told |= model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
+    other = wrap(module, **told)
+    assert isinstance(other, VisionModel)
+    other.random_weights, other.origin = model.random_weights, model.origin
+    return other
 
 
 def load(
@@ -98,7 +113,7 @@ def load(
     found = sources.open_source(library, name, weights=weights, size=(size, size) if isinstance(size, int) else size, classes=classes)
     found.module.to(device=_device(device), dtype=_dtype(dtype))
     model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
-    model.random_weights = weights == "random"
+    model.random_weights, model.origin = weights == "random", found.origin
     return model
 
 

@@ -61,7 +61,7 @@ def _blocks(model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor]
         raise ViewMismatch("blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called")
     worst = 0.0
     for index, (block, native) in enumerate(zip(model.blocks, outputs, strict=True)):
-        worst = max(worst, compare("blocks", block.name, states[index + 1], native, tolerance, "").worst)
+        worst = max(worst, compare("blocks", block.name, model.content(states[index + 1]), native, tolerance, "").worst)
     return Probe("blocks", worst, f"{model.n_layers} block outputs")
 
 
@@ -74,20 +74,20 @@ def _attention(model: VisionModel, trace: Trace, outputs: list[Tensor], toleranc
         q, _, _ = block.qkv(part, at.take(rows))
         o, _ = attend(q, [trace.bank(index)], scale=block.scale)
         out = block.finish(part, o, model.gate(index))
-        worst = max(worst, compare("attention", block.name, out, outputs[index][:, rows], 2 * tolerance, "").worst)
+        worst = max(worst, compare("attention", block.name, model.content(out), outputs[index][:, rows], 2 * tolerance, "").worst)
     return Probe("attention", worst, f"{len(rows)} of {layout.tokens} rows against recorded keys, every block")
 
 
 def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
     layout = model.layout
     rows, columns = layout.grid
-    before = model.embed(images[:1])
+    before = model.content(model.embed(images[:1]))
     high, wide = model.preprocess.size[0] // rows, model.preprocess.size[1] // columns
     share = 1.0
     for r, c in probe_places(layout.grid, generator):
         changed = images[:1].clone()
         changed[:, :, r * high : (r + 1) * high, c * wide : (c + 1) * wide] += 1
-        moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
+        moved = (model.content(model.embed(changed)) - before).float().abs().sum(dim=(0, 2))
         expected = layout.prefix + r * columns + c
         if int(moved.argmax()) != expected:
             raise ViewMismatch("locality", "the embedding", f"patch ({r}, {c}) moved token {int(moved.argmax())}, the layout says {expected}")

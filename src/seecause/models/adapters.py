@@ -1,4 +1,7 @@
-"""Which adapter reads which library's modules, found by where a class is defined, so that nothing is imported in vain."""
+"""Which adapter reads which library's modules, found by where a class is defined, so that nothing is imported in vain.
+
+A module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
 
     `text` is what a model with a text tower makes its classifier of.
     """
+    own = getattr(module, "view_parts", None)
+    if own is not None:
+        return own()
     for cls in type(module).__mro__:
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:

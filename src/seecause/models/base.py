@@ -37,6 +37,8 @@ class ImageModel:
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     extra: nn.Module | None = None  # a head that is not part of the native module
+    texts: dict[str, Any] = field(default_factory=dict, repr=False)  # templates and tokenizer that a zero-shot head was made with
+    origin: dict[str, Any] = field(default_factory=dict, repr=False)  # how its library builds the module, if `sc.load` did
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
 
     @property
@@ -154,4 +156,7 @@ class ImageModel:
         return [self.module] if self.extra is None else [self.module, self.extra]
 
     def _weights(self) -> list[Tensor]:
-        return [tensor for module in self._modules() for tensor in module.state_dict().values()]
+        """Everything that decides an answer: what is saved, and buffers that are not."""
+        saved = [module.state_dict() for module in self._modules()]
+        unsaved = [{name: b for name, b in module.named_buffers() if name not in state} for module, state in zip(self._modules(), saved, strict=True)]
+        return [tensor for state in (*saved, *unsaved) for tensor in state.values()]

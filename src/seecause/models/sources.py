@@ -5,6 +5,7 @@ Weights are fetched by the library that knows the name, or read from a local fil
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Sequence
@@ -22,14 +23,19 @@ from seecause.errors import BadOption, MissingExtra, MissingWeights, UnknownName
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parent / "zoo"
+BUILDERS = {  # classes of our own, by the module whose `from_card` builds them; imported when a card names one
+    "IFAM": "seecause.faithful.save",
+    "PlantedViT": "seecause.models.planted_view",
+}
 
 
 @dataclass
 class Source:
-    """A native module and what `wrap` should be told about it."""
+    """A native module, what `wrap` should be told about it, and how its library builds it."""
 
     module: nn.Module
     told: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
 
 
 def open_source(
@@ -40,7 +46,7 @@ def open_source(
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
                 raise BadOption(what, given, "None: a saved model has its own")
-        return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name))
+        return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name), classes)
     return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[library](name, weights, size, classes)
 
 
@@ -50,11 +56,15 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
     if not card.is_file():
         raise UnknownName(kind, name, [path.stem for path in folder.glob("*.json")])
     told = json.loads(card.read_text(encoding="utf-8"))
+    builder = BUILDERS.get(told["architecture"]["class"])
+    if builder is not None:
+        return importlib.import_module(builder).from_card(told, read_weights(card.with_suffix(".safetensors")), name)
     from timm.models.vision_transformer import VisionTransformer
 
     module = VisionTransformer(**told["architecture"]["arguments"])
-    _fill(module, read_weights(card.with_suffix(".safetensors")), name)
-    return Source(module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]})
+    fill(module, read_weights(card.with_suffix(".safetensors")), name)
+    origin = {"library": "timm", "class": "VisionTransformer", "arguments": told["architecture"]["arguments"]}
+    return Source(module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]}, origin)
 
 
 def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
@@ -70,9 +80,10 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, c
         _count_classes(state, ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"), options, "num_classes")
     module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options))
     if state is not None:
-        _fill(module, state, str(weights))
+        fill(module, state, str(weights))
     told: dict[str, Any] = {"size": size} if convolutional else {}
-    return Source(module, told if classes is not None else {**told, "classes": imagenet_names(module.num_classes)})
+    origin = {"library": "timm", "name": name, "options": {**options, "num_classes": module.num_classes}}
+    return Source(module, told if classes is not None else {**told, "classes": imagenet_names(module.num_classes)}, origin)
 
 
 def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
@@ -97,8 +108,7 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     if dual:
         from transformers import AutoTokenizer
 
-        tokenizer = _fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
-        told["tokenizer"] = lambda texts: tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+        told["tokenizer"] = _fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
     return Source(module, told)
 
 
@@ -118,12 +128,13 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
         options["image_size"] = size[0]
     module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=default if weights is None else None, **options))
     if state is not None:
-        _fill(module, state, str(weights))
+        fill(module, state, str(weights))
     steps = default.transforms()
     names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else ()
     side = steps.crop_size[0]
     told = {"preprocess": Preprocess(size or (side, side), tuple(steps.mean), tuple(steps.std), crop=side / steps.resize_size[0], filter="bilinear")}
-    return Source(module, told if classes is not None else {**told, "classes": tuple(names)})
+    origin = {"library": "torchvision", "name": name, "options": options}
+    return Source(module, told if classes is not None else {**told, "classes": tuple(names)}, origin)
 
 
 def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
@@ -140,10 +151,14 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
     if pretrained is None and weights != "random":
         raise MissingWeights(f"open_clip:{name}", "no pretrained tag", f"Write open_clip:{arch}/TAG, or pass weights=")
     module = _fetched(f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained))
-    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)})
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, {"library": "open_clip", "name": arch})
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path, classes: Sequence[str] | None) -> Source:
+    if (folder / "seecause.json").is_file():
+        from seecause.models.exported import read_exported
+
+        return read_exported(folder, classes)
     if (folder / "config.json").is_file():
         return _hf(str(folder), None, None, None)
     cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
@@ -185,7 +200,8 @@ def _count_classes(state: dict[str, Tensor], heads: tuple[str, ...], options: di
             return
 
 
-def _fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
+def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load weights into a module, or say what does not fit."""
     try:
         module.load_state_dict(state)
     except RuntimeError as mismatch:

@@ -24,7 +24,8 @@ from seecause.models.readout import Readout
 class VisionModel(ImageModel):
     """A view of a native vision transformer. `model(images)` gives logits, through the native modules.
 
-    `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every method.
+    `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every method. H is that of the widest block; a block with
+    fewer heads reads as many as it has.
     """
 
     architecture: ClassVar[Architecture] = "transformer"
@@ -33,10 +34,20 @@ class VisionModel(ImageModel):
     blocks: list[Block]
     readout: Readout
     gates: Tensor | None = None
+    beside: int = 0  # channels of a state after the residual stream, which say things about tokens (visibility.py)
 
     @property
     def n_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of the widest block."""
+        return max(block.heads for block in self.blocks)
+
+    def content(self, states: Tensor) -> Tensor:
+        """The residual stream of states [B, T, D + beside]."""
+        return states[..., : states.shape[-1] - self.beside]
 
     @property
     def readout_name(self) -> str:
@@ -52,12 +63,12 @@ class VisionModel(ImageModel):
 
     def forward_bytes(self, layout: TokenLayout) -> int:
         """States, packed projections and the MLP of one image."""
-        block = self.blocks[0]
-        return layout.tokens * block.heads * block.head_dim * (torch.finfo(self.dtype).bits // 8) * 14
+        width = max(block.heads * block.head_dim for block in self.blocks)
+        return layout.tokens * width * (torch.finfo(self.dtype).bits // 8) * 14
 
     def gate(self, layer: int) -> Tensor | None:
         """The gates of one block, [H], or None."""
-        return None if self.gates is None else self.gates[layer].to(self.device, self.dtype)
+        return None if self.gates is None else self.gates[layer, : self.blocks[layer].heads].to(self.device, self.dtype)
 
     @contextmanager
     def gated(self, gates: Tensor) -> Iterator[VisionModel]:

@@ -1,0 +1,132 @@
+"""What does a classifier that cannot look elsewhere cost, next to a single vision transformer?
+
+    python benchmarks/faithful.py --device cuda             # ViT-B/14 with 4 registers at 224 and 518 pixels, bf16
+    python benchmarks/faithful.py --device cpu --quick      # a tiny one in float32: that it runs, not how fast
+
+Inference: stage 1 on the whole picture, then stage 2 on the patches it kept, masked (all tokens run) or packed (only the kept ones). The kept share is drawn
+for each picture from 15-60 %, so that batches are as uneven as real ones. Training: one step with all losses, the warped view and AdamW. Weights are random:
+the arithmetic is the same. Transfers are excluded. Images/s, and time relative to a single ViT.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import typer
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.timing import Timing, machine, race
+from seecause.faithful import IFAM, Affine, Noise, objective, parameter_groups
+
+LEAST, MOST = 0.15, 0.60  # share of patches that a picture keeps
+PARTS, CLASSES = 8, 200
+SINGLE = "single ViT"
+
+
+def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", quick: bool = False, sizes: str = "", repeats: int = 10, training: bool = True) -> None:
+    """Measure and print one table per size and job."""
+    where = torch.device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    print(f"# {machine(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
+    for size in [int(s) for s in (sizes or ("56" if quick else "224,518")).split(",")]:
+        batch = 2 if quick else 128 if size <= 224 else 32
+        backbone = _backbone(size, quick)
+        images = torch.randn(batch, 3, size, size, device=where)
+        mask = _uneven_masks(batch, size // 14).to(where)
+        print(f"## {size} pixels, batch {batch}: inference, {mask.float().mean():.0%} of patches kept\n")
+        report(race(inference(backbone, images.to(dtype), mask), where, repeats=repeats), batch)
+        if training:
+            part = images[: max(2, batch // 2)]
+            print(f"## {size} pixels, batch {len(part)}: training steps\n")
+            report(race(steps(backbone, part, dtype), where, repeats=max(3, repeats // 2), warm_ups=2), len(part))
+
+
+def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Callable[[], object]]:
+    """One forward of each; the masks of both stages' runs are given, so that all keep the same patches."""
+    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES)).to(images.device, images.dtype).eval()
+    net = IFAM(backbone, PARTS, CLASSES).to(images.device, images.dtype).eval()
+    parts = IFAM(backbone, PARTS, CLASSES, stages=1).to(images.device, images.dtype).eval()
+    found: dict[str, Callable[[], object]] = {
+        SINGLE: lambda: single(images),
+        "PDiscoFormer (stage 1)": lambda: parts(images),
+        "two stages, masked": lambda: net(images, mask=mask, packed=False),
+        "two stages, packed": lambda: net(images, mask=mask, packed=True),
+        "stage 2 alone, packed": lambda: net.classify(images, mask),
+    }
+    return {name: torch.no_grad()(run) for name, run in found.items()}
+
+
+def steps(backbone: nn.Module, images: Tensor, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """One optimiser step of each, with the backbone's weights in float32 and autocast where the device has it."""
+    labels = torch.arange(len(images), device=images.device) % CLASSES
+    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES)).to(images.device, torch.float32).train().requires_grad_(True)
+    found: dict[str, Callable[[], object]] = {SINGLE: _plain_step(single, images, labels, dtype)}
+    for name, options, packed in (
+        ("PDiscoFormer", {"stages": 1}, None),
+        ("iFAM, gradient=ste", {"gradient": "ste"}, None),
+        ("iFAM, gradient=none", {"gradient": "none"}, None),
+        ("iFAM, gradient=none, packed", {"gradient": "none"}, True),
+    ):
+        net = IFAM(backbone, PARTS, CLASSES, **options).to(images.device, torch.float32).train()
+        found[name] = _step(net, images, labels, dtype, packed)
+    return found
+
+
+def _step(net: IFAM, images: Tensor, labels: Tensor, dtype: torch.dtype, packed: bool | None) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(parameter_groups(net, 1e-6, 1e-3))
+    size, ids = (images.shape[-2], images.shape[-1]), torch.arange(len(images), device=images.device)
+    moved = Affine.draw(0, 0, size)
+
+    def step() -> None:
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = net(images, noise=Noise(0, 0, ids), warped=moved.warp(images), packed=packed)
+        optimizer.zero_grad(set_to_none=True)
+        objective(net, out, labels, size=size, moved=moved)["total"].backward()
+        optimizer.step()
+
+    return step
+
+
+def _plain_step(model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            logits = model(images)
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _backbone(size: int, quick: bool) -> nn.Module:
+    tiny = {"embed_dim": 48, "depth": 3, "num_heads": 3} if quick else {}
+    return timm.create_model("vit_base_patch14_reg4_dinov2", img_size=size, num_classes=0, **tiny)
+
+
+def _uneven_masks(batch: int, side: int) -> Tensor:
+    """[B, side, side]: every picture keeps a share of its own, at random places."""
+    draw = torch.Generator().manual_seed(0)
+    share = LEAST + (MOST - LEAST) * torch.rand(batch, generator=draw)
+    order = torch.rand(batch, side * side, generator=draw).argsort(dim=1).argsort(dim=1)
+    return (order < (share[:, None] * side * side).round().clamp_min(1)).view(batch, side, side)
+
+
+def report(timings: dict[str, Timing], batch: int) -> None:
+    print("| | images/s | time / single ViT | peak GiB | spread | |\n|---|---|---|---|---|---|")
+    for name, timing in timings.items():
+        ratio = timing.seconds / timings[SINGLE].seconds
+        bound = "launch-bound" if timing.launch_bound else ""
+        print(f"| {name} | {batch / timing.seconds:,.1f} | {ratio:.2f} | {timing.peak_bytes / 2**30:.1f} | {timing.spread:.0%} | {bound} |")
+    print()
+
+
+if __name__ == "__main__":
+    typer.run(main)

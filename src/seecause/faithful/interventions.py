@@ -1,0 +1,168 @@
+"""What can be changed at test time, because the mask is all that stage 2 sees (arXiv 2506.08915, section 3.4).
+
+    parts      tokens of a part that misleads become background (found by leaving each part out in turn)
+    tokens     a token further from its prototype than the fraction q of training tokens is not trusted, and becomes background
+
+For PDiscoFormer (`stages=1`) a part taken out has no vote, and an untrusted token is background in its maps.
+`by="dot"` reproduces the released code, which compares dot products and may move a token to another part instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+from seecause.faithful.masks import select_without
+from seecause.faithful.net import IFAM
+from seecause.faithful.output import By, Intervention, Thresholds, as_parts
+from seecause.faithful.parts import mean_vote
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.models.base import ImageModel
+
+
+@torch.no_grad()
+def calibrate(net: IFAM | ImageModel, images: Tensor | Iterable[Tensor], quantiles: float | Sequence[float], *, by: By = "distance") -> list[Thresholds]:
+    """Thresholds per part such that the fraction q of its tokens passes, from normalised training images (a batch, or batches of them).
+
+    They are kept in `net.thresholds` and saved with it. All values of all tokens are held on the CPU: 4 bytes a token.
+    """
+    net = network(net)
+    wanted = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
+    if by not in get_args(By) or not wanted or not all(0 < q <= 1 for q in wanted):
+        raise BadOption("quantiles", (wanted, by), f"fractions in (0, 1], by {' or '.join(get_args(By))}")
+    values: list[list[Tensor]] = [[] for _ in range(net.parts)]
+    with evaluating(net), _set(net, Intervention()):
+        for batch in [images] if isinstance(images, Tensor) else images:
+            batch = batch.to(net.stage1.prototypes)
+            assigned, maps = net.assign(net.stage1.tower.features(batch), net._noise(batch, None))
+            winner = maps.argmax(dim=1)
+            for part, found in enumerate(values):
+                found.append((assigned.distances if by == "distance" else assigned.dots)[:, part][winner == part].cpu())
+    known = [torch.cat(found).numpy() if found else np.empty(0) for found in values]
+    made = [_thresholds(q, by, known) for q in wanted]
+    net.thresholds.update({(found.quantile, by): found for found in made})
+    return made
+
+
+def _thresholds(q: float, by: By, known: list[np.ndarray]) -> Thresholds:
+    level, unseen = (q, np.inf) if by == "distance" else (1 - q, -np.inf)
+    values = tuple(float(np.quantile(found, level)) if len(found) else float(unseen) for found in known)
+    return Thresholds(float(q), by, values, tuple(len(found) for found in known))
+
+
+@contextmanager
+def intervene(net: IFAM | ImageModel, *, drop_parts: Sequence[int] = (), quantile: float | None = None, by: By = "distance") -> Iterator[IFAM]:
+    """Inside the block, parts are dropped and tokens beyond the calibrated quantile rejected: in the network and in any view of it."""
+    net = network(net)
+    wanted = Intervention(as_parts(drop_parts), quantile, by)
+    if wanted.drop_parts and not 0 <= wanted.drop_parts[0] <= wanted.drop_parts[-1] < net.parts:
+        raise BadOption("drop_parts", list(drop_parts), f"parts 0-{net.parts - 1}")
+    if quantile is not None and (quantile, by) not in net.thresholds:
+        known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
+        raise BadOption("quantile", quantile, f"one that is calibrated by {by} (known: {known}); call calibrate(net, training_images, {quantile}, by={by!r})")
+    with _set(net, wanted):
+        yield net
+
+
+@contextmanager
+def _set(net: IFAM, wanted: Intervention) -> Iterator[None]:
+    before = net.intervention
+    _apply(net, wanted)
+    try:
+        yield
+    finally:
+        _apply(net, before)
+
+
+@torch.no_grad()
+def _apply(net: IFAM, wanted: Intervention) -> None:
+    """Buffers are written in place, also with the same values: views see by their versions that kept runs are stale."""
+    net.intervention = wanted
+    net.removed.copy_(torch.tensor([part in wanted.drop_parts for part in range(net.parts)]))
+    limits = (0.0,) * net.parts if wanted.quantile is None else net.thresholds[wanted.quantile, wanted.by].values
+    net.limits.copy_(torch.tensor(limits, dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class LeaveOneOut:
+    """The answers with everything in place, and without each part in turn."""
+
+    logits: Tensor  # [n, C]
+    without: Tensor  # [K, n, C]
+    labels: Tensor  # [n]
+    groups: Tensor  # [n] or [n, g]
+
+    def before(self) -> GroupAccuracy:
+        return self._accuracy(self.logits)
+
+    def after(self, part: int) -> GroupAccuracy:
+        return self._accuracy(self.without[part])
+
+    def table(self) -> list[dict[str, float]]:
+        """One row per part: accuracy and worst-group accuracy without it, and what that changes."""
+        base, each = self.before(), [self.after(part) for part in range(len(self.without))]
+        return [
+            {"part": part, "average": a.average, "worst": a.worst, "average_gain": a.average - base.average, "worst_gain": a.worst - base.worst}
+            for part, a in enumerate(each)
+        ]
+
+    def _accuracy(self, logits: Tensor) -> GroupAccuracy:
+        return group_accuracy(logits.argmax(dim=-1) == self.labels, self.groups)
+
+
+@torch.no_grad()
+def leave_one_out(
+    net: IFAM | ImageModel, batches: Iterable[Sequence[Tensor]], *, drop_parts: Sequence[int] = (), quantile: float | None = None, by: By = "distance"
+) -> LeaveOneOut:
+    """Batches of (images, labels) or (images, labels, groups) of a validation set; parts in `drop_parts` are out throughout.
+
+    Stage 1 runs once. Groups are the classes where none are given. Choose parts on a validation set, never on the test set.
+    """
+    net = network(net)
+    rows: list[tuple[Tensor, ...]] = []
+    with evaluating(net), intervene(net, drop_parts=drop_parts, quantile=quantile, by=by):
+        fixed = net.removed.clone()
+        for images, labels, *groups in batches:
+            images = images.to(net.stage1.prototypes)
+            out = net(images)
+            answers = [_without(net, images, out.maps, out.part_logits, fixed | (torch.arange(net.parts, device=fixed.device) == k)) for k in range(net.parts)]
+            rows.append(
+                (_without(net, images, out.maps, out.part_logits, fixed).cpu(), torch.stack(answers).cpu(), labels.cpu(), (groups or [labels])[0].cpu())
+            )
+    if not rows:
+        raise BadOption("batches", "nothing", "at least one batch of images and labels")
+    first, each, truth, member = zip(*rows, strict=True)
+    return LeaveOneOut(torch.cat(first), torch.cat(each, dim=1), torch.cat(truth), torch.cat(member))
+
+
+def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:
+    """Answers [B, C] with parts removed [K] bool, from maps [B, K + 1, gh, gw] that are known."""
+    if net.stage2 is None:
+        return mean_vote(votes, removed)
+    return net.classify(images, select_without(maps.flatten(2), removed).hard.unflatten(1, maps.shape[2:]))
+
+
+def network(model: IFAM | ImageModel) -> IFAM:
+    """The network itself, or that of a view."""
+    net = model.module if isinstance(model, ImageModel) else model
+    if not isinstance(net, IFAM):
+        raise BadOption("net", type(net).__name__, "an IFAM network, or a view of one")
+    return net
+
+
+@contextmanager
+def evaluating(net: IFAM) -> Iterator[None]:
+    """Eval mode inside the block."""
+    before = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(before)

@@ -1,0 +1,60 @@
+"""Stage 2 on the selected tokens alone, packed end to end without padding: hidden tokens cost nothing.
+
+Rows of all images form one long sequence [1, R, D] for everything that works on rows; attention keeps images apart, with a kernel for sequences of
+different lengths where there is one, and image by image elsewhere. Same answer as the masked run, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.faithful.tower import Tower, tokens_of
+from seecause.models.block import fused
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sequences of different lengths, end to end."""
+
+    lengths: list[int]
+    starts: Tensor  # [B + 1] int32, on the device
+
+    @classmethod
+    def of(cls, visible: Tensor) -> Ragged:
+        counts = visible.sum(dim=1)
+        return cls(counts.tolist(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int())
+
+
+def packed_class_rows(tower: Tower, images: Tensor, visible: Tensor) -> Tensor:
+    """The class token's row after the last block, [B, D], when only tokens visible [B, T] (bool) exist."""
+    layout, blocks = tower.layout(images), tower.parts.blocks
+    assert layout.class_index is not None
+    ragged = Ragged.of(visible)
+    h = tokens_of(tower, images)[visible][None]  # [1, R, D]
+    at = layout.at(images.device).take(visible.nonzero()[:, 1])
+    read = ragged.starts[:-1].long() + layout.class_index
+    for block in blocks:
+        q, k, v = block.qkv(h, at)
+        o = apart(q, k, v, block.scale, ragged)
+        if block is blocks[-1]:  # no other row is read
+            h, o = h[:, read], o[:, read]
+        h = block.finish(h, o)
+    return h[0]
+
+
+def apart(q: Tensor, k: Tensor, v: Tensor, scale: float, ragged: Ragged) -> Tensor:
+    """Attention of packed rows q, k, v [1, H, R, dh] to their own sequence -> [1, R, H, dh]."""
+    q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+        from torch.nn.attention.varlen import varlen_attn
+
+        rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
+        longest = max(ragged.lengths)
+        o = varlen_attn(rows_q, rows_k, rows_v, ragged.starts, ragged.starts, longest, longest, scale=scale)
+        assert isinstance(o, Tensor)
+        return o[None]
+    each_q, each_k, each_v = (x.split(ragged.lengths, dim=2) for x in (q, k, v))
+    return torch.cat([fused(a, b, c, scale) for a, b, c in zip(each_q, each_k, each_v, strict=True)], dim=1)
