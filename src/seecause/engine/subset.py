@@ -17,13 +17,13 @@ from seecause.models.readout import Readout
 from seecause.models.view import VisionModel
 
 
-def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayout) -> Tensor:
-    """Logits [B, C] of embedded tokens h0 [B, T, D] whose patches outside keep [B, N] (bool) are dropped."""
+def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayout, *, start: int = 0) -> Tensor:
+    """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B, N] (bool) are dropped."""
     index, valid = _kept(keep, layout)  # [B, R]
     h = h0.gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))  # [B, R, D]
     at = layout.at(h0.device).take(index)
     padding = None if bool(valid.all()) else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]  # [B, 1, 1, R]
-    for number, block in enumerate(model.blocks):
+    for number, block in enumerate(model.blocks[start:], start):
         q, k, v = block.qkv(h, at)
         bias = block.bias(at, at)
         bias = padding if bias is None else bias if padding is None else bias + padding

@@ -70,11 +70,15 @@ class Block:
 
     def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
         """Rows h [B, R, D] -> q [B, H, R, dh], k and v [B, Hkv, R, dh], after every norm and rotation; unscaled."""
-        q, k, v = self.project(self.norm(h))
-        q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = self.unrotated(h)
         if self.rotate is not None:
             q, k = self.rotate(q, at), self.rotate(k, at)
         return q, k, v
+
+    def unrotated(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same before rotation, where keys of different positions can be averaged."""
+        q, k, v = self.project(self.norm(h))
+        return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
 
     def bias(self, rows: At, keys: At) -> Tensor | None:
         """What is added to the scores of `rows` against `keys`: [1|B, 1|H, R, K], or None."""
@@ -85,12 +89,19 @@ class Block:
 
         `gate`, broadcast to [B, R, H], multiplies each head at the input of the output projection.
         """
+        heads = self.carried(h, o)
+        return self.close(h, heads if gate is None else heads * gate[..., None])
+
+    def carried(self, h: Tensor, o: Tensor) -> Tensor:
+        """What each head brings to the output projection, [B, R, H, dh]: the first half of `finish`. Removing a head is exact here."""
         heads = self.sub_norm(o.flatten(2))
         if self.out_gate is not None:
             heads = heads * self.out_gate(self.norm(h))
-        if gate is not None:
-            heads = (heads.unflatten(2, (self.heads, self.head_dim)) * gate[..., None]).flatten(2)
-        middle = h + self.branch(self.mix(heads))
+        return heads.unflatten(2, (self.heads, self.head_dim))
+
+    def close(self, h: Tensor, carried: Tensor) -> Tensor:
+        """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's output [B, R, D]."""
+        middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(h if self.parallel else middle)
 
     def __call__(self, h: Tensor, at: At, gate: Tensor | None = None) -> Tensor:

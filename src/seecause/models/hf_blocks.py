@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead
 from seecause.models.block import Block, chain, same
+from seecause.models.constant import Constant, silent
 from seecause.models.layout import At
 from seecause.models.readout import LatentPool
 
@@ -54,6 +55,16 @@ def blocks_of(tower: nn.Module) -> list[Block]:
 def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
     outer = first(native, "attention", "self_attn")
     attention = getattr(outer, "attention", outer)  # some releases keep the output projection in an outer module
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": first(native, "norm1", "layernorm_before", "layer_norm1"),
+        "branch": getattr(native, "layer_scale1", same),
+        "feed": chain(first(native, "norm2", "layernorm_after", "layer_norm2"), native.mlp, getattr(native, "layer_scale2", same)),
+    }
+    mix = outer.rows if isinstance(outer, Constant) else first(outer, "o_proj", "out_proj", "output.dense")
+    if isinstance(attention, Constant):
+        return Block(**shared, **silent(mix))
     q, k, v = (first(attention, *names) for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")))
     heads = first(attention, "num_attention_heads", "num_heads")
     shape = (heads, q.out_features // heads)
@@ -61,19 +72,7 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q(x).unflatten(-1, shape), k(x).unflatten(-1, shape), v(x).unflatten(-1, shape)
 
-    return Block(
-        name=name,
-        native=native,
-        heads=heads,
-        head_dim=shape[1],
-        scale=first(attention, "scaling", "scale"),
-        project=project,
-        rotate=rotate,
-        norm=first(native, "norm1", "layernorm_before", "layer_norm1"),
-        mix=first(outer, "o_proj", "out_proj", "output.dense"),
-        branch=getattr(native, "layer_scale1", same),
-        feed=chain(first(native, "norm2", "layernorm_after", "layer_norm2"), native.mlp, getattr(native, "layer_scale2", same)),
-    )
+    return Block(**shared, heads=heads, head_dim=shape[1], scale=first(attention, "scaling", "scale"), project=project, rotate=rotate, mix=mix)
 
 
 def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 
@@ -48,3 +48,20 @@ def _some(attention: Any, x: Tensor, first: int, last: int) -> tuple[Tensor, ...
     bias = attention.in_proj_bias
     packed = F.linear(x, attention.in_proj_weight[part], None if bias is None else bias[part])
     return packed.unflatten(-1, (last - first, heads, width)).unbind(-3)
+
+
+class Packed(nn.Module):
+    """`nn.MultiheadAttention` (batch first, self-attention) whose heads need not fill its width."""
+
+    batch_first = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, out: nn.Linear, *, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.out_proj = heads, head_dim, out
+        self.in_proj_weight = nn.Parameter(weight, requires_grad=False)  # [3 * H * dh, D]
+        self.in_proj_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+        q, k, v = (part.transpose(1, 2) for part in project(self, query))
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.out_proj(o.transpose(1, 2).flatten(2)), None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead, timm_view
 from seecause.models.block import Block, Fn, chain, same
+from seecause.models.constant import Constant, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
@@ -82,23 +83,23 @@ def _times(visual: Any, x: Tensor) -> Tensor:
 
 def _block(native: Any, name: str) -> Block:
     attention = native.attn
+    branch = chain(getattr(native, "ln_attn", same), native.ls_1)
+    shared: dict[str, Any] = {"name": name, "native": native, "norm": native.ln_1, "branch": branch, "feed": chain(native.ln_2, native.mlp, native.ls_2)}
+    if isinstance(attention, Constant):
+        return Block(**shared, **silent(attention.rows))
     multihead.check(attention, name)
     if getattr(attention, "scaled_cosine", False):
         raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine")
     return Block(
-        name=name,
-        native=native,
+        **shared,
         heads=attention.num_heads,
         head_dim=attention.head_dim,
         scale=attention.head_dim**-0.5,
         project=partial(multihead.project, attention),
         q_norm=getattr(attention, "ln_q", same),
         k_norm=getattr(attention, "ln_k", same),
-        norm=native.ln_1,
         sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
         mix=partial(multihead.mix, attention),
-        branch=chain(getattr(native, "ln_attn", same), native.ls_1),
-        feed=chain(native.ln_2, native.mlp, native.ls_2),
     )
 
 

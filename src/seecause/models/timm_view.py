@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
+from seecause.models.constant import Constant, silent
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
@@ -21,9 +22,9 @@ FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
 
-def find(module: Any) -> Parts:
-    """The parts of a timm vision transformer."""
-    kind = type(module).__name__
+def find(module: Any, *, kind: str | None = None) -> Parts:
+    """The parts of a timm vision transformer; a class derived from one says which `kind` it is."""
+    kind = kind or type(module).__name__
     if kind not in FAMILIES:
         raise UnsupportedModel(
             f"timm {kind}", "its attention is windowed, hybrid or carries a relative bias", f"timm families that work: {', '.join(FAMILIES)}"
@@ -81,7 +82,8 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
     if kind == "ParallelScalingBlock":
         return _parallel_block(native, name)
     attention = getattr(native, "attn", None)
-    if attention is None or type(attention).__name__ not in ATTENTIONS:
+    constant = isinstance(attention, Constant)
+    if attention is None or not (constant or type(attention).__name__ in ATTENTIONS):
         raise UnsupportedModel(f"timm {kind} ({name})", f"its attention is {type(attention).__name__}")
     if kind == "Block":
         norm, branch, feed = native.norm1, native.ls1, chain(native.norm2, native.mlp, native.ls2)
@@ -92,9 +94,11 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
         norm, branch, feed = same, native.norm1, chain(native.mlp, native.norm2)
     else:
         raise UnsupportedModel(f"timm {kind} ({name})", "no adapter for this kind of block")
+    shared: dict[str, Any] = {"name": name, "native": native, "norm": norm, "branch": branch, "feed": feed}
+    if constant:
+        return Block(**shared, **silent(attention.rows))
     return Block(
-        name=name,
-        native=native,
+        **shared,
         heads=attention.num_heads,
         head_dim=attention.head_dim,
         scale=attention.scale,
@@ -102,12 +106,9 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
         q_norm=attention.q_norm,
         k_norm=attention.k_norm,
         rotate=rotate,
-        norm=norm,
         sub_norm=attention.norm,
         out_gate=None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention),
         mix=attention.proj,
-        branch=branch,
-        feed=feed,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead
 from seecause.models.block import Block, chain
+from seecause.models.constant import Constant, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 
@@ -48,15 +49,15 @@ def _embed(module: Any, images: Tensor) -> Tensor:
 
 def _block(native: Any, name: str) -> Block:
     attention = native.self_attention
+    shared: dict[str, Any] = {"name": name, "native": native, "norm": native.ln_1, "feed": chain(native.ln_2, native.mlp)}
+    if isinstance(attention, Constant):
+        return Block(**shared, **silent(attention.rows))
     multihead.check(attention, name)
     return Block(
-        name=name,
-        native=native,
+        **shared,
         heads=attention.num_heads,
         head_dim=attention.head_dim,
         scale=attention.head_dim**-0.5,
         project=partial(multihead.project, attention),
-        norm=native.ln_1,
         mix=partial(multihead.mix, attention),
-        feed=chain(native.ln_2, native.mlp),
     )

@@ -1,0 +1,137 @@
+"""A repaired model on disk, in one of two forms.
+
+    zeroed   (to ship) the same architecture with zeros in the output projections: plain timm, transformers, torchvision or open_clip load it
+    sliced   the heads are gone, the file is smaller, and `sc.load(folder)` loads it
+
+Both answer like the ablated model. A README says which heads were removed and how to load what is left; `seecause.json` says it to programs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from seecause import __version__
+from seecause.errors import BadOption, NotDefined
+from seecause.heads.prune import kept_heads, original_heads, prune, zero
+from seecause.heads.readme import readme
+from seecause.heads.result import Head
+from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
+from seecause.models.heads import CosineHead
+from seecause.models.preprocess import Preprocess
+from seecause.models.text_head import TextHead
+from seecause.models.view import VisionModel
+
+Form = Literal["zeroed", "sliced"]
+
+
+def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, form: Form = "zeroed", note: str = "") -> Path:
+    """Write `model` without `heads` to `folder` and return it. `note` goes into the README: how the heads were chosen, say."""
+    heads = list(heads)
+    if form not in get_args(Form):
+        raise BadOption("form", form, " or ".join(get_args(Form)))
+    if form == "zeroed" and "kept" in model.origin:
+        raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
+    origin = _origin(model)
+    if form == "sliced" and not origin:
+        raise NotDefined("form='sliced'", "how this module is built is not known", "Load the model by sc.load, or use form='zeroed'")
+    edited = zero(model, heads) if form == "zeroed" else prune(model, heads)
+    head = _head_card(edited.extra)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(edited, folder, form, library=origin.get("library"))
+    if head is not None:
+        _save(edited.extra, folder / HEAD)
+    card = {
+        "form": form,
+        "model": model.name,
+        "family": model.family,
+        "removed": sorted(heads),
+        "layers": [block.heads for block in model.blocks],
+        "kept": original_heads(model, kept_heads(model, heads)) if form == "sliced" else None,
+        "blocks": _places(edited),
+        "origin": {key: value for key, value in origin.items() if key != "kept"},
+        "classes": list(model.classes),
+        "sigmoid": model.sigmoid,
+        "preprocess": asdict(model.preprocess),
+        "pool": edited.readout.kind,
+        "head": head,
+        "templates": list(model.texts.get("templates", ())),
+        "random_weights": model.random_weights,
+        "fingerprint": edited.fingerprint(),
+        "seecause": __version__,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(readme(card, note), encoding="utf-8")
+    return folder
+
+
+def _origin(model: VisionModel) -> dict[str, Any]:
+    """How the module is built: transformers' know it themselves, the others if `sc.load` made them."""
+    if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
+        return {**model.origin, "library": "transformers", "class": type(model.module).__name__}
+    return model.origin if "library" in model.origin else {}
+
+
+def _save_weights(model: VisionModel, folder: Path, form: Form, *, library: str | None) -> None:
+    module: Any = model.module
+    if library == "transformers":
+        if form == "zeroed":
+            module.save_pretrained(folder)
+        else:
+            module.config.save_pretrained(folder)
+        _save_processor(model.preprocess, folder)
+        tokenizer: Any = model.texts.get("tokenizer")
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+    if form == "sliced" or library != "transformers":
+        _save(module, folder / (PLAIN if form == "zeroed" else SLICED))
+
+
+def _save(module: Any, path: Path) -> None:
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}, path)
+
+
+def _save_processor(frame: Preprocess, folder: Path) -> None:
+    """What a transformers image processor reads, where it can say it: it knows one short side only."""
+    scaled = [int(side / frame.crop + 1e-6) for side in frame.size]
+    if not frame.squash and scaled[0] != scaled[1]:
+        return
+    told = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"height": scaled[0], "width": scaled[1]} if frame.squash else {"shortest_edge": scaled[0]},
+        "do_center_crop": True,
+        "crop_size": {"height": frame.size[0], "width": frame.size[1]},
+        "resample": int(getattr(Image.Resampling, frame.filter.upper())),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(frame.mean),
+        "image_std": list(frame.std),
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
+    """A head that is not part of the native module; a zero-shot head is made again from its texts."""
+    if head is None or isinstance(head, TextHead):
+        return None
+    if isinstance(head, CosineHead):
+        return {"kind": "cosine", "scale": head.scale}
+    if isinstance(head, nn.Linear):
+        return {"kind": "linear"}
+    raise NotDefined("export", f"the head is a {type(head).__name__}, which no file describes", "Use a linear head or a CosineHead")
+
+
+def _places(model: VisionModel) -> list[str]:
+    """The dotted names of the native blocks."""
+    names = {id(part): name for name, part in model.module.named_modules()}
+    return [names[id(block.native)] for block in model.blocks]

@@ -1,0 +1,114 @@
+"""How much of an answer hangs on the foreground, and how much on the background (CIGMA, phase 2).
+
+    FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)                 (eq. 41 averages BIR over images)
+
+With masks the model found itself, BIG measures evidence outside the model's own evidence, not outside the object: see `masks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.attribute import protocol
+from seecause.engine.chunks import batched, fit
+from seecause.errors import BadOption, NotDefined
+from seecause.heads.divergence import jensen_shannon, log_probs
+from seecause.heads.erase import Baseline, Erased, Swapped, describe, erase, part
+from seecause.heads.masks import Masks
+from seecause.models.base import ImageModel
+
+DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """Per image, float64 on the CPU."""
+
+    fig: Tensor  # [B]
+    big: Tensor  # [B]
+    noise_floor: float  # mean JS of the same images in two packings: smaller effects are rounding
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def degenerate(self) -> Tensor:
+        """[B] bool: neither region matters."""
+        return self.fig + self.big < DEGENERATE
+
+    @property
+    def bir(self) -> Tensor:
+        """[B]; one half where it is degenerate."""
+        return torch.where(self.degenerate, 0.5, self.big / (self.fig + self.big).clamp_min(DEGENERATE))
+
+    @property
+    def bir_mean_of_ratios(self) -> float:
+        """The paper's equation 41."""
+        return float(self.bir.mean())
+
+    @property
+    def bir_ratio_of_means(self) -> float:
+        """What the paper's tables appear to hold. NaN if nothing matters anywhere."""
+        return float(self.big.mean() / (self.fig.mean() + self.big.mean()))
+
+    def __repr__(self) -> str:
+        ratios = f"BIR {self.bir_mean_of_ratios:.3f} (mean of ratios), {self.bir_ratio_of_means:.3f} (ratio of means)"
+        return f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f}, {ratios}, {int(self.degenerate.sum())} degenerate)"
+
+
+@torch.no_grad()
+def information_gains(
+    model: ImageModel, images: Tensor, masks: Masks | Tensor | None = None, *, temperature: float = 1.0, baseline: Baseline = "mean"
+) -> Gains:
+    """FIG and BIG of normalised images [B, 3, H, W], with masks (a tensor counts as true masks) and a baseline, or with `Swapped` pictures."""
+    need_distribution(model, "information_gains")
+    images = images.to(model.device, model.dtype)
+    views = Views(model, images, masks, baseline)
+    each = model.forward_bytes(model.check(images))
+    together = fit(len(images), 3 * each, images.device)
+
+    def answers(pictures: Tensor) -> Tensor:
+        return log_probs(model(pictures), temperature)
+
+    def some(rows: Tensor) -> Tensor:
+        erased = views.erased(slice(int(rows[0]), int(rows[-1]) + 1))
+        assert erased.no_foreground is not None
+        plain, no_background, no_foreground = answers(torch.cat([images[rows], erased.no_background, erased.no_foreground])).unflatten(0, (3, len(rows)))
+        again = answers(images[rows].flip(0)).flip(0)  # another packing
+        return torch.stack([jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1)
+
+    fig, big, noise = batched(some, torch.arange(len(images), device=images.device), together, what="images").double().cpu().unbind(1)
+    said = {"temperature": temperature, **views.record(), **protocol(model, images)}
+    return Gains(fig, big, float(noise.mean()), said)
+
+
+class Views:
+    """Each image beside its erased versions, made when they are asked for."""
+
+    def __init__(self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline):
+        self.model, self.images, self.baseline = model, images, baseline
+        self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+        expected = [len(images), *images.shape[-2:]]
+        if isinstance(baseline, Swapped):
+            for name, given in (("background", baseline.background), ("foreground", baseline.foreground)):
+                if given is not None and given.shape != images.shape:
+                    raise BadOption(f"baseline.{name}", list(given.shape), f"one picture for each image, {list(images.shape)}")
+        elif self.masks is None:
+            raise BadOption("masks", None, "masks of the images (discover_masks, or true ones), or baseline=Swapped(...)")
+        elif list(self.masks.hard.shape) != expected:
+            raise BadOption("masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}")
+
+    def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
+        hard, inside = (None, None) if self.masks is None else (self.masks.hard[rows], None if self.masks.inside is None else self.masks.inside[rows])
+        hard, inside = (None if t is None else t.to(self.images.device) for t in (hard, inside))
+        return erase(self.model, self.images[rows], hard, part(self.baseline, len(self.images), rows), inside=inside, foreground=foreground)
+
+    def record(self) -> dict[str, Any]:
+        return {"masks": None if self.masks is None else self.masks.protocol, "baseline": describe(self.baseline)}
+
+
+def need_distribution(model: ImageModel, what: str) -> None:
+    if model.sigmoid:
+        raise NotDefined(what, f"the classes of {model.name} answer independently, so there is no distribution to compare", "Wrap the model with sigmoid=False")

@@ -1,0 +1,152 @@
+"""Causal Head Gating (Nam et al. 2025, 2505.13737): soft gates on all heads at once, fitted under opposite pressures.
+
+    G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
+
+Three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and -strength (G-, pushed down), both from the first.
+
+    facilitating   stays open under either pressure         soft: G-
+    irrelevant     follows the pressure                     soft: G+ (1 - G-)
+    interfering    shut even when pushed open               soft: 1 - G+
+
+Contrastive form: keep one task and suppress another, loss = NLL(keep) - min(NLL(suppress), log C): the second is pushed to chance, not beyond,
+where it has no lower bound. Written from the equations. It learns from labels: on biased data a head that reads the background *facilitates*.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.forks import gated_logits
+from seecause.errors import BadOption
+from seecause.heads.registry import checked_labels, selector
+from seecause.heads.result import HeadScores
+from seecause.heads.values import absent
+from seecause.models.view import VisionModel
+
+ROLES = ("facilitating", "irrelevant", "interfering", "unclear")
+CLIP = 4.0  # of logits of gates
+NORM = 1.0  # of each mask's gradient
+Task = tuple[Tensor, Tensor]  # images [N, 3, H, W] and labels [N]
+
+
+@dataclass(frozen=True, eq=False)
+class Gating:
+    """Gates [M, L, H] of M fits each: without pressure, pushed open (G+), pushed shut (G-). NaN where a block has no such head."""
+
+    free: Tensor
+    opened: Tensor
+    shut: Tensor
+
+    @property
+    def facilitation(self) -> Tensor:
+        """[L, H], like the other two."""
+        return self.shut.mean(dim=0)
+
+    @property
+    def irrelevance(self) -> Tensor:
+        return (self.opened * (1 - self.shut)).mean(dim=0)
+
+    @property
+    def interference(self) -> Tensor:
+        return (1 - self.opened).mean(dim=0)
+
+    def roles(self, threshold: float = 0.5) -> list[list[str | None]]:
+        """The role of every head, layer by layer; None where there is no such head. Shut when pushed open, open when pushed shut: "unclear"."""
+        opened, shut = self.opened.mean(dim=0), self.shut.mean(dim=0)
+        code = torch.where(opened > threshold, torch.where(shut > threshold, 0, 1), torch.where(shut > threshold, 3, 2))
+        code = code.masked_fill(opened.isnan(), -1)
+        return [[None if role < 0 else ROLES[role] for role in layer] for layer in code.tolist()]
+
+
+@selector("gating", cost="3 * steps * masks forwards and backwards of a batch, in all", needs="labels")
+def gating(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    suppress: Task | None = None,
+    masks: int = 10,
+    steps: int = 500,
+    strength: float = 0.1,
+    rate: float = 1.0,
+    batch: int = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference under Causal Head Gating: heads that are shut even when all are pushed open."""
+    said: dict[str, Any] = {"masks": masks, "steps": steps, "strength": strength, "rate": rate, "batch": batch, "seed": seed}
+    found = head_gates(model, (images, labels), suppress=suppress, **said)
+    value = found.interference.double().cpu()
+    error = found.opened.double().cpu().std(dim=0, correction=0) / masks**0.5
+    roles = {name: getattr(found, name).double().cpu() for name in ("facilitation", "irrelevance", "interference")}
+    return HeadScores(value, error, after=roles, protocol={"selector": "gating", "contrastive": suppress is not None, **said})
+
+
+def head_gates(
+    model: VisionModel,
+    keep: Task,
+    *,
+    suppress: Task | None = None,
+    masks: int = 10,
+    steps: int = 500,
+    strength: float = 0.1,
+    rate: float = 1.0,
+    batch: int = 32,
+    seed: int = 0,
+) -> Gating:
+    """Fit `masks` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3) pushed shut, `steps` updates of Adam each."""
+    for name, value in (("masks", masks), ("steps", steps), ("batch", batch), ("strength", strength), ("rate", rate)):
+        if value <= 0:
+            raise BadOption(name, value, "a number above 0")
+    tasks = [(images, checked_labels(model, images, labels)) for images, labels in (keep, *((suppress,) if suppress is not None else ()))]
+    generator = torch.Generator().manual_seed(seed)
+    missing = absent(model).to(model.device)
+    uniform = torch.rand(masks, *missing.shape, generator=generator, dtype=torch.float64).logit().clamp(-CLIP, CLIP)
+    start = uniform.to(model.device, torch.float64 if model.dtype == torch.float64 else torch.float32)
+    told: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch, "generator": generator, "missing": missing}
+    free = _fit(model, tasks, start, strength=0.0, **told)
+    opened, shut = (_fit(model, tasks, free, strength=sign * strength, **told) for sign in (1, -1))
+    return Gating(*(theta.sigmoid().masked_fill(missing, torch.nan) for theta in (free, opened, shut)))
+
+
+def _fit(
+    model: VisionModel, tasks: list[Task], start: Tensor, *, strength: float, steps: int, rate: float, batch: int, generator: torch.Generator, missing: Tensor
+) -> Tensor:
+    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every mask."""
+    theta = start.clone().requires_grad_()
+    adam = torch.optim.Adam([theta], lr=rate)
+    present = (~missing).to(theta.dtype)
+    for _ in range(steps):
+        drawn = [torch.randperm(len(labels), generator=generator)[:batch] for _, labels in tasks]
+        picked = [(images[rows.to(images.device)], labels[rows.to(labels.device)]) for (images, labels), rows in zip(tasks, drawn, strict=True)]
+        adam.zero_grad()
+        pressure = (theta.clamp(-CLIP, CLIP) * present).sum() / present.sum()  # summed over masks: they do not meet
+        (-strength * pressure).backward()
+        _backward(model, picked, theta)
+        assert theta.grad is not None
+        theta.grad *= (NORM / theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)).clamp(max=1.0)[:, None, None]
+        adam.step()
+    return theta.detach()
+
+
+def _backward(model: VisionModel, tasks: list[Task], theta: Tensor) -> None:
+    """Add the loss's gradient to `theta`; as many masks at once as fit."""
+    images = tasks[0][0]
+    each = sum(len(x) for x, _ in tasks) * model.forward_bytes(model.check(images)) * model.n_layers * 2
+
+    def some(start: int, stop: int) -> None:
+        for number, (x, y) in enumerate(tasks):
+            gates = theta[start:stop].sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
+            logits = gated_logits(model, x.repeat(stop - start, 1, 1, 1), gates)
+            nll = F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits, y.repeat(stop - start), reduction="none")
+            nll = nll if number == 0 else -nll.clamp(max=math.log(logits.shape[-1]))
+            (nll.unflatten(0, (stop - start, len(x))).mean(dim=1).sum()).backward()
+
+    for _ in in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks"):
+        pass

@@ -1,0 +1,61 @@
+"""The plain page in an exported folder: what was removed, and how to load what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def readme(card: dict[str, Any], note: str) -> str:
+    """Markdown for an exported model's card."""
+    total = sum(card["layers"])
+    rows = [
+        f"| {layer} | {heads} | {', '.join(str(head) for at, head in card['removed'] if at == layer)} |"
+        for layer, heads in enumerate(card["layers"])
+        if any(at == layer for at, _ in card["removed"])
+    ]
+    told = [
+        f"# {card['model']} without {len(card['removed'])} of its {total} attention heads",
+        "The heads below say nothing any more: their columns of the output projection "
+        + ("are zero. The architecture is the original one." if card["form"] == "zeroed" else "were cut out, with their queries, keys and values."),
+        "The bias of the output projection belongs to no head and is unchanged. Layers and heads count from 0.",
+        "\n".join(["| layer | heads it had | removed |", "|---|---|---|", *rows]) if rows else "No head was removed.",
+        *([note] if note else []),
+        *(["The weights this model came from were random."] if card["random_weights"] else []),
+        "## Load it",
+        f"```python\n{_how(card)}\n```",
+        *([_HEAD] if card["head"] is not None else []),
+        f"Inputs: {_frame(card['preprocess'])}.",
+        f"Weights: {card['fingerprint']} (seecause {card['seecause']}).",
+    ]
+    return "\n\n".join(told) + "\n"
+
+
+_HEAD = "`head.safetensors` holds the classifier, which is not part of the library's model; seecause.json says how tokens are pooled for it."
+
+
+def _how(card: dict[str, Any]) -> str:
+    ours = "import seecause as sc\nmodel = sc.load(FOLDER)"
+    if card["form"] == "sliced":
+        return ours
+    origin = card["origin"]
+    if not origin:
+        return "from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
+    options = "".join(f", {key}={value!r}" for key, value in origin.get("options", {}).items())
+    plain = {
+        "transformers": f"from transformers import {origin.get('class')}\nmodel = {origin.get('class')}.from_pretrained(FOLDER)",
+        "torchvision": f"from safetensors.torch import load_file\nfrom torchvision import models\nmodel = models.get_model({origin.get('name')!r}{options})\n"
+        "model.load_state_dict(load_file('model.safetensors'))",
+        "open_clip": f"import open_clip\nmodel = open_clip.create_model({origin.get('name')!r}, pretrained='model.safetensors')",
+        "timm": f"import timm\nmodel = timm.create_model({origin.get('name')!r}{options}, checkpoint_path='model.safetensors')",
+    }[origin["library"]]
+    if "arguments" in origin:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in origin["arguments"].items())
+        plain = (
+            "from safetensors.torch import load_file\nfrom timm.models.vision_transformer import VisionTransformer\n"
+            f"model = VisionTransformer({arguments})\nmodel.load_state_dict(load_file('model.safetensors'))"
+        )
+    return f"{plain}\n\n# or, with class names and preprocessing:\n{ours}"
+
+
+def _frame(frame: dict[str, Any]) -> str:
+    return f"{frame['size'][0]} x {frame['size'][1]} pixels, mean {list(frame['mean'])}, deviation {list(frame['std'])}"

@@ -1,0 +1,101 @@
+"""Folders that `heads.export` writes, read back: a card (`seecause.json`) beside weights.
+
+zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head of our own, if there is one
+sliced   smaller weights; the module is built whole, loses the same heads, and is then filled
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from seecause.errors import MissingWeights
+from seecause.models.heads import CosineHead
+from seecause.models.preprocess import Preprocess
+from seecause.models.slicing import slice_heads
+from seecause.models.sources import Source, fill, read_weights
+
+CARD = "seecause.json"
+PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
+
+
+def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
+    """The module of an exported folder, and what `wrap` should be told about it."""
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    origin = card["origin"]
+    if not origin:
+        raise MissingWeights(str(folder), "its card does not say how the module is built", "Build it, load model.safetensors into it, and sc.wrap it")
+    if card["form"] == "sliced":
+        module = _built(origin, folder)
+        for place, keep in zip(card["blocks"], card["kept"], strict=True):
+            if keep is not None:
+                slice_heads(module.get_submodule(place), keep)
+        fill(module, read_weights(folder / SLICED), str(folder))
+        origin = {**origin, "kept": card["kept"]}
+    elif origin["library"] == "transformers":
+        import transformers
+
+        module = getattr(transformers, origin["class"]).from_pretrained(folder)
+    else:
+        module = _built(origin, folder)
+        fill(module, read_weights(folder / PLAIN), str(folder))
+    return Source(module, _told(card, folder, classes), origin)
+
+
+def _built(origin: dict[str, Any], folder: Path) -> Any:
+    """The whole module, with random weights."""
+    library = origin["library"]
+    if library == "transformers":
+        import transformers
+
+        return getattr(transformers, origin["class"])(transformers.AutoConfig.from_pretrained(folder))
+    if library == "torchvision":
+        from torchvision import models
+
+        return models.get_model(origin["name"], weights=None, **origin["options"])
+    if library == "open_clip":
+        import open_clip
+
+        return open_clip.create_model(origin["name"], pretrained=None)
+    if "arguments" in origin:
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(**origin["arguments"])
+    import timm
+
+    return timm.create_model(origin["name"], pretrained=False, **origin["options"])
+
+
+def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> dict[str, Any]:
+    frame: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in card["preprocess"].items()}
+    told: dict[str, Any] = {
+        "preprocess": Preprocess(**frame),
+        "classes": tuple(classes) if classes is not None else tuple(card["classes"]),
+        "sigmoid": card["sigmoid"],
+    }
+    if card["head"] is not None:
+        told |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+    if card["templates"]:
+        told["templates"] = card["templates"]
+        if (folder / "tokenizer_config.json").is_file():
+            from transformers import AutoTokenizer
+
+            told["tokenizer"] = AutoTokenizer.from_pretrained(folder)
+        elif card["origin"]["library"] == "open_clip":
+            import open_clip
+
+            told["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
+    return told
+
+
+def _head(told: dict[str, Any], folder: Path) -> nn.Module:
+    state = read_weights(folder / HEAD)
+    if told["kind"] == "cosine":
+        return CosineHead(state["matrix"], scale=told["scale"])
+    head = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
+    head.load_state_dict(state)
+    return head

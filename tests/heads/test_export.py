@@ -1,0 +1,147 @@
+"""Exported folders load in plain libraries (zeroed) or by `sc.load` (both), and answer like the ablated model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption, MissingWeights, NotDefined
+from seecause.heads import ablate, export, prune
+from tests.families.native import TEXT
+from tests.helpers import view
+from tests.tiny import pictures, scramble, tiny
+
+FORMS = ["zeroed", "sliced"]
+HEADS = [(0, 1), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)]
+
+
+def ablated(model, images, heads=HEADS):
+    with ablate(model, heads):
+        return model(images)
+
+
+def close(got, expected):
+    assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def biased():
+    return sc.load("builtin:critters-biased")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
+    heads = [(0, 0), (2, 5), *((4, head) for head in range(8))]
+    images = torch.randn(2, 3, 96, 96)
+    expected = ablated(biased, images, heads)
+    assert (expected - biased(images)).abs().max() > 0.1
+    again = sc.load(str(export(biased, heads, tmp_path, form=form)))
+    close(again(images), expected)
+    assert again.classes == biased.classes and again.preprocess == biased.preprocess and not again.random_weights
+    page = (tmp_path / "README.md").read_text()
+    assert "without 10 of its 48 attention heads" in page and "| 4 | 8 | 0, 1, 2, 3, 4, 5, 6, 7 |" in page
+
+
+def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path):
+    from timm.models.vision_transformer import VisionTransformer
+
+    export(biased, HEADS, tmp_path)
+    module = VisionTransformer(**json.loads((tmp_path / "seecause.json").read_text())["origin"]["arguments"]).eval()
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    images = torch.randn(2, 3, 96, 96)
+    close(module(images), ablated(biased, images))
+
+
+def test_timm_loads_what_it_knows_by_name(tmp_path):
+    import timm
+
+    model = sc.load("timm:test_vit", weights="random")
+    scramble(model.module)
+    heads, images = [(0, 0), (3, 1)], torch.randn(2, 3, 160, 160)
+    expected = ablated(model, images, heads)
+    export(model, heads, tmp_path / "zeroed")
+    plain = timm.create_model("test_vit", checkpoint_path=str(tmp_path / "zeroed" / "model.safetensors")).eval()
+    close(plain(images), expected)
+    page = (tmp_path / "zeroed" / "README.md").read_text()
+    assert "timm.create_model('test_vit', num_classes=1000" in page and "were random" in page
+    export(model, heads, tmp_path / "sliced", form="sliced")
+    close(sc.load(str(tmp_path / "sliced"))(images), expected)
+    size = {form: sum(f.stat().st_size for f in (tmp_path / form).glob("*.safetensors")) for form in FORMS}
+    assert size["sliced"] < size["zeroed"]
+
+
+def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
+    matrix = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
+    model = sc.load("timm:eva02_tiny_patch14_224", weights="random", size=56, head=matrix)
+    scramble(model.module)
+    images = torch.randn(1, 3, 56, 56)
+    again = sc.load(str(export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path, form="sliced")))
+    close(again(images), ablated(model, images, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)]))
+
+
+@pytest.mark.parametrize("family", ["hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip_tower", "hf_clip_classifier"])
+def test_transformers_loads_what_it_saved(family, tmp_path):
+    native = tiny(family, dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    expected = ablated(model, images)
+    export(model, HEADS, tmp_path / "zeroed")
+    plain = type(native.module).from_pretrained(tmp_path / "zeroed").eval()
+    native.module.load_state_dict(plain.state_dict())
+    close(native.forward(images), expected)
+    for form in FORMS:
+        folder = tmp_path / form if form == "zeroed" else export(model, HEADS, tmp_path / form, form=form)
+        close(sc.load(str(folder))(images), expected)
+    assert not (tmp_path / "sliced" / "model.safetensors").exists()  # from_pretrained would fill it wrongly
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_zero_shot_model_keeps_its_text_tower(form, tmp_path):
+    native = tiny("hf_clip", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    export(model, HEADS, tmp_path, form=form)
+    again = sc.load(str(tmp_path), tokenizer=TEXT["tokenizer"])
+    assert again.classes == model.classes
+    close(again(images), ablated(model, images))
+
+
+def test_pruned_models_can_be_exported_and_pruned_again(biased, tmp_path):
+    images = torch.randn(1, 3, 96, 96)
+    once = prune(biased, [(0, 0), (1, 3)])
+    with pytest.raises(NotDefined, match="sliced"):
+        export(once, [], tmp_path)
+    again = sc.load(str(export(once, [(0, 0)], tmp_path / "a", form="sliced")))  # head 1 of the original
+    twice = sc.load(str(export(again, [(1, 6)], tmp_path / "b", form="sliced")))  # head 7 of the original
+    close(twice(images), ablated(biased, images, [(0, 0), (0, 1), (1, 3), (1, 7)]))
+
+
+def test_a_module_of_unknown_making_says_so(tmp_path):
+    native = tiny("timm_registers", dtype=torch.float32)
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(NotDefined, match="Load the model"):
+        export(model, HEADS, tmp_path, form="sliced")
+    assert not list(tmp_path.iterdir())  # nothing half written
+    export(model, HEADS, tmp_path)
+    with pytest.raises(MissingWeights, match="how the module is built"):
+        sc.load(str(tmp_path))
+    expected = ablated(model, images)
+    native.module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    close(native.forward(images), expected)
+
+
+def test_a_form_that_is_none_is_refused(tmp_path):
+    with pytest.raises(BadOption, match="zeroed or sliced"):
+        export(view(tiny("hf_vit"), check=False), [], tmp_path, form="smaller")
+
+
+def test_a_processor_says_what_the_model_was_told(tmp_path):
+    from seecause.heads.export import _save_processor
+    from seecause.models.preprocess import Preprocess, preprocess_from_processor
+
+    frame = Preprocess(size=(224, 224), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop=224 / 256, filter="bilinear")
+    _save_processor(frame, tmp_path)
+    assert preprocess_from_processor(json.loads((tmp_path / "preprocessor_config.json").read_text())) == frame

@@ -1,0 +1,104 @@
+"""FIG, BIG and BIR, by every baseline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadImage, BadOption, NotDefined
+from seecause.heads import Gains, Masks, Swapped, information_gains
+from seecause.heads.erase import erase, fill
+from tests.helpers import noise, view
+from tests.reference import cigma as reference
+from tests.tiny import pictures, tiny
+
+
+def case(batch=3, family="timm_registers"):
+    native = tiny(family)
+    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
+    return native, view(native, check=False), pictures(native, batch), masks
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_gains_are_those_of_native_forwards(temperature):
+    native, model, images, masks = case()
+    found = information_gains(model, images, masks, temperature=temperature)
+    expected = torch.tensor([reference.gains(native.forward, x, m, temperature) for x, m in zip(images, masks, strict=True)], dtype=torch.float64)
+    assert_close(torch.stack([found.fig, found.big], dim=1), expected, atol=1e-10, rtol=0)
+    assert_close(found.bir, found.big / (found.fig + found.big))
+    assert found.protocol["masks"] == {"source": "oracle"} and found.noise_floor < 1e-12
+    with sc.budget(1):
+        assert_close(information_gains(model, images, masks, temperature=temperature).big, found.big, atol=1e-12, rtol=0)
+
+
+def test_both_ratios_and_degenerate_images():
+    gains = Gains(fig=torch.tensor([0.3, 0.0, 0.1]).double(), big=torch.tensor([0.1, 0.0, 0.0]).double(), noise_floor=0.0)
+    assert gains.bir.tolist() == pytest.approx([0.25, 0.5, 0.0])
+    assert gains.degenerate.tolist() == [False, True, False]
+    assert gains.bir_mean_of_ratios == pytest.approx(0.25) and gains.bir_ratio_of_means == pytest.approx(0.2)
+
+
+def test_an_empty_mask_makes_the_background_everything():
+    _, model, images, masks = case()
+    gains = information_gains(model, images, torch.zeros_like(masks))
+    assert gains.fig.max() == 0 and gains.big.min() > 0 and gains.bir.tolist() == [1, 1, 1]
+
+
+def test_bfloat16_has_a_noise_floor_and_float64_has_none():
+    native = tiny("timm_registers", dtype=torch.bfloat16)
+    model, images = view(native, check=False), pictures(native, 5)
+    masks = torch.rand(5, *native.size) < 0.4
+    assert 0 <= information_gains(model, images, masks).noise_floor < 1e-2
+    assert information_gains(model, images, masks).big.dtype == torch.float64
+
+
+def test_counterfactual_pictures_are_used_as_they_are():
+    native, model, images, _ = case()
+    elsewhere, others = images + noise(*images.shape, seed=5), images.flip(0)
+    gains = information_gains(model, images, baseline=Swapped(elsewhere, others))
+    for i in range(3):
+        whole, moved, changed = (reference.answer(native.forward, x[i]) for x in (images, elsewhere, others))
+        assert gains.big[i].item() == pytest.approx(reference.js(whole, moved), abs=1e-10)
+        assert gains.fig[i].item() == pytest.approx(reference.js(whole, changed), abs=1e-10)
+    assert gains.protocol["baseline"] == "swapped"
+    with pytest.raises(BadOption, match="without a foreground"):
+        information_gains(model, images, baseline=Swapped(elsewhere))
+    with pytest.raises(BadOption, match="one picture for each image"):
+        information_gains(model, images, baseline=Swapped(elsewhere[:2], others))
+
+
+@pytest.mark.parametrize("baseline", ["mean", "grey", "blur", "noise", torch.full((1, 3, 32, 48), 0.3), noise(2, 3, 32, 48)])
+def test_erased_pictures_keep_what_the_mask_says(baseline):
+    _, model, images, masks = case(2)
+    inside = torch.ones_like(masks)
+    inside[:, -8:] = False
+    found = erase(model, images, masks, baseline, inside=inside)
+    base = fill(model, images, baseline, inside=inside).expand_as(images)
+    for i in range(2):
+        for picture, kept in ((found.no_background, masks[i] | ~inside[i]), (found.no_foreground, ~masks[i] | ~inside[i])):
+            assert torch.equal(picture[i][:, kept], images[i][:, kept])
+            assert_close(picture[i][:, ~kept], base[i][:, ~kept])
+
+
+def test_the_mean_colour_is_that_of_the_picture_without_padding():
+    _, model, images, masks = case(2)
+    inside = torch.ones_like(masks)
+    inside[:, -8:] = False
+    assert_close(fill(model, images, "mean", inside=inside), images[:, :, :-8].mean(dim=(2, 3), keepdim=True))
+
+
+def test_bad_input_is_refused():
+    _, model, images, masks = case()
+    with pytest.raises(BadOption, match=r"at its size: \[3, 32, 48\]"):
+        information_gains(model, images, masks[:, :16])
+    with pytest.raises(BadOption, match="one for each image"):
+        information_gains(model, images, Masks.oracle(masks[:2]))
+    with pytest.raises(BadOption, match="masks of the images"):
+        information_gains(model, images)
+    with pytest.raises(BadImage, match="empty batch"):
+        information_gains(model, images[:0], masks[:0])
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match="answer independently"):
+        information_gains(model, images, masks)

@@ -1,0 +1,99 @@
+"""Causal Head Gating finds what was planted: a head that drowns the labels, heads that do nothing, heads that carry the answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.heads import ablate, head_gates, select
+from seecause.heads.gating import Gating
+from tests.families.native import HALF
+from tests.tiny import scramble
+
+NOISY, IDLE, CARRYING = (1, 0), [(0, 2), (1, 2)], [(0, 0), (0, 1), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Labels are a model's own answers without one head, which it then gets back six times as loud; two other heads write nothing."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5), seed=1).requires_grad_(False)
+    model = sc.wrap(module, **HALF, check=False)
+
+    def columns(layer, head):
+        return module.blocks[layer].attn.proj.weight[:, 8 * head : 8 * head + 8]
+
+    for place in IDLE:
+        columns(*place).zero_()
+    images = torch.randn(128, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with ablate(model, [NOISY]):
+        module.head.bias -= model(images).mean(dim=0)  # every class is someone's answer
+        module.head.weight *= 8
+        module.head.bias *= 8
+        labels = model(images).argmax(dim=1)
+    columns(*NOISY).mul_(6)
+    return model, images, labels
+
+
+@pytest.fixture(scope="module")
+def gates(planted):
+    model, images, labels = planted
+    return head_gates(model, (images, labels), masks=5, steps=30, batch=64)
+
+
+def test_a_head_that_adds_label_noise_interferes(gates):
+    assert gates.roles()[NOISY[0]][NOISY[1]] == "interfering"
+    assert gates.opened[:, *NOISY].max() < 0.5  # in every fit
+    assert divmod(int(gates.interference.argmax()), 3) == NOISY
+
+
+def test_heads_without_effect_follow_the_pressure(gates):
+    for layer, head in IDLE:
+        assert gates.roles()[layer][head] == "irrelevant"
+        assert gates.irrelevance[layer, head] > 0.9
+
+
+def test_heads_that_carry_the_answer_facilitate(gates):
+    assert {gates.roles()[layer][head] for layer, head in CARRYING} == {"facilitating"}
+
+
+def test_removing_what_interferes_repairs_the_model(planted):
+    model, images, labels = planted
+    scores = select("gating", model, images, labels, masks=2, steps=15, batch=64)
+    assert (model(images).argmax(dim=1) == labels).float().mean() < 0.5
+    assert scores.top(1) == [NOISY]
+    with ablate(model, scores.top(1)):
+        assert (model(images).argmax(dim=1) == labels).all()
+
+
+def test_soft_roles_follow_from_the_two_gates():
+    opened, shut = torch.tensor([[[0.9, 0.9, 0.1, 0.1]]]), torch.tensor([[[0.8, 0.2, 0.3, 0.9]]])
+    found = Gating(opened, opened, shut)
+    assert found.roles() == [["facilitating", "irrelevant", "interfering", "unclear"]]
+    assert_close(found.facilitation, shut[0])
+    assert_close(found.irrelevance, (opened * (1 - shut))[0])
+    assert_close(found.interference, 1 - opened[0])
+
+
+def test_masks_do_not_meet(planted):
+    """As many fits at once as fit in memory are the same fits one by one."""
+    model, images, labels = planted
+    together = head_gates(model, (images, labels), masks=3, steps=3, batch=8)
+    with sc.budget(1):
+        apart = head_gates(model, (images, labels), masks=3, steps=3, batch=8)
+    assert_close(together.opened, apart.opened, atol=1e-4, rtol=0)
+
+
+def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
+    """What a head is called depends on the tasks: the loud head interferes with one set of answers and makes the other."""
+    model, images, quiet = planted
+    loud = model(images).argmax(dim=1)
+    differ = quiet != loud
+    told = dict(masks=2, steps=15, batch=32)
+    against = head_gates(model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **told)
+    towards = head_gates(model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **told)
+    assert against.roles()[NOISY[0]][NOISY[1]] == "interfering"
+    assert towards.roles()[NOISY[0]][NOISY[1]] == "facilitating"

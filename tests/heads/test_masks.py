@@ -1,0 +1,171 @@
+"""Masks are found alike alone and in a batch, have the size they should have, and are kept by what decides them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.data.sample import IGNORE
+from seecause.errors import BadImage, BadOption, NotDefined
+from seecause.heads import Masks, discover_masks, iou, mask_search
+from seecause.heads.binarise import harden
+from tests.helpers import view
+from tests.reference import cigma as reference
+from tests.tiny import pictures, tiny
+
+OPTIONS = {"steps": 6, "grid": 6, "rate": 0.05}
+
+
+def case(batch=3, family="timm_registers"):
+    native = tiny(family)
+    return native, view(native, check=False), pictures(native, batch)
+
+
+@pytest.mark.parametrize(("param", "init"), [("clamp", 0.5), ("clamp", 0.97), ("sigmoid", 0.5)])
+def test_masks_are_those_of_a_plain_optimiser(param, init):
+    native, model, images = case()
+    weights = (1.0, 0.3, 0.1)
+    found = discover_masks(model, images, weights=weights, param=param, init=init, **OPTIONS)
+    for image, soft in zip(images, found.soft, strict=True):
+        expected = reference.mask(native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS)
+        assert_close(soft, expected, atol=1e-9, rtol=0)
+    assert found.soft.std() > 0.01 and found.source == "discovered"
+
+
+def test_the_batch_does_not_matter():
+    _, model, images = case()
+    whole = discover_masks(model, images, **OPTIONS)
+    with sc.budget(1):  # one image at a time
+        single = discover_masks(model, images, **OPTIONS)
+    assert_close(whole.soft, single.soft, atol=1e-9, rtol=0)
+    assert torch.equal(whole.hard, single.hard)
+
+
+def test_the_answer_is_kept_and_less_is_shown():
+    _, model, images = case(1)
+    short, long = (discover_masks(model, images, steps=n, grid=6, rate=0.05, weights=(1.0, 0.01, 0.0)) for n in (1, 25))
+    assert long.losses[0, 0] < short.losses[0, 0]
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.35, 0.5])
+@pytest.mark.parametrize("soft", [torch.ones(1, 5, 5), torch.zeros(1, 5, 5), torch.rand(1, 5, 5, generator=torch.Generator().manual_seed(0))])
+def test_topk_keeps_exactly_so_many_pixels(soft, rho):
+    hard, ties = harden(soft, (32, 48), rho=rho)
+    assert hard.sum() == round(rho * 32 * 48)
+    assert ties[0] == 1 or soft.std() > 0
+
+
+def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none():
+    soft = torch.zeros(1, 8, 8)
+    soft[:, :, :4] = 1  # half of the pixels saturate
+    kept, ties = harden(soft, (64, 64), rho=26 / 64)
+    assert kept[0, :, :26].all()  # of 28 columns that are 1, the two with lower ones near come last
+    assert ties[0] == 28 / 64
+    none, _ = harden(soft, (64, 64), rho=0.25, rule="percentile")
+    assert not none.any()
+    ramp = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(1))
+    assert harden(ramp, (64, 64), rho=0.25, rule="percentile")[0].float().mean() == pytest.approx(0.25, abs=1e-3)
+
+
+def test_padding_is_never_kept():
+    _, model, images = case(2)
+    inside = torch.ones(2, 32, 48, dtype=torch.bool)
+    inside[:, :8] = False
+    found = discover_masks(model, images, inside=inside, **OPTIONS)
+    assert not found.hard[:, :8].any()
+    assert found.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
+
+
+def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
+    monkeypatch.setattr(mask_search, "CHECK_EVERY", 4)
+    _, model, images = case()
+    options = {"steps": 20, "grid": 6, "rate": 0.01, "early_stop": 0.03}
+    early = discover_masks(model, images, **options)
+    with sc.budget(1):
+        single = discover_masks(model, images, **options)
+    assert early.steps.tolist() == single.steps.tolist()
+    assert early.steps.min() < early.steps.max() and set(early.steps.tolist()) <= {8, 12, 16, 20}
+    assert_close(early.soft, single.soft, atol=1e-9, rtol=0)
+    stopped = int(early.steps.argmin())
+    alone = discover_masks(model, images[stopped : stopped + 1], steps=int(early.steps.min()), grid=6, rate=0.01)
+    assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
+
+
+def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
+    native, model, images = case(2)
+    done = []
+    first = discover_masks(model, images, cache=tmp_path, progress=done.append, **OPTIONS)
+    assert done == [2] and len(list(tmp_path.iterdir())) == 2
+
+    def files_after(**changes):
+        discover_masks(model, changes.pop("images", images), cache=tmp_path, **{**OPTIONS, **changes})
+        return len(list(tmp_path.iterdir()))
+
+    again = discover_masks(model, images.flip(0), cache=tmp_path, rho=0.2, **OPTIONS)  # place and rho do not matter
+    assert len(list(tmp_path.iterdir())) == 2 and torch.equal(again.soft.flip(0), first.soft)
+    assert again.hard.sum() == 2 * round(0.2 * 32 * 48)
+    assert files_after(steps=3) == 4
+    assert files_after(images=images + 0.1, steps=3) == 6
+    assert files_after(baseline=torch.zeros(1, 3, 32, 48), steps=3) == 8
+    with model.gated(torch.full((4, 3), 0.5)):
+        assert files_after(steps=3) == 10
+    with torch.no_grad():
+        native.module.head.bias += torch.arange(7)
+    assert files_after(steps=3) == 12
+
+
+def test_masks_work_without_gradients_and_for_convolutional_models():
+    from tests.families.conv import OPTIONS as CONV
+    from tests.families.conv import tiny_conv
+
+    native = tiny_conv("timm_resnet")
+    model = sc.wrap(native.module, check=False, **CONV)
+    with torch.inference_mode():
+        found = discover_masks(model, torch.randn(1, 3, *model.preprocess.size, dtype=torch.float64), steps=2, grid=4)
+    assert found.hard.shape == (1, *model.preprocess.size)
+
+
+def test_overlap_with_true_masks():
+    hard = torch.zeros(2, 4, 4, dtype=torch.bool)
+    hard[0, :2] = True
+    truth = torch.zeros(2, 4, 4, dtype=torch.int32)
+    truth[0, 1:3] = 1
+    assert_close(iou(Masks.oracle(hard), truth), torch.tensor([4 / 12, torch.nan], dtype=torch.float64), equal_nan=True)
+    truth[0, 0] = IGNORE
+    assert iou(hard, truth)[0] == 0.5
+    known = Masks.oracle(truth)
+    assert known.source == "oracle" and not known.inside[0, 0].any() and known.hard.sum() == 8
+    with pytest.raises(BadOption, match="same pictures"):
+        iou(hard, truth[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"param": "tanh"}, "clamp, sigmoid"),
+        ({"steps": 0}, "one step"),
+        ({"init": 1.0, "param": "sigmoid"}, "inside it"),
+        ({"weights": (1.0, -1.0, 0.0)}, "three numbers"),
+        ({"rho": 0.0}, "between 0 and 1"),
+        ({"binarise": "otsu"}, "topk, percentile"),
+        ({"baseline": "white"}, "mean, grey, blur, noise"),
+        ({"baseline": torch.zeros(2, 3, 8, 8)}, "one picture"),
+        ({"early_stop": 2.0}, "share of the pixels"),
+        ({"inside": torch.ones(1, 2, 2, dtype=torch.bool)}, "where the picture is"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    _, model, images = case(1)
+    with pytest.raises(BadOption, match=said):
+        discover_masks(model, images, **options)
+
+
+def test_no_images_and_independent_classes_are_refused():
+    _, model, images = case(1)
+    with pytest.raises(BadImage, match="empty batch"):
+        discover_masks(model, images[:0])
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match="sigmoid=False"):
+        discover_masks(model, images)

@@ -1,0 +1,230 @@
+"""Suffix scores are the naive ones, and say what else a removal does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadImage, BadOption, NotDefined
+from seecause.heads import HeadScores, Masks, Swapped, above_noise, penalised, protected, score
+from seecause.heads.study import derangement
+from tests.families.conv import OPTIONS as CONV
+from tests.families.conv import tiny_conv
+from tests.helpers import hooks, noise, view
+from tests.reference import cigma as reference
+from tests.tiny import pictures, tiny
+
+FAMILIES = ["timm_deit3", "timm_clip", "timm_parallel", "timm_post_norm", "timm_map", "timm_mean", "timm_distilled", "timm_eva", "timm_eva_registers"]
+FAMILIES += ["hf_vit", "hf_clip", "hf_dinov2", "hf_siglip_tower", "torchvision_vit", "open_clip_clip"]
+HEADS, WIDTH, BIG = 3, 8, 1
+
+
+def case(family="timm_registers", batch=2):
+    native = tiny(family)
+    images = pictures(native, batch)
+    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
+    return native, view(native, check=False), images, masks
+
+
+@torch.no_grad()
+def naive(native, images, measure, changed=None):
+    """Effects [B, L, H] on measure(i)."""
+    return reference.head_effects(len(images), native.blocks, HEADS, WIDTH, measure, changed)
+
+
+def big(native, images, masks):
+    return lambda i: reference.gains(native.forward, images[i], masks[i])[BIG]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_suffix_scores_are_naive_scores(family):
+    native, model, images, masks = case(family)
+    expected = naive(native, images, big(native, images, masks))
+    found = score(model, images, masks, per_image=True)
+    assert_close(found.effects, expected, atol=1e-10, rtol=0)
+    assert_close(found.value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    assert_close(found.error, expected.std(dim=0, correction=0) / 2**0.5, atol=1e-10, rtol=0)
+    assert expected.abs().max() > 1e-4 and hooks(native.module) == 0
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
+def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
+    native, model, images, masks = case(family, batch=3)
+    seen = [torch.stack([reference.carried(native.forward, block, image) for image in images]) for block in native.blocks]  # [B, T, H * dh]
+
+    def put(contents):
+        def changed(i, layer, head):
+            return reference.carrying(native.blocks[layer], head, WIDTH, contents(i, layer)[:, head * WIDTH : (head + 1) * WIDTH])
+
+        return changed
+
+    donors = derangement(3, seed=4).tolist()
+    for operator, contents in (("mean", lambda i, layer: seen[layer].mean(dim=0)), ("resample", lambda i, layer: seen[layer][donors[i]])):
+        expected = naive(native, images, big(native, images, masks), put(contents))
+        found = score(model, images, masks, operator=operator, seed=4, per_image=True, guard=False)
+        assert_close(found.effects, expected, atol=1e-10, rtol=0)
+
+
+def test_other_responses_need_no_masks():
+    native, model, images, masks = case()
+    labels = [2, 5]
+    answers = {
+        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
+        "nll": lambda i: -reference.answer(native.forward, images[i])[labels[i]].log().item(),
+        "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
+    }
+    for response, measure in answers.items():
+        found = score(model, images, response=response, target=labels, per_image=True)
+        assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+        assert "fig" not in found.after
+    contrast = score(model, images, response=lambda logits: logits[:, 1] - logits[:, 4])
+    expected = naive(native, images, lambda i: (native.forward(images[i : i + 1])[0, 1] - native.forward(images[i : i + 1])[0, 4]).item())
+    assert_close(contrast.value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    figs = score(model, images, masks, response="fig")
+    assert_close(figs.value, figs.after["fig_drop"])
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "hf_vit", "torchvision_vit"])
+def test_heads_without_output_columns_score_exactly_zero(family):
+    native, model, images, masks = case(family)
+    with torch.no_grad():
+        reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
+    found = score(model, images, masks, per_image=True)
+    assert (found.effects[:, 1, 1] == 0).all() and found.error[1, 1] == 0
+    assert (found.value == 0).sum() == 1 and found.protocol["heads_run"] == 11
+    assert found.after["nll"][1, 1] == found.before["nll"]
+
+
+def test_removed_heads_stay_removed():
+    native, model, images, masks = case()
+    gates = torch.ones(4, HEADS)
+    gates[2, 0] = 0
+    with model.gated(gates):
+        found = score(model, images, masks, per_image=True)
+    with reference.without(native.blocks[2], 0, WIDTH):
+        expected = naive(native, images, big(native, images, masks))
+    assert_close(found.effects, expected, atol=1e-10, rtol=0)
+    assert (found.effects[:, 2, 0] == 0).all()
+
+
+def test_memory_decides_chunks_and_not_results():
+    _, model, images, masks = case(batch=5)
+    seen = []
+    whole = score(model, images, masks, operator="resample")
+    with sc.budget(3 * model.forward_bytes(model.layout)):
+        small = score(model, images, masks, operator="resample", progress=seen.append)
+    assert_close(whole.value, small.value, atol=1e-12, rtol=0)
+    assert sum(seen) == 5 * 4 * HEADS and len(seen) > 12
+
+
+def test_some_heads_only():
+    _, model, images, masks = case()
+    whole, some = score(model, images, masks), score(model, images, masks, heads=[(3, 1), (0, 2)])
+    assert some.value.isfinite().nonzero().tolist() == [[0, 2], [3, 1]]
+    assert_close(some.value[3, 1], whole.value[3, 1])
+    assert set(some.order(positive=False)) == {(3, 1), (0, 2)}
+
+
+def test_blocks_may_have_fewer_heads():
+    _, model, images, masks = case()
+    smaller = sc.heads.prune(model, [(1, 0), (1, 2)])
+    found = score(smaller, images, masks)
+    assert found.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
+    with sc.heads.ablate(model, [(1, 0), (1, 2)]):
+        ablated = score(model, images, masks).value
+    assert_close(found.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
+    assert_close(found.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
+    bare = score(sc.heads.prune(model, [(2, head) for head in range(HEADS)]), images, masks)
+    assert bare.value[2].isnan().all() and bare.value[[0, 1, 3]].isfinite().all()
+
+
+def test_what_else_a_removal_does():
+    native, model, images, masks = case(batch=3)
+    labels = [native.forward(images[:1]).argmax().item(), 0, 1]
+    found = score(model, images, masks, target=labels)
+    with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
+        p = torch.softmax(native.forward(images), dim=-1)
+        gains = torch.tensor([reference.gains(native.forward, x, m) for x, m in zip(images, masks, strict=True)])
+    assert found.after["accuracy"][2, 1].item() == pytest.approx((p.argmax(dim=-1) == torch.tensor(labels)).double().mean().item())
+    assert found.after["nll"][2, 1].item() == pytest.approx(-p[range(3), labels].log().mean().item())
+    assert found.after["entropy"][2, 1].item() == pytest.approx(-(p * p.log()).sum(dim=-1).mean().item())
+    assert found.after["fig"][2, 1].item() == pytest.approx(gains[:, 0].mean().item())
+    assert found.before["fig"] - found.after["fig"][2, 1].item() == pytest.approx(found.after["fig_drop"][2, 1].item())
+    assert "fig" not in score(model, images, masks, guard=False).after
+
+
+def test_matched_entropy_is_matched():
+    _, model, images, masks = case(batch=3)
+    plain, matched = score(model, images, masks), score(model, images, masks, entropy_match=True)
+    assert_close(matched.after["entropy"], torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64), atol=1e-9, rtol=0)
+    assert_close(matched.after["accuracy"], plain.after["accuracy"])
+    assert (matched.value - plain.value).abs().max() > 1e-5
+    cold = matched.after["temperature"] < 1
+    assert torch.equal(cold, plain.after["entropy"] > plain.before["entropy"])
+
+
+def test_swapped_pictures_need_no_masks():
+    native, model, images, _ = case()
+    elsewhere = images + noise(*images.shape, seed=5)
+    found = score(model, images, baseline=Swapped(elsewhere), guard=False, per_image=True)
+
+    def measure(i):
+        return reference.js(*(reference.answer(native.forward, x[i]) for x in (images, elsewhere)))
+
+    assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+
+
+def test_guards():
+    value = torch.tensor([[0.3, 0.2], [0.1, torch.nan]]).double()
+    after = {"fig_drop": torch.tensor([[0.4, 0.0], [-0.2, torch.nan]]).double(), "accuracy": torch.tensor([[1.0, 0.5], [1.0, torch.nan]]).double()}
+    scores = HeadScores(value, after=after, before={"fig": 1.0, "accuracy": 1.0})
+    assert_close(penalised(scores, alpha=0.5).value, torch.tensor([[0.1, 0.2], [0.1, torch.nan]]).double(), equal_nan=True)
+    kept = protected(scores)
+    assert kept.value.isneginf().tolist() == [[True, True], [False, False]] and kept.value.isnan().sum() == 1
+    assert kept.top(3) == [(1, 0)] and kept.top(3, positive=False) == [(1, 0)]
+    assert above_noise(scores, 0.15).order() == [(0, 0), (0, 1)]
+    with pytest.raises(NotDefined, match="guard=True"):
+        penalised(replace(scores, after={}))
+
+
+def test_a_derangement_leaves_none_in_place():
+    for seed in range(5):
+        donors = derangement(7, seed)
+        assert sorted(donors.tolist()) == list(range(7)) and (donors != torch.arange(7)).all()
+
+
+def test_bad_input_is_refused():
+    _, model, images, masks = case()
+    for options, said in (
+        ({"masks": masks[:, :16]}, "at its size"),
+        ({"masks": Masks.oracle(masks[:1])}, "one for each image"),
+        ({}, "masks of the images"),
+        ({"masks": masks, "response": "bigger"}, "big, fig, prob, logit, nll"),
+        ({"masks": masks, "operator": "shuffle"}, "zero, mean, resample"),
+        ({"masks": masks, "heads": [(4, 0)]}, "layer 0-3"),
+        ({"masks": masks, "heads": []}, "at least one"),
+        ({"masks": masks, "temperature": 0}, "above 0"),
+        ({"response": "prob", "entropy_match": True}, "compare answers"),
+        ({"masks": masks, "target": [1]}, "each of the 2 images"),
+    ):
+        with pytest.raises(BadOption, match=said):
+            score(model, images, **options)
+    with pytest.raises(BadOption, match="no other to take from"):
+        score(model, images[:1], masks[:1], operator="resample")
+    with pytest.raises(BadImage, match="empty batch"):
+        score(model, images[:0], masks[:0])
+
+
+def test_models_without_heads_or_distributions_are_refused():
+    conv = sc.wrap(tiny_conv("timm_resnet").module, check=False, **CONV)
+    with pytest.raises(NotDefined, match="no attention heads"):
+        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
+    _, model, images, masks = case()
+    model.sigmoid = True
+    with pytest.raises(NotDefined, match="sigmoid=False"):
+        score(model, images, masks)
+    assert score(model, images, response="prob", target=1).value.isfinite().all()

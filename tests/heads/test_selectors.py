@@ -1,0 +1,136 @@
+"""Every other way to choose heads: its numbers are what its definition says, on one interface."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import SeecauseError
+from seecause.heads import HeadScores, ablate, prune, random_sets, select, selectors
+from tests.helpers import view
+from tests.tiny import pictures, tiny
+
+NAMES = ["attention-mass", "cigma", "gating", "loss-change", "loss-gain", "output-norm", "random", "taylor", "weight-norm"]
+QUICK = {"gating": {"masks": 2, "steps": 2}}
+
+
+def set_up(family="timm_registers", batch=3):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch)
+    masks = torch.zeros(batch, *native.size, dtype=torch.bool)
+    masks[:, 8:24, 12:40] = True  # half a patch on either side
+    return model, images, torch.tensor([1, 0, 3])[:batch], masks
+
+
+def test_the_list_is_complete():
+    assert sorted(selectors()) == NAMES
+    assert all(entry.summary and entry.cost and entry.needs for entry in selectors().values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_selector_scores_every_head_there_is(name):
+    model, images, labels, masks = set_up()
+    model = prune(model, [(0, 1), (2, 0), (2, 1), (2, 2)])
+    options = {"masks": masks} if "masks" in selectors()[name].options and name != "gating" else {}
+    scores = select(name, model, images, labels, **options, **QUICK.get(name, {}))
+    assert isinstance(scores, HeadScores) and scores.value.shape == (4, 3)
+    assert scores.value.isnan()[0].tolist() == [False, False, True]
+    assert (2, 0) not in scores.top(0.5)  # a layer without heads keeps one that says nothing
+    assert scores.protocol["selector"] == name
+
+
+def test_random_sets_are_20_draws_of_k_different_heads():
+    model, *_ = set_up()
+    sets = random_sets(model, 5)
+    assert len(sets) == 20 and all(len(set(heads)) == 5 for heads in sets)
+    assert len({tuple(heads) for heads in sets}) > 15 and sets == random_sets(model, 5)
+    counts = torch.zeros(4, 3)
+    for heads in random_sets(model, 0.5, draws=400):
+        for layer, head in heads:
+            counts[layer, head] += 1
+    assert counts.min() / 400 > 0.35 and counts.max() / 400 < 0.65  # no head is favoured
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "hf_dinov2", "torchvision_vit", "timm_clip"])
+def test_norms_are_those_of_the_output_projection(family):
+    model, images, labels, _ = set_up(family)
+    weight = select("weight-norm", model, images, labels).value
+    written = select("output-norm", model, images, labels).value
+    block, at = model.blocks[1], model.layout.at()
+    h = model.blocks[0](model.embed(images), at)
+    for head in range(3):
+        gate = torch.zeros(3, dtype=torch.float64)
+        gate[head] = 1
+        alone, none = ({"gate": g} for g in (gate, torch.zeros_like(gate)))
+        adds = _attention_branch(block, h, at, **alone) - _attention_branch(block, h, at, **none)
+        assert_close(written[1, head], adds.norm(dim=-1).mean(), atol=1e-10, rtol=0)
+    if family == "timm_registers":
+        columns = model.module.blocks[2].attn.proj.weight.unflatten(1, (3, 8))
+        assert_close(weight[2], columns.norm(dim=(0, 2)), atol=1e-10, rtol=0)
+
+
+def _attention_branch(block, h, at, gate):
+    """Rows before LayerScale and MLP, by way of the output projection alone."""
+    from seecause.models.block import fused
+
+    carried = block.carried(h, fused(*block.qkv(h, at), block.scale))
+    return block.mix((carried * gate[:, None]).flatten(2))
+
+
+def test_taylor_is_the_slope_of_the_loss_in_each_gate():
+    model, images, labels, _ = set_up()
+    scores = select("taylor", model, images, labels, remove="most")
+    eps = 1e-5
+    for layer, head in [(0, 2), (3, 1)]:
+        losses = []
+        for sign in (-1, 1):
+            gates = torch.ones(4, 3, dtype=torch.float64)
+            gates[layer, head] += sign * eps
+            with model.gated(gates):
+                losses.append(F.cross_entropy(model(images), labels, reduction="none"))
+        slope = ((losses[1] - losses[0]) / (2 * eps)).abs()
+        assert_close(scores.value[layer, head], slope.mean(), atol=1e-7, rtol=0)
+        assert_close(scores.error[layer, head], slope.std(correction=0) / 3**0.5, atol=1e-7, rtol=0)
+    least = select("taylor", model, images, labels)
+    assert least.order(positive=False) == scores.order(positive=False)[::-1]
+
+
+def test_loss_differences_are_those_of_ablated_models():
+    model, images, labels, _ = set_up()
+    signed, size = (select(name, model, images, labels).value for name in ("loss-gain", "loss-change"))
+    with ablate(model, [(1, 2)]):
+        without = F.cross_entropy(model(images), labels)
+    assert_close(signed[1, 2], F.cross_entropy(model(images), labels) - without, atol=1e-10, rtol=0)
+    assert_close(size, signed.abs())
+
+
+def test_attention_mass_is_what_class_rows_send_to_the_background():
+    model, images, labels, masks = set_up()
+    value = select("attention-mass", model, images, labels, masks=masks).value
+    _, cache = sc.run(model, images, cache=["blocks.2.probs"])
+    share = F.avg_pool2d((~masks).double()[:, None], 8).flatten(1)  # [B, patches]
+    row = cache["blocks.2.probs"][:, :, 0, model.layout.patches]
+    assert_close(value[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
+    assert 0.2 < share.mean() < 0.8
+
+
+@pytest.mark.parametrize(
+    ("by", "options", "said"),
+    [
+        ("taylr", {}, "nearest: taylor"),
+        ("taylor", {"remove": "some"}, "most or least"),
+        ("taylor", {"keep": 3}, "one of remove"),
+        ("random", {"labels": torch.tensor([0, 1])}, "each of the 3 images"),
+        ("random", {"labels": torch.tensor([0, 1, 7])}, "0-6"),
+        ("attention-mass", {}, "object masks"),
+        ("gating", {"steps": 0}, "above 0"),
+    ],
+)
+def test_what_cannot_be_used_is_named(by, options, said):
+    model, images, labels, _ = set_up()
+    options = dict(options)
+    with pytest.raises(SeecauseError, match=said):
+        select(by, model, images, options.pop("labels", labels), **options)
