@@ -1,0 +1,106 @@
+"""The average picture: four ways to average, leaving one out, and what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption, BankMismatch, DataMissing
+from seecause.lvlm import MaskEngine, MeanBank, bank_of_prompts, make_bank
+from seecause.lvlm.prefix import run_prefix
+from tests.families.lvlm import photo
+from tests.lvlm.scenes import QUESTION, TOKEN, scene
+from tests.reference import hear
+
+
+@pytest.mark.parametrize("family", ["llava_next", "qwen3_vl"])
+def test_means_equal_what_the_native_model_makes(family):
+    here = scene(family)
+    means = hear.average_picture(here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures])
+    keys, values = here.bank.means(here.lvlm, here.engine.prompt)
+    for layer, (k, v) in enumerate(means):
+        assert_close(keys[layer], k, atol=1e-12, rtol=0)
+        assert_close(values[layer], v, atol=1e-12, rtol=0)
+    same = bank_of_prompts(here.lvlm, [here.lvlm.prompt(p, QUESTION) for p in here.pictures])
+    assert_close(same.means(here.lvlm, here.engine.prompt), (keys, values))
+
+
+@pytest.mark.parametrize("mode", ["shape", "fixed", "mean", "grid"])
+def test_the_explained_picture_is_left_out(mode):
+    here = scene("qwen2_vl")
+    size = (32, 48) if mode in ("fixed", "grid") else None
+    pictures = [photo((40, 56), 1), photo((56, 40), 2), photo((64, 64), 3)]
+    whole, rest = (make_bank(here.lvlm, some, mode=mode, size=size) for some in (pictures, pictures[1:]))
+    prompt = here.lvlm.prompt(whole.resized(pictures[0]), QUESTION)
+    assert_close(whole.means(here.lvlm, prompt, pictures[0]), rest.means(here.lvlm, prompt, pictures[0]), atol=1e-10, rtol=0)
+    kept = whole.means(here.lvlm, prompt)
+    assert (kept[0] - rest.means(here.lvlm, prompt)[0]).abs().max() > 1e-3
+    assert kept[0].shape[2] == prompt.n_image
+    alone = make_bank(here.lvlm, pictures[:1], mode=mode, size=size)
+    with pytest.raises(BankMismatch, match="leaves nothing"):
+        alone.means(here.lvlm, prompt, pictures[0])
+
+
+def test_one_average_over_all_tokens_knows_no_place():
+    here = scene("qwen2_vl")
+    pictures = [photo((40, 56), 1), photo((64, 32), 2)]
+    prompts = [here.lvlm.prompt(p, QUESTION) for p in pictures]
+    values = torch.cat([run_prefix(here.lvlm.decoder, [p])[2][1][0, :, p.image] for p in prompts], dim=1).mean(dim=1)  # of block 2
+    bank = make_bank(here.lvlm, pictures, mode="mean")
+    _, got = bank.means(here.lvlm, here.engine.prompt)
+    assert_close(got[2], values[:, None].expand_as(got[2]), atol=1e-12, rtol=0)
+
+
+def test_a_grid_is_stretched_and_newlines_keep_apart():
+    here = scene("llava_next")
+    bank = make_bank(here.lvlm, here.pictures, mode="grid", size=(64, 64))
+    square = here.lvlm.prompt(photo((64, 64)), QUESTION)
+    exact = make_bank(here.lvlm, here.pictures, mode="fixed", size=(64, 64)).means(here.lvlm, square)
+    newlines = [part.newline for part in square.tokens.parts]
+    assert newlines == [False, True]
+    same, wide = bank.means(here.lvlm, square)[1], bank.means(here.lvlm, here.engine.prompt)[1]
+    rows = square.tokens.parts[1].rows
+    fine = same[:, :, 16:].unflatten(2, (rows, -1))
+    true = exact[1][:, :, 16:].unflatten(2, (rows, -1))
+    assert_close(fine[..., :-1, :], true[..., :-1, :], atol=1e-12, rtol=0)
+    line = true[..., -1, :].mean(dim=2)
+    assert_close(wide[:, :, -1], line, atol=1e-12, rtol=0)
+    assert wide.shape[2] == here.engine.n_image != same.shape[2]
+
+
+def test_banks_are_saved_and_loaded(tmp_path):
+    here = scene("llava_next")
+    read = MeanBank.load(here.bank.save(tmp_path))
+    assert_close(read.means(here.lvlm, here.engine.prompt), here.bank.means(here.lvlm, here.engine.prompt))
+    assert len(read) == 3 and read.digests == here.bank.digests
+    with pytest.raises(BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"):
+        MaskEngine(here.lvlm, photo((70, 70)), QUESTION, read, answer=[TOKEN], floor=0)
+    with pytest.raises(DataMissing):
+        MeanBank.load(tmp_path / "nowhere")
+
+
+def test_what_does_not_fit_is_refused():
+    here, other = scene("llava"), scene("llava_grouped")
+    with pytest.raises(BankMismatch, match="another model"):
+        MaskEngine(other.lvlm, photo((40, 56)), QUESTION, here.bank)
+    for wrong in ({"mode": "nonsense"}, {"mode": "fixed"}, {"size": (32, 32)}):
+        with pytest.raises(BadOption):
+            make_bank(here.lvlm, here.pictures, **wrong)
+    with pytest.raises(BadOption):
+        make_bank(here.lvlm, [])
+    tiles = scene("internvl")
+    bank = make_bank(tiles.lvlm, tiles.pictures, mode="grid", size=(32, 32))
+    with pytest.raises(BankMismatch, match="another number of grids"):
+        bank.means(tiles.lvlm, tiles.engine.prompt)
+    mixed = [here.lvlm.prompt(p, QUESTION) for p in here.pictures] + [other.engine.prompt]
+    assert len({p.tokens for p in mixed}) == 1
+    shapes = scene("qwen2_vl").lvlm
+    with pytest.raises(BankMismatch, match="calibration picture"):
+        bank_of_prompts(shapes, [shapes.prompt(photo(size), QUESTION) for size in ((40, 56), (64, 64))])
+
+
+def test_shapes_can_be_prepared_beforehand():
+    here = scene("qwen2_vl")
+    bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
+    assert sorted(map(str, bank.sums)) == ["2 x 4", "4 x 4"]

@@ -1,0 +1,128 @@
+"""Views of decoders: they compute what the native models compute, know where image tokens come from, and refuse what they cannot split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from seecause.errors import BadOption, UnsupportedModel, ViewMismatch
+from seecause.lvlm import verify, wrap
+from seecause.models.block import same
+from seecause.models.decoder import find
+from tests.families.lvlm import CLIP, FAMILIES, TEXT, photo, tiny_lvlm
+from tests.helpers import hooks
+from tests.lvlm.scenes import QUESTION, scene
+
+PLACES = {"llava": "4 x 4", "llava_next": "4 x 4 + 6 x 8 with newlines", "internvl": " + ".join(["2 x 2"] * 5), "qwen2_vl": "2 x 4"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_view_equals_its_native_model(family):
+    lvlm = scene(family).lvlm
+    probes = verify(lvlm)
+    assert [probe.name for probe in probes] == ["logits", "blocks", "attention"]
+    assert max(probe.worst for probe in probes) < 1e-12
+    assert hooks(lvlm.decoder.native) == 0  # transformers leaves some of its own in the tower
+
+
+def _halved(scale: float) -> float:
+    return scale / 2
+
+
+INGREDIENTS = {
+    "rotation": lambda block: {"rotate": lambda x, at: x},
+    "query norm": lambda block: {"q_norm": same},
+    "key norm": lambda block: {"k_norm": same},
+    "norm": lambda block: {"norm": same},
+    "scale": lambda block: {"scale": _halved(block.scale)},
+    "input bias": lambda block: {"project": lambda x: tuple(a - b for a, b in zip(block.project(x), block.project(torch.zeros_like(x)), strict=True))},
+    "looking back only": lambda block: {"additive": lambda rows, keys: None},
+    "MLP": lambda block: {"feed": torch.zeros_like},
+}
+
+
+@pytest.mark.parametrize("ingredient", INGREDIENTS)
+def test_a_block_without_one_of_its_ingredients_is_refused(ingredient):
+    native = tiny_lvlm("qwen3_vl" if ingredient in ("query norm", "key norm") else "llava_grouped")
+    lvlm = wrap(native.module, native.processor, check=False)
+    lvlm.blocks[2] = replace(lvlm.blocks[2], **INGREDIENTS[ingredient](lvlm.blocks[2]))
+    with pytest.raises(ViewMismatch) as refusal:
+        verify(lvlm)
+    assert refusal.value.where == "layers.2"
+
+
+def test_deepstack_features_belong_to_the_view():
+    lvlm = scene("qwen3_vl").lvlm
+    prompt = lvlm.prompt(photo((40, 56)), QUESTION)
+    assert len(prompt.deepstack) == 2
+    with pytest.raises(ViewMismatch):
+        verify(lvlm, replace(prompt, deepstack=()))
+
+
+@pytest.mark.parametrize("family", PLACES)
+def test_image_tokens_know_their_place(family):
+    """With attention between patches switched off, changing a spot of the picture changes the tokens whose boxes hold it, and no others."""
+    native = tiny_lvlm(family)
+    tower = getattr(native.module.model, "vision_tower", None) or native.module.model.visual
+    for name, parameter in tower.named_parameters():
+        if any(part in name for part in ("out_proj", "projection_layer", "attn.proj")):
+            parameter.zero_()
+    lvlm = wrap(native.module, native.processor, check=False)
+    # no resampling: the shape that each processor leaves as it is
+    size = {"llava": (32, 32), "llava_next": (64, 64), "internvl": (64, 64), "qwen2_vl": (32, 64)}[family]
+    picture = photo(size)
+    changed = picture.copy()
+    changed.putpixel((size[1] * 5 // 8 + 2, size[0] * 1 // 8 + 1), (0, 0, 0))
+    changed.putpixel((size[1] * 5 // 8 + 3, size[0] * 1 // 8 + 1), (255, 255, 255))
+    before, after = (lvlm.prompt(p, QUESTION) for p in (picture, changed))
+    moved = (after.embeddings - before.embeddings)[0, before.image].abs().amax(dim=-1) > 1e-9
+    boxes = before.tokens.boxes()
+    x, y = (size[1] * 5 // 8 + 2.5) / size[1], (size[0] * 1 // 8 + 1.5) / size[0]
+    inside = (boxes[:, 0] <= y) & (y < boxes[:, 2]) & (boxes[:, 1] <= x) & (x < boxes[:, 3])
+    fine = _full_size(before.tokens, boxes)
+    assert inside.any() and torch.equal(moved[fine], inside[fine])
+    if family in ("llava", "qwen2_vl"):
+        assert str(lvlm.prompt(photo((40, 56)), QUESTION).tokens) == PLACES[family]
+
+
+def _full_size(tokens, boxes: Tensor) -> Tensor:
+    """Tokens of the finest grids: coarser ones see a shrunken picture, in which a spot spreads."""
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas <= areas[~areas.isnan()].min() + 1e-9
+
+
+@pytest.mark.parametrize("family", PLACES)
+def test_grids_of_a_wide_picture(family):
+    prompt = scene(family).engine.prompt
+    assert str(prompt.tokens) == PLACES[family]
+    assert prompt.tokens.count == prompt.n_image == len(prompt.tokens.boxes())
+    for part, piece in prompt.tokens.maps(torch.arange(prompt.n_image)):
+        assert piece.shape == (part.rows, part.columns)
+
+
+def test_hybrid_decoders_are_refused_by_name():
+    linear = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2)
+    shape = {**TEXT, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
+    text = hf.Qwen3NextConfig(**shape, **linear, layer_types=["linear_attention", "full_attention"])
+    module = hf.LlavaForConditionalGeneration(hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**CLIP), text_config=text))
+    with pytest.raises(UnsupportedModel, match="hybrid with linear attention"):
+        find(module)
+
+
+def test_other_models_are_refused_with_the_list_of_those_that_work():
+    with pytest.raises(UnsupportedModel, match="LlavaForConditionalGeneration"):
+        wrap(hf.CLIPVisionModel(hf.CLIPVisionConfig(**CLIP)))
+
+
+def test_wrapping_says_what_it_lacks():
+    native = tiny_lvlm("llava")
+    with pytest.raises(BadOption, match="processor"):
+        wrap(native.module)
+    with pytest.raises(BadOption, match="template"):
+        wrap(native.module, native.processor, template="no place for anything")
+    inputs = scene("llava").engine.prompt.inputs
+    assert wrap(native.module, inputs=inputs).read(inputs).n_image == 16

@@ -1,0 +1,194 @@
+"""The mask engine against the native model with keys and values literally replaced, and the identities of the definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption, WeakAnswer
+from seecause.lvlm import LVLM, MaskEngine, make_bank, wrap
+from seecause.models.image_readers import restrict
+from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
+from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
+from tests.reference import hear
+
+
+def twin_of(lvlm: LVLM, engine: MaskEngine, pictures) -> hear.Blinded:
+    means = hear.average_picture(lvlm.module, [dict(lvlm.prompt(p, QUESTION).inputs) for p in pictures])
+    return hear.Blinded(lvlm.module, dict(engine.prompt.inputs), means)
+
+
+def adjusted(logits: torch.Tensor) -> torch.Tensor:
+    return logits[TOKEN] - logits.mean()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_equals_the_slow_twin(family):
+    here = scene(family)
+    engine, twin = here.engine, twin_of(here.lvlm, here.engine, here.pictures)
+    heads, text, image = some(3, 16), some(3, engine.n_text, seed=1), some(3, engine.n_image, seed=2)
+    plain, mixed = engine.adjusted(heads), engine.adjusted(heads, text, image)
+    assert_close(plain[0], adjusted(twin.logits(heads[0].view(GRID))), atol=1e-10, rtol=0)
+    assert_close(mixed[1], adjusted(twin.logits(heads[1].view(GRID), text[1], image[1])), atol=1e-10, rtol=0)
+    everyday = hear.blinded_batch(here.lvlm.module, dict(engine.prompt.inputs), twin.means, heads.view(3, *GRID))
+    assert_close(plain, everyday @ engine.readout, atol=1e-10, rtol=0)  # what benchmarks/lvlm.py races against
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_float32_is_close_to_the_slow_twin(family):
+    here = scene(family, torch.float32)
+    twin = twin_of(here.lvlm, here.engine, here.pictures)
+    heads, text, image = some(1, 16), some(1, here.engine.n_text, seed=1), some(1, here.engine.n_image, seed=2)
+    slow = adjusted(twin.logits(heads[0].view(GRID), text[0], image[0]))
+    assert_close(here.engine.adjusted(heads, text, image)[0], slow, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_identities_of_the_definition(family):
+    here = scene(family)
+    engine = here.engine
+    on, off = torch.ones(1, 16), torch.zeros(1, 16)
+    native = here.lvlm.module(**engine.prompt.inputs).logits[0, -1]
+    assert_close(engine.adjusted(on)[0], adjusted(native), atol=1e-10, rtol=0)
+    blind = engine.adjusted(off)
+    assert_close(engine.adjusted(on, text=torch.zeros(1, engine.n_text)), blind, atol=1e-10, rtol=0)
+    assert_close(engine.adjusted(on, image=torch.zeros(1, engine.n_image)), blind, atol=1e-10, rtol=0)
+    other = MaskEngine(here.lvlm, photo(here.native.size, seed=9), QUESTION, here.bank, answer=[TOKEN], floor=0)
+    assert_close(other.adjusted(off), blind, atol=1e-10, rtol=0)  # x = 0 does not know the picture
+    assert abs(float(other.adjusted(on) - engine.adjusted(on))) > 1e-4
+    assert_close(engine.evaluate(torch.cat([off, on])), torch.tensor([0.0, 1.0], dtype=torch.float64))
+
+
+def test_a_mask_counts_alone():
+    """Whatever its company, its place and the size of the block."""
+    here = scene("llava_grouped")
+    heads, text, image = some(21, 16, share=0.3), some(21, here.engine.n_text), some(21, here.engine.n_image)
+    small = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=0, block_size=4)
+    order = torch.randperm(21)
+    for given in ((heads,), (heads, text), (heads, text, image), (None, None, image)):
+        whole = here.engine.evaluate(*given)
+        shuffled = [None if mask is None else mask[order] for mask in given]
+        assert_close(small.evaluate(*shuffled), whole[order], atol=1e-10, rtol=0)
+        alone = [None if mask is None else mask[5:6] for mask in given]
+        assert_close(here.engine.evaluate(*alone), whole[5:6], atol=1e-10, rtol=0)
+
+
+def test_masks_that_agree_share_their_first_blocks(monkeypatch):
+    """Scans over single heads run fewer rows and give the same numbers."""
+    engine = scene("llava").engine
+    scan = ~torch.eye(16, dtype=torch.bool)
+    expected = torch.cat([engine.adjusted(mask[None]) for mask in scan])
+    rows = []
+    block = engine.lvlm.blocks[2]
+    inner = block.project
+    monkeypatch.setattr(block, "project", lambda x: rows.append(len(x)) or inner(x))
+    monkeypatch.setattr(engine, "block_size", 4)
+    assert_close(engine.adjusted(scan), expected, atol=1e-10, rtol=0)
+    assert sorted(rows) == [1, 1, 4, 4]  # heads of blocks 2 and 3 arrive here as one run
+
+
+def test_rows_before_the_first_that_sees_run_once(monkeypatch):
+    engine = scene("qwen2_vl").engine
+    text = torch.zeros(1, engine.n_text, dtype=torch.bool)
+    text[:, [-3, -1]] = True
+    image = some(6, engine.n_image)
+    expected = torch.cat([engine.adjusted(some(1, 16), torch.cat([text, ~text])[:1], mask[None]) for mask in image])
+    everything = torch.cat([engine.adjusted(some(1, 16).expand(2, 16), torch.cat([text, torch.ones_like(text)]), mask[None])[:1] for mask in image])
+    assert_close(expected, everything, atol=1e-10, rtol=0)  # the second keeps all rows running
+    assert engine._stage(text).states.shape[1] == 3
+
+
+@pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl"])
+def test_attention_on_the_picture_by_log_sum_exp(family):
+    here = scene(family)
+    engine, prompt = here.engine, here.engine.prompt
+    here.lvlm.module.set_attn_implementation({"text_config": "eager"})
+    native = here.lvlm.module(**prompt.inputs, output_attentions=True).attentions  # its softmax is in float32
+    here.lvlm.module.set_attn_implementation({"text_config": "sdpa"})
+    seen = engine.look()
+    for layer, weights in enumerate(native):
+        rows = weights[0, :, prompt.text, prompt.image]  # [H, T, N]
+        assert_close(seen.mass[layer].T, rows.sum(dim=-1).double(), atol=1e-6, rtol=0)
+        assert_close(seen.attention(layer, 3), rows[3].double(), atol=1e-6, rtol=0)
+    assert seen.image_attention().shape == GRID
+
+
+def test_what_heads_write_adds_up_to_the_block():
+    here = scene("llava_grouped")
+    mask = some(16)
+    seen = here.engine.look(mask)
+    block, h = here.lvlm.blocks[1], seen.states[1]
+    bias = block.mix(torch.zeros(1, 1, 32, dtype=h.dtype))[0]
+    middle = h[-1:] + seen.written(row=-1)[1].sum(dim=0) + bias
+    assert_close(middle + block.feed(middle), seen.states[2][-1:], atol=1e-10, rtol=0)
+    final = here.lvlm.decoder.norm(seen.states[-1][-1])
+    assert_close(final @ here.engine.readout, here.engine.adjusted(mask[None])[0], atol=1e-10, rtol=0)
+    part = seen.written(image_only=True)
+    assert part.shape == (*GRID, 32) and seen.lens(2, 1).shape == (40,)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
+    here = scene(family)
+    picture = photo(here.native.size)
+    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=0)
+    said = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
+    assert len(said) == 3 and engine.target == said[2] and engine.n_text == here.engine.n_text + 2
+    native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, said[:2]).inputs).logits[0, -1]
+    assert_close(engine.intact, float(native[said[2]] - native.mean()), atol=1e-10, rtol=0)
+    own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=0)
+    assert own.prompt.ids[-1] == here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 1)[0]
+    cut = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=0, vocabulary=30)
+    assert_close(cut.intact, float(native[said[2]] - native[:30].mean()), atol=1e-10, rtol=0)
+
+
+def test_heads_that_may_not_read_the_picture_do_nothing():
+    native = tiny_lvlm("llava")
+    start, stop = (scene("llava").engine.prompt.image.start, scene("llava").engine.prompt.image.stop)
+    native.module.config.text_config.image_readers = [[1, 2], [3, 0]]
+    native.module.config.text_config.image_span = [start, stop]
+    lvlm = wrap(restrict(native.module), native.processor)
+    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, s) for s in (1, 2)]), answer=[TOKEN], floor=0)
+    effects = (engine.evaluate(~torch.eye(16, dtype=torch.bool)) - 1).abs().view(GRID)
+    assert (effects > 1e-9).nonzero().tolist() == [[1, 2], [3, 0]]
+    tokens = engine.evaluate(text=some(2, engine.n_text), image=some(2, engine.n_image))
+    assert torch.isfinite(tokens).all() and engine.look().mass[1, :, 1].max() == 0
+
+
+def test_bad_masks_and_weak_answers_are_refused():
+    here = scene("llava")
+    for wrong in (
+        {"heads": torch.ones(2, 15)},
+        {"text": torch.ones(16)},
+        {"heads": torch.ones(2, 16), "image": torch.ones(3, 16)},
+        {"heads": torch.ones(0, 16)},
+    ):
+        with pytest.raises(BadOption):
+            here.engine.evaluate(**wrong)
+    with pytest.raises(WeakAnswer, match="floor=1000"):
+        MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, floor=1000)
+    with pytest.raises(BadOption, match="position"):
+        MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1)
+    with pytest.raises(BadOption, match="vocabulary"):
+        MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, vocabulary=41)
+    assert here.engine.protocol()["bank"] == {"mode": "shape", "pictures": 3, "size": None}
+
+
+def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
+    here = scene("llava")
+    engine = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=0, block_size=16)
+    heads = some(40, 16)
+    expected, inner, widths = engine.adjusted(heads), engine._run, []
+
+    def scarce(masks, *rest):
+        widths.append(len(masks))
+        if len(masks) > 4:
+            raise torch.cuda.OutOfMemoryError
+        return inner(masks, *rest)
+
+    monkeypatch.setattr(MaskEngine, "_pads", True)
+    monkeypatch.setattr(engine, "_run", scarce)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert_close(engine.adjusted(heads[:39]), expected[:39], atol=1e-10, rtol=0)
+    assert widths == [16, 8, *[4] * 10]  # the last block of three is padded to four

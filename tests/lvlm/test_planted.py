@@ -1,0 +1,44 @@
+"""Planted truth: where only some heads may read the picture, head attribution finds those, and the others do exactly nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+import seecause as sc
+from seecause.data import critters
+from seecause.models.image_readers import restrict
+from seecause.train.llava_recipe import LlavaRecipe, build
+from seecause.train.llava_words import make_processor, make_words
+from tests.tiny import scramble
+
+READERS = ((0, 1), (1, 3), (2, 0))
+RECIPE = LlavaRecipe("tiny", size=32, tower_width=32, tower_depth=2, tower_heads=2, width=32, depth=3, heads=4, hidden=64, readers=READERS)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    words = make_words()
+    module = restrict(scramble(build(RECIPE, words)).double().eval())
+    lvlm = sc.lvlm.wrap(module, make_processor(words, RECIPE.preprocess, patch=RECIPE.patch))
+    drawn = critters.render(critters.draw("balanced", "test", 9), size=32).image
+    pictures = [Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy()) for image in drawn]
+    return sc.lvlm.MaskEngine(lvlm, pictures[0], "What colour is the tail?", sc.lvlm.make_bank(lvlm, pictures[1:]), floor=0)
+
+
+def test_heads_that_may_not_read_do_exactly_nothing(engine):
+    everything = torch.ones(1, 12)
+    for head in range(12):
+        mask = everything.clone()
+        mask[0, head] = 0
+        moved = (engine.evaluate(heads=mask) - engine.evaluate(heads=everything)).abs().item()
+        assert moved > 1e-3 if divmod(head, 4) in READERS else moved < 1e-12
+
+
+def test_head_attribution_finds_the_readers_and_no_other(engine):
+    """Untrained readers may speak against the answer, so the size of a coefficient counts."""
+    size = sc.lvlm.attribute_heads(engine, masks=4096).coefficients.abs().flatten()
+    order = size.argsort(descending=True)
+    assert {divmod(int(head), 4) for head in order[: len(READERS)]} == set(READERS)
+    assert size[order[len(READERS)]] < 0.25 * size[order[len(READERS) - 1]]

@@ -1,0 +1,80 @@
+"""Prompts: what cannot be traced is refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName
+from seecause.lvlm import load, wrap
+from tests.families.lvlm import photo, tiny_lvlm
+from tests.lvlm.scenes import QUESTION, scene
+
+
+def test_text_rows_are_everything_after_the_picture():
+    prompt = scene("internvl").engine.prompt
+    assert prompt.pieces == ("</img>", "what", "is", "this", "?", "ASSISTANT", ":")
+    assert prompt.n_text == 7 and prompt.embeddings.shape[1] == prompt.text.stop == prompt.image.stop + 7
+
+
+def test_a_plain_template_serves_where_there_is_no_chat_template():
+    native = tiny_lvlm("llava")
+    lvlm = wrap(native.module, native.processor, template="USER : {image} {question} ASSISTANT :")
+    assert lvlm.prompt(photo((32, 32)), QUESTION).pieces == ("what", "is", "this", "?", "ASSISTANT", ":")
+
+
+def test_bad_questions_and_pictures():
+    lvlm = scene("llava").lvlm
+    with pytest.raises(BadPrompt, match="empty question"):
+        lvlm.prompt(photo((32, 32)), "  ")
+    with pytest.raises(BadPrompt, match="one picture"):
+        lvlm.prompt(photo((32, 32)), "what is <image> this ?")
+    with pytest.raises(BadPrompt, match="one PIL image"):
+        lvlm.prompt([photo((32, 32)), photo((32, 32))], QUESTION)
+    with pytest.raises(BadPrompt, match="answer"):
+        lvlm.prompt(photo((32, 32)), QUESTION, "")
+
+
+def test_sequences_that_cannot_be_traced():
+    lvlm = scene("llava").lvlm
+    inputs = dict(scene("llava").engine.prompt.inputs)
+    ids, token = inputs["input_ids"], lvlm.module.config.image_token_id
+    with pytest.raises(BadPrompt, match="without image tokens"):
+        lvlm.read({**inputs, "input_ids": ids.masked_fill(ids == token, 5)})
+    with pytest.raises(BadPrompt, match="ends with the picture"):
+        lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
+    with pytest.raises(BadPrompt, match="more than one picture"):
+        twice = {name: torch.cat([t, t], dim=0 if name == "pixel_values" else 1) for name, t in inputs.items()}
+        lvlm.read(twice)
+    wide = scene("qwen2_vl")
+    with pytest.raises(BadPrompt, match="more than one picture"):
+        given = dict(wide.engine.prompt.inputs)
+        wide.lvlm.read({**given, "image_grid_thw": given["image_grid_thw"].repeat(2, 1)})
+    with pytest.raises(BadPrompt, match="processor"):
+        wrap(lvlm.module, check=False).prompt(photo((32, 32)), QUESTION)
+
+
+def test_a_sliding_window_shorter_than_the_prompt_is_refused(monkeypatch):
+    lvlm = scene("llava").lvlm
+    monkeypatch.setattr(lvlm.decoder, "window", 10)
+    with pytest.raises(BadPrompt, match="sliding window"):
+        lvlm.prompt(photo((32, 32)), QUESTION)
+
+
+def test_a_saved_model_is_loaded(tmp_path):
+    native = tiny_lvlm("qwen2_vl", torch.float32)
+    native.module.save_pretrained(tmp_path)
+    native.processor.save_pretrained(tmp_path)
+    lvlm = load(f"hf:{tmp_path}", dtype="float64")
+    assert lvlm.dtype == torch.float64 and lvlm.prompt(photo((40, 56)), QUESTION).n_image == 8
+    with pytest.raises(BadOption, match="dtype"):
+        load(str(tmp_path), dtype="float65")
+
+
+def test_names_nobody_knows(tmp_path):
+    with pytest.raises(UnknownName):
+        load("nonsense:model")
+    with pytest.raises(UnknownName):
+        load("builtin:nonsense")
+    with pytest.raises(MissingWeights):
+        load(f"hf:{tmp_path}")

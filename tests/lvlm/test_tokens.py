@@ -1,0 +1,63 @@
+"""Into which words, from which image tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption, WeakAnswer
+from seecause.lvlm import attribute_heads, attribute_tokens, sufficiency, text_effects, weighted_attention
+from tests.lvlm.scenes import scene
+
+
+def test_effects_of_text_rows_follow_equation_11():
+    engine = scene("internvl").engine
+    heads = torch.ones(16, dtype=torch.bool)
+    heads[::3] = False
+    effects = text_effects(engine, heads)
+    whole = float(engine.evaluate(heads[None]))
+    without = torch.ones(1, engine.n_text)
+    without[0, 2] = 0
+    assert_close(float(effects.deltas[2]), 1 - float(engine.evaluate(heads[None], without)) / whole)
+    assert effects.pieces == engine.prompt.pieces and effects.response == pytest.approx(whole)
+    kept = effects.kept(0.01)
+    assert torch.equal(kept, effects.deltas > 0.01)
+    assert sufficiency(engine, heads, torch.ones(engine.n_text)) == pytest.approx(1)
+    assert sufficiency(engine, heads, kept) == pytest.approx(float(engine.evaluate(heads[None], kept[None])) / whole)
+
+
+def test_image_tokens_of_a_model():
+    engine = scene("llava_grouped").engine
+    text = torch.arange(engine.n_text) >= engine.n_text - 2
+    found = attribute_tokens(engine, None, text, masks=200, seed=1)
+    assert found.coefficients.shape == (16,) and found.r2 > 0.5
+    ((_, drawn),) = found.maps()
+    assert torch.equal(drawn.flatten(), found.coefficients)
+    assert found.protocol["text"] == text.int().tolist() and found.protocol["heads"] is None
+    total = found.coefficients.sum() + found.intercept
+    assert abs(float(total) - 1) < 0.3  # all tokens on is the whole effect
+    with pytest.raises(BadOption):
+        attribute_tokens(engine, None, torch.zeros(engine.n_text), masks=200)
+
+
+def test_weighted_attention_follows_equation_13():
+    engine = scene("qwen2_vl").engine
+    effects = text_effects(engine)
+    scores = attribute_heads(engine, masks=200)
+    heads = scores.mask(3)
+    text = torch.arange(engine.n_text) % 2 == 0
+    got = weighted_attention(engine, scores.coefficients, heads, effects, text)
+    seen = engine.look()
+    slow = torch.zeros(engine.n_image, dtype=torch.float64)
+    for layer, head in scores.top(3):
+        for row in range(engine.n_text):
+            if text[row]:
+                slow += scores.coefficients[layer, head] * effects.deltas[row] * seen.attention(layer, head)[row]
+    assert_close(got, slow, atol=1e-12, rtol=0)
+
+
+def test_heads_that_carry_nothing_cannot_be_shared_out():
+    engine = scene("llava").engine
+    with pytest.raises(WeakAnswer):
+        text_effects(engine, torch.zeros(16, dtype=torch.bool))
