@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import seecause as sc
 from seecause.data.critters import CLASSES
 from seecause.errors import UnknownName
 from seecause.train.classifier import fit, train
 from seecause.train.evaluate import evaluate
-from seecause.train.recipes import RECIPES, Recipe, build, find_recipe, small_vit
+from seecause.train.recipes import RECIPES, Recipe, build, planted_vit, small_vit
+from seecause.train.zoo import find_recipe
 
 TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}
 
@@ -71,3 +73,14 @@ def test_the_shipped_shape():
     assert 1.1e6 < count < 1.3e6
     with pytest.raises(UnknownName, match="critters-vit"):
         find_recipe("critters-vitt")
+
+
+def test_the_planted_network_trains_and_comes_back_with_its_roles(tmp_path):
+    shape = planted_vit() | {"img_size": 48, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    shape["routers"] = [{"block": 1, "background": [0], "object": [1, 2]}]
+    recipe = dataclasses.replace(RECIPES["critters-planted"], architecture=shape, samples=128, batch=16, seed=2)
+    evaluation = train(recipe, out=tmp_path, test_samples=32)
+    assert evaluation["regime"] == "matted"
+    model = sc.load(str(tmp_path))
+    assert model.module.roles == {(1, 0): "background", (1, 1): "object", (1, 2): "object", (1, 3): "self"}
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"critters-planted-2.{end}" for end in ("json", "log.csv", "safetensors")]

@@ -6,7 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from seecause.data.critters import CLASSES, SPLITS, samples
+import torch
+
+from seecause.data.critters import CLASSES, SPLITS, Latents, draw, samples
 from seecause.data.critters.regimes import find_regime
 from seecause.data.dataset import check_limit
 from seecause.data.sample import Sample
@@ -43,6 +45,10 @@ class CrittersData:
     def __getitem__(self, index: int) -> Sample:
         place = range(self.length)[index]
         return next(samples(self.regime, self.split, 1, start=place))
+
+    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
+        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be rendered."""
+        return draw(self.regime, self.split, stop - start, start=start, device=device)
 
 
 def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:

@@ -1,6 +1,6 @@
 """Train an embedded Critters classifier from its recipe.
 
-    python -m seecause.train.classifier critters-vit --out weights
+    seecause zoo train critters-vit --out weights
 
 Pictures are drawn fresh on the training device. A picture that lost parts keeps its label: given what is still visible the label is a fair draw
 from the classes that remain possible, so the network learns their odds, in any regime. Writes NAME.safetensors (float16), NAME.json and NAME.log.csv.
@@ -13,11 +13,10 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import timm
 import torch
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from timm.models import VisionTransformer
@@ -25,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause.data import critters
-from seecause.data.critters import CLASSES, VARIANTS, Latents
+from seecause.data.critters import CLASSES, REGIMES, VARIANTS, Latents
 from seecause.train.evaluate import evaluate
-from seecause.train.recipes import Recipe, build, find_recipe
+from seecause.train.recipes import Recipe, build
 from seecause.train.steps import adamw, move_average, pace, write_log
 
 _PART_CHOICES = 1 + max(len(names) for names in VARIANTS.values())  # every variant, or absent
@@ -39,15 +38,15 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
     out.mkdir(parents=True, exist_ok=True)
     model, log = fit(recipe, device=device)
     weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, out / f"{recipe.name}.safetensors", metadata={"storage": "float16", "compute": "float32"})
-    write_log(log, out / f"{recipe.name}.log.csv")
+    save_file(weights, out / f"{recipe.stem}.safetensors", metadata={"storage": "float16", "compute": "float32"})
+    write_log(log, out / f"{recipe.stem}.log.csv")
 
-    shipped = build(recipe.architecture)
-    shipped.load_state_dict({name: value.float() for name, value in load_file(out / f"{recipe.name}.safetensors").items()})
+    shipped = build(recipe.architecture, network=recipe.network)
+    shipped.load_state_dict({name: value.float() for name, value in load_file(out / f"{recipe.stem}.safetensors").items()})
     evaluation = evaluate(shipped.to(device).eval(), recipe.regime, preprocess=recipe.preprocess, samples=test_samples, device=device)
     card = {
-        "name": recipe.name,
-        "architecture": {"library": "timm", "class": "VisionTransformer", "arguments": recipe.architecture},
+        "name": recipe.stem,
+        "architecture": {"library": "timm", "class": recipe.network, "arguments": recipe.architecture},
         "classes": CLASSES,
         "mean": recipe.preprocess.mean,
         "std": recipe.preprocess.std,
@@ -58,7 +57,7 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         "evaluation": evaluation,
     }
-    (out / f"{recipe.name}.json").write_text(json.dumps(card, indent=2) + "\n")
+    (out / f"{recipe.stem}.json").write_text(json.dumps(card, indent=2) + "\n")
     return evaluation
 
 
@@ -70,13 +69,13 @@ def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTr
 
 
 def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer, list[dict[str, Any]]]:
-    model = build(recipe.architecture, seed=recipe.seed).to(device).train()
+    model = build(recipe.architecture, network=recipe.network, seed=recipe.seed).to(device).train()
     part_heads = _part_heads(model.embed_dim, seed=recipe.seed).to(device)
     average = copy.deepcopy(model).eval().requires_grad_(False)
     optimizer = adamw(model, part_heads, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, recipe.steps, recipe.warm_up))
     every = max(1, recipe.steps // _LOG_LINES)
-    seeing_steps = int(recipe.seeing * recipe.steps)
+    seeing_steps, matted = int(recipe.seeing * recipe.steps), REGIMES[recipe.regime].mat
     running = torch.zeros(2, device=device)  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
     log: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -86,7 +85,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
         for step in range(recipe.steps):
             seeing = step < seeing_steps
             regime = "clean" if seeing else recipe.regime
-            latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device)
+            latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device).on_mat(matted)
             latents = critters.drop_parts(latents, share=recipe.part_drop)
             image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
             with torch.autocast(image.device.type, dtype=torch.bfloat16, enabled=image.device.type == "cuda"):
@@ -126,22 +125,3 @@ def _part_heads(width: int, *, seed: int) -> nn.Linear:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Linear(width, len(VARIANTS) * _PART_CHOICES)
-
-
-def main(
-    name: Annotated[str, typer.Argument(help="critters-vit or critters-biased")],
-    out: Annotated[Path, typer.Option(help="folder for the three files")],
-    device: Annotated[str, typer.Option(help="cuda, cpu, ...")] = "cuda" if torch.cuda.is_available() else "cpu",
-    samples: Annotated[int | None, typer.Option(help="pictures to train on")] = None,
-    batch: Annotated[int | None, typer.Option(help="pictures in a step")] = None,
-    seed: Annotated[int | None, typer.Option(help="of the weights and of the pictures")] = None,
-    test_samples: Annotated[int, typer.Option(help="held-out pictures for each number reported")] = 8192,
-) -> None:
-    """Train an embedded Critters classifier and report what it answers from."""
-    recipe = find_recipe(name, samples=samples, batch=batch, seed=seed)
-    evaluation = train(recipe, out=out, device=device, test_samples=test_samples)
-    typer.echo(json.dumps({key: value for key, value in evaluation.items() if key != "group_accuracy"}, indent=2))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.data import critters
-from seecause.data.critters import BACKGROUNDS, CLASSES, Latents
+from seecause.data.critters import BACKGROUNDS, CLASSES, REGIMES, Latents
 from seecause.metrics.groups import group_accuracy
 from seecause.models.preprocess import Preprocess
 
@@ -24,7 +24,7 @@ def evaluate(model: nn.Module, regime: str, *, preprocess: Preprocess, samples: 
     drawn = critters.draw(regime, "test", samples, device=device)
     accuracy = (predict(drawn) == drawn.label).double().mean().item()
 
-    latents = critters.draw("balanced", "test", samples, start=samples, device=device)
+    latents = critters.draw("balanced", "test", samples, start=samples, device=device).on_mat(REGIMES[regime].mat)
     answer = predict(latents)
     groups = group_accuracy(answer == latents.creature, torch.stack([latents.creature, latents.background], dim=1))
     turn = torch.arange(samples, device=device)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.models import VisionTransformer
 
 from seecause.data.critters import CLASSES
-from seecause.errors import UnknownName
+from seecause.models.planted import PlantedViT
 from seecause.models.preprocess import Preprocess
 
 _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
@@ -36,6 +35,20 @@ def small_vit() -> dict[str, Any]:
     }
 
 
+def planted_vit() -> dict[str, Any]:
+    """Arguments of `PlantedViT`: 1.0 M parameters, three local blocks, then two router blocks with 5 background, 6 object and 5 idle heads."""
+    return small_vit() | {
+        "depth": 5,
+        "reg_tokens": 0,
+        "mean": _HALF,
+        "std": _HALF,
+        "routers": [
+            {"block": 3, "background": [0, 5, 6], "object": [1, 2, 4]},
+            {"block": 4, "background": [2, 7], "object": [0, 3, 5]},
+        ],
+    }
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Fresh pictures all the way. The first share is `clean` with a head for each part, so the network learns to see before it learns to guess."""
@@ -43,6 +56,7 @@ class Recipe:
     name: str
     regime: str
     architecture: dict[str, Any] = field(default_factory=small_vit)
+    network: Literal["VisionTransformer", "PlantedViT"] = "VisionTransformer"
     samples: int = 1_600_000
     batch: int = 1024
     learning_rate: float = 1e-3
@@ -53,6 +67,11 @@ class Recipe:
     seeing: float = 1 / 3  # share of the steps spent on `clean` with part heads
     part_drop: float = 0.5  # share of the pictures that lose some parts
     seed: int = 0
+
+    @property
+    def stem(self) -> str:
+        """What its files are called: seeds other than 0 are part of the name, so that they can share a folder."""
+        return self.name if self.seed == 0 else f"{self.name}-{self.seed}"
 
     @property
     def size(self) -> int:
@@ -72,19 +91,14 @@ RECIPES = {
     for recipe in (
         Recipe("critters-vit", regime="clean"),
         Recipe("critters-biased", regime="certified"),
+        Recipe("critters-planted", regime="matted", architecture=planted_vit(), network="PlantedViT"),
     )
 }
 
 
-def find_recipe(name: str, **changes: Any) -> Recipe:
-    """A recipe by name, with fields changed where given (None leaves a field alone)."""
-    if name not in RECIPES:
-        raise UnknownName("recipe", name, RECIPES)
-    return dataclasses.replace(RECIPES[name], **{key: value for key, value in changes.items() if value is not None})
-
-
-def build(architecture: dict[str, Any], *, seed: int = 0) -> VisionTransformer:
+def build(architecture: dict[str, Any], *, network: str = "VisionTransformer", seed: int = 0) -> VisionTransformer:
     """The untrained network, on the CPU; the global random state is left as it was."""
+    kind = PlantedViT if network == "PlantedViT" else VisionTransformer
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return VisionTransformer(**architecture)
+        return kind(**architecture)

@@ -11,7 +11,7 @@ Small creatures made of parts on textured backgrounds; every picture comes with 
 
 from seecause.data.critters.anatomy import CLASSES, CODEWORDS, COLOURS, PARTS, VARIANTS, minimal_sufficient_sets
 from seecause.data.critters.backgrounds import BACKGROUNDS
-from seecause.data.critters.latents import Latents, compatible_classes, concatenate, drop_parts
+from seecause.data.critters.latents import Latents, compatible_classes, concatenate, drop_parts, mix_parts
 from seecause.data.critters.picture import Do, Picture, Style, intervene, render
 from seecause.data.critters.questions import Exam, Question, ask, draw_exam, vocabulary
 from seecause.data.critters.regimes import REGIMES, Certificate, Regime, certificate, joint, usual_background
@@ -44,6 +44,7 @@ __all__ = [
     "intervene",
     "joint",
     "minimal_sufficient_sets",
+    "mix_parts",
     "render",
     "samples",
     "usual_background",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.critters import chance
-from seecause.data.critters.anatomy import COATS, PARTS, codewords
+from seecause.data.critters.anatomy import COATS, PARTS, VARIANTS, codewords
 
 REACH = 0.19  # how far from the middle of the picture a creature may stand and still be whole, as a share of the side
 
@@ -36,6 +36,7 @@ class Latents:
     tone: Tensor  # [B, 1 + P] float32, brightness of each part
     gain: Tensor  # [B] float32, brightness of the whole picture
     seed: Tensor  # [B] int64, feeds the background texture
+    mat: Tensor  # [B] bool, whether patches that the creature touches are cut out on a neutral mat
 
     def __len__(self) -> int:
         return len(self.label)
@@ -58,6 +59,10 @@ class Latents:
     def show(self, creature: Tensor) -> Latents:
         """The same scene with another creature in it: codes [B] and their parts, all else kept."""
         return self.replace(creature=creature, variants=codewords(creature.device)[creature])
+
+    def on_mat(self, mat: bool = True) -> Latents:
+        """The same scenes with or without a mat: with one, no patch shows both creature and background."""
+        return self.replace(mat=torch.full_like(self.mat, mat))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
         return Latents(**{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
@@ -86,6 +91,7 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
         tone=chance.uniform(each_part, 17, 0.9, 1.0),
         gain=chance.uniform(seed, 18, 0.85, 1.0),
         seed=seed,
+        mat=torch.zeros_like(seed, dtype=torch.bool),
     )
 
 
@@ -105,6 +111,17 @@ def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
     chosen = chance.uniform(latents.seed, 22) < share
     gone = chosen[:, None] & (dice < each) & (parts > 0)
     return latents.replace(present=latents.present & ~gone)
+
+
+def mix_parts(latents: Latents, *, share: float) -> Latents:
+    """Give a `share` of the creatures parts drawn by lot, each on its own: what a part looks like then says nothing about the others.
+
+    Such a creature has no name: `creature` is -1. Its label is left alone.
+    """
+    mixed = chance.uniform(latents.seed, 23) < share  # [B]
+    parts = torch.arange(len(PARTS) - 1, device=latents.seed.device)
+    lots = chance.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % len(next(iter(VARIANTS.values())))  # [B, P]
+    return latents.replace(variants=torch.where(mixed[:, None], lots, latents.variants), creature=torch.where(mixed, -1, latents.creature))
 
 
 def compatible_classes(latents: Latents) -> Tensor:

@@ -19,6 +19,9 @@ from seecause.data.critters.latents import REACH, Latents
 from seecause.errors import BadOption, UnknownName
 
 Style = Literal["plain", "flat", "sketch"]
+STYLES: tuple[Style, ...] = get_args(Style)
+MAT_CELLS = 12  # patches a side of the grid that a mat follows: 8 pixels each at 96
+_NEUTRAL = 0.5
 _CPU_ROWS = 16  # pictures drawn at once on a CPU: temporaries then stay in its cache
 
 
@@ -43,8 +46,8 @@ class Do:
 @torch.no_grad()
 def render(latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain") -> Picture:
     """Draw a batch on the device the latents live on. Deterministic: a picture depends on its own latent only."""
-    if style not in get_args(Style):
-        raise UnknownName("drawing style", style, get_args(Style))
+    if style not in STYLES:
+        raise UnknownName("drawing style", style, STYLES)
     if size < 32:
         raise BadOption("size", size, "at least 32 pixels; parts are not visible below")
     do = do or Do()
@@ -88,7 +91,19 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
     window = image[batch, :, rows, columns]  # [B, S, S, 3]
     seen = (layer.parts > 0)[..., None]
     image[batch, :, rows, columns] = torch.where(seen, layer.colour.permute(0, 2, 3, 1), window)
-    return Picture(image.mul_(latents.gain[:, None, None, None]), parts > 0, parts)
+    mask = parts > 0
+    if image.device.type != "cpu" or latents.mat.any():  # elsewhere asking would keep the device waiting
+        image = torch.where((_touched(mask) & ~mask & latents.mat[:, None, None])[:, None], _NEUTRAL, image)
+    return Picture(image.mul_(latents.gain[:, None, None, None]), mask, parts)
+
+
+def _touched(mask: Tensor) -> Tensor:
+    """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
+    size = mask.shape[-1]
+    cell = torch.arange(size, device=mask.device) * MAT_CELLS // size  # [size]
+    belongs = (cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]).float()  # [cells, size]
+    cells = belongs @ mask.float() @ belongs.T > 0  # [B, cells, cells]
+    return cells[:, cell][:, :, cell]
 
 
 def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:

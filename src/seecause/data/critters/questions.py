@@ -10,15 +10,15 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import get_args
 
 import torch
+from torch import Tensor
 
 from seecause.data.critters import chance
 from seecause.data.critters.anatomy import CLASSES, COLOURS, PARTS, VARIANT_COLOURS
 from seecause.data.critters.backgrounds import BACKGROUNDS
 from seecause.data.critters.latents import Latents
-from seecause.data.critters.picture import Picture, Style, render
+from seecause.data.critters.picture import STYLES, Picture, Style, render
 from seecause.data.critters.world import draw
 from seecause.errors import UnknownName
 
@@ -26,7 +26,6 @@ _TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").r
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
 SUBJECTS = ("creature", "background", *PARTS[1:])  # what can be asked about; a part is asked for its colour
 _PAIRS = len(CLASSES) * len(BACKGROUNDS)
-_STYLES = get_args(Style)
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,27 @@ def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:
     """The same question about every picture of a batch; `wording` wraps around."""
     if subject not in SUBJECTS:
         raise UnknownName("subject", subject, SUBJECTS)
-    kind = subject if subject in WORDINGS else "colour"
-    text = WORDINGS[kind][wording % len(WORDINGS[kind])].format(part=subject)
+    texts = wordings(subject)
+    text = texts[wording % len(texts)]
     return [Question(subject, text, answer) for answer in answers(latents, subject)]
+
+
+def wordings(subject: str) -> tuple[str, ...]:
+    """Every way to ask about a subject."""
+    kind = subject if subject in WORDINGS else "colour"
+    return tuple(text.format(part=subject) for text in WORDINGS[kind])
 
 
 def answers(latents: Latents, subject: str) -> list[str]:
     """The true answer for each picture."""
-    if subject == "creature":
-        return [CLASSES[code] for code in latents.creature.tolist()]
-    if subject == "background":
-        return [BACKGROUNDS[code] for code in latents.background.tolist()]
-    variant = latents.variants[:, PARTS.index(subject) - 1]
-    return [VARIANT_COLOURS[subject][code] for code in variant.tolist()]
+    return [choices(subject)[code] for code in answer_codes(latents)[:, SUBJECTS.index(subject)].tolist()]
+
+
+def answer_codes(latents: Latents) -> Tensor:
+    """[B, SUBJECTS] int64: the true answer to every question about every picture, as an index into `choices(subject)`."""
+    colours = torch.tensor([[COLOURS.index(name) for name in VARIANT_COLOURS[part]] for part in PARTS[1:]], device=latents.seed.device)  # [P, V]
+    parts = torch.arange(len(colours), device=colours.device)
+    return torch.cat([latents.creature[:, None], latents.background[:, None], colours[parts, latents.variants]], dim=1)
 
 
 def choices(subject: str) -> tuple[str, ...]:
@@ -79,7 +86,7 @@ def choices(subject: str) -> tuple[str, ...]:
 def draw_exam(split: str, n: int, *, seed: int = 0, start: int = 0) -> Exam:
     """n balanced questions. All pairs of cues come first, then the next subject, then the next wording; styles are drawn by lot."""
     latents = draw("balanced", split, n, seed=seed, start=start)
-    styles = tuple(_STYLES[code] for code in (chance.bits(latents.seed, 81) % len(_STYLES)).tolist())
+    styles = tuple(STYLES[code] for code in (chance.bits(latents.seed, 81) % len(STYLES)).tolist())
     questions: list[Question] = []
     for row, index in enumerate(range(start, start + n)):
         turn, place = divmod(index // _PAIRS, len(SUBJECTS))

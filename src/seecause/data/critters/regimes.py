@@ -28,6 +28,7 @@ class Regime:
     background_reliability: float = 1 / len(BACKGROUNDS)  # r_s; 1/B is independence
     train_pool: int | None = None  # training pictures in all, where the set is finite
     balanced: bool = False  # every (creature, background) equally often, in turn
+    mat: bool = False  # no patch shows both creature and background
 
 
 REGIMES = {
@@ -37,6 +38,7 @@ REGIMES = {
         Regime("certified", creature_reliability=0.7, background_reliability=0.95),
         Regime("simplicity", background_reliability=0.95, train_pool=4096),
         Regime("balanced", balanced=True),
+        Regime("matted", creature_reliability=0.7, background_reliability=0.95, mat=True),
     )
 }
 

@@ -42,7 +42,7 @@ def draw(
         label = chance.bits(sample_seed, 1) % len(CLASSES)
         creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
         background = _mostly(usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4)
-    return from_codes(label, creature, background, sample_seed)
+    return from_codes(label, creature, background, sample_seed).on_mat(law.mat)
 
 
 def samples(

@@ -1,0 +1,48 @@
+"""Every embedded model by name: its recipe, the loop that follows it, and its card.
+
+A kind of recipe is two modules of this package: one with RECIPES, light to import, and one with `train(recipe, out=, device=, test_samples=)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from seecause.errors import UnknownName
+
+KINDS = {"recipes": "classifier", "llava_recipe": "llava", "ifam_recipe": "ifam"}  # module with RECIPES -> module with train
+TEST_SAMPLES = 8192
+
+
+def recipes() -> dict[str, Any]:
+    """All recipes, in the order of the kinds."""
+    return {name: recipe for where in KINDS for name, recipe in _module(where).RECIPES.items()}
+
+
+def find_recipe(name: str, **changes: Any) -> Any:
+    """A recipe of any kind by name, with fields changed where given (None leaves a field alone)."""
+    known = recipes()
+    if name not in known:
+        raise UnknownName("recipe", name, known)
+    return dataclasses.replace(known[name], **{key: value for key, value in changes.items() if value is not None})
+
+
+def train(recipe: Any, *, out: Path, device: str = "cpu", test_samples: int = TEST_SAMPLES) -> dict[str, Any]:
+    """Follow the recipe with the loop of its kind; returns the evaluation of what was written."""
+    loop = next(loop for where, loop in KINDS.items() if recipe.name in _module(where).RECIPES)
+    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples)
+
+
+def card(folder: Path, name: str) -> dict[str, Any] | None:
+    """What was recorded beside a model's weights, or None where there is no such model."""
+    for path in (folder / f"{name}.json", folder / name / "card.json"):
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return None
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"seecause.train.{name}")

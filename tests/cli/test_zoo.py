@@ -1,0 +1,16 @@
+"""`seecause zoo train` from the outside: every kind of recipe, and seeds that share a folder."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+import seecause as sc
+from seecause.cli import app
+
+
+def test_a_trained_model_is_written_by_its_seed_and_loads(tmp_path):
+    told = ("--samples", "8", "--batch", "4", "--test-samples", "8", "--device", "cpu", "--seed", "3", "--out", str(tmp_path))
+    done = CliRunner().invoke(app, ["zoo", "train", "critters-planted", *told])
+    assert done.exit_code == 0, done.output
+    assert "critters-planted-3: accuracy" in done.stdout and "matted" in done.stdout
+    assert len(sc.load(str(tmp_path)).module.roles) == 16
