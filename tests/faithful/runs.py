@@ -1,0 +1,50 @@
+"""Tiny training runs: a backbone in a folder, pictures in class folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+
+from seecause.faithful import TrainConfig
+
+SHAPE: dict[str, Any] = dict(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, reg_tokens=2)
+
+
+def tiny_backbone(folder: Path) -> Path:
+    folder.mkdir()
+    torch.manual_seed(0)
+    save_file(VisionTransformer(**SHAPE).state_dict(), folder / "toy.safetensors")
+    architecture = {"library": "timm", "class": "VisionTransformer", "arguments": SHAPE}
+    (folder / "toy.json").write_text(json.dumps({"architecture": architecture, "classes": ["a", "b", "c"], "mean": [0.5] * 3, "std": [0.5] * 3}))
+    return folder
+
+
+def tiny_pictures(folder: Path, *, train: int = 8, others: int = 3) -> Path:
+    """Two classes: a bright square on the left or on the right."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", others), ("test", others)):
+        for label, name in enumerate(("left", "right")):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 90, (26, 30, 3), dtype=np.uint8)
+                pixels[8:18, 2 + 16 * label : 12 + 16 * label] = 230
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
+    """A run of 2 epochs of 4 steps, on pictures and a backbone below `folder`, which are made if they are not there."""
+    if not (folder / "pictures").exists():
+        tiny_pictures(folder / "pictures")
+        tiny_backbone(folder / "backbone")
+    told: dict[str, Any] = dict(data=f"folder:{folder / 'pictures'}", backbone=str(folder / "backbone"), out=str(folder / "run"), parts=2, epochs=2, batch=4)
+    told |= dict(learning_rate=1e-3, prototype_factor=10.0, head_factor=10.0, workers=0, hear_every=1, grid=2, device="cpu", ema=True)
+    return TrainConfig(**(told | changes))

@@ -1,0 +1,51 @@
+"""What only a GPU runs: the kernel for sequences of different lengths, and half precision there. Skipped elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.faithful import Noise
+from seecause.faithful.attention import reads_straight_through
+from tests.faithful.nets import pictures, tiny_net
+from tests.helpers import noise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@torch.no_grad()
+def test_packed_equals_masked_on_a_gpu():
+    net, images = tiny_net(), pictures(4)
+    mask = net(images).mask
+    mask[0] = False
+    expected = net.classify(images, mask)
+    for dtype, within in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+        net, images = net.to("cuda", dtype), images.to("cuda", dtype)
+        packed, masked = (net.classify(images, mask.cuda(), packed=packed).double().cpu() for packed in (True, False))
+        assert_close(packed, expected, atol=within, rtol=0)
+        assert_close(packed, masked, atol=within, rtol=0)
+
+
+def test_packed_training_has_the_masked_gradient_on_a_gpu():
+    images, draws = pictures(4).float().cuda(), Noise(0, 0, torch.arange(4).cuda())
+    slopes = []
+    for packed in (True, False):
+        net = tiny_net(gradient="none").float().cuda().train()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = net(images, noise=draws, packed=packed).logits
+        logits.float().square().sum().backward()
+        slopes.append(net.stage2.tower.native.blocks[0].attn.qkv.weight.grad)
+    assert_close(slopes[0], slopes[1], atol=5e-2 * slopes[1].abs().max().item(), rtol=0)
+
+
+def test_straight_through_in_half_precision_is_near_the_exact_one():
+    q, k, v = (noise(2, 3, 40, 64, seed=s) for s in range(3))
+    weights, slope = (noise(2, 40, seed=4) > 0).double(), noise(2, 40, 3, 64, seed=6)
+    found = []
+    for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cuda")):
+        given = [x.to(device, dtype).requires_grad_() for x in (q, k, v)]
+        seen = weights.to(device, torch.float64 if device == "cpu" else torch.float32).requires_grad_()
+        found.append(torch.autograd.grad(reads_straight_through(seen)(*given, 0.125), (*given, seen), slope.to(device, dtype)))
+    for exact, near in zip(*found, strict=True):
+        assert_close(near.double().cpu(), exact, atol=5e-2 * exact.abs().max().item(), rtol=0)

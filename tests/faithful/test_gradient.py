@@ -1,0 +1,121 @@
+"""What of the stage-2 loss reaches stage 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.engine.chunks import budget
+from seecause.faithful import Noise, objective
+from seecause.faithful.attention import reads_only, reads_straight_through
+from seecause.faithful.masks import select
+from tests.faithful.nets import pictures, tiny_net
+from tests.helpers import noise
+from tests.reference import ifam as reference
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+def _slope(net, images, **options):
+    """Gradient of a stage-2 loss with respect to the prototypes."""
+    out = net(images, **options)
+    (out.logits * noise(*out.logits.shape, seed=5)).sum().backward()
+    return net.stage1.prototypes.grad
+
+
+def test_without_a_path_nothing_of_stage_2_reaches_stage_1():
+    net, draws = tiny_net(gradient="none").train(), Noise(0, 0, torch.arange(3))
+    assert _slope(net, pictures(), noise=draws) is None
+    assert all(p.grad is None for p in net.stage1.parameters())
+    assert all(p.grad is not None for p in net.stage2.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("gradient", ["ste", "soft"])
+def test_a_path_brings_a_finite_gradient(gradient):
+    slope = _slope(tiny_net(gradient=gradient).train(), pictures(), noise=Noise(0, 0, torch.arange(3)))
+    assert slope.isfinite().all() and slope.abs().max() > 1e-6
+
+
+@torch.no_grad()
+def test_all_three_answer_from_the_mask_they_decided():
+    images, draws = pictures(), Noise(0, 0, torch.arange(3))
+    outs = {g: tiny_net(gradient=g).train()(images, noise=draws) for g in ("ste", "none", "soft")}
+    assert torch.equal(outs["ste"].mask, outs["none"].mask)
+    assert_close(outs["ste"].logits, outs["none"].logits, **EXACT)
+    assert not torch.allclose(outs["soft"].logits, outs["none"].logits)
+
+
+def test_straight_through_is_the_gradient_of_the_relaxed_mask():
+    """Against finite differences of the slow twin, for selected and hidden patches alike."""
+    net, image = tiny_net(), pictures(1)
+    stage = net.stage2
+    mask = net(image).mask.flatten(1)
+    assert mask.any() and not mask.all()
+    weights = mask.double().requires_grad_()
+    visible = torch.cat([torch.ones(1, len(stage.prefix), dtype=torch.float64), weights], dim=1)
+    mix = noise(4, seed=2)
+    (slope,) = torch.autograd.grad((stage.masked(image, reads_straight_through(visible)) * mix).sum(), weights)
+    step = 1e-6
+    with torch.no_grad():
+        for n in range(mask.shape[1]):
+            ends = [reference.relaxed(stage.tower.native, stage.fc_norm, stage.head, image[0], mask[0].double().index_fill(0, torch.tensor(n), at))
+                    for at in (float(mask[0, n]) - step, float(mask[0, n]) + step)]  # fmt: skip
+            assert_close(slope[0, n], ((ends[1] - ends[0]) * mix).sum() / (2 * step), atol=1e-8, rtol=1e-5)
+    assert (slope[~mask] != 0).all() and (slope[mask] != 0).all()
+
+
+def test_stage_1_gets_the_relaxed_gradient_through_the_sum_of_parts():
+    net, images = tiny_net(part_dropout2=0.0).train(), pictures()
+    draws = Noise(0, 0, torch.arange(3))
+    (net(images, noise=draws).logits * noise(3, 4, seed=5)).sum().backward()
+    whole = net.stage1.prototypes.grad.clone()
+
+    net.zero_grad()
+    features = net.stage1.tower.features(images)
+    from seecause.faithful.noise import Purpose
+
+    _, maps = net.assign(features, draws, Purpose.MASK)
+    chosen = select(maps)
+    weights = chosen.hard.double().requires_grad_()
+    seen = torch.cat([torch.ones(3, 3, dtype=torch.float64), weights], dim=1)
+    (slope,) = torch.autograd.grad((net.stage2.masked(images, reads_straight_through(seen)) * noise(3, 4, seed=5)).sum(), weights)
+    maps[:, :-1].sum(dim=1).backward(slope)
+    assert_close(net.stage1.prototypes.grad, whole, **EXACT)
+
+
+def test_the_attention_itself_has_the_masked_gradients():
+    q, k, v = (noise(2, 3, 7, 4, seed=s).requires_grad_() for s in range(3))
+    visible = noise(2, 7, seed=4) > -0.5
+    slope = noise(2, 7, 3, 4, seed=6)
+    expected = torch.autograd.grad(reads_only(visible)(q, k, v, 0.5), (q, k, v), slope)
+    weights = visible.double().requires_grad_()
+    with budget(1):  # one image at a time
+        got = torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope)
+    for a, b in zip(got, expected, strict=False):
+        assert_close(a, b, **EXACT)
+    together = torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), weights, slope)[0]
+    assert_close(together, got[3], **EXACT)
+
+
+def test_a_hidden_key_that_is_very_hot_gives_no_nan():
+    q, k, v = (torch.ones(1, 1, 3, 4) for _ in range(3))
+    k = torch.tensor([0.0, 1.0, 400.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
+    weights = torch.tensor([[1.0, 1.0, 0.0]], requires_grad=True)
+    slope = torch.zeros(1, 3, 1, 4)
+    (found,) = torch.autograd.grad(reads_straight_through(weights)(q, k, v * k, 1.0), weights, slope)
+    assert found.isfinite().all()
+
+
+def test_one_backward_trains_everything_that_is_to_be_trained():
+    from seecause.faithful import Affine
+
+    net, images = tiny_net().train(), pictures()
+    moved = Affine.draw(0, 0, images.shape[-2:])
+    out = net(images, noise=Noise(0, 0, torch.arange(3)), warped=moved.warp(images))
+    found = objective(net, out, torch.tensor([0, 1, 3]), size=images.shape[-2:], moved=moved)
+    assert set(found) == {"class1", "class2", "presence", "background", "total_variation", "entropy", "equivariance", "orthogonality", "total"}
+    assert_close(found["total"], sum(value * (2 if name == "background" else 1) for name, value in found.items() if name != "total"))
+    found["total"].backward()
+    for name, parameter in net.named_parameters():
+        assert (parameter.grad is not None and parameter.grad.isfinite().all()) == parameter.requires_grad, name

@@ -1,0 +1,164 @@
+"""Parts and tokens taken out at test time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.faithful import calibrate, intervene, leave_one_out
+from tests.faithful.nets import pictures, tiny_net
+from tests.reference import ifam as reference
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+@pytest.fixture
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+def _winner(net, images):
+    return net(images).maps.argmax(dim=1)
+
+
+def test_tokens_of_a_dropped_part_become_background_and_others_stay():
+    net, images = tiny_net(), pictures()
+    plain, winner = net(images), _winner(net, images)
+    with intervene(net, drop_parts=[1]):
+        out = net(images)
+    assert torch.equal(out.mask, plain.mask & (winner != 1)) and not torch.equal(out.mask, plain.mask)
+    assert torch.equal(out.maps, plain.maps) and torch.equal(out.part_logits, plain.part_logits)
+    stage = net.stage2
+    expected = torch.stack([reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, x, m) for x, m in zip(images, out.mask, strict=True)])
+    assert_close(out.logits, expected, **EXACT)
+    assert torch.equal(net(images).logits, plain.logits)  # over
+
+
+def test_dropping_nothing_and_everything():
+    net, images = tiny_net(), pictures()
+    plain = net(images)
+    with intervene(net):
+        assert torch.equal(net(images).mask, plain.mask)
+    with intervene(net, drop_parts=range(net.parts)):
+        assert net(images).empty.all()
+
+
+def test_interventions_nest_and_end_after_an_error():
+    net, images = tiny_net(), pictures()
+    plain = net(images).mask
+    with pytest.raises(RuntimeError, match="inside"), intervene(net, drop_parts=[0]):
+        with intervene(net, drop_parts=[1]):
+            inner = net(images).mask
+        assert not torch.equal(net(images).mask, inner)
+        raise RuntimeError("inside")
+    assert torch.equal(net(images).mask, plain)
+
+
+@pytest.mark.parametrize("by", ["distance", "dot"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_calibrated_share_of_tokens_survives(by, stages):
+    net, images = tiny_net(stages=stages), pictures(8)
+    winner, plain = _winner(net, images), net(images)
+    (found,) = calibrate(net, images.split(3), 0.8, by=by)
+    assert found.tokens == tuple(int((winner == k).sum()) for k in range(net.parts))
+    values = plain.distances if by == "distance" else plain.dots
+    for part in range(net.parts):
+        mine = values[:, part][winner == part]
+        assert found.values[part] == pytest.approx(np.quantile(mine.numpy(), 0.8 if by == "distance" else 0.2), abs=1e-12)
+        share = ((mine <= found.values[part]) if by == "distance" else (mine >= found.values[part])).double().mean()
+        assert abs(share - 0.8) <= 1 / len(mine)
+    with intervene(net, quantile=0.8, by=by):
+        out = net(images)
+    if by == "distance":
+        far = (winner < net.parts) & (values.gather(1, winner[:, None])[:, 0] > torch.tensor((*found.values, torch.inf), dtype=torch.float64)[winner])
+        assert torch.equal(out.maps.argmax(dim=1), torch.where(far, net.parts, winner)) and far.any()
+        assert torch.equal(out.maps[:, -1] == 1, far | (plain.maps[:, -1] == 1))
+    else:
+        floors = torch.tensor((*found.values, -torch.inf), dtype=torch.float64)[:, None, None]
+        expected = torch.where(plain.dots < floors, -torch.inf, plain.dots).softmax(dim=1)
+        assert_close(out.maps, expected, **EXACT)
+    assert torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
+    assert not torch.equal(out.logits, plain.logits)
+
+
+def test_both_together():
+    net, images = tiny_net(), pictures(6)
+    calibrate(net, images, [0.5, 0.9])
+    with intervene(net, drop_parts=[2]):
+        parts = net(images).mask
+    with intervene(net, quantile=0.5):
+        tokens = net(images).mask
+    with intervene(net, drop_parts=[2], quantile=0.5):
+        assert torch.equal(net(images).mask, parts & tokens)
+
+
+def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
+    net, images = tiny_net(stages=1), pictures()
+    votes = net(images).part_logits
+    with intervene(net, drop_parts=[0]):
+        assert_close(net(images).logits, votes[..., 1:].mean(dim=-1), **EXACT)
+    with intervene(net, drop_parts=range(3)):
+        assert (net(images).logits == 0).all()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_leave_one_out_equals_one_intervention_each(stages):
+    net, images = tiny_net(stages=stages), pictures(6)
+    labels, groups = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]])
+    calibrate(net, images, 0.9)
+    batches = [(images[:4], labels[:4], groups[:4]), (images[4:], labels[4:], groups[4:])]
+    found = leave_one_out(net, batches, drop_parts=[2], quantile=0.9)
+    with intervene(net, drop_parts=[2], quantile=0.9):
+        assert_close(found.logits, net(images).logits, **EXACT)
+    for part in range(net.parts):
+        with intervene(net, drop_parts=[2, part], quantile=0.9):
+            assert_close(found.without[part], net(images).logits, **EXACT)
+    row = found.table()[0]
+    assert row["average"] == pytest.approx((found.without[0].argmax(dim=-1) == labels).double().mean().item())
+    assert found.after(2).average == found.before().average and len(found.before().groups) == 4
+    assert len(leave_one_out(net, [(images, labels)]).before().groups) == 4  # classes, where no groups are given
+
+
+def test_a_part_that_never_wins_has_no_limit():
+    net, images = tiny_net(), pictures()
+    net.stage1.prototypes[0] += 1e3
+    (found,) = calibrate(net, images, 0.9)
+    assert found.tokens[0] == 0 and found.values[0] == float("inf")
+
+
+def test_thresholds_survive_half_precision():
+    net, images = tiny_net(), pictures()
+    (found,) = calibrate(net, images, 0.9)
+    with intervene(net, quantile=0.9):
+        assert net.bfloat16().limits.tolist() == list(found.values)
+
+
+def test_training_is_not_intervened_on():
+    net, images = tiny_net(part_dropout2=0.0).train(), pictures()
+    draws = sc.faithful.Noise(0, 0, torch.arange(3))
+    plain = net(images, noise=draws).mask
+    with intervene(net, drop_parts=[0, 1]):
+        assert torch.equal(net(images, noise=draws).mask, plain)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda net: intervene(net, drop_parts=[3]).__enter__(), "parts 0-2"),
+        (lambda net: intervene(net, drop_parts=[-1]).__enter__(), "parts 0-2"),
+        (lambda net: intervene(net, quantile=0.99).__enter__(), r"calibrate\(net"),
+        (lambda net: calibrate(net, pictures(), 1.5), r"\(0, 1\]"),
+        (lambda net: calibrate(net, pictures(), 0.5, by="cosine"), "distance or dot"),
+        (lambda net: leave_one_out(net, []), "at least one batch"),
+        (lambda net: calibrate(torch.nn.Linear(2, 2), pictures(), 0.5), "IFAM"),
+    ],
+)
+def test_what_cannot_be_done_is_said(call, said):
+    with pytest.raises(BadOption, match=said):
+        call(tiny_net())

@@ -1,0 +1,158 @@
+"""Each loss against its slow twin, and the values it must have by construction."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.testing import assert_close
+
+from seecause.errors import BadOption
+from seecause.faithful import Affine, parameter_groups
+from seecause.faithful.equivariance import equivariance_loss
+from seecause.faithful.losses import background_loss, border, entropy_loss, orthogonality_loss, presence_loss, total_variation_loss
+from tests.faithful.nets import tiny_net
+from tests.helpers import noise
+from tests.reference import ifam as reference
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+MAPS = torch.softmax(2 * noise(2, 4, 5, 6), dim=1)
+
+
+@pytest.mark.parametrize("name", ["presence", "background", "total_variation"])
+def test_losses_equal_their_slow_twins(name):
+    fast = {"presence": presence_loss, "background": background_loss, "total_variation": total_variation_loss}[name]
+    assert_close(fast(MAPS), getattr(reference, name)(MAPS), **EXACT)
+    assert torch.autograd.gradcheck(fast, (MAPS.clone().requires_grad_(),), fast_mode=True)
+
+
+def test_the_border_counts():
+    m = border(5, 7, like=MAPS)
+    assert m[0, 0] == m[-1, -1] == m[0, -1] == 1 and abs(m[2, 3]) < 1e-12
+    assert_close(torch.stack([m[0, 3], m[2, 0]]), torch.full((2,), 0.5, dtype=torch.float64))
+    only_background = torch.zeros(2, 4, 5, 6, dtype=torch.float64)
+    only_background[:, -1] = 1
+    assert background_loss(only_background) == 0
+    assert background_loss(only_background.flip(1)) == 100
+
+
+def test_total_variation_of_a_split():
+    constant = torch.full((1, 3, 6, 4), 1 / 3)
+    assert total_variation_loss(constant) == 0
+    split = torch.zeros(1, 3, 6, 4)
+    split[:, 0, :, :2], split[:, 2, :, 2:] = 1, 1
+    assert_close(total_variation_loss(split), torch.tensor(2 * 6 / (6 * 4)))
+
+
+def test_entropy_of_doubt_and_certainty():
+    assert_close(entropy_loss(torch.full((2, 4, 3, 3), 0.25)), torch.tensor(math.log(4)))
+    sure = torch.zeros(1, 4, 3, 3)
+    sure[:, 1] = 1
+    assert entropy_loss(sure).abs() < 1e-6
+
+
+def test_orthogonality_in_both_forms():
+    v = noise(2, 10, 4)
+    assert_close(orthogonality_loss(v), reference.orthogonality(v), **EXACT)
+    assert_close(orthogonality_loss(v, form="ifam_code"), reference.orthogonality(v.transpose(1, 2)), **EXACT)
+    apart = torch.eye(10, dtype=torch.float64)[None, :, :4]
+    assert orthogonality_loss(apart) == 0
+    assert orthogonality_loss(v, form="ifam_code") >= 1 / 4 - 1 / 10
+
+
+def test_equivariance():
+    still = Affine(0.0, (0, 0), 1.0)
+    assert equivariance_loss(MAPS, MAPS, still, (40, 48)).abs() < 1e-12
+    blob = torch.zeros(1, 2, 37, 37)
+    y, x = torch.meshgrid(torch.arange(37.0), torch.arange(37.0), indexing="ij")
+    blob[0, 0] = torch.exp(-((y - 20) ** 2 + (x - 16) ** 2) / 30)
+    blob[0, 1] = 1 - blob[0, 0]
+    for step in range(5):
+        drawn = Affine.draw(0, step, (518, 518))
+        pixels = blob.repeat_interleave(14, dim=2).repeat_interleave(14, dim=3)
+        warped = torch.nn.functional.avg_pool2d(drawn.warp(pixels), 14)
+        assert equivariance_loss(blob, warped, drawn, (518, 518)) < 0.2
+        assert equivariance_loss(blob, warped, still, (518, 518)) > equivariance_loss(blob, warped, drawn, (518, 518))
+    assert Affine.draw(0, 3, (518, 518)) == Affine.draw(0, 3, (518, 518)) != Affine.draw(1, 3, (518, 518))
+
+
+def test_affine_maps_stay_in_their_range():
+    drawn = [Affine.draw(7, step, (100, 200)) for step in range(300)]
+    assert all(abs(a.angle) <= 90 and 0.8 <= a.scale <= 1.4 and abs(a.shift[0]) <= 22 and abs(a.shift[1]) <= 11 for a in drawn)
+    assert max(abs(a.shift[0]) for a in drawn) > 15 and max(a.angle for a in drawn) > 60 and min(a.angle for a in drawn) < -60
+
+
+def test_a_grid_too_small_for_presence_is_refused():
+    with pytest.raises(BadOption, match="3 x 3"):
+        presence_loss(MAPS[:, :, :2])
+
+
+def test_presence_takes_the_maximum_over_processes_and_gives_its_owner_the_gradient(monkeypatch):
+    """Two processes played one after the other: averaged over them, the gradient is that of one process with both batches."""
+    both = torch.softmax(2 * noise(4, 4, 5, 6), dim=1)
+    bests = [1 - presence_loss(half[:, [k, -1]]) for half in both.split(2) for k in range(3)]
+    gathered = torch.stack(bests).view(2, 3)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather", lambda every, mine: [slot.copy_(best) for slot, best in zip(every, gathered, strict=True)])
+    monkeypatch.setattr(dist, "all_reduce", lambda slope: slope.mul_(2))  # the other process has the same loss
+    losses, slopes = [], []
+    for rank, half in enumerate(both.split(2)):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        half = half.clone().requires_grad_()
+        losses.append(presence_loss(half))
+        slopes.append(torch.autograd.grad(losses[-1], half)[0])
+    monkeypatch.undo()
+    whole = both.requires_grad_()
+    expected = presence_loss(whole)
+    assert_close(torch.stack(losses), expected.expand(2), **EXACT)
+    assert_close(torch.cat(slopes) / 2, torch.autograd.grad(expected, whole)[0], **EXACT)
+
+
+def _on_one_process(rank: int, store: str, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    maps = torch.softmax(2 * noise(4, 4, 5, 6), dim=1)[2 * rank : 2 * rank + 2].requires_grad_()
+    found = {}
+    for across in ("global", "local"):
+        loss = presence_loss(maps, across=across)
+        (slope,) = torch.autograd.grad(loss, maps)
+        found[across] = (loss.item(), slope.tolist())
+    results.put((rank, found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_presence_over_two_processes_equals_one_batch(tmp_path):
+    """Loss and averaged gradient of two processes are those of one process with both batches."""
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    running = mp.start_processes(_on_one_process, args=(str(tmp_path / "store"), results), nprocs=2, join=False, start_method="spawn")
+    found = dict(results.get() for _ in range(2))
+    running.join()
+    maps = torch.softmax(2 * noise(4, 4, 5, 6), dim=1).requires_grad_()
+    loss = presence_loss(maps)
+    (slope,) = torch.autograd.grad(loss, maps)
+    averaged = torch.cat([torch.tensor(found[rank]["global"][1], dtype=torch.float64) for rank in range(2)]) / 2
+    assert [found[rank]["global"][0] for rank in range(2)] == [pytest.approx(loss.item(), abs=1e-12)] * 2
+    assert_close(averaged, slope, **EXACT)
+    assert found[0]["local"][0] != found[1]["local"][0]
+
+
+def test_parameter_groups_are_those_of_the_paper():
+    net = tiny_net()
+    groups = {group["name"]: group for group in parameter_groups(net, 1e-6, 0.05)}
+    told = {name: (round(group["lr"] / 1e-6), group["weight_decay"]) for name, group in groups.items()}
+    assert told == {
+        "stage1 tokens": (1, 0), "prototypes": (1000, 0), "modulation": (10_000, 0), "stage1 classifier": (10_000, 0.05),
+        "stage2 tokens": (1, 0), "stage2 vectors": (1, 0), "stage2 matrices": (1, 0.05), "stage2 fc_norm": (10_000, 0), "stage2 head": (10_000, 0.05),
+    }  # fmt: skip
+    grouped = [id(p) for group in groups.values() for p in group["params"]]
+    assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in net.parameters() if p.requires_grad}
+    assert len(groups["stage1 tokens"]["params"]) == 3  # class token, registers, positions
+    assert {"stage2 tokens", "stage2 head"} <= set(groups) and "stage2 matrices" not in {g["name"] for g in parameter_groups(tiny_net(freeze="both"), 1, 0)}
+    assert "stage1 matrices" in {g["name"] for g in parameter_groups(tiny_net(freeze="none"), 1, 0)}

@@ -1,0 +1,227 @@
+"""The network against its slow twin, and the guarantee: what is not selected cannot matter."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadImage, BadOption, UnsupportedModel
+from seecause.faithful import IFAM, Noise
+from seecause.faithful.noise import Purpose
+from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.reference import ifam as reference
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+@pytest.mark.parametrize("modulation", ["joint", "per_part"])
+@torch.no_grad()
+def test_both_stages_equal_the_slow_twin(modulation):
+    net, images = tiny_net(modulation=modulation), pictures()
+    out = net(images)
+    assert 0 < out.mask.double().mean() < 1
+    assert len(set(out.maps.argmax(dim=1).flatten().tolist())) == net.parts + 1
+    for i, image in enumerate(images):
+        z = reference.features(net.stage1.tower.native, image)
+        maps = reference.maps(z, net.stage1.prototypes)
+        assert_close(out.maps[i].flatten(1), maps, **EXACT)
+        assert_close(out.distances[i].flatten(1), torch.cdist(net.stage1.prototypes, z) ** 2, **EXACT)
+        affine = net.stage1.modulation
+        v, votes = reference.votes(maps, z, affine.weight, affine.bias, net.stage1.classifier.weight, modulation == "joint")
+        assert_close(out.embeddings[i], v, **EXACT)
+        assert_close(out.part_logits[i], votes, **EXACT)
+        assert_close(out.stage1_logits[i], votes.mean(dim=1), **EXACT)
+        mask = reference.selected(maps)
+        assert torch.equal(out.mask[i].flatten(), mask)
+        stage = net.stage2
+        assert_close(out.logits[i], reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask), **EXACT)
+
+
+@torch.no_grad()
+def test_training_draws_noise_for_maps_and_mask_apart():
+    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0).train(), pictures()
+    noise = Noise(3, 5, torch.tensor([11, 4, 7]))
+    out = net(images, noise=noise)
+    like = out.maps.flatten(2)
+    for i, image in enumerate(images):
+        z = reference.features(net.stage1.tower.native, image)
+        for_maps, for_mask = (noise.gumbel(purpose, like)[i] for purpose in (Purpose.MAPS, Purpose.MASK))
+        assert_close(out.maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, for_maps), **EXACT)
+        assert torch.equal(out.mask[i].flatten(), reference.selected(reference.maps(z, net.stage1.prototypes, for_mask)))
+    assert not torch.equal(out.mask, net.eval()(images).mask)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@torch.no_grad()
+def test_unselected_pixels_cannot_change_one_bit(packed):
+    net, images = tiny_net(), pictures()
+    mask = net(images).mask
+    hidden = ~mask.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
+    noisy = torch.where(hidden, 100 * torch.randn_like(images), images)
+    assert torch.equal(net.classify(noisy, mask, packed=packed), net.classify(images, mask, packed=packed))
+    assert not torch.equal(net.classify(noisy, ~mask, packed=packed), net.classify(images, ~mask, packed=packed))
+
+
+@torch.no_grad()
+def test_empty_and_full_masks():
+    net, images = tiny_net(), pictures(2)
+    grid = net(images).mask
+    empty = net(images, mask=torch.zeros_like(grid))
+    assert empty.logits.isfinite().all() and empty.empty.all() and "2 of 2 images" in empty.notes[0]
+    assert_close(empty.logits[0], empty.logits[1], **EXACT)  # nothing of either picture is left
+    assert_close(empty.logits, net(images, mask=torch.zeros_like(grid), packed=False).logits, **EXACT)
+    stage = net.stage2
+    plain = stage.head(stage.fc_norm(stage.tower.native.forward_features(images)[:, 0]))
+    for packed in (True, False):
+        assert_close(net(images, mask=torch.ones_like(grid), packed=packed).logits, plain, **EXACT)
+    assert not net(images).notes
+
+
+@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
+@torch.no_grad()
+def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
+    net, images = tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)), pictures(4)
+    if backbone is dinov2_backbone:
+        images = images[..., :40]
+    mask = net(images).mask
+    mask[0], mask[1] = False, True
+    masked = net.classify(images, mask, packed=False)
+    assert_close(net.classify(images, mask), masked, **EXACT)
+    for i in range(4):
+        assert_close(net.classify(images[i : i + 1], mask[i : i + 1])[0], masked[i], **EXACT)
+    assert_close(net.float()(images.float(), mask=mask).logits, masked.float(), atol=1e-5, rtol=0)
+
+
+def test_every_backbone_with_a_class_token_works():
+    import torchvision
+    import transformers as hf
+
+    square = pictures(1, size=(32, 32))
+    small = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=24, patch_size=8, image_size=32)
+    backbones = [
+        torchvision.models.VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=48, num_classes=6),
+        hf.ViTForImageClassification(hf.ViTConfig(**small)),
+        hf.ViTModel(hf.ViTConfig(**small)),
+        hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
+        timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=6, patch_drop_rate=0.5, drop_path_rate=0.2),
+    ]
+    for backbone in backbones:
+        net = tiny_net(backbone, parts=2, size=(32, 32)).train()
+        net(square).logits.sum().backward()
+        untouched = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None and not name.startswith("stage1")]
+        assert not untouched, f"{type(backbone).__name__}: {untouched}"  # DistributedDataParallel would wait for them for ever
+
+
+def test_parameter_count_of_the_published_checkpoint():
+    with torch.device("meta"):
+        net = IFAM(timm.create_model("vit_base_patch14_reg4_dinov2", num_classes=0), parts=8, classes=200)
+    assert sum(value.numel() for value in net.state_dict().values()) == 173_493_509
+    assert net.stage1.prototypes.shape == (9, 768) and net.stage1.modulation.weight.shape == (768, 9)
+
+
+@torch.no_grad()
+def test_a_samples_noise_is_its_own():
+    net, images = tiny_net().train(), pictures(4)
+    ids = torch.tensor([5, 9, 2, 2**40])
+    out = net(images, noise=Noise(1, 2, ids))
+    order = torch.tensor([2, 0])
+    some = net(images[order], noise=Noise(1, 2, ids[order]))
+    for name in ("logits", "maps", "part_logits"):
+        assert_close(getattr(some, name), getattr(out, name)[order], **EXACT)
+    for other in (Noise(1, 3, ids), Noise(2, 2, ids), Noise(1, 2, ids + 1)):
+        assert not torch.equal(net(images, noise=other).maps, out.maps)
+
+
+def test_noise_is_gumbel_and_drops_as_often_as_asked():
+    noise, like = Noise(0, 0, torch.arange(64)), torch.empty(64, 8, 100, dtype=torch.float64)
+    gumbel = noise.gumbel(Purpose.MAPS, like)
+    assert gumbel.isfinite().all()
+    assert abs(gumbel.mean() - 0.5772) < 0.02 and abs(gumbel.var() - torch.pi**2 / 6) < 0.05
+    assert abs(torch.corrcoef(torch.stack([gumbel.flatten(), noise.gumbel(Purpose.MASK, like).flatten()]))[0, 1]) < 0.02
+    kept = Noise(0, 0, torch.arange(4096)).kept(Purpose.DROP_MASK, 8, 0.3, like)
+    assert abs(kept.double().mean() - 0.7) < 0.01
+
+
+@torch.no_grad()
+def test_stage_2_part_dropout():
+    images, noise = pictures(), Noise(0, 0, torch.arange(3))
+    plain = tiny_net(part_dropout2=0.0, eval_noise=True)
+    as_in_eval = plain(images, noise=noise).mask
+    assert torch.equal(plain.train()(images, noise=noise).mask, as_in_eval) and as_in_eval.any()
+    assert tiny_net(part_dropout2=1.0).train()(images, noise=noise).empty.all()
+    some = tiny_net(part_dropout2=0.5).train()(images, noise=noise).mask
+    assert some.sum() < as_in_eval.sum() and not (some & ~as_in_eval).any()
+
+
+@torch.no_grad()
+def test_eval_noise_is_off_by_default_and_the_same_for_every_place_in_a_batch():
+    images = pictures()
+    quiet, noisy = tiny_net(), tiny_net(eval_noise=True)
+    assert torch.equal(quiet(images, noise=Noise(0, 0, torch.arange(3))).maps, quiet(images).maps)
+    assert not torch.equal(noisy(images).maps, quiet(images).maps)
+    assert_close(noisy(images[2:]).maps, noisy(images).maps[2:], **EXACT)
+
+
+@torch.no_grad()
+def test_part_maps_are_wide_under_autocast_and_in_half_precision():
+    net, images = tiny_net().float(), pictures().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = net(images)
+    assert out.maps.dtype == out.distances.dtype == out.embeddings.dtype == torch.float32
+    half = net.bfloat16()(images.bfloat16())
+    assert half.maps.dtype == torch.float32 and half.logits.dtype == torch.bfloat16
+    assert_close(half.maps.sum(dim=1), torch.ones_like(half.maps[:, 0]))
+
+
+@torch.no_grad()
+def test_a_copy_stands_on_its_own():
+    net, images = tiny_net(), pictures()
+    before = net(images).logits
+    twin = copy.deepcopy(net)
+    for parameter in net.parameters():
+        parameter.zero_()
+    assert_close(twin(images).logits, before, **EXACT)
+
+
+def test_pdiscoformer_is_the_parts_alone():
+    net, images = tiny_net(stages=1), pictures()
+    out = net(images)
+    assert net.stage2 is None and torch.equal(out.logits, out.stage1_logits)
+    with pytest.raises(BadOption, match="stages"):
+        net.classify(images, out.mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"parts": 0}, "parts=0"),
+        ({"parts": 31}, "at most 30"),
+        ({"classes": 0}, "classes=0"),
+        ({"gradient": "hard"}, "ste, none, soft"),
+        ({"stages": 3}, "stages=3"),
+        ({"part_dropout": 1.0}, "part_dropout"),
+        ({"part_dropout2": 1.5}, "part_dropout2"),
+    ],
+)
+def test_options_that_cannot_be_used(options, said):
+    with pytest.raises(BadOption, match=said):
+        IFAM(timm_backbone(), **{"parts": 3, "classes": 4, **options})
+
+
+def test_bad_input_is_named():
+    net, images = tiny_net(), pictures()
+    for wrong in (images[..., :40], images[0], images[..., :45]):
+        with pytest.raises(BadImage, match="40, 48"):
+            net(wrong)
+    with pytest.raises(BadOption, match="mask"):
+        net.classify(images, torch.ones(3, 4, 6, dtype=torch.bool))
+    with pytest.raises(BadOption, match="ids"):
+        net.train()(images, noise=Noise(0, 0, torch.arange(2)))
+    with pytest.raises(BadOption, match="hidden tokens"):
+        net(images, packed=True)
+    with pytest.raises(UnsupportedModel, match="class token"):
+        IFAM(timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=3, class_token=False, global_pool="avg"), 2, 2)

@@ -1,0 +1,189 @@
+"""iFAM networks as views: every method works, and visibility goes where keys go."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.select import selection
+from seecause.engine.blanks import blank_image
+from seecause.errors import BadOption, NotDefined, ViewMismatch
+from seecause.faithful import calibrate, intervene
+from tests.faithful.nets import STEPS, dinov2_backbone, pictures, tiny_net
+from tests.helpers import hooks
+from tests.reference import ifam as reference
+
+EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_view_answers_like_the_network(stages):
+    net, images = tiny_net(stages=stages, classes=["a", "b", "c", "d"]), pictures()
+    model = sc.wrap(net)
+    assert_close(model(images), net(images).logits, **EXACT)
+    assert model.classes == ("a", "b", "c", "d") and model.preprocess == STEPS and hooks(net) == 0
+
+
+@torch.no_grad()
+def test_other_backbones_and_sizes():
+    net, images = tiny_net(dinov2_backbone(), size=(40, 40)), pictures()
+    model = sc.wrap(net)  # 40 x 48 is not the size of its positions
+    assert_close(model(images), net(images).logits, **EXACT)
+
+
+@pytest.mark.parametrize("broken", ["a key lane", "a flag", "a block"])
+def test_a_wrong_view_is_refused(broken, monkeypatch):
+    import seecause.models.visibility as visibility
+
+    if broken == "a key lane":
+        monkeypatch.setattr(visibility, "HIDDEN", 0.0)
+    elif broken == "a flag":
+        monkeypatch.setattr(visibility, "FLAG", 0.0)
+    else:
+        original = visibility._on_first
+        monkeypatch.setattr(visibility, "_on_first", lambda step, count: original(step, count - 1) if count == 24 else original(step, count))
+    with pytest.raises((ViewMismatch, RuntimeError)):
+        sc.wrap(tiny_net())
+
+
+@torch.no_grad()
+def test_caap_mixes_keys_with_the_visibility_of_their_own_picture():
+    net, images = tiny_net(), pictures(2)
+    model = sc.wrap(net)
+    blank = blank_image(model, (40, 48), "white")
+    masks, blank_mask = net(images).mask, net(blank).mask[0]
+    assert not torch.equal(masks[0], blank_mask)
+    sets = [row.nonzero()[:, 0].tolist() for row in selection((5, 6), "box1")]
+    stage = net.stage2
+    fast = sc.attribute(model, images, target=2, tail="source", score="logit").maps
+    for i in range(2):
+        slow = reference.caap(stage.tower.native, stage.fc_norm, stage.head, images[i], masks[i], blank[0], blank_mask, sets)
+        assert_close(fast[i].flatten(), slow[:, 2], **EXACT)
+
+
+@torch.no_grad()
+def test_a_patch_that_is_hidden_in_its_picture_causes_nothing_wherever_it_is_put():
+    net, images = tiny_net(), pictures(2)
+    model = sc.wrap(net)
+    blank = pictures(1, seed=3)
+    maps = sc.attribute(model, images, target=0, score="logit", select="none", blank=blank).maps
+    hidden = ~net(images).mask & ~net(blank).mask
+    plain = net(blank).logits[0, 0]
+    assert hidden.any() and not hidden.all()
+    assert_close(maps[hidden], plain.expand(int(hidden.sum())), **EXACT)
+    assert ((maps - plain).abs() > 1e-6)[~hidden].all()
+
+
+METHODS = ["rollout", "gae", "t-attr", "grad-cam", "ixg", "ixg+", "integrated-gradients", "libra-ixg+", "atman", "attcat", "legrad", "tis"]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # tis: hidden tokens are alike
+@pytest.mark.parametrize("stages", [1, 2])
+def test_methods_work(stages):
+    model = sc.wrap(tiny_net(stages=stages))
+    for method in METHODS:
+        if method == "t-attr" and stages == 1:  # features times their shares, two activations
+            with pytest.raises(NotDefined, match="relevance"):
+                sc.attribute(model, pictures(1), target=1, method=method)
+            continue
+        cheap = {"integrated-gradients": {"steps": 2}}.get(method, {})
+        maps = sc.attribute(model, pictures(1), target=1, method=method, **cheap).maps
+        assert maps.shape == (1, 5, 6) and maps.isfinite().all() and maps.std() > 0, method
+
+
+@torch.enable_grad()
+def test_gradients_give_hidden_patches_nothing():
+    net, images = tiny_net(), pictures(2)
+    hidden = ~net(images).mask
+    maps = sc.attribute(sc.wrap(net), images, target=1, method="ixg").maps
+    assert (maps[hidden] == 0).all() and (maps[~hidden] != 0).all()
+
+
+@torch.no_grad()
+def test_metrics_and_head_ablation_work():
+    net, images = tiny_net(), pictures(2)
+    model = sc.wrap(net)
+    maps = sc.attribute(model, images, target=0).maps
+    assert sc.metrics.insertion_deletion(model, images, maps, 0).insertion.isfinite().all()
+    plain = model(images)
+    with model.gated(torch.tensor([[1.0, 1, 1], [1, 0, 1], [1, 1, 1]])):
+        assert not torch.allclose(model(images), plain)
+    assert torch.equal(model(images), plain)
+
+
+@torch.no_grad()
+def test_head_scores_are_those_of_the_network_without_the_head():
+    net, images = tiny_net(), pictures(3)
+    found = sc.heads.score(sc.wrap(net), images, response="logit", target=1, guard=False).value
+    plain = net(images).logits[:, 1]
+    for layer, head in ((0, 0), (1, 2), (2, 1)):
+        without = copy.deepcopy(net)
+        without.stage2.tower.native.blocks[layer].attn.proj.weight[:, 8 * head : 8 * head + 8] = 0
+        assert_close(found[layer, head], (plain - without(images).logits[:, 1]).mean(), **EXACT)
+
+
+@torch.no_grad()
+def test_an_intervention_makes_kept_runs_stale_and_changes_the_fingerprint():
+    net, images = tiny_net(), pictures(2)
+    model = sc.wrap(net)
+    plain, mark = sc.attribute(model, images, target=0).maps, model.fingerprint()
+    with intervene(model, drop_parts=[0, 1]):
+        changed, other = sc.attribute(model, images, target=0).maps, model.fingerprint()
+        fresh = sc.attribute(sc.wrap(net), images, target=0).maps
+    assert_close(changed, fresh, **EXACT)
+    assert not torch.allclose(changed, plain) and other != mark
+    assert torch.equal(sc.attribute(model, images, target=0).maps, plain) and model.fingerprint() == mark
+
+
+def test_what_has_no_view_is_said():
+    with pytest.raises(NotDefined, match="soft"):
+        sc.wrap(tiny_net(gradient="soft"))
+    with pytest.raises(NotDefined, match="eval_noise"):
+        sc.wrap(tiny_net(stages=1, eval_noise=True))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@torch.no_grad()
+def test_a_saved_network_comes_back_whole(stages, tmp_path):
+    net, images = tiny_net(stages=stages, classes=["a", "b", "c", "d"], gradient="none").float(), pictures().float()
+    calibrate(net, images, 0.9)
+    net.save(tmp_path, "small", trained_on="nothing")
+    model = sc.load(str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.module.state_dict().values(), net.state_dict().values(), strict=True))
+    assert_close(model(images), net(images).logits)
+    assert model.classes == ("a", "b", "c", "d") and model.preprocess == STEPS
+    again = sc.faithful.load(tmp_path, "small")
+    assert again.options == net.options and again.thresholds == net.thresholds
+    with intervene(again, quantile=0.9), intervene(net, quantile=0.9):
+        assert_close(again(images).logits, net(images).logits)
+    assert json.loads((tmp_path / "small.json").read_text())["trained_on"] == "nothing"
+
+
+@torch.no_grad()
+def test_transformers_and_named_timm_backbones_describe_themselves(tmp_path):
+    import timm
+
+    images = pictures(size=(40, 40)).float()
+    net = tiny_net(dinov2_backbone(), size=(40, 40)).float()
+    net.save(tmp_path / "hf")
+    assert_close(sc.faithful.load(tmp_path / "hf")(images).logits, net(images).logits)
+    net = sc.faithful.IFAM(timm.create_model("test_vit", img_size=96), 2, 3).eval()
+    net.save(tmp_path / "timm")
+    images = pictures(size=(96, 96)).float()
+    assert_close(sc.faithful.load(tmp_path / "timm")(images).logits, net(images).logits)
+
+
+def test_a_backbone_that_does_not_tell_how_it_is_built_is_refused(tmp_path):
+    net = tiny_net()
+    net.architecture = None
+    with pytest.raises(BadOption, match="architecture"):
+        net.save(tmp_path)
+    net.architecture = {"library": "timm", "class": "VisionTransformer", "arguments": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3}}
+    with pytest.raises(BadOption, match="gives another"):
+        net.save(tmp_path)
+    assert not list(tmp_path.iterdir())
