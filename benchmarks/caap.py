@@ -52,12 +52,12 @@ def main(
         for batch in sizes:
             images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
             print(f"## {name}, batch {batch}\n\n{HEAD}")
-            report(race(contenders(model, images, tails.split(","), slow=slow), where, repeats=repeats), batch, "plain forward", "eager")
+            report(race(contenders(model, images, tails.split(","), slow=slow), where, repeats=repeats), batch, "eager", where)
             if compiled and where.type == "cuda":
                 eager_blocks = list(model.blocks)
                 model.compile()
                 entries = contenders(model, images, [t for t in tails.split(",") if t != "all"], slow=False, plain=partial(model, images))
-                report(race(entries, where, repeats=repeats), batch, "plain forward", "compiled")
+                report(race(entries, where, repeats=repeats), batch, "compiled", where)
                 model.blocks = eager_blocks
             print()
 
@@ -98,12 +98,12 @@ def slow_twin(model: VisionModel, images: Tensor, blank: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def report(timings: dict[str, Timing], batch: int, base: str, mode: str) -> None:
+def report(timings: dict[str, Timing], batch: int, mode: str, device: torch.device) -> None:
+    base = "plain forward"
     per_image = {name: t.seconds / batch for name, t in timings.items()}
     slow = next((n for n in timings if n.startswith("slow twin")), None)
     if slow is not None:
-        cuda = torch.cuda.is_available() and timings[slow].peak_bytes > 0
-        per_image[slow] = timings[slow].seconds * (1 if cuda else 196 / len(range(0, 196, 16)))
+        per_image[slow] = timings[slow].seconds * (1 if device.type == "cuda" else 196 / len(range(0, 196, 16)))
     for name, timing in timings.items():
         gain = f"{per_image[slow] / per_image[name]:.0f}" if slow is not None and name not in (base, slow) else ""
         print(

@@ -14,6 +14,7 @@ gains   FIG, BIG and BIR of critters-biased by baseline.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 import time
@@ -36,6 +37,7 @@ from seecause.engine.forks import HELD
 from seecause.heads import Masks, Swapped, discover_masks, information_gains, score, screen
 from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import erase
+from seecause.loading import rewrap
 from seecause.models.view import VisionModel
 
 TOP, VERIFIED = 4, 12
@@ -96,9 +98,10 @@ def race(model: VisionModel, images: Tensor, masks: Tensor, batch: int, repeats:
     heads = [(layer, layer % block.heads) for layer, block in enumerate(model.blocks)]
     total = sum(block.heads for block in model.blocks)
     slow: dict[str, Tensor] = {}
+    edited = rewrap(model, copy.deepcopy(model.module))  # its weights change all the time: what the others keep must not be thrown away
 
     def naive(n: int) -> None:
-        slow["effects"] = naive_effects(model, images[:n], masks[:n], heads, batch)
+        slow["effects"] = naive_effects(edited, images[:n], masks[:n], heads, batch)
 
     def exact(n: int) -> None:
         with budget(int(batch * each / (1 - HELD))):

@@ -7,8 +7,10 @@ different lengths where there is one, and image by image elsewhere. Same answer 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.faithful.tower import Tower, tokens_of
@@ -19,22 +21,27 @@ from seecause.models.block import fused
 class Ragged:
     """Sequences of different lengths, end to end."""
 
-    lengths: list[int]
-    starts: Tensor  # [B + 1] int32, on the device
+    counts: Tensor  # [B], on the device
+    most: int  # no sequence is longer
 
-    @classmethod
-    def of(cls, visible: Tensor) -> Ragged:
-        counts = visible.sum(dim=1)
-        return cls(counts.tolist(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int())
+    @cached_property
+    def starts(self) -> Tensor:
+        """[B + 1] int32, on the device."""
+        return F.pad(self.counts.cumsum(0), (1, 0)).int()
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        return self.counts.tolist()
 
 
 def packed_class_rows(tower: Tower, images: Tensor, visible: Tensor) -> Tensor:
     """The class token's row after the last block, [B, D], when only tokens visible [B, T] (bool) exist."""
     layout, blocks = tower.layout(images), tower.parts.blocks
     assert layout.class_index is not None
-    ragged = Ragged.of(visible)
-    h = tokens_of(tower, images)[visible][None]  # [1, R, D]
-    at = layout.at(images.device).take(visible.nonzero()[:, 1])
+    ragged = Ragged(visible.sum(dim=1), layout.tokens)
+    places = visible.flatten().nonzero()[:, 0]  # the only time a GPU is waited for
+    h = tokens_of(tower, images).flatten(0, 1)[places][None]  # [1, R, D]
+    at = layout.at(images.device).take(places % layout.tokens)
     read = ragged.starts[:-1].long() + layout.class_index
     for block in blocks:
         q, k, v = block.qkv(h, at)
@@ -52,8 +59,7 @@ def apart(q: Tensor, k: Tensor, v: Tensor, scale: float, ragged: Ragged) -> Tens
         from torch.nn.attention.varlen import varlen_attn
 
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
-        longest = max(ragged.lengths)
-        o = varlen_attn(rows_q, rows_k, rows_v, ragged.starts, ragged.starts, longest, longest, scale=scale)
+        o = varlen_attn(rows_q, rows_k, rows_v, ragged.starts, ragged.starts, ragged.most, ragged.most, scale=scale)
         assert isinstance(o, Tensor)
         return o[None]
     each_q, each_k, each_v = (x.split(ragged.lengths, dim=2) for x in (q, k, v))

@@ -148,7 +148,7 @@ class ImageModel:
         if self.memo.get("fingerprint", (None,))[0] != key:
             digest = hashlib.sha256(self.name.encode())
             for tensor in self._weights():
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
             self.memo["fingerprint"] = (key, digest.hexdigest()[:16])
         return self.memo["fingerprint"][1]
 
