@@ -124,9 +124,6 @@ def page(kind: str, found: Values, done: list[tuple[Store, Worker, Status]], cho
         _differences(table),
         _losses(table),
         *(["## Against the truth\n", _truth([(store, worker) for store, worker, _ in done])] if kind == "critters" else []),
-        "## Cost\n",
-        "Seconds of attribution for one picture, median over shards, on this machine.\n",
-        _cost([(store, worker) for store, worker, _ in done]),
         *_holes([status for _, _, status in done]),
     ]
     return "\n".join(parts)
@@ -170,17 +167,6 @@ def _truth(done: list[tuple[Store, Worker]]) -> str:
             scores = PartScores(**joined, thresholds=tensors[0]["parts.thresholds"])
             numbers = (scores.completeness, scores.threshold, float(scores.correctness.nanmean()), float(scores.contrastivity.nanmean()), scores.overall)
             lines.append(f"| {_starred(method)} | " + " | ".join(f"{value:.3f}" for value in numbers) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cost(done: list[tuple[Store, Worker]]) -> str:
-    lines = ["| method | forwards | seconds |", "|---|---|---|"]
-    for store, worker in done:
-        for method in worker.plan.request.methods:
-            said = [store.said(shard) for shard in store.finished(worker.plan) if shard.method == method]
-            each = [one["seconds"]["attribute"] / one["images"] for one in said if one["images"]]
-            if each:
-                lines.append(f"| {method} | {all_methods()[method].forwards} | {statistics.median(each):.4f} |")
     return "\n".join(lines) + "\n"
 
 

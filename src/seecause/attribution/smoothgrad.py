@@ -6,7 +6,8 @@
     signed      the same sum of g
     input       the same sum of x * g
 
-Noise is drawn once from `seed` and is the same for every picture, so a map does not depend on the batch. A gradient says what a small change
+Noise is drawn once from `seed` and is the same for every picture, so a map does not depend on the batch. It is drawn
+on the device: millions of numbers from a CPU would take longer than the passes. A gradient says what a small change
 would do, not what the patch did; only `input` estimates a contribution.
 """
 
@@ -46,7 +47,7 @@ def smoothgrad(
     if show not in get_args(Show):
         raise BadOption("show", show, f"one of {', '.join(get_args(Show))}")
     target = settle(model, images, target)
-    drawn = torch.randn(samples, *images.shape[1:], generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(samples, *images.shape[1:], generator=torch.Generator(images.device).manual_seed(seed), device=images.device)
     sigma = noise * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # [B]
 
     def noisy(a: int, b: int) -> Tensor:
