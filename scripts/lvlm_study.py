@@ -10,7 +10,6 @@ logits are left out and counted. The claims and their rules are in `lvlm_study_p
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +32,7 @@ from seecause.lvlm import (
     attribute_heads,
     calibration_critters,
     causal_scores,
+    compare_wordings,
     draw_masks,
     group_heads,
     grouping,
@@ -61,7 +61,7 @@ def main(
     out: Path = Path("docs/results/lvlm-critters.md"),
     device: Annotated[str, typer.Option(help="auto: the GPU if there is one.")] = "auto",
     limit: Annotated[int, typer.Option(help="Pictures.")] = PICTURES,
-    masks: Annotated[int, typer.Option(help="For each fit; the paper has 10,000 for a thousand heads, here are 48.")] = 4000,
+    masks: Annotated[int, typer.Option(help="For each fit; the paper has 10,000 for a thousand heads, here are 48.")] = 3000,
     floor: float = 1.0,
 ) -> None:
     """Measure, judge the claims, and write the page."""
@@ -179,19 +179,16 @@ def part_question(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: f
 
 
 def rewordings(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: float) -> None:
-    """Cosines of coefficients between wordings; the ceiling is the first wording again with fresh masks."""
-    first, *others = wordings(SUBJECT)
-    cases = some(found, REWORDED)
-
-    def again(question: str, tag: str) -> Iterator[float]:
-        for case in cases:
-            engine = asked(lvlm, bank, case, question, floor, case.answer)
-            if not isinstance(engine, str) and case.heads is not None:
-                other = attribute_heads(engine, masks=masks, seed=seed_of(f"{tag} {case.index}"))
-                yield float(cosines(case.heads.heads.coefficients[None], other.coefficients[None]))
-
-    found.ceiling = torch.tensor(list(again(first, "again")), dtype=torch.float64)
-    found.cosines = {question: torch.tensor(list(again(question, question)), dtype=torch.float64) for question in others}
+    """Cosines of coefficients between wordings, and their ceiling, on the same answer; pictures that some wording moves too little are left out."""
+    questions, rows = wordings(SUBJECT), []
+    for case in some(found, REWORDED):
+        try:
+            one = compare_wordings(lvlm, case.picture, questions, bank, answer=case.answer, masks=masks, floor=floor, seed=seed_of(f"words {case.index}"))
+        except WeakAnswer:
+            continue
+        rows.append(torch.cat([one.cosines, torch.tensor([one.ceiling], dtype=torch.float64)]))
+    *others, found.ceiling = torch.stack(rows).T
+    found.cosines = dict(zip(questions[1:], others, strict=True))
 
 
 def ratios(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: float) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause.data import critters
-from seecause.demo import JOBS, Setting, compare, explain
+from seecause.demo import JOBS, Setting, audit, compare, explain, repair
 from seecause.report.page import render_page
 
 ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": len(critters.CLASSES)}
@@ -50,3 +50,15 @@ def test_the_compare_job_shows_a_table_and_curves_of_every_method():
     page = render_page("Demo", compare.run(Setting(), methods=("caap", "random"), pictures=2).sections)
     assert page.count('<th scope="row">') == 2 and "<svg" in page
     assert "ins-del" in page and "no value" not in page
+
+
+def test_the_audit_job_gives_a_verdict_on_each_model(folder):
+    shown = audit.run(Setting(), models=(folder, folder), pictures=3)
+    page = render_page("Demo", shown.sections)
+    assert page.count('<div class="verdict">') == 2 and page.count('<article class="card">') == 3
+    assert len(shown.manifests) == 2
+
+
+def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
+    page = render_page("Demo", repair.run(Setting(), model=folder, pictures=3, top=2, draws=2).sections)
+    assert "What changed when they went?" in page and "outlined: removed" in page and page.count('<li class="when">after</li>') == 6

@@ -6,6 +6,7 @@ import re
 from itertools import combinations
 
 from seecause.report.charts import HEIGHT, LETTER, LINE, Series, chart, styled
+from seecause.report.forest import Difference, forest
 
 
 def dots(svg: str) -> list[tuple[float, float]]:
@@ -47,3 +48,16 @@ def test_a_name_cannot_break_the_page():
 def test_many_methods_stay_apart_in_looks():
     looks = styled([str(i) for i in range(30)])
     assert len(set(looks.values())) == 30
+
+
+def test_layers_are_whole_numbers():
+    svg = chart([Series("a", [0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])], title="t", x_title="layer", y_title="y")
+    assert re.findall(r'text-anchor="middle">([\d.]+)</text>', svg) == ["0", "1", "2", "3"]
+
+
+def test_a_difference_that_may_be_none_is_hollow():
+    svg = forest([Difference("black", 0.1, 0.2), Difference("noise", -0.4, 0.1)], title="t", x_title="x")
+    assert re.findall(r'circle class="(\w+)"', svg) == ["open", "clear"]
+    (zero,) = re.findall(r'class="zero" x1="([\d.]+)"', svg)
+    black, noise = re.findall(r'cx="([\d.]+)"', svg)
+    assert float(noise) < float(zero) < float(black)

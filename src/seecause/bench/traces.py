@@ -26,13 +26,15 @@ from seecause import __version__
 from seecause.bench.store import place
 from seecause.data.dataset import Dataset
 from seecause.data.sample import Sample
-from seecause.errors import BadOption, SeecauseError
+from seecause.errors import BadOption, BadPrompt, BankMismatch, WeakAnswer
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, object_share, text_effects, trace_heads, trace_tokens
 from seecause.lvlm.bank import digest
 from seecause.lvlm.calibration import to_pil
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
+SKIPPED = (WeakAnswer, BankMismatch, BadPrompt)  # what one sample may do; anything else stops the study
+Piece = tuple[dict[str, Any], dict[str, Tensor], str | None]  # numbers and tensors, or why there are none
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """One sample: numbers and tensors, or why there are none."""
+    """One sample: numbers and tensors, or why there are none. Where only its image tokens are missing, `untold` says why."""
 
     index: int
     id: str
@@ -58,6 +60,11 @@ class Traced:
     numbers: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: str | None = None
+    untold: str | None = None
+
+    @property
+    def hole(self) -> str | None:
+        return self.skipped or (self.untold and f"no image tokens: {self.untold}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +110,12 @@ def seed_of(name: str, seed: int = 0) -> int:
 
 def to_csv(study: Study) -> str:
     """One line a sample, holes with their reason."""
-    names = list(dict.fromkeys(name for sample in study.known for name in sample.numbers))
+    names = list(dict.fromkeys(name for sample in study.known for name in sample.numbers if name != "pieces"))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", "label", *names, "skipped"])
+    writer.writerow(["sample", "label", *names, "missing"])
     for sample in study.samples:
-        writer.writerow([sample.id, sample.label or "", *(_cell(sample.numbers.get(name)) for name in names), sample.skipped or ""])
+        writer.writerow([sample.id, sample.label or "", *(_cell(sample.numbers.get(name)) for name in names), sample.hole or ""])
     return text.getvalue()
 
 
@@ -136,7 +143,7 @@ def _heads(lvlm: LVLM, bank: MeanBank, data: Dataset, index: int, asked: Asked, 
     start = Traced(index, sample.id or str(index), label)
     file = folder / "samples" / f"{_key(lvlm, bank, sample, label, replace(asked, token_masks=0))}.heads"
 
-    def make() -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
+    def make() -> Piece:
         engine = _engine(lvlm, bank, sample, asked)
         right = None if label is None else engine.target == lvlm.answer_ids(to_pil(sample.image), asked.question, label)[0]
         if asked.right_only and not right:
@@ -149,35 +156,37 @@ def _heads(lvlm: LVLM, bank: MeanBank, data: Dataset, index: int, asked: Asked, 
         }  # fmt: skip
         return {**head_numbers(engine, heads), "right": right, "pieces": list(effects.pieces)}, tensors, None
 
-    return _piece(start, file, make)
+    numbers, tensors, skipped = _piece(file, make)
+    return replace(start, numbers=numbers, tensors=tensors, skipped=skipped)
 
 
 def _tokens(lvlm: LVLM, bank: MeanBank, data: Dataset, known: Traced, text: Tensor, asked: Asked, folder: Path) -> Traced:
     sample = data[known.index]
     file = folder / "samples" / f"{_key(lvlm, bank, sample, known.label, asked, rows=text.int().tolist())}.tokens"
 
-    def make() -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
+    def make() -> Piece:
         engine = _engine(lvlm, bank, sample, asked)
         seed = seed_of(known.id, asked.seed)
         found = trace_tokens(engine, known.tensors["coefficients"], known.tensors["chosen"], text=text, masks=asked.token_masks, p=asked.p, seed=seed)
         mask = None if sample.mask is None else sample.mask == 1
         return token_numbers(found, mask), {"gamma": found.tokens.coefficients, "weighted": found.weighted}, None
 
-    return _piece(known, file, make)
+    numbers, tensors, untold = _piece(file, make)
+    return replace(known, numbers=known.numbers | numbers, tensors=known.tensors | tensors, untold=untold)
 
 
-def _piece(start: Traced, file: Path, make: Callable[[], tuple[dict[str, Any], dict[str, Tensor], str | None]]) -> Traced:
+def _piece(file: Path, make: Callable[[], Piece]) -> Piece:
     """Read a finished piece, or make and keep it. What cannot be made stays as a hole with its reason."""
     mark, values = file.with_name(file.name + ".json"), file.with_name(file.name + ".safetensors")
     if not mark.is_file():
         try:
             numbers, tensors, skipped = make()
-        except SeecauseError as reason:
+        except SKIPPED as reason:
             numbers, tensors, skipped = {}, {}, " ".join(str(reason).split())
         place(values, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
         place(mark, (json.dumps({"numbers": numbers, "skipped": skipped}) + "\n").encode())
     read = json.loads(mark.read_text(encoding="utf-8"))
-    return replace(start, numbers=start.numbers | read["numbers"], tensors=start.tensors | load_file(values), skipped=read["skipped"])
+    return read["numbers"], load_file(values), read["skipped"]
 
 
 def _dataset_rows(samples: Sequence[Traced]) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -220,4 +229,4 @@ def check_folder(folder: Path) -> None:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else " ".join(value) if isinstance(value, list) else str(value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

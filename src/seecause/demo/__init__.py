@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from seecause.demo import compare, explain
+from seecause.demo import audit, build, compare, explain, repair, trace
 from seecause.demo.job import Job, Setting, Shown
 
-JOBS: tuple[Job, ...] = (explain, compare)
+JOBS: tuple[Job, ...] = (explain, compare, audit, repair, build, trace)
 
 __all__ = ["JOBS", "Job", "Setting", "Shown"]

@@ -20,6 +20,7 @@ from seecause.lvlm.trace import HeadTrace, TokenTrace, trace_heads, trace_tokens
 from seecause.lvlm.validate import Curves, essential_heads, first_crossing, ratio_study, scan, threshold_study
 from seecause.lvlm.verify import verify
 from seecause.lvlm.view import LVLM
+from seecause.lvlm.wordings import Wordings, compare_wordings
 
 __all__ = [
     "LVLM",
@@ -33,12 +34,14 @@ __all__ = [
     "TextEffects",
     "TokenAttribution",
     "TokenTrace",
+    "Wordings",
     "attention_scores",
     "attribute_heads",
     "attribute_tokens",
     "bank_of_prompts",
     "calibration_critters",
     "causal_scores",
+    "compare_wordings",
     "coverage",
     "draw_masks",
     "elastic_net",

@@ -1,0 +1,79 @@
+"""What the `seecause lvlm` commands share: options, and opening a model, a picture and a bank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seecause.cli.options import Device, Dtype, pick_device
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seecause.data.dataset import Dataset
+    from seecause.lvlm import LVLM, MeanBank
+
+DEFAULT_LVLM = "builtin:critters-llava"
+
+LVLMName = Annotated[str, typer.Option("--model", "-m", help="builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote.")]
+Picture = Annotated[str, typer.Argument(help="A picture, or one of a dataset: critters:clean:test#3.", metavar="IMAGE", show_default=False)]
+Asking = Annotated[str, typer.Option("--question", help="What to ask about the picture.", show_default=False)]
+Answer = Annotated[str | None, typer.Option(help="The answer to explain.", show_default="the model's own")]
+Position = Annotated[int, typer.Option(help="Which token of the answer, from 0 on; those before it are taken as said.", min=0)]
+Masks = Annotated[int, typer.Option(help="Masked runs for the fit.", min=2)]
+Share = Annotated[float, typer.Option("--ablated", help="Share of heads (or image tokens) that a mask ablates.", min=0.01, max=0.99)]
+Floor = Annotated[float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)]
+BankFolder = Annotated[Path | None, typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False)]
+Calibration = Annotated[
+    list[str] | None,
+    typer.Option(help="Calibration pictures, folders or quoted globs; repeat for more.", metavar="IMAGE", show_default="Critters for a builtin model"),
+]
+LVLMDtype = Annotated[Dtype | None, typer.Option(help="Precision of the model.", show_default="float32 on a CPU or for a builtin model, else as stored")]
+
+
+def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
+    """Load and verify; transformers' own progress bars stay off."""
+    from transformers.utils import logging
+
+    from seecause.lvlm import load
+
+    logging.disable_progress_bar()
+    picked = pick_device(device)
+    default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
+    return load(name, device=picked, dtype=default if dtype is None else dtype.value)
+
+
+def open_picture(text: str) -> Image.Image:
+    """A file, or one sample of a dataset, DATA#INDEX."""
+    from seecause.data import open_data
+    from seecause.data.images import read_image
+    from seecause.lvlm.calibration import to_pil
+
+    name, sign, index = text.rpartition("#")
+    if not sign or Path(text).exists() or not index.isdigit():
+        return read_image(text)
+    data: Dataset = open_data(name)
+    if int(index) >= len(data):
+        raise BadOption("IMAGE", text, f"an index below {len(data)}")
+    return to_pil(data[int(index)].image)
+
+
+def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -> None:
+    """Refuse, before a model is loaded, what no bank can be made of."""
+    if folder is not None and calibration:
+        raise BadOption("--calibration", calibration[0], "--bank or --calibration, not both")
+    if folder is None and not calibration and not model.startswith("builtin:"):
+        raise BadOption("--calibration", None, "about a hundred pictures like those the model is asked about (or --bank), whose average ablated heads see")
+
+
+def open_bank(lvlm: LVLM, folder: Path | None, calibration: list[str] | None) -> MeanBank:
+    """A saved bank, or one made now from pictures; for builtin models Critters will do."""
+    from seecause.data.images import find_images, read_image
+    from seecause.lvlm import MeanBank, calibration_critters, make_bank
+
+    if folder is not None:
+        return MeanBank.load(folder)
+    return make_bank(lvlm, [read_image(file) for file in find_images(calibration)] if calibration else calibration_critters())

@@ -1,0 +1,37 @@
+"""The trace job: one question about one picture, from image tokens through heads into words, on the embedded vision-language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seecause.data import critters
+from seecause.demo.job import Setting, Shown
+from seecause.lvlm import MaskEngine, calibration_critters, load, make_bank, trace_heads, trace_tokens
+from seecause.lvlm.calibration import to_pil
+from seecause.models.sources import ZOO
+from seecause.report.lvlm import curves_section, heads_section, one_answer_counts, tokens_section, trace_manifest
+
+MODEL = "builtin:critters-llava"
+QUESTION = "What is the name of this creature?"
+MASKS = 1500  # the paper and `seecause lvlm` take 10,000
+PICTURES = 32  # in the average picture; elsewhere 100
+PLACE = 2  # of the picture in the test split
+FEWER = f" For the demo {MASKS:,} masks and {PICTURES} calibration pictures; `seecause lvlm tokens` takes 10,000 and 100."
+
+
+def run(setting: Setting, *, model: str = MODEL, masks: int = MASKS, pictures: int = PICTURES) -> Shown:
+    """Heads, curves, words and image tokens of one answer; nothing where the model is not in the package."""
+    kind, _, name = model.partition(":")
+    if kind == "builtin" and not (ZOO / name / "config.json").is_file():
+        return Shown([], [])
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    lvlm = load(model, device=setting.device)
+    shown = to_pil(critters.render(critters.draw("balanced", "test", 1, start=PLACE, seed=setting.seed)).image[0])
+    engine = MaskEngine(lvlm, shown, QUESTION, make_bank(lvlm, calibration_critters(pictures)), floor=0)
+    heads = trace_heads(engine, masks=masks, seed=setting.seed)
+    tokens = trace_tokens(engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=setting.seed)
+    first = tokens_section(engine, tokens, shown)
+    sections = [replace(first, note=first.note + FEWER), heads_section(engine, heads), curves_section(heads.curves, one_answer_counts(heads))]
+    return Shown(sections, [trace_manifest(engine, heads, tokens.tokens)])

@@ -1,0 +1,189 @@
+"""The page of one traced answer: the grid of heads, whether the ranking holds, what heads would say, and the way from picture to words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from seecause.lvlm import Curves, MaskEngine, picture_map, seen_picture
+from seecause.lvlm.lens import HeadWords
+from seecause.lvlm.tokens import TokenAttribution
+from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace
+from seecause.report.cards import Card, MapView, Strip, render_cards
+from seecause.report.charts import Series, chart, styled
+from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
+from seecause.report.page import Section, fragment
+
+CALLED = {"hear": "head attribution", "causal": "one head taken away", "attention": "attention on the picture", "random": "random order"}
+WRITTEN = 16  # heads in a row that still have room for their numbers
+HEADS_NOTE = (
+    "Each cell is one head: the share of the picture's effect on the answer that it brings, other heads seeing the picture or its average by lot. "
+    "Outlined heads are x*, the fewest that alone bring more than 80 % of the effect. Attention beside it is what a glance at attention maps would suggest."
+)
+CURVES_NOTE = (
+    "Heads are switched on (left) or off (right), the best first. A good ranking rises early and falls early. The table has the first count that "
+    "brings more than 80 % of the effect, and the first that leaves less than 20 %."
+)
+TOKENS_NOTE = (
+    "Under each word of the prompt: the share of the effect that is lost when the picture may not reach this word. Framed words are kept. "
+    "The map shows from which image tokens the effect comes, through x* and the kept words; beside it is the heads' attention, weighted by what heads "
+    "and words are worth."
+)
+WORDS_NOTE = (
+    "Each head's output at the last row, through the final norm and the vocabulary (logit lens): the words it would say on its own, the likeliest first."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A coloured value: how strong, for or against, and what is written in it."""
+
+    strength: int  # percent of the full colour
+    sign: str
+    text: str
+    said: str
+    chosen: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class HeadGrid:
+    """Values [L, H] as a table; `chosen` [L, H] are outlined."""
+
+    title: str
+    values: Tensor
+    chosen: Tensor | None = None
+    key: str = ""
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+    def rows(self) -> list[list[Cell]]:
+        most = float(self.values.abs().max()) or 1.0
+        return [[self._cell(layer, head, most) for head in range(self.width)] for layer in range(len(self.values))]
+
+    def _cell(self, layer: int, head: int, most: float) -> Cell:
+        value = float(self.values[layer, head])
+        text = f"{value:.2f}".replace("0.", ".").replace("-.00", ".00") if self.width <= WRITTEN else ""
+        chosen = self.chosen is not None and bool(self.chosen[layer, head])
+        return Cell(round(90 * abs(value) / most), _sign(value), text, f"layer {layer}, head {head}: {number(value)}", chosen)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A word of the prompt and what blocking it costs."""
+
+    text: str
+    number: str
+    strength: int
+    sign: str
+    kept: bool
+    said: str
+
+
+def heads_section(engine: MaskEngine, found: HeadTrace) -> Section:
+    """Coefficients and attention as grids, and how far to trust them."""
+    shape, fit = found.attention.shape, found.heads
+    grids = [
+        HeadGrid("coefficient of each head", fit.coefficients, found.chosen.reshape(shape), key="outlined: x*"),
+        HeadGrid("attention on the picture", found.attention, found.chosen.reshape(shape)),
+    ]
+    facts = [
+        ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
+        ("heads that are enough (x*)", f"{int(found.chosen.sum())} of {found.chosen.numel()}"),
+        ("R² and correlation on unseen masks", f"{fit.r2:.3f}, {fit.pearson:.3f}"),
+        ("agreement of two half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
+    ]
+    return Section("Which heads carry the picture into the answer?", fragment("head_grid.html.j2", grids=grids) + table(facts), HEADS_NOTE)
+
+
+def curves_section(curves: Mapping[str, Curves], counts: Mapping[str, tuple[str, str]]) -> Section:
+    """Curves by ranking, means over their rows with standard errors, and the counts as written in `counts`."""
+    looks = styled(RANKINGS)
+    on, off = ([_series(name, getattr(found, kind), looks[name]) for name, found in curves.items()] for kind in ("faithfulness", "completeness"))
+    charts = [
+        chart(on, title="only the top heads see the picture", x_title="heads on", y_title="share of the effect", beside=off),
+        chart(off, title="the top heads do not see the picture", x_title="heads off", y_title="share of the effect", beside=on),
+    ]
+    keys = {CALLED[name]: look for name, look in looks.items() if name in curves}
+    rows = [(CALLED[name], *pair) for name, pair in counts.items()]
+    drawn = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(rows, head=("ranking", "heads that are enough", "heads that are needed"))
+    return Section("Does the ranking hold?", drawn, CURVES_NOTE)
+
+
+def words_section(words: Sequence[HeadWords]) -> Section:
+    rows = [(f"layer {one.layer}, head {one.head}", f"{one.coefficient:.3f}", ", ".join(one.words)) for one in words]
+    return Section("What would these heads say?", table(rows, head=("head", "coefficient", "words")), WORDS_NOTE)
+
+
+def tokens_section(engine: MaskEngine, found: TokenTrace, shown: Image.Image, *, name: str = "") -> Section:
+    """The prompt with the effects of its words, and the picture with where the effect comes from."""
+    maps = [
+        ("image tokens: share of the effect", picture_map(found.tokens.tokens, found.tokens.coefficients)),
+        ("weighted attention", picture_map(found.tokens.tokens, found.weighted)),
+    ]
+    views = [MapView(title, values, scale_of(values)) for title, values in maps]
+    card = Card(name or (engine.question or ""), [Strip(seen_picture(engine.lvlm, engine.prompt, shown), views)], said=f"answer: {engine.answer}")
+    facts = [
+        ("kept words alone bring", f"{found.sufficiency:.1%} of what x* brings"),
+        ("R² on unseen masks, agreement of half fits", f"{found.tokens.r2:.3f}, {found.tokens.agreement:.3f}"),
+        ("correlation of the two maps", f"{found.agreement:.3f}"),
+    ]
+    body = prompt_words(found.effects.pieces, found.effects.deltas, found.text, answer=engine.answer, images=engine.n_image)
+    return Section("From where in the picture, into which words?", body + render_cards([card]) + table(facts), TOKENS_NOTE)
+
+
+def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> Image.Image:
+    """The picture, image-token coefficients and weighted attention side by side, for slides and papers."""
+    seen = seen_picture(engine.lvlm, engine.prompt, shown)
+    maps = [picture_map(found.tokens.tokens, values) for values in (found.tokens.coefficients, found.weighted)]
+    images = [picture(seen), *(overlay(seen, values) for values in maps)]
+    below = [None, *(legend(scale_of(values), width=images[0].width) for values in maps)]
+    return panel(images, titles=[f"{engine.answer}", "image tokens", "weighted attention"], below=below)
+
+
+def prompt_words(pieces: Sequence[str], deltas: Tensor, kept: Tensor, *, answer: str, images: int) -> Markup:
+    most = max(float(deltas.abs().max()), 1e-9)
+    words = [
+        Piece(piece.replace("\n", "⏎") or "·", f"{value:.2f}", round(80 * abs(value) / most), _sign(value), bool(keep), f"{piece!r}: {value:.4f}")
+        for piece, value, keep in zip(pieces, deltas.tolist(), kept.tolist(), strict=True)
+    ]
+    return fragment("prompt.html.j2", before=f"{images} image tokens", pieces=words, answer=answer)
+
+
+def trace_manifest(engine: MaskEngine, *fits: HeadTrace | TokenAttribution) -> dict[str, Any]:
+    """The protocol in the words of `protocol_section`."""
+    told = engine.protocol()
+    sampled = [(fit.heads if isinstance(fit, HeadTrace) else fit).protocol["sampling"] for fit in fits]
+    options = {"question": told["question"], "bank": f"{told['bank']['pictures']} pictures ({told['bank']['mode']})", "floor": told["floor"]}
+    for what, how in zip(("heads", "tokens"), sampled, strict=False):
+        options[what] = f"{how['masks']} masks, p {how['p']}, {how['law']}, seed {how['seed']}"
+    return {
+        "method": "head attribution (HeAr)", "options": options, "model": told["model"], "model_fingerprint": told["fingerprint"], "random_weights": False,
+        "grid": [told["image_tokens"]], "readout": f"logit of {told['answer']!r} less the vocabulary's mean", "device": told["device"], "dtype": told["dtype"],
+        "versions": {"seecause": told["seecause"], "torch": told["torch"]},
+    }  # fmt: skip
+
+
+def table(rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()) -> Markup:
+    return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
+
+
+def one_answer_counts(found: HeadTrace) -> dict[str, tuple[str, str]]:
+    return {name: (f"{enough:g}", f"{needed:g}") for name, (enough, needed) in found.counts().items()}
+
+
+def _series(name: str, values: Tensor, look: tuple[str, str]) -> Series:
+    """Rows [O, P + 1] -> their mean, with a standard error where there are several."""
+    error = [] if len(values) == 1 else (values.std(dim=0, correction=0) / len(values) ** 0.5).tolist()
+    return Series(CALLED[name], list(range(values.shape[1])), torch.as_tensor(values).mean(dim=0).tolist(), error, *look)
+
+
+def _sign(value: float) -> str:
+    return "for" if value >= 0 else "against"

@@ -1,0 +1,138 @@
+"""`seecause heads` from the outside: pages, tables, a checkpoint that loads, and one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import seecause as sc
+from seecause.cli import app
+from seecause.data import critters
+from tests.heads.toys import toy
+
+SMALL = ("--device", "cpu", "--out")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return toy(tmp_path_factory.mktemp("toy"))
+
+
+def heads(*words: object):
+    return CliRunner().invoke(app, ["heads", *map(str, words)])
+
+
+def whole(page: str) -> str:
+    assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
+    return page
+
+
+def table(path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_audit_writes_a_verdict_a_gallery_and_a_line_for_each_picture(tmp_path, folder):
+    done = heads("audit", "--model", folder, "--limit", 33, "--steps", 2, *SMALL, tmp_path / "a")
+    assert done.exit_code == 0, done.output
+    page = whole((tmp_path / "a" / "index.html").read_text())
+    assert re.findall(r"<h2>([^<]+)</h2>", page) == ["What was found", "Who pays for it?", "Where does it happen?", "Protocol"]
+    assert page.count('<article class="card">') == 6 and "exact swap" in page and "on another" not in page
+    rows = table(tmp_path / "a" / "audit.csv")
+    assert len(rows) == 33 and all(0 <= float(row["BIR, exact swap"]) <= 1 for row in rows) and {"IoU", "flips", "group"} <= set(rows[0])
+    verdict = json.loads((tmp_path / "a" / "manifest.json").read_text())["verdict"]
+    assert done.stdout.splitlines()[0] == verdict[0] and verdict[0] in page
+
+
+def test_score_fills_the_grid_for_any_selector(tmp_path, folder):
+    for by, more in (("cigma", ()), ("taylor", ()), ("attention-mass", ()), ("gating", ("--option", "steps=1", "--option", "masks=1"))):
+        done = heads("score", "--model", folder, "--limit", 24, "--share", 1, "--by", by, *more, *SMALL, tmp_path / by)
+        assert done.exit_code == 0, done.output
+        page = whole((tmp_path / by / "index.html").read_text())
+        assert page.count('title="layer ') == 12, by
+        assert len(table(tmp_path / by / "scores.csv")) == 12
+    first = table(tmp_path / "cigma" / "scores.csv")[0]
+    assert {"standard error", "fig_drop without it", "accuracy without it", "nll without it"} <= set(first)
+
+
+def test_score_can_screen_first_and_protect(tmp_path, folder):
+    words = ("--limit", 24, "--share", 1, "--screen", 1, "--guard", "protect", "--operator", "mean", "--fill", "swap")
+    done = heads("score", "--model", folder, *words, *SMALL, tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    assert "4 verified + 1 audited of 12 heads" in done.stdout and len(table(tmp_path / "s" / "scores.csv")) == 5
+    assert "not scored" in (tmp_path / "s" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("form", ["zeroed", "sliced"])
+def test_prune_leaves_a_checkpoint_that_answers_like_the_ablated_model(tmp_path, folder, form):
+    words = ("--by", "weight-norm", "--top", 3, "--form", form, "--limit", 24, "--test-limit", 32, "--draws", 2)
+    done = heads("prune", "--model", folder, *words, *SMALL, tmp_path / "p")
+    assert done.exit_code == 0, done.output
+    removed = [tuple(head) for head in json.loads((tmp_path / "p" / "manifest.json").read_text())["removed"]]
+    assert len(removed) == 3
+    model, pruned = sc.load(folder), sc.load(str(tmp_path / "p" / "model"))
+    images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    with sc.heads.ablate(model, removed):
+        torch.testing.assert_close(pruned(images), model(images), atol=1e-4, rtol=0)
+    page = whole((tmp_path / "p" / "index.html").read_text())
+    assert page.count("chosen") >= 3 and "before" in page and "random heads, mean and deviation of draws" in page
+    rows = table(tmp_path / "p" / "curve.csv")
+    assert [int(row["K"]) for row in rows][:2] == [0, 1] and rows[0]["removed"] == "0"
+
+
+@pytest.mark.parametrize("study", ["k", "layers"])
+def test_a_study_writes_table_charts_and_csv(tmp_path, folder, study):
+    words = ("--limit", 24, "--share", 1, "--test-limit", 32, "--draws", 2)
+    done = heads("ablation-study", study, "--model", folder, *words, *SMALL, tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    page = whole((tmp_path / "s" / "index.html").read_text())
+    assert "<svg" in page and len(table(tmp_path / "s" / "table.csv")) == {"k": 3, "layers": 5}[study]
+
+
+def test_photos_without_masks_groups_or_labels_can_be_audited(tmp_path, folder):
+    (tmp_path / "data").mkdir()
+    for place in range(3):
+        Image.effect_noise((120, 96), 30 + 40 * place).convert("RGB").save(tmp_path / "data" / f"{place}.png")
+    done = heads("audit", "--model", folder, "--data", f"folder:{tmp_path / 'data'}", "--steps", 1, *SMALL, tmp_path / "a")
+    assert done.exit_code == 0, done.output
+    assert set(table(tmp_path / "a" / "audit.csv")[0]) & {"label", "group", "IoU", "flips"} == set()
+    assert "Erased pictures look odd" in done.stdout
+
+
+def photos(root, *, names=critters.CLASSES) -> str:
+    """One grey picture of each class."""
+    for name in names:
+        (root / name).mkdir(parents=True)
+        Image.new("RGB", (96, 96), "grey").save(root / name / "a.png")
+    return f"folder:{root}"
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
+    data = photos(tmp_path / "data")
+    wrong = photos(tmp_path / "wrong", names=["cat", "dog"])
+    cases = {
+        "--masks='oracle'": ("score", "--data", data, "--masks", "oracle", "--share", 1),
+        "has no exact counterfactuals": ("score", "--data", data, "--fill", "swap", "--share", 1),
+        "k=99": ("prune", "--top", 99, "--by", "weight-norm"),
+        "--top='many'": ("prune", "--top", "many"),
+        "no head selector is called 'cigmo'": ("score", "--by", "cigmo"),
+        "other ways to choose heads have no screen": ("score", "--by", "random", "--screen", 2),
+        "no class is called 'cat'": ("score", "--data", wrong),
+        "no photo of class": ("score", "--data", data, "--stratified"),
+        "1 to 12 heads": ("ablation-study", "k", "--top", 13),
+        "option 'nonsense' of taylor": ("score", "--by", "taylor", "--option", "nonsense=1"),
+    }
+    for said, words in cases.items():
+        done = heads(*words, "--model", folder, *(() if words[0] == "ablation-study" else ("--limit", 24)), *SMALL, tmp_path / "out")
+        assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1, (said, done.output, done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_selectors_are_listed():
+    done = heads("selectors")
+    assert done.exit_code == 0 and "attention-mass" in done.stdout and "cigma" in done.stdout

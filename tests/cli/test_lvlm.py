@@ -1,0 +1,103 @@
+"""`seecause lvlm` from the outside, and the demo's trace job, on a small model in a folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import seecause as sc
+from seecause.cli import app
+from seecause.data.images import read_image
+from seecause.demo import JOBS, Setting, trace
+from seecause.report.page import render_page
+from tests.lvlm.toy import QUESTION, pictures, save_toy
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return save_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for index, shown in enumerate(pictures(4)):
+        shown.save(folder / f"{index}.png")
+    return folder
+
+
+def lvlm(*words: object):
+    return CliRunner().invoke(app, ["lvlm", *map(str, words), "--device", "cpu"])
+
+
+def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
+    bank = tmp_path / "bank"
+    made = lvlm("bank", photos / "1.png", photos / "2.png", photos / "3.png", "--model", toy, "--out", bank)
+    assert made.exit_code == 0 and "3 pictures" in made.stdout, made.output
+    out = tmp_path / "out"
+    asked = (photos / "0.png", "--question", QUESTION, "--model", toy, "--bank", bank, "--masks", 100, "--floor", 0, "--out", out)
+    done = lvlm("tokens", *asked)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}" and "heads are enough" in done.stdout
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert sorted(manifest["files"]) == sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    page = (out / "index.html").read_text()
+    assert page.count('class="head-grid"') == 2 and 'class="prompt"' in page and page.count("<polyline") == 8
+    assert read_image(out / "overlay.png").width > 1000
+    assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
+    quiet = lvlm("heads", *asked, "--quiet")
+    assert quiet.output == "" and not (out / "overlay.png").exists()
+    kept = sc.lvlm.HeadAttribution.load(out / "heads")
+    engine = sc.lvlm.MaskEngine(sc.lvlm.load(toy), read_image(photos / "0.png"), QUESTION, sc.lvlm.MeanBank.load(bank), floor=0)
+    assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100).top(3)
+
+
+def test_a_study_is_written_and_continued(toy, photos, tmp_path):
+    words = ("study", "critters:clean:test", "--question", QUESTION, "--model", toy, "--calibration", photos, "--limit", 10, "--masks", 60, "--floor", 0)
+    done = lvlm(*words, "--out", tmp_path / "study")
+    assert done.exit_code == 0, done.output
+    page, table = ((tmp_path / "study" / name).read_text() for name in ("report.html", "samples.csv"))
+    for title in ("Which heads are used?", "Does the ranking hold?", "Do classes use heads of their own?", "Into which words?", "From where in the picture?"):
+        assert f"<h2>{title}</h2>" in page
+    assert len(table.splitlines()) == 11
+    again = lvlm(*words, "--out", tmp_path / "study", "--quiet")
+    assert again.exit_code == 0 and again.stdout == "" and (tmp_path / "study" / "samples.csv").read_text() == table
+    weak = lvlm(*words, "--floor", 1e6, "--limit", 2, "--out", tmp_path / "study")
+    assert weak.exit_code == 0 and "of 2 samples have holes: the picture moves" in weak.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"), "--calibration=None cannot be used"),
+        (("heads", "missing.png", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "no such file"),
+        (("heads", "critters:clean:test#9999", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "an index below 512"),
+        (("heads", "critters:clean:test#1", "--question", " ", "--model", "TOY", "--calibration", "PHOTOS"), "empty question"),
+        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "1e6"), "lower floor"),
+        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "0", "--masks", "9"), "at least"),
+        (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:nothing"), "nothing"),
+        (("study", "nowhere:x", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "nowhere:x"),
+        (("bank", "PHOTOS", "--model", "TOY", "--size", "12"), "HEIGHTxWIDTH"),
+        (("bank", "PHOTOS", "--model", "TOY", "--mode", "median"), "median"),
+    ],
+)
+def test_mistakes_are_one_line(words, said, toy, photos, tmp_path):
+    done = lvlm(*({"TOY": toy, "PHOTOS": photos}.get(word, word) for word in words), "--out", tmp_path / "out")
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_demo_traces_one_answer(toy):
+    shown = trace.run(Setting(), model=toy, masks=100, pictures=3)
+    page = render_page("Demo", shown.sections)
+    assert "From where in the picture" in page and "For the demo" in page
+    assert shown.manifests[0]["method"].startswith("head attribution")
+    assert trace in JOBS
+
+
+def test_without_the_embedded_model_the_job_shows_nothing():
+    shown = trace.run(Setting(), model="builtin:not-embedded")
+    assert not shown.sections and not shown.manifests

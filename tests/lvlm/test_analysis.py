@@ -1,0 +1,71 @@
+"""Numbers over many samples, on made-up coefficients whose truth is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption
+from seecause.lvlm import embed, group_heads, grouping, importance_map
+from seecause.lvlm.analysis import correlations, cosines, depth_of_use
+
+
+def blobs(each: int = 8, kinds: int = 3, noise: float = 0.05):
+    centres = torch.eye(kinds, 12)
+    made = centres.repeat_interleave(each, dim=0) + noise * torch.randn(each * kinds, 12, generator=torch.Generator().manual_seed(0))
+    return made.double(), [f"kind {i}" for i in range(kinds) for _ in range(each)]
+
+
+def test_groups_are_told_from_chance():
+    vectors, labels = blobs()
+    own, other = grouping(vectors, labels), grouping(vectors, [i % 4 for i in range(24)])
+    assert own.purity == 1 and own.silhouette > 0.8 and own.excess == 1
+    assert own.chance == pytest.approx(7 / 23)
+    assert abs(other.excess) < 0.25 and other.silhouette < 0.1
+
+
+def test_a_sample_is_not_its_own_neighbour():
+    vectors = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+    assert grouping(vectors, ["a", "b", "a", "b"], neighbours=1).purity == 0
+
+
+@pytest.mark.parametrize("labels", [["a"] * 24, list(range(24)), ["a", "b"]])
+def test_labels_that_make_no_groups_are_refused(labels):
+    with pytest.raises(BadOption, match="labels"):
+        grouping(blobs()[0], labels)
+
+
+def test_the_map_of_samples_keeps_groups_together():
+    vectors, labels = blobs()
+    points = embed(vectors)
+    assert points.shape == (24, 2) and torch.equal(points, embed(vectors))
+    assert grouping(points, labels).purity > 0.9
+    with pytest.raises(BadOption, match="vectors"):
+        embed(vectors[:3])
+
+
+def test_heads_fall_into_always_used_and_sometimes_used():
+    coefficients = torch.zeros(10, 2, 4)
+    coefficients[:, 0, 1] = 0.5
+    coefficients[:, 1, 2] = 0.6
+    coefficients[::5, 0, 3] = 0.3
+    coefficients[1, 1, 0] = 0.2
+    coefficients[:, 1, 3] = 0.05  # never strong
+    found = group_heads(coefficients)
+    assert found.heads == ((0, 1), (0, 3), (1, 0), (1, 2))
+    assert found.groups.tolist() == [0, 1, 1, 0]
+    assert_close(found.use(0), torch.ones(2, dtype=torch.float64))
+    assert_close(found.use(1), torch.tensor([0.2, 0.1], dtype=torch.float64))
+    assert sorted(found.order.tolist()) == [0, 1, 2, 3]
+    with pytest.raises(BadOption, match="threshold"):
+        group_heads(coefficients, threshold=0.9)
+
+
+def test_simple_statistics():
+    chosen = torch.tensor([[[1, 0], [0, 0], [1, 0]], [[1, 0], [0, 0], [0, 0]]]).bool()
+    assert_close(importance_map(chosen), torch.tensor([[1, 0], [0, 0], [0.5, 0]], dtype=torch.float64))
+    assert depth_of_use(chosen) == pytest.approx(1 / 3)
+    first = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
+    assert_close(correlations(first, 2 * first + 1), torch.ones(3, dtype=torch.float64))
+    assert_close(cosines(first, -3 * first), -torch.ones(3, dtype=torch.float64))

@@ -1,0 +1,104 @@
+"""One answer traced in full, what heads would say, and where image tokens lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption
+from seecause.lvlm import compare_wordings, coverage, head_words, make_bank, object_share, picture_map, seen_picture, text_effects, trace_heads, trace_tokens
+from seecause.lvlm.trace import rows_of
+from seecause.models.image_tokens import Grid, ImageTokens
+from tests.lvlm.scenes import scene
+from tests.lvlm.toy import pictures, toy_engine
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return trace_heads(toy_engine(), masks=300, seed=4)
+
+
+def test_every_ranking_is_scanned_in_its_own_order(traced):
+    engine = toy_engine()
+    assert set(traced.curves) == {"hear", "causal", "attention", "random"}
+    for name, scores in (("hear", traced.heads.coefficients), ("causal", traced.causal), ("attention", traced.attention)):
+        best = torch.zeros(1, 12)
+        best[0, scores.flatten().argmax()] = 1
+        assert_close(traced.curves[name].faithfulness[0, 1], engine.evaluate(best)[0], atol=1e-10, rtol=0)
+    assert len(traced.curves["random"].faithfulness) == 5
+    enough, needed = traced.counts()["hear"]
+    assert enough == int(traced.chosen.sum()) and 1 <= needed <= 12
+
+
+def test_tokens_follow_from_the_chosen_heads(traced):
+    engine = toy_engine()
+    found = trace_tokens(engine, traced.heads.coefficients, traced.chosen, masks=100)
+    assert torch.equal(found.effects.deltas, text_effects(engine, traced.chosen).deltas)
+    assert found.tokens.protocol["heads"] == int(traced.chosen.sum()) and found.tokens.protocol["text"] == found.text.int().tolist()
+    assert -1 <= found.agreement <= 1 and found.weighted.shape == (16,)
+    given = torch.zeros(engine.n_text, dtype=torch.bool)
+    given[-1] = True
+    assert torch.equal(trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=given, masks=100).text, given)
+
+
+def test_some_row_is_always_kept():
+    assert rows_of(torch.tensor([0.01, 0.2, 0.06])).tolist() == [False, True, True]
+    assert rows_of(torch.tensor([0.01, -0.2, 0.04])).tolist() == [False, False, True]
+
+
+def test_heads_say_the_words_of_their_largest_logits(traced):
+    engine = toy_engine()
+    said = head_words(engine, traced.heads, heads=2, words=3)
+    assert [(one.layer, one.head) for one in said] == traced.heads.top(2)
+    logits = engine.look().lens(*traced.heads.top(1)[0])
+    first = engine.lvlm.pieces(logits.argmax()[None])[0].strip()
+    assert said[0].words[0] == first and said[0].says(first.upper()) and not said[0].says("nothing")
+
+
+def test_coverage_and_shares():
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:4, :4] = True
+    one = ImageTokens((Grid(2, 2),))
+    assert coverage(one, mask).tolist() == [1, 0, 0, 0]
+    found = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
+    assert (found.share, found.area, found.hit, found.lift) == (0.75, 0.25, True, 3)
+    lines = ImageTokens((Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0))))
+    assert coverage(lines, mask).nan_to_num(-1).tolist() == [-1, 1, 0, -1, 0, 0, -1, 0]
+    assert object_share(torch.ones(8), lines, mask).share == pytest.approx(1 / 5)  # newlines and class tokens lie nowhere
+    with pytest.raises(BadOption, match="mask"):
+        coverage(one, mask[None])
+
+
+def test_several_grids_make_one_map():
+    values = torch.arange(4.0)
+    assert_close(picture_map(ImageTokens((Grid(2, 2),)), values), values.double().view(2, 2))
+    two = ImageTokens((Grid(1, 1), Grid(2, 2, newline=True)))
+    assert_close(picture_map(two, torch.tensor([4.0, 1, 2, 9, 3, 4, 9])), torch.tensor([[2.0, 3], [4, 5]], dtype=torch.float64))
+    tiles = ImageTokens((Grid(1, 1, box=(0.0, 0.0, 1.0, 0.5)), Grid(1, 1, box=(0.0, 0.5, 1.0, 1.0))))
+    assert_close(picture_map(tiles, torch.tensor([1.0, 2])), torch.tensor([[1.0, 2]], dtype=torch.float64))
+    with pytest.raises(BadOption, match="tokens"):
+        picture_map(ImageTokens((Grid(1, 1, box=None),)), torch.ones(1))
+
+
+def test_the_picture_is_shown_as_the_model_gets_it():
+    engine = toy_engine()
+    shown = pictures(1)[0]
+    raw = torch.from_numpy(np.array(shown)).permute(2, 0, 1) / 255
+    assert_close(seen_picture(engine.lvlm, engine.prompt, shown), raw, atol=1e-5, rtol=0)  # 32 pixels: nothing to resize or crop
+    here = scene("qwen2_vl")
+    photo = here.pictures[0]
+    assert seen_picture(here.lvlm, here.engine.prompt, photo).shape == (3, photo.height, photo.width)  # its patches are no picture
+
+
+def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
+    engine = toy_engine()
+    bank = make_bank(engine.lvlm, pictures(4, start=20))
+    found = compare_wordings(engine.lvlm, pictures(1)[0], ["What colour is the tail?", "Tell me the colour of the tail."], bank, masks=100, floor=0, seed=5)
+    first, second = found.found
+    assert first.protocol["target"] == second.protocol["target"] and second.protocol["question"] == "Tell me the colour of the tail."
+    product = float((first.coefficients * second.coefficients).sum() / first.coefficients.norm() / second.coefficients.norm())
+    assert float(found.cosines) == pytest.approx(product) and 0.3 < found.ceiling < 1  # fresh masks: close, not the same
+    with pytest.raises(BadOption, match="questions"):
+        compare_wordings(engine.lvlm, pictures(1)[0], ["Who?"], bank)

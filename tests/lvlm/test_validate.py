@@ -1,0 +1,85 @@
+"""Rankings of heads and their curves: against the native model with keys and values replaced, and the rules of the counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.errors import BadOption
+from seecause.lvlm import Curves, attention_scores, attribute_heads, causal_scores, essential_heads, first_crossing, random_orders, scan, threshold_study
+from seecause.lvlm.validate import ratio_study
+from tests.lvlm.scenes import GRID, QUESTION, scene
+from tests.reference import hear
+
+
+def shares(here, masks: torch.Tensor) -> torch.Tensor:
+    """F of masks [M, P] by the plain way: every mask runs its whole sequence."""
+    means = hear.average_picture(here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures])
+    ends = torch.stack([torch.zeros(16), torch.ones(16)]).bool()
+    states = hear.blinded_batch(here.lvlm.module, dict(here.engine.prompt.inputs), means, torch.cat([ends, masks]).view(-1, *GRID))
+    low, high, *found = states @ here.engine.readout
+    return (torch.stack(found) - low) / (high - low)
+
+
+@pytest.mark.parametrize("family", ["llava_grouped", "qwen2_vl"])
+def test_curves_and_single_heads_equal_the_slow_twin(family):
+    here = scene(family)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
+    on = torch.zeros(17, 16, dtype=torch.bool)
+    for k in range(17):
+        on[k, order[:k]] = True
+    slow = shares(here, torch.cat([on, ~on, ~torch.eye(16, dtype=torch.bool)]))
+    curves = scan(here.engine, order)
+    assert_close(curves.faithfulness[0], slow[:17], atol=1e-9, rtol=0)
+    assert_close(curves.completeness[0], slow[17:34], atol=1e-9, rtol=0)
+    assert_close(causal_scores(here.engine).flatten(), 1 - slow[34:], atol=1e-9, rtol=0)
+
+
+def test_counts_are_first_crossings_from_one_head_on():
+    falling = torch.tensor([[0.0, 0.3, 0.85, 0.5, 0.9, 1.0], [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]])
+    curves = Curves(falling, 1 - falling)
+    assert curves.enough().tolist() == [2, 5]  # the second never crosses: all heads; k = 0 does not count
+    assert curves.needed().tolist() == [2, 5]
+    assert curves.enough(0.25).tolist() == [1, 3]
+    assert_close(threshold_study(curves, [0.5, 0.9])[:, 0], torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64))
+    with pytest.raises(BadOption, match="level"):
+        curves.enough(1.0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_chunked_counts_are_those_of_the_full_scan(chunk):
+    engine = scene("llava").engine
+    for order in random_orders(engine, 3, seed=1):
+        curves = scan(engine, order)
+        for level in (0.3, 0.8):
+            assert first_crossing(engine, order, level=level, chunk=chunk) == int(curves.enough(level))
+            assert first_crossing(engine, order, level=level, completeness=True, chunk=chunk) == int(curves.needed(level))
+
+
+def test_essential_heads_bring_what_they_promise_and_one_fewer_does_not():
+    engine = scene("llava").engine
+    found = attribute_heads(engine, masks=200)
+    chosen = essential_heads(found, scan(engine, found.order()))
+    assert float(engine.evaluate(chosen[None])) > 0.8
+    fewer = found.mask(int(chosen.sum()) - 1)
+    assert float(engine.evaluate(fewer[None])) <= 0.8
+
+
+def test_attention_scores_are_the_attention_rows_of_every_head():
+    engine = scene("internvl").engine
+    seen, scores = engine.look(), attention_scores(engine)
+    assert_close(scores[2, 1], seen.attention(2, 1).sum(dim=1).mean(), atol=1e-12, rtol=0)
+    assert scores.shape == GRID and bool(((scores > 0) & (scores < 1)).all())
+
+
+def test_random_orders_are_orders():
+    orders = random_orders(scene("llava").engine, 4, seed=2)
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(16).expand(4, -1))
+    assert len(torch.unique(orders, dim=0)) == 4
+
+
+def test_the_ratio_study_ablates_what_it_says():
+    found = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
+    assert [one.protocol["sampling"]["p"] for one, _ in found] == [0.25, 0.75]
+    assert all(curves.faithfulness.shape == (1, 17) for _, curves in found)
