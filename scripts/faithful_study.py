@@ -113,6 +113,7 @@ def learn_to_see(work: Path, kind: Pretraining, seed: int, device: str, quick: b
     path = work / f"backbone-{kind}-{seed}.pt"
     if path.exists():
         return path
+    torch.set_num_threads(1)
     recipe = _sized(dataclasses.replace(BASE, seed=seed, pretraining=kind), quick)
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -192,7 +193,8 @@ def _protocol(result: dict[str, Any]) -> list[str]:
         "pictures. Kept: the share of patches the classifier reads.",
         "",
         f"All rows of a seed start from the same backbone, pretrained on `clean` by naming parts ({BASE.pretraining_samples:,} pictures). Then come "
-        f"{BASE.samples:,} pictures of the regime in batches of {BASE.batch}, with the paper's loss weights but {BASE.weights.background:g} for the background; the average of the last weights is tested, and nothing is chosen on test. "
+        f"{BASE.samples:,} pictures of the regime in batches of {BASE.batch}, with the paper's loss weights but {BASE.weights.background:g} for the "
+        "background. The average of the last weights is tested, and nothing is chosen on test. "
         f"`with interventions`: one part left out, tokens beyond a quantile rejected, both or neither, whatever has the best WGA on {VAL:,} balanced "
         "validation pictures. The early mask with ground truth shows the patches that the creature covers by half or more.",
     ]

@@ -25,6 +25,8 @@ SHOWN = {
     "BIR, discovered masks, mean": "BIR, discovered, mean",
 }  # fmt: skip
 
+ALWAYS = ("test worst group", "test accuracy", "iid accuracy", "flips", "BIR, exact swap")  # what random sets are measured by too
+
 
 def write(study: Study, out: Path) -> None:
     """heads-critters.md and .csv in `out`."""
@@ -74,7 +76,7 @@ def protocol(study: Study) -> str:
     return (
         f"Written by `python scripts/heads_study.py` ({versions}).{small} {len(about['seeds'])} seeds of `critters-biased`.\n\n"
         f"- Heads are scored on {s.scored} training pictures of `certified` that are answered right; K is chosen on {s.val} balanced validation pictures.\n"
-        f"- Accuracies are those of {s.test} balanced test pictures (random sets: {s.random_test}, {s.draws} draws), i.i.d. accuracy that of {s.iid} "
+        f"- Accuracies are those of {s.test} balanced test pictures (random sets: {s.draws} draws), i.i.d. accuracy that of {s.iid} "
         f"of `certified`, BIR and flips those of {s.measured} balanced test pictures. BIR is the ratio of means.\n"
         f"- Masks: {s.mask_steps} steps. Causal Head Gating: 5 masks, {s.gating_steps} updates in each fit (its authors take 500).\n"
         f"- DFR: {about['dfr']['refits']} refits, strengths {', '.join(map(str, about['dfr']['strengths']))}, {s.retrained} balanced pictures and their groups."
@@ -117,7 +119,8 @@ def reach(values: Sequence[float]) -> float:
 def chosen_table(picked: dict[str, list[Row]]) -> str:
     lines = ["| heads removed by | K | " + " | ".join(SHOWN.values()) + " |", "|---|---|" + "---|" * len(SHOWN)]
     for name, rows in sorted(picked.items(), key=lambda item: -statistics.fmean(row["test worst group"] for row in item[1])):
-        cells = [interval([row[key] for row in rows if key in row]) for key in SHOWN]
+        shown = ALWAYS if name == RANDOM else SHOWN
+        cells = [interval([row[key] for row in rows]) if key in shown else "-" for key in SHOWN]
         lines.append(f"| {name} | {', '.join(str(row['K']) for row in rows)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -177,8 +180,8 @@ def summary(picked: dict[str, list[Row]]) -> str:
         f"- CIGMA as printed: worst group {mean(PRINTED):.3f}, balanced accuracy {mean(PRINTED, 'test accuracy'):.3f}; random heads: {mean(RANDOM):.3f}, "
         f"{mean(RANDOM, 'test accuracy'):.3f}. {'It helps.' if PRINTED in helps else '**It does not help.**'}",
         f"- Retraining the last layer with group labels: worst group {mean(DFR):.3f}, balanced accuracy {mean(DFR, 'test accuracy'):.3f}.",
-        f"- Better than random heads by more than the interval over seeds: {', '.join(f'{n} ({mean(n):.3f})' for n in best) or 'none'}.",
-        f"- Not so: {', '.join(fails) or 'none'}.",
+        f"- Better than random heads by more than the interval over seeds: {'; '.join(f'{n} ({mean(n):.3f})' for n in best) or 'none'}.",
+        f"- Not so: {'; '.join(f'{n} ({mean(n):.3f})' for n in fails) or 'none'}.",
     ]
     return "\n".join(lines)
 
@@ -256,8 +259,10 @@ def _h5(study: Study) -> str:
         found.append((seed, value, mine - statistics.fmean(lots), mine > statistics.fmean(lots) + 2 * statistics.pstdev(lots)))
     told = "; ".join(f"seed {s}: Gini {g:.2f}, gain {gain:+.3f} ({'beyond' if far else 'within'} two deviations of random)" for s, g, gain, far in found)
     spread = max(gini.values()) - min(gini.values())
-    if spread < 0.1 or len({far for *_, far in found}) == 1:
-        answer = "not decided: these models are too alike to tell"
+    if len({far for *_, far in found}) == 1:
+        answer = f"not decided, since {'every' if found[0][3] else 'no'} model gains"
+    elif spread < 0.1:
+        answer = "not decided, since all models are equally concentrated"
     else:
         low = statistics.fmean(g for _, g, _, far in found if not far)
         answer = "yes" if statistics.fmean(g for _, g, _, far in found if far) > low else "no"

@@ -70,7 +70,6 @@ class Sizes:
     val: int = 512
     test: int = 2048
     iid: int = 1024
-    random_test: int = 1024
     retrained: int = 1024
     draws: int = 20
     mask_steps: int = 250
@@ -117,7 +116,7 @@ def main(
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     sizes = Sizes(gating_steps=gating_steps)
     if limit is not None:
-        sizes = Sizes(limit, limit, 32, 32, limit, 32, 256, draws=2, mask_steps=3, gating_steps=2, regression_draws=32)
+        sizes = Sizes(limit, limit, 32, 32, limit, 64, draws=2, mask_steps=3, gating_steps=2, regression_draws=32)
     study = Study(sizes)
     seeds = {"0": sc.load(biased, device=device), **({} if models is None else opened(models, device))}
     study.about = {
@@ -167,14 +166,14 @@ def reliability(name: str, folder: Path | None) -> float:
     return recipe.get("background_reliability", critters.REGIMES[recipe["regime"]].background_reliability)
 
 
-def cases(model: VisionModel, regime: str, split: str, count: int, *, start: int = 0, mat: bool = False) -> Cases:
+def cases(model: VisionModel, regime: str, split: str, count: int, *, start: int = 0, mat: bool = False, swaps: bool = True) -> Cases:
     latents = critters.draw(regime, split, count, start=start, device=model.device)
-    return critter_cases(model, latents.on_mat(mat) if mat else latents, name=f"critters:{regime}:{split}")
+    return critter_cases(model, latents.on_mat(mat) if mat else latents, name=f"critters:{regime}:{split}", swaps=swaps)
 
 
 def retrained(model: VisionModel, sizes: Sizes) -> VisionModel:
     """DFR on balanced validation pictures that nothing else uses."""
-    held = cases(model, "balanced", "val", sizes.retrained, start=8192)
+    held = cases(model, "balanced", "val", sizes.retrained, start=8192, swaps=False)
     return retrain(model, held.images, held.labels, torch.tensor(held.groups), **DFR)  # type: ignore[arg-type]
 
 
@@ -257,9 +256,9 @@ def one_seed(study: Study, seed: str, model: VisionModel, waiting: Future[Vision
     sizes = study.sizes
     with study.timed("pictures"):
         train = right_ones(model, cases(model, "certified", "train", 4 * sizes.scored), share=0.4, cap=sizes.scored)
-        balanced = cases(model, "balanced", "train", sizes.scored)
-        val, test, iid = (cases(model, *kind) for kind in (("balanced", "val", sizes.val), ("balanced", "test", sizes.test), ("certified", "test", sizes.iid)))
-        measured = test.take(torch.arange(sizes.measured))
+        plain = (("balanced", "train", sizes.scored), ("balanced", "val", sizes.val), ("balanced", "test", sizes.test), ("certified", "test", sizes.iid))
+        balanced, val, test, iid = (cases(model, *kind, swaps=False) for kind in plain)
+        measured = cases(model, "balanced", "test", sizes.measured)
     with study.timed("masks"):
         masks = discover_masks(model, train.images, steps=sizes.mask_steps)
         row, looks = about(model, measured, sizes)
@@ -273,13 +272,12 @@ def one_seed(study: Study, seed: str, model: VisionModel, waiting: Future[Vision
         study.rows += [{"seed": seed, "method": name, "K": k, **measured_by[heads]} for (name, k), heads in wanted.items()]
         study.rows.append({"seed": seed, "method": "none (ERM)", "K": 0, **measured_by[()]})
     with study.timed("random removals"):
-        short = test.take(torch.arange(sizes.random_test))
         lots = [
             (k, heads)
             for k in KS
             for heads in random_sets(model, min(k, model.n_layers * model.n_heads), draws=sizes.draws, seed=int(seed) if seed.isdigit() else 0)
         ]
-        for draw, ((k, _), one) in enumerate(zip(lots, measure(model, [h for _, h in lots], val, short, iid, measured, looks[-1:]), strict=True)):
+        for draw, ((k, _), one) in enumerate(zip(lots, measure(model, [h for _, h in lots], val, test, iid, measured, looks[-1:]), strict=True)):
             study.rows.append({"seed": seed, "method": "random", "K": k, "draw": draw % sizes.draws, **one})
     with study.timed("retrained model"):
         study.rows.append({"seed": seed, "method": "retrained last layer (DFR)", "K": 0, **measure(waiting.result(), [()], val, test, iid, measured, looks)[0]})

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause.faithful import TrainConfig
 
-SHAPE: dict[str, Any] = dict(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, reg_tokens=2)
+SHAPE: dict[str, Any] = dict(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=2)  # like DINOv2, without a classifier
 
 
 def tiny_backbone(folder: Path) -> Path:

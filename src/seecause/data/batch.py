@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from seecause.data.sample import IGNORE, Sample
 from seecause.errors import BadOption
-from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
 
 
@@ -23,7 +22,20 @@ class Batch(NamedTuple):
     masks: Tensor | None  # [B, h, w] int32: 1 object, 0 background, IGNORE neither
 
 
-def to_batch(model: ImageModel, samples: Sequence[Sample]) -> Batch:
+class Framed(Protocol):
+    """What a batch is made for: a model, or anything that tells as much."""
+
+    @property
+    def preprocess(self) -> Preprocess: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     """Resize and cut pictures and masks alike, as the model wants them. A picture that has the model's size keeps every pixel.
 
     A sample without a mask among others that have one is all IGNORE, so metrics skip it with a reason.

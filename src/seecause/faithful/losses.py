@@ -35,7 +35,8 @@ def background_loss(maps: Tensor) -> Tensor:
     """-log of the background's strongest 3 x 3 neighbourhood, weighed by how near it is to the border; logarithms end at -100."""
     pooled = _pooled(maps[:, -1:])[:, 0]
     strongest = (pooled * border(*pooled.shape[1:], like=pooled)).flatten(1).max(dim=1).values
-    return F.binary_cross_entropy(strongest.clamp(0, 1), torch.ones_like(strongest))
+    strongest = strongest.nan_to_num(0.0).clamp(0, 1)  # no number fails here otherwise, without a name; the other losses still show it
+    return F.binary_cross_entropy(strongest, torch.ones_like(strongest))
 
 
 def border(rows: int, columns: int, *, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ The backbone is described as its library builds it:
     {"library": "timm", "name": NAME, "options": {...}}                           timm.create_model
     {"library": "timm", "class": "VisionTransformer", "arguments": {...}}         the class itself
     {"library": "transformers", "class": NAME, "config": {...}}                   with its configuration
+    {"library": "torchvision", "name": NAME, "options": {...}}                    torchvision.models.get_model
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ def build_backbone(described: dict[str, Any]) -> nn.Module:
 
         kind = getattr(transformers, described["class"])
         return kind(kind.config_class.from_dict(described["config"]))
+    if described["library"] == "torchvision":
+        from torchvision import models
+
+        return models.get_model(described["name"], weights=None, **described["options"])
     import timm
 
     if "arguments" in described:

@@ -9,7 +9,7 @@ Read with care: M keeps the model's own answer. If the model reads the backgroun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,6 +43,12 @@ class Masks:
     @property
     def source(self) -> str:
         return self.protocol["source"]
+
+    def take(self, rows: Tensor) -> Masks:
+        """Those of some images, by place."""
+        fields = {name: getattr(self, name) for name in ("hard", "soft", "ties", "losses", "steps", "inside")}
+        chosen: dict[str, Any] = {name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()}
+        return replace(self, **chosen)
 
     @classmethod
     def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:

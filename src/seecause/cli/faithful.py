@@ -1,0 +1,276 @@
+"""`seecause faithful`: train a classifier that cannot look elsewhere, test it, change what it sees, and ship it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
+
+if TYPE_CHECKING:
+    from seecause.faithful import IFAM, TrainConfig
+    from seecause.faithful.evaluate import Examined
+
+RunFolder = Annotated[Path, typer.Argument(help="The folder that `faithful train --out` wrote.", show_default=False)]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="Another dataset, with its split, such as waterbird200:PATH.", show_default="the run's test split")
+]
+Limit = Annotated[int | None, typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all")]
+BatchOption = Annotated[int, typer.Option(help="Pictures at once.", min=1)]
+Quantiles = Annotated[str, typer.Option(help="Shares of training tokens that are trusted.")]
+_NAMES = {"average": "AA", "worst": "WGA", "stage1_average": "stage 1", "auc": "AUC", "miou": "mIoU", "kept": "kept", "empty": "empty"}
+
+
+def register(app: typer.Typer) -> None:
+    commands = typer.Typer(no_args_is_help=True, help="A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees, ship it.")
+    example = "Example: seecause faithful train --data waterbirds:PATH --backbone timm:vit_base_patch14_reg4_dinov2.lvd142m --parts 8 --out run"
+    commands.command("train", epilog=f"{example}. Many GPUs: torchrun --nproc_per_node=8 -m seecause faithful train ...")(train)
+    commands.command("evaluate", epilog="Example: seecause faithful evaluate run")(evaluate)
+    commands.command("intervene", epilog="Example: seecause faithful intervene run --drop 2,5 --quantile 0.99")(intervene)
+    commands.command("parts", epilog="Example: seecause faithful parts run --out parts --limit 12")(parts)
+    commands.command("export", epilog="Example: seecause faithful export run shipped")(export)
+    app.add_typer(commands, name="faithful")
+
+
+def train(
+    data: Annotated[str | None, typer.Option(help="A dataset without its split: waterbirds:PATH, cub:PATH, folder:PATH, critters:REGIME ...")] = None,
+    backbone: Annotated[str | None, typer.Option(help="timm:NAME, hf:NAME-OR-FOLDER, builtin:NAME or a saved folder; a plain vision transformer.")] = None,
+    parts_: Annotated[int | None, typer.Option("--parts", "-k", help="Parts to discover.", min=1, show_default="8")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; the same command again goes on in it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file with any of these settings; the command line wins.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Any other setting, such as epochs=30 or options.gradient=none.", metavar="KEY=VALUE")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, show_default="90")] = None,
+    batch: Annotated[int | None, typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the backbone: a file, or 'random'.", show_default="pretrained")] = None,
+    device: DeviceOption = Device.auto,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train both stages together. The best epoch is chosen on validation; the test split is never read."""
+    from seecause.cli.options import pick_device
+    from seecause.faithful import read_config
+    from seecause.faithful import train as train_run
+
+    told: dict[str, Any] = {"data": data, "backbone": backbone, "parts": parts_, "out": None if out is None else str(out), "epochs": epochs, "batch": batch}
+    told |= {"weights": weights, "seed": seed, "device": pick_device(device), **_settings(option or [])}
+    found = read_config(config, **told)
+    with _training_bar(quiet=quiet) as hear:
+        done = train_run(found, hear=hear)
+    if _first_process() and not quiet:
+        typer.echo(f"{done.out}: {done.steps} steps; best {found.select} on validation {done.best:.4f}, after epoch {done.best_epoch + 1}")
+
+
+def evaluate(
+    run: RunFolder,
+    data: DataOption = None,
+    interventions: Annotated[bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")] = True,
+    quantiles: Quantiles = "0.97,0.99",
+    calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds.", min=1, show_default="all")] = None,
+    limit: Limit = None,
+    batch: BatchOption = 32,
+    device: DeviceOption = Device.auto,
+    quiet: Quiet = False,
+) -> None:
+    """AA, WGA, AUC and mIoU on the test split, plain and with the intervention that validation recommends. Writes RUN/evaluation.json."""
+    import json
+    from dataclasses import asdict
+
+    from seecause.faithful import intervene as change
+    from seecause.faithful.data import open_validation
+    from seecause.faithful.evaluate import best_of, labelled_batches, try_interventions
+
+    config, net = _open(run, device)
+    test = _test_data(config, data, limit)
+    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(net, test, batch, quiet=quiet).table()}
+    rows = {"plain": found["plain"]}
+    if interventions:
+        wanted = _numbers("--quantiles", quantiles)
+        _calibrate(run, config, net, wanted, batch, calibration, quiet=quiet)
+        val = open_validation(config)
+        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch), wanted)
+        best = best_of(tried)
+        with change(net, drop_parts=best.drop, quantile=best.quantile):
+            changed = _examined(net, test, batch, quiet=quiet).table()
+        found |= {"chosen_on": val.name, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
+        rows[_words(best.drop, best.quantile)] = changed
+    (run / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    _table(rows, title=f"{test.name}, {len(test)} pictures")
+
+
+def intervene(
+    run: RunFolder,
+    drop: Annotated[str, typer.Option(help="Parts to leave out, such as 2,5.")] = "",
+    quantile: Annotated[float | None, typer.Option(help="Reject tokens further from their prototype than this share of training tokens.")] = None,
+    data: DataOption = None,
+    calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds.", min=1, show_default="all")] = None,
+    limit: Limit = None,
+    batch: BatchOption = 32,
+    device: DeviceOption = Device.auto,
+    quiet: Quiet = False,
+) -> None:
+    """Test the network with parts left out, with untrusted tokens rejected, or both."""
+    from seecause.faithful import intervene as change
+
+    config, net = _open(run, device)
+    dropped = [int(part) for part in _numbers("--drop", drop)]
+    if quantile is not None and (quantile, "distance") not in net.thresholds:
+        _calibrate(run, config, net, [quantile], batch, calibration, quiet=quiet)
+    test = _test_data(config, data, limit)
+    rows = {"plain": _examined(net, test, batch, quiet=quiet).table()}
+    with change(net, drop_parts=dropped, quantile=quantile):
+        rows[_words(dropped, quantile)] = _examined(net, test, batch, quiet=quiet).table()
+    _table(rows, title=f"{test.name}, {len(test)} pictures")
+
+
+def parts(
+    run: RunFolder,
+    out: Out = Path("parts"),
+    overwrite: Overwrite = False,
+    data: DataOption = None,
+    limit: Annotated[int, typer.Option(help="So many pictures, spread evenly.", min=1)] = 12,
+    device: DeviceOption = Device.auto,
+    quiet: Quiet = False,
+) -> None:
+    """A page with the parts of some pictures, what stage 2 sees, and the answer without each part."""
+    from seecause.faithful.evaluate import batches_of
+    from seecause.report.faithful import part_cards, parts_section
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.page import write_page
+
+    check_out(out, overwrite=overwrite)
+    config, net = _open(run, device)
+    test = _test_data(config, data, limit)
+    images, labels, _, _ = next(batches_of(net, test, batch=len(test)))
+    titles = [f"{place + 1}: {test.classes[label] if test.classes else label}" for place, label in enumerate(labels.tolist())]
+    cards = part_cards(net, images, titles=titles)
+    with result_folder(out, {"command": "faithful parts", "run": str(run), "data": test.name}, overwrite=overwrite) as folder:
+        write_page(folder / "index.html", "What can it look at?", [parts_section(cards, net.parts, title="Parts")], lead=f"{run}, on {test.name}")
+    if not quiet:
+        typer.echo(f"page: {out / 'index.html'}")
+
+
+def export(run: RunFolder, folder: Annotated[Path, typer.Argument(help="Where to; new or empty.", show_default=False)]) -> None:
+    """The best network in a plain folder: a card (JSON) and weights (safetensors), which sc.load(FOLDER) reads."""
+    from seecause.errors import BadOption
+    from seecause.faithful import open_run
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadOption("folder", str(folder), "a new or empty folder")
+    config, net = open_run(run)
+    card = net.save(folder, data=config.data, parts_found=net.parts)
+    typer.echo(f"{card}: load it with sc.load({str(folder)!r})")
+
+
+def _open(run: Path, device: Device) -> tuple[TrainConfig, IFAM]:
+    from seecause.cli.options import pick_device
+    from seecause.faithful import open_run
+
+    config, net = open_run(run)
+    return config, net.to(pick_device(device))
+
+
+def _test_data(config: TrainConfig, data: str | None, limit: int | None) -> Any:
+    from seecause.data.registry import open_data
+    from seecause.faithful.data import open_test
+
+    return open_test(config.data, limit=limit) if data is None else open_data(data, limit=limit)
+
+
+def _examined(net: IFAM, data: Any, batch: int, *, quiet: bool) -> Examined:
+    from seecause.cli.progress import counting
+    from seecause.faithful.evaluate import examine
+
+    with counting("examining", len(data), quiet=quiet) as advance:
+        return examine(net, data, batch=batch, advance=advance)
+
+
+def _calibrate(run: Path, config: TrainConfig, net: IFAM, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
+    """Thresholds from training pictures, prepared as test pictures are; kept in RUN/best."""
+    from seecause.cli.progress import counting
+    from seecause.faithful import calibrate
+    from seecause.faithful.data import open_train
+    from seecause.faithful.evaluate import batches_of
+    from seecause.faithful.snapshot import keep_thresholds
+
+    data = open_train(config.data, limit=limit or config.limit)
+
+    def images() -> Iterator[Any]:
+        with counting("calibrating", len(data), quiet=quiet) as advance:
+            for some, *_ in batches_of(net, data, batch=batch):
+                yield some
+                advance(len(some))
+
+    calibrate(net, images(), quantiles)
+    keep_thresholds(run, net)
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    from seecause.errors import BadOption
+
+    try:
+        return [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise BadOption(flag, text, "numbers with commas between them") from None
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    """`epochs=30`, `options.gradient=none`, `losses.class1=0` -> settings."""
+    from seecause.cli.options import value_of
+    from seecause.errors import BadOption
+
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise BadOption("--option", word, "KEY=VALUE, such as epochs=30 or options.gradient=none")
+        table, _, name = key.rpartition(".")
+        if table not in ("", "options", "losses"):
+            raise BadOption("--option", word, "a setting, or options.NAME or losses.NAME")
+        (found.setdefault(table, {}) if table else found)[name] = value_of(text)
+    return found
+
+
+def _words(drop: Any, quantile: float | None) -> str:
+    said = [f"without part {', '.join(str(part) for part in drop)}"] if drop else []
+    return " and ".join([*said, f"tokens within {quantile:g}"] if quantile is not None else said) or "nothing changed"
+
+
+def _table(rows: dict[str, dict[str, float]], *, title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [key for key in _NAMES if any(key in row for row in rows.values())]
+    table = Table("network", *(_NAMES[key] for key in columns), title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, row in rows.items():
+        table.add_row(name, *(f"{row[key]:.0f}" if key == "empty" else f"{row[key]:.4f}" if key in row else "-" for key in columns))
+    Console(highlight=False).print(table)
+
+
+def _first_process() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def _training_bar(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with the last losses, on terminals and in the first process only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal or not _first_process()) as bar:
+        task = bar.add_task("training", total=None, said="")
+
+        def hear(done: int, total: int, said: str) -> None:
+            bar.update(task, completed=done, total=total)
+            if said:
+                bar.update(task, said=said)
+
+        yield hear

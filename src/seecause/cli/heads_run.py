@@ -1,0 +1,173 @@
+"""What the `seecause heads` commands share: opening, choosing pictures and masks, and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.heads.cases import Cases
+    from seecause.heads.erase import Baseline
+    from seecause.heads.masks import Masks
+    from seecause.heads.removal import Look
+    from seecause.heads.result import HeadScores
+    from seecause.models.base import ImageModel
+    from seecause.models.view import VisionModel
+
+
+class Source(StrEnum):
+    auto = "auto"
+    discovered = "discovered"
+    oracle = "oracle"
+
+
+class Filling(StrEnum):
+    mean = "mean"
+    grey = "grey"
+    blur = "blur"
+    noise = "noise"
+    swap = "swap"
+
+
+class Removal(StrEnum):
+    zero = "zero"
+    mean = "mean"
+    resample = "resample"
+
+
+class Guard(StrEnum):
+    penalty = "penalty"
+    protect = "protect"
+    none = "none"
+
+
+DataOption = Annotated[str, typer.Option("--data", help="Pictures to score heads on: critters:REGIME[:SPLIT], waterbirds:PATH, folder:PATH and others.")]
+TestOption = Annotated[str, typer.Option("--test", help="Pictures to measure the result on; they should not be those of --data.")]
+Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
+Share = Annotated[float, typer.Option(help="Use this share of the pictures that are answered right (CIGMA takes 0.4).", min=0.0, max=1.0)]
+Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
+MaskOption = Annotated[Source, typer.Option(help="Masks from the data (oracle) or from the model (discovered); auto takes the data's if it has them.")]
+FillOption = Annotated[Filling, typer.Option(help="What replaces the background. The paper: mean. swap: exact counterfactuals, Critters only.")]
+OperatorOption = Annotated[Removal, typer.Option(help="What a removed head carries while it is scored.")]
+GuardOption = Annotated[
+    Guard, typer.Option(help="Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of accuracy (protect), or none.")
+]
+Steps = Annotated[int, typer.Option(help="Steps of the mask search.", min=1)]
+MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
+By = Annotated[str, typer.Option(help="How to choose heads: cigma, random, taylor, attention-mass and others; `seecause heads selectors` lists them.")]
+OptionPairs = Annotated[list[str] | None, typer.Option("--option", help="An option of the selector, such as steps=100; repeat for more.", metavar="KEY=VALUE")]
+Screen = Annotated[int | None, typer.Option(help="Guess first, and measure only the likeliest 4 x N heads.", min=1, metavar="N", show_default="measure all")]
+
+
+def read(model: ImageModel, name: str, limit: int, *, quiet: bool) -> Cases:
+    """A dataset's pictures in the model's frame."""
+    from seecause.cli.progress import counting
+    from seecause.data.registry import open_data
+    from seecause.heads.cases import gather
+
+    data = open_data(name, limit=limit)
+    with counting("reading pictures", len(data), quiet=quiet) as advance:
+        return gather(model, data, progress=advance)
+
+
+def need_view(model: ImageModel) -> VisionModel:
+    from seecause.heads.study import need_heads
+    from seecause.models.view import VisionModel
+
+    need_heads(model, "seecause heads")
+    assert isinstance(model, VisionModel)
+    return model
+
+
+def masks_for(model: ImageModel, cases: Cases, source: Source, *, steps: int, cache: Path | None, quiet: bool) -> Masks:
+    """True masks, or the model's own."""
+    from seecause.cli.progress import counting
+    from seecause.heads.masks import discover_masks
+
+    truth = cases.oracle
+    if source is Source.oracle and truth is None:
+        raise BadOption("--masks", "oracle", f"data with a mask for every picture; {cases.name} has none, so give --masks discovered")
+    if truth is not None and source is not Source.discovered:
+        return truth
+    with counting("searching masks", len(cases), quiet=quiet) as advance:
+        return discover_masks(model, cases.images, steps=steps, cache=cache, progress=advance)
+
+
+def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, *, steps: int, cache: Path | None, quiet: bool) -> Look:
+    """How the background is taken away: masks and a fill, or exact swaps."""
+    from seecause.heads.removal import Look
+
+    if fill is Filling.swap:
+        if cases.swapped is None:
+            raise BadOption("--fill", "swap", f"mean, grey, blur or noise: {cases.name} has no exact counterfactuals, only Critters have")
+        return Look(None, cases.swapped)
+    return Look(masks_for(model, cases, source, steps=steps, cache=cache, quiet=quiet), fill.value)  # type: ignore[arg-type]
+
+
+def scored(
+    model: VisionModel,
+    cases: Cases,
+    by: str,
+    look: Look | None,
+    *,
+    operator: Removal = Removal.zero,
+    guard: Guard = Guard.penalty,
+    screen: int | None = None,
+    pairs: Sequence[str] = (),
+    seed: int = 0,
+    quiet: bool = False,
+) -> tuple[HeadScores, list[str]]:
+    """Scores by a selector, and what is to be said about them. CIGMA has options of its own here: a look, an operator, a guard and a screen."""
+    import torch
+
+    from seecause.cli.options import value_of
+    from seecause.cli.progress import counting
+    from seecause.heads import penalised, protected, score, select, selectors
+    from seecause.heads.screen import screen as screened
+    from seecause.heads.study import all_heads
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise BadOption("--option", pair, "key=value, such as steps=100")
+        options[key] = value_of(text)
+    if by != "cigma":
+        if screen is not None:
+            raise BadOption("--screen", screen, "--by cigma: other ways to choose heads have no screen")
+        known = selectors()[by].options if by in selectors() else {}
+        options = {**({"seed": seed} if "seed" in known else {}), **options}
+        if by == "attention-mass" and look is not None:
+            options["masks"] = look.masks
+        labels = cases.labels if cases.labels is not None else torch.zeros(len(cases), dtype=torch.long, device=cases.images.device)
+        if cases.labels is None and by in selectors() and "labels" in selectors()[by].needs:
+            raise BadOption("--data", cases.name, f"data with labels: {by} needs them")
+        return select(by, model, cases.images, labels, **options), []
+    if look is None:
+        raise BadOption("--by", by, "masks or counterfactuals")
+    baseline: Baseline = look.baseline
+    given = {"target": cases.labels, "operator": operator.value, "baseline": baseline, "guard": True, "seed": seed, **options}
+    said = []
+    if screen is None:
+        with counting("scoring heads", len(cases) * len(all_heads(model)), quiet=quiet) as advance:
+            found = score(model, cases.images, look.masks, progress=advance, **given)
+    else:
+        guess = screened(model, cases.images, look.masks, top=screen, **given)
+        found = guess.scores
+        said.append(f"{guess!r}")
+    found = penalised(found) if guard is Guard.penalty else protected(found) if guard is Guard.protect else found
+    return found, said
+
+
+def count_of(text: str) -> int | float:
+    """`16` is a count, `0.1` a share."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise BadOption("--top", text, "a count such as 16, or a share such as 0.1") from None

@@ -1,0 +1,49 @@
+"""Parts in colour: which patch belongs to which part, laid over the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+SIDE = 192  # pixels of a tile, at least
+_ALPHA, _DIM = 0.55, 0.35
+
+
+def part_colours(parts: int) -> Tensor:
+    """[K, 3] in [0, 1], as far apart as a qualitative colormap has them."""
+    table = matplotlib.colormaps["tab10" if parts <= 10 else "tab20"]
+    return torch.tensor([table(part % table.N)[:3] for part in range(parts)], dtype=torch.float32)
+
+
+def part_picture(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Image.Image:
+    """A raw picture [3, H, W] whose background is dimmed and whose parts have a colour each; maps are [K + 1, gh, gw]. Removed parts are dimmed too."""
+    scale = max(1, -(-SIDE // min(image.shape[1:])))
+    raw = image.detach().float().cpu().clamp(0, 1).repeat_interleave(scale, dim=1).repeat_interleave(scale, dim=2)  # [3, H, W]
+    parts, winner = maps.shape[0] - 1, maps.argmax(dim=0).cpu()  # patch by patch: smooth outlines would show what is not seen
+    label = winner.repeat_interleave(raw.shape[1] // winner.shape[0], dim=0).repeat_interleave(raw.shape[2] // winner.shape[1], dim=1)
+    colours = torch.cat([part_colours(parts), torch.zeros(1, 3)])
+    for part in removed:
+        colours[part] = 0
+    hidden = (label == parts) | torch.isin(label, torch.tensor(list(removed), dtype=label.dtype))
+    paint = colours[label].permute(2, 0, 1)  # [3, H, W]
+    shown = torch.where(hidden, raw * _DIM, raw * (1 - _ALPHA) + paint * _ALPHA)
+    return Image.fromarray(np.ascontiguousarray((shown * 255).round().byte().permute(1, 2, 0).numpy()))
+
+
+def sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image:
+    """Raw pictures [B, 3, H, W], each above its parts [B, K + 1, gh, gw]."""
+    tiles = [part_picture(image, one) for image, one in zip(images, maps, strict=True)]
+    plain = [Image.fromarray((image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()) for image in images]
+    wide, high = tiles[0].size
+    columns = min(columns, len(tiles))
+    canvas = Image.new("RGB", (columns * wide, 2 * high * -(-len(tiles) // columns)), "white")
+    for place, (original, tile) in enumerate(zip(plain, tiles, strict=True)):
+        left, top = place % columns * wide, place // columns * 2 * high
+        canvas.paste(original.resize((wide, high), Image.Resampling.NEAREST), (left, top))
+        canvas.paste(tile, (left, top + high))
+    return canvas

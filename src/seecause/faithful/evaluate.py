@@ -1,0 +1,155 @@
+"""What a network answers and selects on a dataset, and which intervention validation recommends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.data.batch import to_batch
+from seecause.data.dataset import Dataset
+from seecause.errors import BadOption
+from seecause.faithful.interventions import evaluating, leave_one_out
+from seecause.faithful.net import IFAM
+from seecause.metrics.auc import auroc
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.segmentation import Overlap, foreground, overlap
+from seecause.models.preprocess import Preprocess
+
+Group = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Into what pictures are brought: `to_batch` asks no more of a model."""
+
+    preprocess: Preprocess
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """Of every sample asked for, on the CPU."""
+
+    logits: Tensor  # [N, C]
+    stage1: Tensor  # [N, C] the parts' own answer
+    labels: Tensor  # [N]
+    groups: tuple[Group | None, ...]
+    overlap: Overlap  # of foreground and object, where the dataset has masks
+    kept: float  # share of patches that are selected
+    empty: int  # pictures of which nothing was selected
+
+    @property
+    def by_group(self) -> GroupAccuracy:
+        """By group where every sample has one, else by class."""
+        right = self.logits.argmax(dim=1) == self.labels
+        return group_accuracy(right, self.labels if None in self.groups else list(self.groups))
+
+    def table(self) -> dict[str, float]:
+        """Every number there is. AUC where all classes occur, mIoU where there are masks."""
+        found = self.by_group
+        numbers = {"average": found.average, "worst": found.worst, "stage1_average": float((self.stage1.argmax(dim=1) == self.labels).double().mean())}
+        if len(self.labels.unique()) == self.logits.shape[1] > 1:
+            numbers["auc"] = auroc(self.logits, self.labels)
+        if not math.isnan(self.overlap.iou):
+            numbers["miou"] = self.overlap.iou
+        return {**numbers, "kept": self.kept, "empty": float(self.empty)}
+
+
+def frame_of(net: IFAM) -> Frame:
+    if net.preprocess is None:
+        raise BadOption("preprocess", None, "IFAM(..., preprocess=...): the backbone does not tell how pictures are prepared")
+    return Frame(net.preprocess, net.stage1.prototypes.device, net.stage1.prototypes.dtype)
+
+
+def batches_of(net: IFAM, data: Dataset, *, batch: int = 32, places: Sequence[int] | None = None) -> Iterator[tuple[Tensor, Tensor, list[Any], Tensor | None]]:
+    """Normalised images, labels, groups and masks (in the network's frame) of these places, or of all."""
+    frame, chosen = frame_of(net), range(len(data)) if places is None else places
+    for start in range(0, len(chosen), batch):
+        samples = [data[place] for place in chosen[start : start + batch]]
+        images, labels, masks = to_batch(frame, samples)
+        if labels is None:
+            raise BadOption("data", data.name, "a dataset with labels")
+        yield images, labels, [sample.group for sample in samples], masks
+
+
+def labelled_batches(net: IFAM, data: Dataset, *, batch: int = 32) -> Iterator[tuple[Tensor, ...]]:
+    """(images, labels, groups) as `leave_one_out` takes them; without groups where the dataset has none."""
+    for images, labels, groups, _ in batches_of(net, data, batch=batch):
+        yield (images, labels) if None in groups else (images, labels, torch.tensor(groups))
+
+
+@torch.no_grad()
+def examine(
+    net: IFAM,
+    data: Dataset,
+    *,
+    batch: int = 32,
+    places: Sequence[int] | None = None,
+    autocast: torch.dtype | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Examined:
+    """Run the network as it is, with any intervention it is under. Without half precision, a GPU runs all tokens rather than packed ones."""
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    groups: list[Group | None] = []
+    shared, kept, empty = Overlap(), 0.0, 0
+    device = net.stage1.prototypes.device
+    packed = False if device.type == "cuda" and autocast is None and net.stage2 is not None else None
+    with evaluating(net), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+        for images, labels, codes, masks in batches_of(net, data, batch=batch, places=places):
+            out = net(images, packed=packed)
+            rows.append((out.logits.float().cpu(), out.stage1_logits.float().cpu(), labels.cpu()))
+            groups += codes
+            kept += float(out.mask.double().mean(dim=(1, 2)).sum())
+            empty += int(out.empty.sum())
+            if masks is not None:
+                shared = shared + overlap(foreground(out.maps, (masks.shape[1], masks.shape[2])), masks)
+            advance(len(labels))
+    if not rows:
+        return Examined(torch.empty(0, net.classes), torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64), (), shared, 0.0, 0)
+    logits, stage1, truth = (torch.cat(found) for found in zip(*rows, strict=True))
+    return Examined(logits, stage1, truth, tuple(groups), shared, kept / len(truth), empty)
+
+
+def together(parts: Sequence[Examined]) -> Examined:
+    """What several processes examined, as one."""
+    counts = [len(part.labels) for part in parts]
+    return Examined(
+        logits=torch.cat([part.logits for part in parts]),
+        stage1=torch.cat([part.stage1 for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        groups=tuple(group for part in parts for group in part.groups),
+        overlap=sum((part.overlap for part in parts), start=Overlap()),
+        kept=sum(part.kept * count for part, count in zip(parts, counts, strict=True)) / max(1, sum(counts)),
+        empty=sum(part.empty for part in parts),
+    )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One intervention and what it does to validation pictures."""
+
+    drop: tuple[int, ...]
+    quantile: float | None
+    average: float
+    worst: float
+
+
+def try_interventions(net: IFAM, batches: Callable[[], Iterable[Sequence[Tensor]]], quantiles: Sequence[float] = ()) -> list[Tried]:
+    """Nothing, every part left out in turn, every calibrated quantile, and both together; `batches` as `leave_one_out` takes them."""
+    tried = []
+    for quantile in (None, *quantiles):
+        found = leave_one_out(net, batches(), quantile=quantile)
+        tried.append(Tried((), quantile, found.before().average, found.before().worst))
+        tried += [Tried((int(row["part"]),), quantile, row["average"], row["worst"]) for row in found.table()]
+    return tried
+
+
+def best_of(tried: Sequence[Tried]) -> Tried:
+    """By worst-group accuracy, then by average; the first of equals, so that nothing is changed without a gain."""
+    return max(tried, key=lambda one: (one.worst, one.average))

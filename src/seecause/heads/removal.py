@@ -1,0 +1,151 @@
+"""What a model is like without some of its heads: accuracy, groups, BIR and flips, for many sets of heads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.forks import gated_logits
+from seecause.heads.ablate import gates_without
+from seecause.heads.cases import Cases
+from seecause.heads.divergence import jensen_shannon, log_probs
+from seecause.heads.erase import Baseline, describe
+from seecause.heads.gains import Gains, Views
+from seecause.heads.masks import Masks
+from seecause.heads.random_heads import random_sets
+from seecause.heads.result import Head, HeadScores
+from seecause.metrics.calibration import calibration, nll
+from seecause.metrics.groups import group_accuracy
+from seecause.models.view import VisionModel
+
+_TOGETHER = 64  # pictures whose versions are made at once
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One way to take the background away: masks and what fills their outside, or whole counterfactual pictures."""
+
+    masks: Masks | None
+    baseline: Baseline
+
+    @property
+    def name(self) -> str:
+        return "exact swap" if self.masks is None else f"{'true' if self.masks.source == 'oracle' else 'discovered'} masks, {describe(self.baseline)}"
+
+    def take(self, rows: Tensor) -> Look:
+        """Of some images; masks with a fill by name only."""
+        return Look(None if self.masks is None else self.masks.take(rows), self.baseline)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A model without `heads`, measured. NaN: the data does not tell."""
+
+    heads: list[Head]
+    accuracy: float
+    worst: float  # accuracy of the worst group
+    nll: float
+    ece: float
+    flips: float  # share of answers that change with the background (exact swaps only)
+    gains: Mapping[str, Gains] = field(default_factory=dict)  # by the name of the look
+
+    def numbers(self) -> dict[str, float]:
+        """By name, for tables, without what the data does not tell. BIR is the ratio of means, one half where neither region matters."""
+        found = {"removed": len(self.heads), "accuracy": self.accuracy, "worst group": self.worst, "NLL": self.nll, "ECE": self.ece, "flips": self.flips}
+        for name, gains in self.gains.items():
+            found |= {f"FIG, {name}": float(gains.fig.mean()), f"BIG, {name}": float(gains.big.mean()), f"BIR, {name}": _or_half(gains.bir_ratio_of_means)}
+        return {name: value for name, value in found.items() if value == value}
+
+
+@torch.no_grad()
+def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device. Sets and images share one batch."""
+    gates = torch.stack([gates_without(model, heads) for heads in sets]).to(model.device)  # [S, L, H]
+    count = len(images)
+
+    def some(a: int, b: int) -> Tensor:
+        rows = torch.arange(a, b, device=model.device)
+        return gated_logits(model, images[rows % count], gates[rows // count])
+
+    total = len(sets) * count
+    size = fit(total, model.forward_bytes(model.check(images[:1])), images.device)
+    return torch.cat(list(in_chunks(some, total, size, what="pictures"))).unflatten(0, (len(sets), count))
+
+
+def outcomes(
+    model: VisionModel, cases: Cases, sets: Sequence[Sequence[Head]], looks: Sequence[Look] = (), *, progress: Callable[[int], None] | None = None
+) -> list[Outcome]:
+    """Measure the model without each set. The erased pictures are the same for all sets, so the numbers are paired. `progress` is told pictures done."""
+    views = {look.name: Views(model, cases.images, look.masks, look.baseline) for look in looks}
+    flipping = cases.swapped is not None and "exact swap" not in views
+    logits, big, fig, moved = list[Tensor](), {n: list[Tensor]() for n in views}, {n: list[Tensor]() for n in views}, list[Tensor]()
+    for start in range(0, len(cases), _TOGETHER):
+        rows = slice(start, min(start + _TOGETHER, len(cases)))
+        pictures = [cases.images[rows]]
+        for view in views.values():
+            erased = view.erased(rows)
+            assert erased.no_foreground is not None
+            pictures += [erased.no_background, erased.no_foreground]
+        if flipping and cases.swapped is not None:
+            pictures.append(cases.swapped.background[rows])
+        found = logits_without(model, torch.cat(pictures), sets).unflatten(1, (len(pictures), -1)).cpu()  # [S, V, b, C]
+        answers = log_probs(found)
+        logits.append(found[:, 0])
+        for place, name in enumerate(views):
+            big[name].append(jensen_shannon(answers[:, 0], answers[:, 1 + 2 * place]).double())
+            fig[name].append(jensen_shannon(answers[:, 0], answers[:, 2 + 2 * place]).double())
+        if cases.swapped is not None:
+            other = found[:, -1] if flipping else found[:, 1 + 2 * list(views).index("exact swap")]
+            moved.append(other.argmax(dim=-1) != found[:, 0].argmax(dim=-1))
+        if progress is not None:
+            progress(rows.stop - rows.start)
+    whole = torch.cat(logits, dim=1)  # [S, N, C]
+    flips = torch.cat(moved, dim=1).double().mean(dim=1).tolist() if moved else [torch.nan] * len(sets)
+    made = []
+    for place, heads in enumerate(sets):
+        gains = {name: Gains(torch.cat(fig[name], dim=1)[place], torch.cat(big[name], dim=1)[place], 0.0) for name in views}
+        made.append(_outcome(list(heads), whole[place], cases, flips[place], gains))
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Outcomes against how many heads may go: by scores, and by lot."""
+
+    ks: list[int]
+    chosen: list[Outcome]
+    random: list[list[Outcome]]  # draws for each k
+
+    def band(self, name: str) -> list[tuple[float, float]]:
+        """Mean and standard deviation over draws of a number, for each k."""
+        values = [torch.tensor([draw.numbers()[name] for draw in draws], dtype=torch.float64) for draws in self.random]
+        return [(float(v.mean()), float(v.std(correction=0))) for v in values]
+
+
+def curve(
+    model: VisionModel, cases: Cases, scores: HeadScores, ks: Sequence[int], looks: Sequence[Look] = (), *, draws: int = 20, seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Curve:  # fmt: skip
+    """Remove the best k heads for every k, and `draws` random sets of as many for the band beside it."""
+    chosen = [scores.top(k) for k in ks]
+    lots = [heads for k in ks for heads in random_sets(model, k, draws=draws, seed=seed)]
+    found = outcomes(model, cases, [*chosen, *lots], looks, progress=progress)
+    drawn = found[len(ks) :]
+    return Curve(list(ks), found[: len(ks)], [drawn[i * draws : (i + 1) * draws] for i in range(len(ks))])
+
+
+def _outcome(heads: list[Head], logits: Tensor, cases: Cases, flips: float, gains: dict[str, Gains]) -> Outcome:
+    if cases.labels is None:
+        return Outcome(heads, torch.nan, torch.nan, torch.nan, torch.nan, flips, gains)
+    labels = cases.labels.cpu()
+    right = logits.argmax(dim=1) == labels
+    worst = group_accuracy(right, cases.groups).worst if cases.grouped else torch.nan
+    return Outcome(heads, float(right.double().mean()), worst, float(nll(logits, labels).mean()), calibration(logits, labels).error, flips, gains)
+
+
+def _or_half(ratio: float) -> float:
+    return ratio if ratio == ratio else 0.5

@@ -1,0 +1,230 @@
+"""Pages about heads: what an audit found, the grid of scores, curves against the number of heads removed, and tables of studies."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from markupsafe import Markup
+
+from seecause.heads.audit import Audit
+from seecause.heads.removal import Curve, Outcome
+from seecause.heads.result import Head, HeadScores
+from seecause.heads.studies import Found
+from seecause.report.charts import COLOURS, Series, chart, styled
+from seecause.report.forest import Difference, forest
+from seecause.report.overlay import number
+from seecause.report.page import Section, fragment
+
+WRITTEN = 16  # heads in a row that still have room for their numbers
+MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
+RANDOM, SPREAD = ", random", ", random sd"  # endings of columns of studies
+LOOKS_NOTE = (
+    "FIG: how far the answer moves when the object goes; BIG: when the background goes (Jensen-Shannon, in nats, at most 0.69). BIR = BIG / (FIG + BIG). "
+    "Discovered masks are what the model keeps its answer with; true masks come with the data. Mean fills with the picture's own mean colour, grey with the "
+    "colour of the training set. Degenerate pictures lose nothing either way. Effects below the noise floor are rounding."
+)
+GRID_NOTE = (
+    "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite. Hover for standard errors and for what else "
+    "the head's removal does; outlined heads are removed."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A coloured value of the grid."""
+
+    strength: int  # percent of the full colour
+    sign: str
+    text: str
+    said: str
+    chosen: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreGrid:
+    """Scores of layer x head; `chosen` heads are outlined."""
+
+    title: str
+    scores: HeadScores
+    chosen: Sequence[Head] = ()
+    key: str = ""
+
+    @property
+    def width(self) -> int:
+        return self.scores.value.shape[1]
+
+    def rows(self) -> list[list[Cell]]:
+        finite = self.scores.value[self.scores.value.isfinite()].abs()
+        most = float(finite.max()) if len(finite) else 0.0
+        digits = 0 if most <= 0 else min(0, int(f"{most:e}".partition("e")[2]) + 1)
+        return [[self._cell(layer, head, most, digits) for head in range(self.width)] for layer in range(len(self.scores.value))]
+
+    @property
+    def unit(self) -> str:
+        """What the numbers in the cells are multiples of."""
+        finite = self.scores.value[self.scores.value.isfinite()].abs()
+        most = float(finite.max()) if len(finite) else 0.0
+        power = int(f"{most:e}".partition("e")[2]) + 1 if most > 0 else 0
+        return "" if power >= 0 else f"numbers are in units of 1e{power}"
+
+    def _cell(self, layer: int, head: int, most: float, power: int) -> Cell:
+        value = float(self.scores.value[layer, head])
+        if value != value:
+            return Cell(0, "none", "", f"layer {layer}, head {head}: no such head, or not scored")
+        where = f"layer {layer}, head {head}"
+        if value == -torch.inf:
+            return Cell(0, "none", "stays" if self.width <= WRITTEN else "", f"{where}: must stay, its removal costs too much")
+        error = "" if self.scores.error is None else f" ± {number(float(self.scores.error[layer, head]))}"
+        told = [f"{name} {number(float(table[layer, head]))}" for name, table in self.scores.after.items() if name != "response"]
+        text = f"{value * 10**-power:.2f}".replace("0.", ".").replace("-.00", ".00") if self.width <= WRITTEN else ""
+        without = f"; without it: {', '.join(told)}" if told else ""
+        strength = round(90 * abs(value) / most) if most > 0 else 0
+        return Cell(strength, "for" if value > 0 else "against", text, f"{where}: {number(value)}{error}{without}", (layer, head) in self.chosen)
+
+
+def verdict_section(found: Audit, *, title: str = "What was found") -> Section:
+    """The conclusion in plain words, and every measurement behind it."""
+    rows = []
+    for name, gains in found.gains.items():
+        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}")
+        means = (f"{float(gains.fig.mean()):.4f}", f"{float(gains.big.mean()):.4f}")
+        rows.append((name, *means, *ratios, f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor)))
+    head = ("background taken away by", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)", "degenerate", "noise floor")
+    marked = [list(found.gains).index(found.trusted)]
+    body = fragment("heads_verdict.html.j2", verdict=found.verdict()) + table(rows, head=head, marked=marked)
+    return Section(title, body, LOOKS_NOTE)
+
+
+def groups_section(found: Audit, names: Sequence[str]) -> list[Section]:
+    """Accuracy by group: first code down, second code across. None without groups."""
+    if found.groups is None:
+        return []
+    groups, spans = found.groups, found.groups.intervals()
+    if all(len(group) == 2 for group in groups.groups) and len(groups.groups) > 2:
+        across = sorted({group[1] for group in groups.groups})
+        places = found.cases.places
+        head = ("object", *(places[code] if code < len(places) else f"background {code}" for code in across))
+        cells = {group: f"{float(acc):.2f} of {int(n)}" for group, acc, n in zip(groups.groups, groups.accuracy, groups.total, strict=True)}
+        firsts = sorted({group[0] for group in groups.groups})
+        rows = [(names[f] if f < len(names) else str(f), *(cells.get((f, b), "") for b in across)) for f in firsts]
+    else:
+        head = ("group", "accuracy", "95 % interval", "pictures")
+        rows = [
+            (str(group), f"{float(acc):.3f}", f"{low:.3f} to {high:.3f}", str(int(n)))
+            for group, acc, n, (low, high) in zip(groups.groups, groups.accuracy, groups.total, spans.tolist(), strict=True)
+        ]
+    averages = f"Average {groups.average:.3f}, mean of groups {groups.unweighted_average:.3f}, worst group {groups.worst:.3f}."
+    return [Section("Who pays for it?", table(rows, head=head), f"{averages} A shortcut fails where object and background disagree.")]
+
+
+def scores_section(
+    scores: HeadScores, *, by: str, chosen: Sequence[Head] = (), title: str = "Which heads carry the background?", note: str = GRID_NOTE
+) -> Section:
+    """The grid of layer x head."""
+    grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key="outlined: removed" if chosen else "")
+    unit = f"\nIn the grid, {grid.unit}." if grid.unit else ""
+    return Section("Which heads carry the background?", fragment("head_grid.html.j2", grids=[grid]), note + unit)
+
+
+def curves_section(found: Curve, *, by: str, title: str = "What do more removed heads do?") -> Section:
+    """Accuracy, worst group, flips and BIR against K, each with the band of random sets."""
+    numbers = [outcome.numbers() for outcome in found.chosen]
+    shown = [name for name in numbers[0] if name in MAIN or name.startswith("BIR")]
+    looks = {by: (COLOURS[0], ""), "random heads, mean and deviation of draws": (COLOURS[7], "")}
+    charts = []
+    for name in shown:
+        band = found.band(name)
+        random = Series("random", found.ks, [mean for mean, _ in band], [spread for _, spread in band], COLOURS[7])
+        chosen = Series(by, found.ks, [row[name] for row in numbers], (), COLOURS[0])
+        charts.append(chart([random, chosen], title=name, x_title="heads removed at most", y_title=name))
+    note = "A repair raises the worst group and lowers BIR and flips more than random removals do, at no cost in accuracy. Heads with scores of 0 or less stay."
+    return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
+
+
+def change_section(before: Outcome, after: Outcome, *, name: str, title: str = "What changed?") -> Section:
+    """Numbers before and after, on the same pictures."""
+    first, second = before.numbers(), after.numbers()
+    rows = [(key, f"{first[key]:.3f}", f"{second[key]:.3f}", f"{second[key] - first[key]:+.3f}") for key in first if key in second and key != "removed"]
+    heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
+    note = f"Heads removed (layer, head): {heads}. Pictures: {name}, with the same masks before and after."
+    return Section(title, table(rows, head=("", "before", "after", "change")), note)
+
+
+def study_section(found: Found) -> Section:
+    """Charts of the main columns, along `x` or as differences to the first row, and a table. What random heads do is in the charts and the CSV."""
+    looks = styled(["chosen heads", "random heads"])
+    columns = [name for name in found.columns if not name.endswith((RANDOM, SPREAD))]
+    first = columns[0]
+    charts = []
+    for name in columns:
+        known = [row for row in found.rows if name in row]
+        if name not in MAIN and not name.startswith(("BIR", "rank")):
+            continue
+        if found.x is None:
+            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), 0.0) for row in known[1:]]
+            charts.append(forest(rows, title=name, x_title=f"difference to {known[0][first]}"))
+            continue
+        along = [row[found.x] for row in known]
+        series = [Series("chosen heads", along, [float(row[name]) for row in known], (), looks["chosen heads"][0])]  # type: ignore[arg-type]
+        if name + RANDOM in found.columns:
+            means, spreads = ([float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD))
+            series.insert(0, Series("random heads", along, means, spreads, looks["random heads"][0]))  # type: ignore[arg-type]
+        charts.append(chart(series, title=name, x_title=found.x, y_title=name))
+    cells = [tuple(_shown(row.get(name, "")) for name in columns) for row in found.rows]
+    keys = looks if any(name.endswith(RANDOM) for name in found.columns) else {}
+    return Section(found.question, fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns), found.note)
+
+
+def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()) -> Markup:
+    return fragment("facts.html.j2", rows=list(rows), head=head, marked=marked)
+
+
+def audit_csv(found: Audit, names: Sequence[str]) -> str:
+    """One line for each picture."""
+    answers = found.logits.argmax(dim=1).tolist()
+    rows = []
+    for place, picture in enumerate(found.cases.ids):
+        row: dict[str, str | float] = {"picture": picture, "answer": names[answers[place]] if answers[place] < len(names) else str(answers[place])}
+        if found.cases.labels is not None:
+            label = int(found.cases.labels[place])
+            row["label"] = names[label] if label < len(names) else str(label)
+        if found.cases.grouped:
+            row["group"] = " ".join(map(str, found.cases.groups[place] or ()))
+        if found.overlap is not None:
+            row["IoU"] = float(found.overlap[place])
+        if found.flips is not None:
+            row["flips"] = int(found.flips[place])
+        for look, gains in found.gains.items():
+            row |= {f"FIG, {look}": float(gains.fig[place]), f"BIG, {look}": float(gains.big[place]), f"BIR, {look}": float(gains.bir[place])}
+        rows.append(row)
+    return rows_csv(rows)
+
+
+def scores_csv(scores: HeadScores) -> str:
+    """One line for each head that was scored, the best first; then what the model is like without it."""
+    order = [*scores.order(positive=False), *((int(a), int(b)) for a, b in (scores.value == -torch.inf).nonzero())]
+    rows = []
+    for layer, head in order:
+        row: dict[str, str | float] = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
+        if scores.error is not None:
+            row["standard error"] = float(scores.error[layer, head])
+        rows.append({**row, **{f"{name} without it": float(values[layer, head]) for name, values in scores.after.items() if name != "response"}})
+    return rows_csv(rows)
+
+
+def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
+    """CSV of rows that may lack columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if float(value).is_integer() else f"{value:.3f}"

@@ -1,0 +1,113 @@
+"""Pictures behind the numbers: what the model answers with and without background and object, before and after heads go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.heads.audit import Audit, top_answers
+from seecause.heads.cases import Cases, logits_of
+from seecause.heads.gains import Views
+from seecause.heads.removal import Look, logits_without
+from seecause.heads.result import Head
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.report.cards import Answer
+from seecause.report.overlay import data_uri, picture
+from seecause.report.page import Section, fragment
+
+SHOWN = 6  # pictures
+AUDIT_NOTE = (
+    "The pictures whose answers hang most on the background. The bold answer is the true class. A model that answers from the object keeps its answer "
+    "without the background, and loses it without the object. Evidence: the discovered mask, the part that keeps the answer."
+)
+REPAIR_NOTE = "The same pictures before and after. The bold answer is the true class: a repair keeps it whatever the background."
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A version of a picture, with one list of answers for each model."""
+
+    title: str
+    picture: str
+    answers: Sequence[tuple[str, Sequence[Answer]]] = ()
+
+
+@dataclass(frozen=True)
+class ShotCard:
+    title: str
+    shots: Sequence[Shot]
+    said: str = ""
+
+
+def audit_gallery(model: ImageModel, found: Audit, *, count: int = SHOWN) -> Section:
+    """The worst pictures: as they are, the mask, without background, without object, and elsewhere where exact swaps exist."""
+    places = torch.tensor(found.worst(count))
+    cases = found.cases.take(places)
+    masked = {name: look for name, look in found.looks.items() if look.masks is not None}
+    shown = found.looks[max(masked, key=lambda name: found.gains[name].bir_ratio_of_means)] if masked else None
+    versions, masks = _versions(model, cases, None if shown is None else shown.take(places))
+    answers = {name: top_answers(logits_of(model, images), model.classes) for name, images in versions.items()}
+    discovered = next((look.masks for look in masked.values() if look.masks is not None and look.masks.source == "discovered"), None)
+    raw = model.preprocess.raw(cases.images)
+    cards = []
+    for i, place in enumerate(places.tolist()):
+        shots = [_shot(name, model.preprocess.raw(images)[i], [("", _named(answers[name][i], model, cases, i))]) for name, images in versions.items()]
+        if discovered is not None:
+            shots.insert(1, Shot("its evidence", _uri(_dimmed(raw[i], discovered.hard[place].to(raw.device)))))
+        elif masks is not None:
+            shots.insert(1, Shot("true mask", _uri(_dimmed(raw[i], masks[i]))))
+        gains = found.gains[found.trusted]
+        cards.append(ShotCard(cases.ids[i], shots, f"BIR {float(gains.bir[place]):.2f} ({found.trusted})"))
+    return Section("Where does it happen?", fragment("shots.html.j2", cards=cards), AUDIT_NOTE)
+
+
+def repair_gallery(
+    model: VisionModel, cases: Cases, heads: Sequence[Head], look: Look | None, *, title: str = "The same pictures, before and after"
+) -> Section:
+    """Each version of each picture with the answers before and after `heads` go."""
+    versions, _ = _versions(model, cases, look)
+    found = {name: [top_answers(logits, model.classes) for logits in logits_without(model, images, [[], heads])] for name, images in versions.items()}
+    cards = []
+    for i in range(len(cases)):
+        shots = [
+            _shot(name, model.preprocess.raw(images)[i], [(when, _named(found[name][j][i], model, cases, i)) for j, when in enumerate(("before", "after"))])
+            for name, images in versions.items()
+        ]
+        cards.append(ShotCard(cases.ids[i], shots))
+    return Section(title, fragment("shots.html.j2", cards=cards), REPAIR_NOTE)
+
+
+def _versions(model: ImageModel, cases: Cases, look: Look | None) -> tuple[Mapping[str, Tensor], Tensor | None]:
+    """The pictures and their counterfactuals by name, and the masks [N, H, W] they were cut with."""
+    found = {"picture": cases.images}
+    masks = None
+    if look is not None and look.masks is not None:
+        erased = Views(model, cases.images, look.masks, look.baseline).erased(slice(0, len(cases)))
+        assert erased.no_foreground is not None
+        found |= {"no background": erased.no_background, "no object": erased.no_foreground}
+        masks = look.masks.hard.to(cases.images.device)
+    if cases.swapped is not None:
+        found["elsewhere"] = cases.swapped.background
+    return found, masks
+
+
+def _named(answers: Sequence[tuple[str, float]], model: ImageModel, cases: Cases, place: int) -> list[Answer]:
+    truth = None if cases.labels is None else model.class_name(int(cases.labels[place]))
+    return [Answer(name, probability, name == truth) for name, probability in answers]
+
+
+def _shot(title: str, raw: Tensor, answers: Sequence[tuple[str, Sequence[Answer]]]) -> Shot:
+    return Shot(title, _uri(raw), answers)
+
+
+def _uri(raw: Tensor) -> str:
+    return data_uri(picture(raw).resize((192, round(192 * raw.shape[1] / raw.shape[2]))), photo=True)
+
+
+def _dimmed(raw: Tensor, mask: Tensor) -> Tensor:
+    """The picture [3, H, W] with everything outside mask [H, W] faded."""
+    return torch.where(mask, raw, 0.75 + 0.2 * (raw.mean(dim=0, keepdim=True) - 0.5))

@@ -1,0 +1,177 @@
+"""Does the audit say what is true, and do removals measure what an ablated model does?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.data import critters, open_data
+from seecause.errors import BadOption, NothingRight
+from seecause.heads import HeadScores, Swapped, ablate, information_gains, select
+from seecause.heads.audit import Audit, audit
+from seecause.heads.cases import Cases, critter_cases, gather, right_ones
+from seecause.heads.gains import Gains
+from seecause.heads.removal import Look, curve, logits_without, outcomes
+from seecause.heads.studies import STUDIES, Setup, run_study
+from tests.heads.toys import toy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sc.load(toy(tmp_path_factory.mktemp("toy")), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def cases(model) -> Cases:
+    return critter_cases(model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test")
+
+
+def test_critters_come_with_exact_counterfactuals(model):
+    data = open_data("critters:balanced:test", limit=5)
+    found = gather(model, data)
+    assert_close(found.images[3], model.preprocess.normalise(data[3].image[None])[0].double())
+    assert found.groups[3] == data[3].group and int(found.labels[3]) == data[3].label and torch.equal(found.truth[3], data[3].mask)
+    assert torch.equal(found.swapped.background[found.truth[:, None].expand_as(found.images)], found.images[found.truth[:, None].expand_as(found.images)])
+    assert (found.swapped.background != found.images).flatten(1).any(dim=1).all()
+
+
+def test_a_dataset_of_files_has_what_its_samples_have(model):
+    class Files:
+        name, classes, fingerprint = "files", tuple(critters.CLASSES), ""
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return next(critters.samples("clean", "test", 1, start=range(3)[index]))
+
+    found = gather(model, Files())
+    assert len(found) == 3 and found.swapped is None and found.oracle is not None and found.grouped
+    assert found.take(torch.tensor([2, 0])).ids == (found.ids[2], found.ids[0])
+
+
+def test_labels_follow_class_names(model):
+    class Reversed:
+        name, classes, fingerprint = "files", tuple(reversed(critters.CLASSES[:3])), ""
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return replace(next(critters.samples("clean", "test", 1, start=range(2)[index])), label=index)
+
+    assert gather(model, Reversed()).labels.tolist() == [2, 1]
+
+
+def test_removals_are_those_of_the_ablated_model(model, cases):
+    sets = [[], [(0, 1), (2, 3)], [(1, 0)]]
+    found = logits_without(model, cases.images, sets)
+    for place, heads in enumerate(sets):
+        with ablate(model, heads):
+            assert_close(found[place], model(cases.images), atol=1e-10, rtol=0)
+
+
+def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
+    looks = [Look(cases.oracle, "grey"), Look(None, cases.swapped)]
+    heads = [(0, 2), (2, 1)]
+    found = outcomes(model, cases, [heads], looks)[0]
+    with ablate(model, heads):
+        gains = information_gains(model, cases.images, cases.oracle, baseline="grey")
+        answers, others = model(cases.images).argmax(dim=1), model(cases.swapped.background).argmax(dim=1)
+    assert_close(found.gains["true masks, grey"].big, gains.big, atol=1e-10, rtol=0)
+    assert_close(found.gains["true masks, grey"].fig, gains.fig, atol=1e-10, rtol=0)
+    assert found.accuracy == pytest.approx(float((answers == cases.labels).double().mean()))
+    assert found.flips == pytest.approx(float((answers != others).double().mean()))
+    assert outcomes(model, cases, [heads], looks[:1])[0].flips == found.flips  # also where no look is a swap
+
+
+def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases):
+    scores = select("weight-norm", model, cases.images, cases.labels)
+    found = curve(model, cases, scores, [0, 3], [Look(None, cases.swapped)], draws=4)
+    assert found.chosen[0].heads == [] and sorted(found.chosen[1].heads) == sorted(scores.top(3))
+    assert len(found.random[1]) == 4 and all(len(draw.heads) == 3 for draw in found.random[1])
+    assert found.band("accuracy")[0] == (pytest.approx(found.chosen[0].accuracy), 0.0)
+
+
+def test_the_audit_has_every_look(model, cases):
+    found = audit(model, cases, steps=2)
+    assert list(found.gains) == ["discovered masks, mean", "discovered masks, grey", "true masks, mean", "true masks, grey", "exact swap"]
+    assert found.trusted == "exact swap" and found.overlap.shape == (len(cases),) and found.groups is not None
+    big = found.gains["exact swap"].bir
+    assert found.worst(1) == [int((big + 1e-3 * found.gains["exact swap"].big).argmax())]
+    bare = audit(model, replace(cases, truth=None, swapped=None, labels=None, groups=()), steps=2)
+    assert list(bare.gains) == ["discovered masks, mean", "discovered masks, grey"] and bare.accuracy is None and bare.flips is None
+    json.dumps(found.protocol)
+
+
+def told(big: dict[str, float], flips: float | None = None) -> list[str]:
+    """The verdict on made-up gains with FIG 0.3."""
+    gains = {name: Gains(torch.full((4,), 0.3, dtype=torch.float64), torch.full((4,), value, dtype=torch.float64), 0.0) for name, value in big.items()}
+    images = torch.zeros(4, 3, 2, 2)
+    masks = Look(None, Swapped(images))
+    truth = Look(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
+    looks = {name: masks if name == "exact swap" else truth for name in big}
+    moved = None if flips is None else torch.arange(4) < 4 * flips
+    return Audit(Cases("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved).verdict()
+
+
+def test_the_verdict_says_when_there_is_nothing_to_repair():
+    assert told({"true masks, mean": 0.001, "exact swap": 0.0}, flips=0.0)[0].startswith("Nothing to repair")
+    assert told({"true masks, mean": 0.001})[0].startswith("Nothing to repair")
+
+
+def test_the_verdict_is_not_fooled_by_a_small_number():
+    words = told({"true masks, mean": 0.001, "exact swap": 0.6}, flips=1.0)
+    assert words[0] == "The model answers mostly from the background." and "4 of 4 answers" in words[1]
+    assert any(line.startswith("Do not be fooled by BIR 0.003 with true masks, mean") for line in words)
+    assert told({"true masks, mean": 0.1})[0] == "The model answers partly from the background."
+    assert told({"true masks, mean": 0.001, "exact swap": 0.01}, flips=0.75)[0] == "The model answers mostly from the background."  # flips count too
+
+
+def test_bad_input_is_named(model, cases):
+    with pytest.raises(BadOption, match="has none, so give masks='discovered'"):
+        audit(model, replace(cases, truth=None), masks="oracle")
+    with pytest.raises(BadOption, match="none for sample 1"):
+        audit(model, replace(cases, groups=(cases.groups[0], None, *cases.groups[2:])), masks="oracle")
+    wrong = replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % model.n_classes)
+    with pytest.raises(NothingRight, match="none of the 6 photos"):
+        right_ones(model, wrong)
+    labels = model(cases.images).argmax(dim=1)
+    labels[0] = 7 if labels[0] != 7 else 6
+    with pytest.raises(NothingRight, match="no photo of class"):
+        right_ones(model, replace(cases, labels=labels), stratified=True)
+    with pytest.raises(BadOption, match="masks"):
+        outcomes(model, cases, [[]], [Look(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")])
+    with pytest.raises(BadOption, match="1 to 12 heads"):
+        run_study("k", Setup(model, cases, cases, cases.oracle, top=13))
+    with pytest.raises(BadOption, match="up to 12"):
+        HeadScores(torch.ones(3, 4)).top(13)
+
+
+def test_cigma_takes_any_baseline(model, cases):
+    swap = select("cigma", model, cases.images, cases.labels, baseline=cases.swapped)
+    grey = select("cigma", model, cases.images, cases.labels, masks=cases.oracle, baseline="grey", guard=False)
+    assert swap.protocol["baseline"] == "swapped" and swap.protocol["masks"] == "none"
+    assert_close(grey.value, sc.heads.score(model, cases.images, cases.oracle, baseline="grey").value)
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch):
+    from seecause.heads import studies
+
+    monkeypatch.setattr(studies, "MASKS", {"paper": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}})
+    setup = Setup(model, cases, cases, cases.oracle, (Look(cases.oracle, "grey"),), top=4, fill="grey", draws=2, steps=2)
+    found = run_study(name, setup)
+    assert len(found.rows) == {"k": 3, "fraction": 6, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
+    assert all("accuracy" in row and "BIR, true masks, grey" in row for row in found.rows)
+    if name == "k":
+        assert found.rows[0]["removed"] == 0 and "accuracy, random sd" in found.columns
+    if name == "fraction":
+        assert found.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
+    if name == "layers":
+        assert [row["blocks"] for row in found.rows] == ["none", "all", "first third", "middle third", "last third"] and found.rows[0]["removed"] == 0

@@ -1,0 +1,53 @@
+"""The whole study on toys: every method, every table, every hypothesis; and arithmetic of its page."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from scripts import heads_page, heads_study
+from tests.heads.toys import toy
+
+
+def test_the_study_writes_every_table_and_answers_every_hypothesis(tmp_path, monkeypatch):
+    monkeypatch.setattr(heads_study, "DFR", {"refits": 1, "strengths": (0.1,)})
+    monkeypatch.setattr(heads_study, "KS", (1, 4))
+    models = {name: Path(toy(tmp_path / name, planted=name == "known", seed=seed)) for seed, name in enumerate(("biased", "known", "clean"))}
+    toy(tmp_path / "more", "critters-biased-1", seed=3)
+    heads_study.main(
+        models=tmp_path / "more", sweep=None, device="cpu", limit=6, gating_steps=1, memory=1, biased=str(models["biased"]), known=str(models["known"]),
+        clean=str(models["clean"]), tf32=False, out=tmp_path / "out",
+    )  # fmt: skip
+    page = (tmp_path / "out" / "heads-critters.md").read_text()
+    assert "its numbers mean nothing" in page
+    assert re.findall(r"\*\*(H\d)\..*: (yes|no|in part|not decided[^.]*)\.\*\*", page) and len(re.findall(r"\*\*H\d\.", page)) == 5
+    rows = list(csv.DictReader((tmp_path / "out" / "heads-critters.csv").read_text().splitlines()))
+    methods = {row["method"] for row in rows}
+    assert {"cigma as printed", "random", "none (ERM)", "retrained last layer (DFR)", "gating, contrastive", "interchange (gold)", "taylor"} <= methods
+    assert all(f"| {method} |" in page for method in methods)
+    assert {row["seed"] for row in rows} == {"0", "1"}
+    draws = [row for row in rows if row["method"] == "random" and row["seed"] == "0" and row["K"] == "4"]
+    assert len(draws) == 2 and all(row["removed"] == "4" for row in draws)
+    found = [row for row in rows if row["method"] == "weight norm" and row["K"] == "4"]
+    cell = re.search(r"^\| weight norm \|(?: [\d.]+ / [\d.]+ \|){1} [\d.]+ / ([\d.]+) \|", page, re.M)
+    assert cell and float(cell[1]) == pytest.approx(statistics.fmean(float(row["test accuracy"]) for row in found), abs=6e-4)
+
+
+def test_k_is_chosen_on_validation_pictures_alone():
+    def row(method, k, val, test):
+        return {"seed": "0", "method": method, "K": k, "val worst group": val, "val accuracy": val, "test worst group": test, "test accuracy": test}
+
+    study = heads_study.Study(heads_study.Sizes())
+    study.about = {"seeds": ["0"]}
+    study.rows = [row("none (ERM)", 0, 0.2, 0.2), row("m", 1, 0.3, 0.0), row("m", 2, 0.1, 0.9), row("worse", 1, 0.1, 0.9)]
+    assert [found["K"] for found in heads_page.choose(study, "m")] == [1]
+    assert [found["K"] for found in heads_page.choose(study, "worse")] == [0]  # nothing is removed where validation says so
+
+
+def test_intervals_are_students():
+    assert heads_page.interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484"
+    assert heads_page.interval([0.5]) == "0.500"

@@ -1,0 +1,58 @@
+"""Our curves are Quantus's curves, for the same map, the same order and the same fill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.metrics import insertion_deletion
+from seecause.metrics.perturbation import perturbation
+from tests.helpers import noise, view
+from tests.tiny import pictures, tiny
+
+quantus = pytest.importorskip("quantus", reason="the peers extra is not installed: pip install 'seecause[peers]'")
+
+CLASSES = [2, 5, 3]
+FILL = 0.25
+PATCH = 8
+QUIET = {"normalise": False, "perturb_baseline": FILL, "disable_warnings": True}
+
+pytestmark = pytest.mark.filterwarnings("ignore:::quantus.*")
+
+
+@pytest.fixture(scope="module")
+def setting():
+    native = tiny("timm_registers", dtype=torch.float32)
+    images = pictures(native, batch=3)
+    return native.module, view(native, check=False), images
+
+
+def theirs(metric, module, images, maps) -> torch.Tensor:
+    """Quantus's scores for pixel maps [B, H, W], computed in one batch."""
+    found = metric(model=module, x_batch=images.numpy(), y_batch=np.array(CLASSES), a_batch=maps[:, None].numpy(), softmax=True, device="cpu")
+    return torch.tensor(np.array(found), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("order", ["morf", "lerf"])
+def test_region_perturbation(setting, order):
+    module, model, images = setting
+    maps = noise(3, 4, 6)
+    pixels = maps.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    ours = perturbation(model, images, maps, CLASSES, fill=FILL)
+    curve = getattr(ours, order)
+    lost = theirs(quantus.RegionPerturbation(patch_size=PATCH, order=order, regions_evaluation=24, **QUIET), module, images, pixels)
+    assert_close(curve[:, :1] - curve[:, 1:], lost, atol=1e-6, rtol=0)
+    assert_close(getattr(ours, f"aopc_{order}"), lost.sum(dim=1) / 25, atol=1e-6, rtol=0)  # ours counts the untouched picture, as the paper does
+    assert lost.abs().max() > 0.05  # the curve has something to say
+
+
+def test_pixel_flipping(setting):
+    module, model, images = setting
+    maps = noise(3, *images.shape[-2:])
+    pixels = maps[0].numel()
+    ours = insertion_deletion(model, images, maps, CLASSES, steps=12, fill=FILL)
+    flipped = theirs(quantus.PixelFlipping(features_in_step=pixels // 4, **QUIET), module, images, maps)  # of 3 channels each: 12 steps
+    assert_close(ours.deletion[:, 1:], flipped, atol=1e-6, rtol=0)
+    assert flipped.std(dim=1).max() > 0.05

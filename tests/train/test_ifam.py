@@ -1,0 +1,128 @@
+"""critters-ifam's recipe at toy size: what it writes, what it draws, and the study around it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import seecause as sc
+from scripts import faithful_study as study
+from seecause.data.critters import CLASSES, Regime
+from seecause.demo import Setting, build
+from seecause.report.page import render_page
+from seecause.train import ifam
+from seecause.train.ifam_backbone import loudest, pretrain
+from seecause.train.ifam_dino import distillation, view
+from seecause.train.ifam_evaluate import balanced, measure
+from seecause.train.ifam_pictures import batches
+from seecause.train.ifam_recipe import RECIPES, IfamRecipe, backbone_shape
+from seecause.train.ifam_recipe import build as build_backbone
+
+CPU = torch.device("cpu")
+TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def tiny(**changes) -> IfamRecipe:
+    sizes = {"pretraining_samples": 32, "pretraining_batch": 16, "samples": 64, "batch": 16, "epochs": 2, "regime": "certified"}
+    return dataclasses.replace(RECIPES["critters-ifam"], architecture=TINY, **(sizes | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("zoo")
+    return out, ifam.train(tiny(), out=out, test_samples=32)
+
+
+def test_three_files_tell_everything(trained):
+    out, evaluation = trained
+    card = json.loads((out / "critters-ifam.json").read_text())
+    assert card["evaluation"] == json.loads(json.dumps(evaluation)) and tuple(card["classes"]) == CLASSES
+    assert all(value.dtype in (torch.float16, torch.bool) for value in load_file(out / "critters-ifam.safetensors").values())
+    rows = list(csv.DictReader((out / "critters-ifam.log.csv").read_text().splitlines()))
+    assert [row["phase"] for row in rows] == ["seeing"] * 2 + ["parts"] * 4
+    assert {found["quantile"] for found in card["thresholds"]} == {0.97, 0.99}
+    assert len(evaluation["validation"]) == 3 * 5 and "iou" in evaluation["mask"] and evaluation["samples"] == 32
+    model = sc.load(str(out))
+    assert model.layout.grid == (8, 8) and model.module.parts == 4
+
+
+def test_the_shipped_shape_is_small_enough():
+    recipe = RECIPES["critters-ifam"]
+    net = ifam.new_net(recipe, build_backbone(recipe))
+    assert net.stage1.tower.parts.layout_at(96, 96).grid == (16, 16)
+    assert 2 * sum(value.numel() for value in net.state_dict().values()) < 5e6
+
+
+def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
+    out, _ = trained
+    page = render_page("Demo", build.run(Setting(), model=str(out), pictures=2).sections)
+    assert page.count('<article class="card') == 2 and page.count("<figcaption>stage 2 sees") == 2 and "of 16 answers" in page
+    assert build.run(Setting(), model="builtin:not-there").sections == []
+
+
+@pytest.mark.parametrize("reads", ["everything", "creature"])
+def test_reading_everything_or_the_creature_trains_stage_2_alone(reads):
+    recipe = tiny(reads=reads, samples=32)
+    backbone = build_backbone(recipe)
+    net, start = ifam.fit(recipe, backbone, device=CPU), ifam.new_net(recipe, backbone)
+    assert not torch.equal(net.stage2.tower.native.pos_embed, start.stage2.tower.native.pos_embed)
+    assert torch.equal(net.stage1.tower.native.pos_embed, start.stage1.tower.native.pos_embed)
+    kept = measure(net, recipe, balanced("test", 32, seed=0, size=48, device=CPU)).row()["kept"]
+    assert kept == 1 if reads == "everything" else 0.02 < kept < 0.5
+
+
+def test_a_finite_regime_comes_round_and_others_are_fresh():
+    pool = Regime("few", train_pool=8)
+    ids = [scenes.ids.tolist() for scenes in batches(pool, 4, 4, seed=0, size=32, device=CPU)]
+    assert sorted(ids[0] + ids[1]) == sorted(ids[2] + ids[3]) == list(range(8))
+    fresh = [scenes.ids.tolist() for scenes in batches("clean", 4, 2, seed=0, size=32, device=CPU)]
+    assert fresh == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_patches_of_the_creature_are_mirrored_with_it():
+    scenes = next(batches("clean", 8, 1, seed=0, size=48, device=CPU))
+    torch.manual_seed(0)
+    turned = scenes.mirrored()
+    same = (turned.images == scenes.images).flatten(1).all(dim=1)
+    assert 0 < same.sum() < 8
+    assert torch.equal(turned.patches(8)[~same], scenes.patches(8)[~same].flip(-1)) and torch.equal(turned.masks[same], scenes.masks[same])
+
+
+def test_one_patch_is_enough_to_be_heard():
+    scores = torch.zeros(1, 50, 2)
+    scores[0, 7, 1] = 20
+    assert loudest(scores)[0, 1] > 15 and loudest(scores)[0, 0] == pytest.approx(0, abs=1e-5)
+
+
+def test_dino_asks_the_other_view():
+    told = torch.eye(6)[[0, 1, 2, 3]]  # two views of two pictures
+    crossed, right = distillation(told[[2, 3, 0, 1]], told, torch.zeros(6))
+    own, wrong = distillation(told, told, torch.zeros(6))
+    assert crossed < own and right == 1 and wrong == 0
+    assert view(torch.rand(3, 3, 32, 32)).shape == (3, 3, 32, 32)
+    heard: list[dict] = []
+    model = pretrain(tiny(pretraining="dino"), device=CPU, hear=heard.append, every=1)
+    assert [row["step"] for row in heard] == [1, 2] and not model.training
+
+
+def test_the_study_does_the_most_important_first_and_reports_what_is_there(tmp_path, capsys):
+    jobs = study.plan()
+    assert len({job.file for job in jobs}) == len(jobs) == 2 * 6 * 3 + len(study.ABLATIONS) * 3
+    assert {(job.row, job.regime) for job in jobs[:12]} == {(row, "simplicity") for row in list(study.MAIN)[:4]}
+    assert all(job.recipe.steps for job in jobs)
+    for job, worst in ((jobs[0], 0.25), (jobs[3], 0.5)):
+        found = {"row": job.row, "regime": job.regime, "seed": 0, "average": 0.75, "worst": worst, "kept": 0.5, "seconds": 1.0, "device": "here", "torch": "2"}
+        extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in study.CHANGEABLE else {}
+        (tmp_path / job.file).write_text(json.dumps({**found, **extra, "quick": False}))
+    study.report(tmp_path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert (
+        "| ERM ViT (1 of 3 seeds) | 75.0 | 25.0 | - | 50.0 |" in page and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in page and "+25.0 points" in page
+    )
+    assert "certified" not in page and "[1]" in (tmp_path / "page.csv").read_text()
+    capsys.readouterr()
