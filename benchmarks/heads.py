@@ -53,6 +53,7 @@ def main(
     speed: bool = True,
     recall: bool = True,
     recall_pictures: int = 0,
+    dtypes: str = "bfloat16,float32",
 ) -> None:
     """Print the tables."""
     where = torch.device(device)
@@ -60,7 +61,7 @@ def main(
     print(f"# {machine(where)}\n")
     if speed:
         print("| model | contender | seconds | x faster than naive | peak GiB | |\n|---|---|---|---|---|---|")
-        for model, images, masks, repeats in _models(where, pictures or (256 if cuda else 16)):
+        for model, images, masks, repeats in _models(where, pictures or (256 if cuda else 16), dtypes.split(",")):
             race(model, images, masks, batch or (256 if cuda else 32), repeats)
         print()
     if recall:
@@ -76,13 +77,13 @@ def main(
             print(f"| {name} | {gains.fig.mean():.4f} | {gains.big.mean():.4f} | {gains.bir_mean_of_ratios:.3f} | {gains.bir_ratio_of_means:.3f} |")
 
 
-def _models(where: torch.device, count: int) -> list[tuple[VisionModel, Tensor, Tensor, int]]:
+def _models(where: torch.device, count: int, dtypes: list[str]) -> list[tuple[VisionModel, Tensor, Tensor, int]]:
     """A view, pictures, masks and how often to repeat, for every line of the speed table."""
     if where.type != "cuda":
         model, images, masks, _ = critter_views(sc.load("builtin:critters-biased", device=where), count)
         return [(model, images, masks, 3)]
     found = []
-    for dtype, repeats in ((torch.bfloat16, 3), (torch.float32, 1)):
+    for dtype, repeats in ((getattr(torch, name), 3 if name == "bfloat16" else 1) for name in dtypes):
         model = sc.wrap(timm.create_model("vit_base_patch16_224").to(where, dtype), name=f"ViT-B/16 {str(dtype).removeprefix('torch.')}")
         images = torch.randn(count, 3, 224, 224, device=where, dtype=dtype, generator=torch.Generator(where).manual_seed(0))
         masks = torch.zeros(count, 224, 224, dtype=torch.bool, device=where)

@@ -89,6 +89,18 @@ class Study:
     removed: Row = field(default_factory=dict)  # planted model without its background heads
     seconds: dict[str, float] = field(default_factory=dict)
     about: Row = field(default_factory=dict)
+    waiting: dict[str, Future[VisionModel]] = field(default_factory=dict)  # retrained models, by seed
+
+    @contextmanager
+    def fast(self) -> Iterator[None]:
+        """TF32 for the block, if asked for. Not while models are still being wrapped elsewhere: that is verified in float32."""
+        for one in self.waiting.values():
+            one.result()
+        torch.set_float32_matmul_precision("high" if self.about["tf32"] else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision("highest")
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -109,11 +121,10 @@ def main(
     biased: Annotated[str, typer.Option(help="Seed 0.")] = "builtin:critters-biased",
     known: Annotated[str, typer.Option(help="A model with planted heads.")] = "builtin:critters-planted",
     clean: Annotated[str, typer.Option(help="A model that was trained on `clean`.")] = "builtin:critters-vit",
-    tf32: Annotated[bool, typer.Option("--tf32", help="Multiply in TF32: faster, but small scores drown in rounding.")] = False,
+    tf32: Annotated[bool, typer.Option(help="Multiply in TF32 on a GPU where answers are counted and gates fitted; scores are always float32.")] = True,
     out: Annotated[Path, typer.Option(help="Folder of the results page.")] = Path("docs/results"),
 ) -> None:
     """Run the study and write its page."""
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     sizes = Sizes(gating_steps=gating_steps)
     if limit is not None:
         sizes = Sizes(limit, limit, 32, 32, limit, 64, draws=2, mask_steps=3, gating_steps=2, regression_draws=32)
@@ -121,7 +132,7 @@ def main(
     seeds = {"0": sc.load(biased, device=device), **({} if models is None else opened(models, device))}
     study.about = {
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
-        "tf32": tf32,
+        "tf32": tf32 and device.startswith("cuda"),
         "limit": limit,
         "seeds": list(seeds),
         "dfr": DFR,
@@ -129,10 +140,10 @@ def main(
     room = budget(memory << 30) if device.startswith("cuda") else budget(256 << 20)
     with room, ThreadPoolExecutor(4) as pool, study.timed("all"):
         with study.timed("retraining, in the background"):
-            waiting = {seed: pool.submit(retrained, model, sizes) for seed, model in seeds.items()}
+            study.waiting = {seed: pool.submit(retrained, model, sizes) for seed, model in seeds.items()}
         for seed, model in seeds.items():
             print(f"seed {seed}", flush=True)
-            one_seed(study, seed, model, waiting[seed])
+            one_seed(study, seed, model)
         with study.timed("planted"):
             planted(study, sc.load(known, device=device))
         with study.timed("clean model, sweep"):
@@ -214,7 +225,7 @@ def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, 
     with study.timed("controls"):
         for name, by in CONTROLS.items():
             found[name] = select(by, model, images, labels, **({"masks": truth} if by == "attention-mass" else {}))
-    with study.timed("gating"):
+    with study.timed("gating"), study.fast():
         found |= gating(model, train, balanced, sizes)
     with study.timed("interchange"):
         gold = interchange(model, images, swap)
@@ -251,7 +262,7 @@ def as_scores(model: VisionModel, heads: list[tuple[int, int]]) -> HeadScores:
     return HeadScores(value)
 
 
-def one_seed(study: Study, seed: str, model: VisionModel, waiting: Future[VisionModel]) -> None:
+def one_seed(study: Study, seed: str, model: VisionModel) -> None:
     """All methods on one model."""
     sizes = study.sizes
     with study.timed("pictures"):
@@ -265,13 +276,13 @@ def one_seed(study: Study, seed: str, model: VisionModel, waiting: Future[Vision
     found = selections(study, model, train, balanced, masks)
     study.facts.append({"model": f"critters-biased {seed}", "r_s": 0.95, **row, **screen_facts(model, train, found), **gold_facts(found)})
     study.heads += [{"seed": seed, "method": name, **agreement(model, train, one, found)} for name, one in found.items()]
-    with study.timed("removals"):
+    with study.timed("removals"), study.fast():
         wanted = {(name, k): tuple(sorted(one.top(min(k, one.value.numel())))) for name, one in found.items() for k in KS}
         sets = list(dict.fromkeys([(), *wanted.values()]))
         measured_by = dict(zip(sets, measure(model, sets, val, test, iid, measured, looks), strict=True))
         study.rows += [{"seed": seed, "method": name, "K": k, **measured_by[heads]} for (name, k), heads in wanted.items()]
         study.rows.append({"seed": seed, "method": "none (ERM)", "K": 0, **measured_by[()]})
-    with study.timed("random removals"):
+    with study.timed("random removals"), study.fast():
         lots = [
             (k, heads)
             for k in KS
@@ -279,8 +290,10 @@ def one_seed(study: Study, seed: str, model: VisionModel, waiting: Future[Vision
         ]
         for draw, ((k, _), one) in enumerate(zip(lots, measure(model, [h for _, h in lots], val, test, iid, measured, looks[-1:]), strict=True)):
             study.rows.append({"seed": seed, "method": "random", "K": k, "draw": draw % sizes.draws, **one})
-    with study.timed("retrained model"):
-        study.rows.append({"seed": seed, "method": "retrained last layer (DFR)", "K": 0, **measure(waiting.result(), [()], val, test, iid, measured, looks)[0]})
+    with study.timed("retrained model"), study.fast():
+        study.rows.append(
+            {"seed": seed, "method": "retrained last layer (DFR)", "K": 0, **measure(study.waiting[seed].result(), [()], val, test, iid, measured, looks)[0]}
+        )
 
 
 def measure(model: VisionModel, sets: list[Any], val: Cases, test: Cases, iid: Cases, measured: Cases, looks: list[Look]) -> list[Row]:
@@ -342,7 +355,7 @@ def planted(study: Study, model: VisionModel) -> None:
     train = right_ones(model, cases(model, "matted", "train", 4 * study.sizes.scored), share=0.4, cap=study.sizes.scored)
     balanced = cases(model, "balanced", "train", study.sizes.scored, mat=True)
     masks = discover_masks(model, train.images, steps=study.sizes.mask_steps)
-    quiet = replace(study, seconds={})
+    quiet = replace(study, seconds={})  # counted as a whole
     for name, one in selections(quiet, model, train, balanced, masks).items():
         values = one.value.nan_to_num(neginf=-1e9)
         study.planted.append(

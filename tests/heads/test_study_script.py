@@ -51,3 +51,11 @@ def test_k_is_chosen_on_validation_pictures_alone():
 def test_intervals_are_students():
     assert heads_page.interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484"
     assert heads_page.interval([0.5]) == "0.500"
+
+
+def test_help_means_a_gain_over_random_heads_beyond_the_interval():
+    def rows(*values):
+        return [{"x": value} for value in values]
+
+    picked = {heads_page.RANDOM: rows(0.1, 0.1, 0.1), "sure": rows(0.5, 0.6, 0.55), "lucky": rows(0.1, 0.9, 0.1), "worse": rows(0.0, 0.0, 0.0)}
+    assert heads_page.helpful(picked, "x") == ["sure"]

@@ -72,7 +72,7 @@ def audit(
     model: ModelName = BIASED,
     weights: Weights = None,
     data: DataOption = TEST,
-    limit: Limit = 64,
+    limit: Limit = 32,
     masks: Annotated[AuditMasks, typer.Option(help="Masks from the model (discovered), from the data (oracle), or both.")] = AuditMasks.both,
     steps: Steps = 250,
     mask_cache: MaskCacheOption = None,
@@ -205,6 +205,7 @@ def prune(
     look = look_for(opened, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in NEED_LOOKS else None
     found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, pairs=option or [], seed=seed, quiet=quiet)
     heads = found.top(k)
+    said += [] if heads else ["no head has a score above 0: nothing is removed"]
     tested = read(opened, test, test_limit, quiet=quiet)
     looks = [look_for(opened, tested, masks, Filling.grey if fill is Filling.swap else fill, steps=steps, cache=mask_cache, quiet=quiet)]
     looks += [look_for(opened, tested, masks, Filling.swap, steps=steps, cache=mask_cache, quiet=quiet)] if tested.swapped is not None else []

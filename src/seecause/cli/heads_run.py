@@ -58,7 +58,7 @@ OperatorOption = Annotated[Removal, typer.Option(help="What a removed head carri
 GuardOption = Annotated[
     Guard, typer.Option(help="Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of accuracy (protect), or none.")
 ]
-Steps = Annotated[int, typer.Option(help="Steps of the mask search.", min=1)]
+Steps = Annotated[int, typer.Option(help="Steps of the mask search; a step costs a picture about two forwards.", min=1)]
 MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
 By = Annotated[str, typer.Option(help="How to choose heads: cigma, random, taylor, attention-mass and others; `seecause heads selectors` lists them.")]
 OptionPairs = Annotated[list[str] | None, typer.Option("--option", help="An option of the selector, such as steps=100; repeat for more.", metavar="KEY=VALUE")]
@@ -123,12 +123,15 @@ def scored(
     seed: int = 0,
     quiet: bool = False,
 ) -> tuple[HeadScores, list[str]]:
-    """Scores by a selector, and what is to be said about them. CIGMA has options of its own here: a look, an operator, a guard and a screen."""
+    """Scores by a selector, and what is to be said about them.
+
+    CIGMA has options of its own here: a look, an operator, a guard and a screen; scores below the noise floor are 0.
+    """
     import torch
 
     from seecause.cli.options import value_of
     from seecause.cli.progress import counting
-    from seecause.heads import penalised, protected, score, select, selectors
+    from seecause.heads import above_noise, information_gains, penalised, protected, score, select, selectors
     from seecause.heads.screen import screen as screened
     from seecause.heads.study import all_heads
 
@@ -161,6 +164,8 @@ def scored(
         guess = screened(model, cases.images, look.masks, top=screen, **given)
         found = guess.scores
         said.append(f"{guess!r}")
+    floor = information_gains(model, cases.images, look.masks, baseline=baseline).noise_floor
+    found = above_noise(found, floor)
     found = penalised(found) if guard is Guard.penalty else protected(found) if guard is Guard.protect else found
     return found, said
 
