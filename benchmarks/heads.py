@@ -106,11 +106,11 @@ def race(model: VisionModel, images: Tensor, masks: Tensor, batch: int, repeats:
 
     def exact(n: int) -> None:
         with budget(int(batch * each / (1 - HELD))):
-            slow["exact"] = score(model, images[:n], masks[:n], target=labels[:n], guard=False, per_image=True).effects  # type: ignore[assignment]
+            slow["exact"] = score(model, images[:n], masks[:n], target=labels[:n], baseline="mean", guard=False, per_image=True).effects  # type: ignore[assignment]
 
     def screened(n: int) -> None:
         with budget(int(batch * each * model.n_layers)):  # gradients hold every block of fewer pictures
-            screen(model, images[:n], masks[:n], target=labels[:n], guard=False, top=TOP, verify=VERIFIED)
+            screen(model, images[:n], masks[:n], target=labels[:n], baseline="mean", guard=False, top=TOP, verify=VERIFIED)
 
     def masked(n: int) -> None:
         discover_masks(model, images[: min(n, MASKS)], steps=MASK_STEPS)
@@ -132,7 +132,7 @@ def race(model: VisionModel, images: Tensor, masks: Tensor, batch: int, repeats:
 @torch.no_grad()
 def naive_effects(model: VisionModel, images: Tensor, masks: Tensor, heads: list[tuple[int, int]], batch: int) -> Tensor:
     """BIG - BIG^(-h) [B, heads] by native forwards."""
-    rows = torch.cat([images, erase(model, images, masks, foreground=False).no_background])
+    rows = torch.cat([images, erase(model, images, masks, "mean", foreground=False).no_background])
 
     def big() -> Tensor:
         logits = torch.cat([model.native(part) for part in rows.split(batch)])

@@ -65,7 +65,7 @@ def run_model(name: str, parts: list[str], masks: int, calibration: int, block: 
     _, built = clock(lambda: lvlm.read(inputs(0)), where)  # warm-up of the tower
     prompts, read = clock(lambda: [lvlm.read(inputs(1 + i)) for i in range(calibration)], where)
     bank, banked = clock(lambda: bank_of_prompts(lvlm, prompts), where)
-    engine, ready = clock(lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=0, block_size=block), where)
+    engine, ready = clock(lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, block_size=block), where)
     t, n = engine.n_text, engine.n_image
     print(f"## {name}: {lvlm.n_layers} x {lvlm.n_heads} heads, {engine.prompt.image.start} + {n} + {t} tokens (before, image, text)\n")
     print(f"bank {(read + banked) / calibration:.2f} s a picture; prefix, both banks and the intact answer {ready:.2f} s (first run {built:.1f} s)")
@@ -91,7 +91,7 @@ def responses(
 ) -> tuple[Tensor, float]:
     """All masks once, after a warm-up of two blocks."""
     if mode == "compiled":
-        engine = MaskEngine(lvlm, engine.prompt, None, bank, floor=0, block_size=block, compile=True)
+        engine = MaskEngine(lvlm, engine.prompt, None, bank, floor=None, block_size=block, compile=True)
     size = engine.at_once(len(drawn))
     _, warm = clock(lambda: engine.evaluate(drawn[: 2 * size]), where)
     if where.type == "cuda":
@@ -142,8 +142,8 @@ def plain(lvlm: LVLM, engine: MaskEngine, bank: MeanBank, drawn: Tensor, found: 
 def adaptive(drawn: Tensor, found: tuple[Tensor, float], engine: MaskEngine, where: torch.device) -> None:
     """When would the halves have agreed? From the responses at hand."""
     fit = regress(_recalled(drawn, found[0]), engine.n_components, Sampling(masks=len(drawn), adaptive=True), where)
-    print(f"adaptive: stops at {fit.masks:,} masks ({fit.masks / len(drawn) * found[1]:.1f} s), R2 {fit.r2:.2f}; masks, halves' correlation, top 50 in both:")
-    print("    " + "; ".join(f"{h['masks']:,} {h['agreement']:.2f} {h['top 50 in both']}" for h in fit.history))
+    print(f"adaptive: stops at {fit.masks:,} masks ({fit.masks / len(drawn) * found[1]:.1f} s), R2 {fit.r2:.2f}; masks, halves' correlation, largest in both:")
+    print("    " + "; ".join(f"{h['masks']:,} {h['agreement']:.2f} {h['in both']} of {h['top']}" for h in fit.history))
 
 
 def float32(lvlm: LVLM, engine: MaskEngine, drawn: Tensor, inputs: Callable[[int], dict[str, Any]], calibration: int) -> None:
@@ -151,7 +151,7 @@ def float32(lvlm: LVLM, engine: MaskEngine, drawn: Tensor, inputs: Callable[[int
     half = engine.adjusted(drawn).double().cpu()
     lvlm.module.float()
     bank = bank_of_prompts(lvlm, [lvlm.read(inputs(1 + i)) for i in range(calibration)])
-    exact = MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=0, answer=[engine.target])
+    exact = MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, answer=[engine.target])
     full = exact.adjusted(drawn).double().cpu()
     rest = (full - half).square().sum() / (full - full.mean()).square().sum()
     print(f"bf16 against float32: R2 {1 - float(rest):.4f}, correlation {correlation(full, half):.4f} over {len(drawn)} masks (random weights: for the record)")

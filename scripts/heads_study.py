@@ -9,6 +9,8 @@ Writes heads-critters.md and heads-critters.csv; every number of the page is com
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from scripts.heads_page import write
+from scripts.heads_page import AS_MANY, GREY, write
 from seecause.data import critters
 from seecause.engine.chunks import budget
 from seecause.heads import (
@@ -55,7 +57,6 @@ from seecause.models.sources import saved
 from seecause.models.view import VisionModel
 
 KS = (1, 2, 4, 8)
-GREY = "cigma, true masks, grey"
 GATING = {"masks": 5, "batch": 32}
 DFR = {"refits": 5, "strengths": (1.0, 0.3, 0.1, 0.03, 0.01)}
 Row = dict[str, Any]
@@ -123,6 +124,7 @@ def main(
     clean: Annotated[str, typer.Option(help="A model that was trained on `clean`.")] = "builtin:critters-vit",
     tf32: Annotated[bool, typer.Option(help="Multiply in TF32 on a GPU where answers are counted and gates fitted; scores are always float32.")] = True,
     out: Annotated[Path, typer.Option(help="Folder of the results page.")] = Path("docs/results"),
+    work: Annotated[Path | None, typer.Option(help="Keep finished seeds here, so that the same command goes on where it stopped.")] = None,
 ) -> None:
     """Run the study and write its page."""
     sizes = Sizes(gating_steps=gating_steps)
@@ -140,10 +142,11 @@ def main(
     room = budget(memory << 30) if device.startswith("cuda") else budget(256 << 20)
     with room, ThreadPoolExecutor(4) as pool, study.timed("all"):
         with study.timed("retraining, in the background"):
-            study.waiting = {seed: pool.submit(retrained, model, sizes) for seed, model in seeds.items()}
+            kept = {seed: None if work is None else work / f"{seed}-{state(model, sizes)}.json" for seed, model in seeds.items()}
+            study.waiting = {seed: pool.submit(retrained, model, sizes) for seed, model in seeds.items() if not is_done(kept[seed])}
         for seed, model in seeds.items():
-            print(f"seed {seed}", flush=True)
-            one_seed(study, seed, model)
+            print(f"seed {seed}{': finished before' * is_done(kept[seed])}", flush=True)
+            recall_or_run(study, seed, model, kept[seed])
         with study.timed("planted"):
             planted(study, sc.load(known, device=device))
         with study.timed("clean model, sweep"):
@@ -169,8 +172,6 @@ def opened(folder: Path, device: str) -> dict[str, VisionModel]:
 
 def reliability(name: str, folder: Path | None) -> float:
     """r_s of the pictures a model was trained on, from its card."""
-    import json
-
     if folder is None or not (folder / f"{name}.json").is_file():
         return critters.REGIMES["clean"].background_reliability
     recipe = json.loads((folder / f"{name}.json").read_text())["recipe"]
@@ -208,9 +209,9 @@ def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, 
     given = {"target": labels}
     with study.timed("cigma scores"):
         raw = {
-            "cigma as printed": score(model, images, masks, **given),
+            "cigma as printed": score(model, images, masks, baseline="mean", **given),
             "cigma, discovered masks, grey": score(model, images, masks, baseline="grey", **given),
-            "cigma, true masks": score(model, images, truth, **given),
+            "cigma, true masks": score(model, images, truth, baseline="mean", **given),
             GREY: score(model, images, truth, baseline="grey", **given),
             "cigma, exact swap": score(model, images, baseline=swap, **given),
         }
@@ -262,6 +263,31 @@ def as_scores(model: VisionModel, heads: list[tuple[int, int]]) -> HeadScores:
     return HeadScores(value)
 
 
+def state(model: VisionModel, sizes: Sizes) -> str:
+    """What decides the numbers of a seed, as a short name."""
+    return hashlib.sha256(f"2 {sc.__version__} {model.fingerprint()} {sizes} {KS} {DFR} {GATING}".encode()).hexdigest()[:12]
+
+
+def is_done(kept: Path | None) -> bool:
+    return kept is not None and kept.is_file()
+
+
+def recall_or_run(study: Study, seed: str, model: VisionModel, kept: Path | None) -> None:
+    """A seed from an earlier run, or from a new one."""
+    tables = {"rows": study.rows, "heads": study.heads, "facts": study.facts}
+    if kept is not None and kept.is_file():
+        for name, rows in json.loads(kept.read_text()).items():
+            tables[name] += rows
+        return
+    before = {name: len(rows) for name, rows in tables.items()}
+    one_seed(study, seed, model)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(".part")
+        part.write_text(json.dumps({name: rows[before[name] :] for name, rows in tables.items()}))
+        part.replace(kept)
+
+
 def one_seed(study: Study, seed: str, model: VisionModel) -> None:
     """All methods on one model."""
     sizes = study.sizes
@@ -290,6 +316,8 @@ def one_seed(study: Study, seed: str, model: VisionModel) -> None:
         ]
         for draw, ((k, _), one) in enumerate(zip(lots, measure(model, [h for _, h in lots], val, test, iid, measured, looks[-1:]), strict=True)):
             study.rows.append({"seed": seed, "method": "random", "K": k, "draw": draw % sizes.draws, **one})
+        really = random_sets(model, len(wanted[f"{GREY} + guard", max(k for k in KS if k <= 4)]), draws=sizes.draws, seed=int(seed) if seed.isdigit() else 0)
+        study.facts[-1][AS_MANY] = [one["test worst group"] for one in measure(model, really, val, test, iid, measured, looks[-1:])]
     with study.timed("retrained model"), study.fast():
         study.rows.append(
             {"seed": seed, "method": "retrained last layer (DFR)", "K": 0, **measure(study.waiting[seed].result(), [()], val, test, iid, measured, looks)[0]}

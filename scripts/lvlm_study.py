@@ -173,6 +173,9 @@ def part_question(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: f
         tokens = trace_tokens(engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=seed_of(f"part tokens {case.index}")).tokens
         part = object_share(tokens.coefficients, tokens.tokens, case.parts == PARTS.index(PART) + 1)
         whole = object_share(tokens.coefficients, tokens.tokens, case.mask)
+        if part is None or whole is None:  # no token speaks for the answer
+            rows["left out"][-1] = 1.0
+            continue
         for name, value in (("part", part.share), ("creature", whole.share), ("area", part.area)):
             rows[name].append(value)
     found.part = {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
@@ -187,6 +190,8 @@ def rewordings(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: floa
         except WeakAnswer:
             continue
         rows.append(torch.cat([one.cosines, torch.tensor([one.ceiling], dtype=torch.float64)]))
+    if not rows:
+        return
     *others, found.ceiling = torch.stack(rows).T
     found.cosines = dict(zip(questions[1:], others, strict=True))
 
@@ -198,11 +203,13 @@ def ratios(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: float) -
         engine = asked(lvlm, bank, case, wordings(SUBJECT)[0], floor, case.answer)
         if not isinstance(engine, str):
             made.append(ratio_study(engine, RATIOS, masks=masks, seed=seed_of(f"ratio {case.index}")))
+    if not made:
+        return
     usual = RATIOS.index(0.75)
     for place, ratio in enumerate(RATIOS):
-        fits, curves = zip(*(one[place] for one in made), strict=True)
-        alike = [float(cosines(one[place][0].coefficients[None], one[usual][0].coefficients[None])) for one in made]
-        columns = ([fit.r2 for fit in fits], [float(c.enough()) for c in curves], [float(c.needed()) for c in curves], alike)
+        alike = [float(cosines(one[place].heads.coefficients[None], one[usual].heads.coefficients[None])) for one in made]
+        rows = [one[place] for one in made]
+        columns = ([row.heads.r2 for row in rows], [row.enough for row in rows], [row.needed for row in rows], alike)
         found.ratios.append(Ratio(ratio, *(sum(values) / len(values) for values in columns)))
 
 
@@ -230,7 +237,7 @@ def planted_truth(name: str, device: str, found: Found, masks: int) -> None:
     bank = make_bank(lvlm, calibration_critters())
     right, outside = [], 0.0
     for case in draw_cases(min(PLANTED_PICTURES, len(found.cases))):
-        engine = MaskEngine(lvlm, case.picture, wordings(SUBJECT)[0], bank, floor=0)
+        engine = MaskEngine(lvlm, case.picture, wordings(SUBJECT)[0], bank, floor=None)  # only the order counts, whatever the span
         size = attribute_heads(engine, masks=masks, seed=seed_of(f"planted {case.index}")).coefficients.abs()
         top = {divmod(i, lvlm.n_heads) for i in size.flatten().topk(len(readers)).indices.tolist()}
         right.append(len(top & readers) / len(readers))

@@ -3,14 +3,16 @@
     python scripts/methods_table.py                              # critters-vit: writes methods-critters.md and .csv
     python scripts/methods_table.py --real PATH                  # PATH/vit_tiny_patch16_224.safetensors on PATH/pets: methods-photos.md and .csv
 
-Methods of thousands of forwards see fewer pictures (`--limit-expensive`), a fixed part of the others', and are compared with CAAP on those. The
-same command again continues where it stopped. Every number on the page is written by this script.
+Methods of thousands of forwards see fewer pictures (`--limit-expensive`), a fixed part of the others', and are compared with CAAP on those. CAAP is
+always among the methods, and first: the others are compared with it. The same command again continues where it stopped. Every number on the page is
+written by this script.
 """
 
 from __future__ import annotations
 
 import platform
 import statistics
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -30,9 +32,11 @@ from seecause.bench.table import Table, table_of, to_csv, to_markdown, values
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
 from seecause.errors import BadOption
-from seecause.metrics import PartScores
+from seecause.metrics import PartScores, Summary
 
 EXPENSIVE = ("mda", "rise", "tis")  # a thousand forwards or more
+REFERENCE = "caap"
+ROUNDING = 1e-6  # of a difference; a standard error below it is none
 TRUTH = ("part-correctness", "part-contrastivity")
 Values = dict[str, dict[str, Tensor]]  # by method and metric, [pictures]
 
@@ -49,7 +53,8 @@ def main(
 ) -> None:
     kind = "critters" if real is None else "photos"
     limit = limit or (512 if real is None else 300)
-    chosen = method.split(",") if method else ["caap", *sorted(set(all_methods()) - {"caap"})]
+    asked = [name.strip() for name in method.split(",")] if method else sorted(all_methods())
+    chosen = list(dict.fromkeys([REFERENCE, *asked]))
     request = Request(
         model="builtin:critters-vit" if real is None else "timm:vit_tiny_patch16_224",
         weights=None if real is None else str(real / "vit_tiny_patch16_224.safetensors"),
@@ -68,7 +73,8 @@ def main(
     ]
     found = merged([(store, worker) for store, worker, _ in done], chosen)
     out.mkdir(parents=True, exist_ok=True)
-    text = page(kind, found, done, chosen)
+    given = {"--limit": limit, "--limit-expensive": limit_expensive, **({"--method": ",".join(chosen)} if method else {})}
+    text = page(kind, found, done, chosen, " ".join(f"{name} {value}" for name, value in given.items()))
     (out / f"methods-{kind}.md").write_text(text, encoding="utf-8")
     (out / f"methods-{kind}.csv").write_text(to_csv(table_of(found, unranked=EXPENSIVE if len(done) > 1 else ())), encoding="utf-8")
     typer.echo(text)
@@ -101,8 +107,8 @@ def merged(done: list[tuple[Store, Worker]], order: list[str]) -> Values:
     return {method: found[method] for method in order}
 
 
-def page(kind: str, found: Values, done: list[tuple[Store, Worker, Status]], chosen: list[str]) -> str:
-    """The results page."""
+def page(kind: str, found: Values, done: list[tuple[Store, Worker, Status]], chosen: list[str], given: str) -> str:
+    """The results page; `given` are the options that decide its numbers."""
     _, worker, _ = done[0]
     request, count = worker.plan.request, len(worker.plan.samples)
     fewer = [m for m in chosen if m in EXPENSIVE]
@@ -114,8 +120,9 @@ def page(kind: str, found: Values, done: list[tuple[Store, Worker, Status]], cho
     right = _accuracy(done[0][0], worker)
     parts = [
         f"# {len(found)} methods on {'critters-vit' if kind == 'critters' else 'photos'}\n",
-        f"Written by `python scripts/methods_table.py{' --real PATH' * (kind == 'photos')}` (seecause {sc.__version__}, torch {torch.__version__}, {where}, "
-        f"{request.dtype}). Each number with all digits, interval and count: `methods-{kind}.csv`.\n",
+        f"Written by `python scripts/methods_table.py{' --real PATH' * (kind == 'photos')} {given}` "
+        f"(seecause {sc.__version__}, torch {torch.__version__}, {where}, {request.dtype}). "
+        f"Each number with all digits, interval and count: `methods-{kind}.csv`.\n",
         f"{what}; target = label, which the model answers for {right:.1%}.{less} Insertion and deletion in {curves['order']} order, steps: {curves['steps']}. "
         "Every method with its default options. Mean ± standard error; the best mean in bold, which is no claim that the next is worse.\n",
         to_markdown(table),
@@ -137,11 +144,16 @@ def _differences(table: Table) -> str:
     lines = ["| method | " + " | ".join(table.metrics) + " |", "|---|" + "---|" * len(table.metrics)]
     for method in table.methods[1:]:
         gaps = [table.cells[method][metric].difference for metric in table.metrics]
-        shown = [
-            f"{g.mean:+.3f} ± {g.standard_error:.3f} ({g.mean / max(g.standard_error, 1e-12):+.0f})" if g is not None and g.n else "no value" for g in gaps
-        ]
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        lines.append(f"| {method} | " + " | ".join(_gap(gap) for gap in gaps) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _gap(gap: Summary | None) -> str:
+    """A difference and how many standard errors it is; a dash where it is the same for every picture and has no error."""
+    if gap is None or not gap.n:
+        return "no value"
+    errors = f"{gap.mean / gap.standard_error:+.0f}" if gap.standard_error > ROUNDING * abs(gap.mean) else "-"
+    return f"{gap.mean:+.3f} ± {gap.standard_error:.3f} ({errors})"
 
 
 def _losses(table: Table) -> str:
@@ -179,7 +191,7 @@ def _accuracy(store: Store, worker: Worker) -> float:
 def _holes(statuses: list[Status]) -> list[str]:
     lines = [f"- a shard failed: {reason}" for status in statuses for reason in status.failed.values()]
     lines += [f"- {hole.method} on {hole.image}, {hole.metric}: {hole.reason}" for status in statuses for hole in status.holes]
-    undefined = {metric: count for status in statuses for metric, count in status.undefined.items()}
+    undefined = sum((Counter(status.undefined) for status in statuses), Counter[str]())
     lines += [f"- {metric}: {count} values are not defined (the picture does not ask the question)" for metric, count in undefined.items()]
     return ["## Holes\n", "\n".join(lines) + "\n"] if lines else []
 

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 SHOWN = 30  # names in a list
 
 
 class SeecauseError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose. They cross processes: a copy has the class, the message and the attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[SeecauseError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SeecauseError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class BadOption(SeecauseError):
@@ -116,8 +127,9 @@ class WeakAnswer(SeecauseError):
     """The picture hardly moves the answer, so there is nothing to share out among heads."""
 
     def __init__(self, answer: str, moved: float, floor: float):
+        expected = f"at least floor={floor:g}" if floor else "more than 0"
         super().__init__(
-            f"the picture moves the logit of {answer!r} by {moved:.3g} only; expected at least floor={floor:g}. "
+            f"the picture moves the logit of {answer!r} by {moved:.3g} only; expected {expected}. "
             "Shares of so little are noise: ask a question that needs the picture, name another answer, or lower floor."
         )
 
@@ -132,10 +144,10 @@ class NothingRight(SeecauseError):
 
 
 class Diverged(SeecauseError):
-    """A training run whose loss is no number any more."""
+    """A training run whose loss or weights are no numbers any more."""
 
-    def __init__(self, step: int, loss: float):
+    def __init__(self, step: int, said: str):
         super().__init__(
-            f"the loss is {loss} at step {step}; expected a number. Lower learning_rate, or head_factor, or use precision='float32'; "
-            "the last snapshot was written before."
+            f"{said} at step {step}; expected numbers. Lower learning_rate, or head_factor, or use precision='float32', in a new folder; "
+            "the last snapshot, if there is one, is from before and holds numbers only."
         )

@@ -55,16 +55,31 @@ def test_chunks_do_not_change_the_maps_and_nothing_is_left_behind(name):
     assert torch.equal(model(images), before)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "simple-insertion", "simple-deletion"])
 def test_eight_images_take_at_most_twice_the_calls_of_one(name):
     native = tiny("timm_registers", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=8)
     calls: list[int] = []
     native.module.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: calls.append(1))
-    sc.attribute(model, images[:1], method=name, **FEW[name])
+    sc.attribute(model, images[:1], method=name, **FEW.get(name, {}))
     one = len(calls)
-    sc.attribute(model, images, method=name, **FEW[name])
+    sc.attribute(model, images, method=name, **FEW.get(name, {}))
     assert len(calls) - one <= 2 * one
+
+
+@pytest.mark.parametrize("name", ["simple-insertion", "simple-deletion", "mda", "rise", "atman"])
+def test_no_more_pictures_run_together_than_the_budget_allows(name):
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    options = {**FEW.get(name, {}), **({"guide": noise(3, 4, 6)} if name == "mda" else {})}
+    whole = sc.attribute(model, images, method=name, **options).maps
+    together: list[int] = []
+    for part in (native.module.patch_embed, native.module.blocks[0].attn.qkv):
+        part.register_forward_hook(lambda module, inputs, output: together.append(len(output)))
+    with sc.budget(2 * model.forward_bytes(model.layout)):
+        found = sc.attribute(model, images, method=name, **options).maps
+    assert max(together) == 2
+    assert_close(found, whole, atol=1e-10, rtol=0)
 
 
 # RISE

@@ -15,12 +15,15 @@ from seecause.bench.depth import Depth, attention_by_depth, read_depth, save_dep
 from seecause.bench.plan import make_plan
 from seecause.bench.runner import run
 from seecause.bench.store import Store
+from seecause.bench.table import table_of
 from seecause.bench.work import Worker
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank
-from seecause.errors import NotDefined, UnknownName
+from seecause.engine.sweep import Plan as SweepPlan
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation
+from seecause.report.ablate import sweep_section
 from tests.bench.toy import REQUEST, model
 from tests.helpers import view
 from tests.reference.depth import attention_by_depth as slow_depth
@@ -50,8 +53,42 @@ def test_a_setting_that_a_readout_does_not_define_is_left_out():
 
 
 def test_deep_models_are_swept_in_steps():
-    deep = sweep_layers(24, "source")
+    deep = sweep_layers(24, SweepPlan("source", 0, 24, (0,)))
     assert "from 0" in deep and "to 24" in deep and len(deep) <= 26
+
+
+def test_another_tail_is_swept_as_it_is_and_to_its_own_last_layer():
+    found = settings("layers", model(), {"tail": "all"})
+    last = caap_plan(model(), model().layout, tail="all", layers=None).stop
+    assert {options["tail"] for options in found.values()} == {"all"} and f"from {last + 1}" not in found
+    assert all(options["layers"][1] == last for name, options in found.items() if name.startswith("from"))
+
+
+@pytest.mark.parametrize(("family", "swept"), [("timm_mean", False), ("timm_map", False), ("timm_mean_with_class", True)])
+def test_the_first_layer_is_swept_only_where_it_has_an_effect(family, swept):
+    native = tiny(family)
+    shown, images = view(native, check=False), pictures(native)
+    found = settings("layers", shown, {})
+    default, first, late = (sc.attribute(shown, images, 1, **options).maps for options in ({}, next(iter(found.values())), {"layers": (2, None)}))
+    torch.testing.assert_close(first, default, rtol=0, atol=1e-12)
+    assert any(name.startswith("from") for name in found) == swept == bool((late - default).abs().max() > 1e-9)
+
+
+@pytest.mark.parametrize(("fixed", "kind", "told"), [({}, "", "layers l to the end"), ({"tail": "all"}, "", "layers l to 4 "), ({}, "to", "has no effect")])
+def test_the_page_says_which_layers_were_patched(fixed, kind, told):
+    found = settings("layers", model(), fixed)
+    methods = {name: options for name, options in found.items() if name.startswith(kind)}
+    plan = replace(ablation("layers").plan, request=replace(REQUEST, methods=methods))
+    (section,) = sweep_section(table_of({name: {"aupr1": torch.tensor([0.1, 0.2])} for name in methods}), plan)
+    assert told in section.note and ("From l" in section.note) == (kind == "")
+
+
+def test_the_studied_option_cannot_be_fixed_and_every_setting_is_checked_first():
+    with pytest.raises(BadOption, match="what this study changes"):
+        with_settings(replace(REQUEST, methods={"caap": {"tail": "all"}}, study="tail"), model())
+    with pytest.raises(BadOption, match="tail=source"):  # which cannot have these layers
+        request = with_settings(replace(REQUEST, methods={"caap": {"layers": (0, 2)}}, study="tail", limit=2), model())
+        make_plan(request, model(), open_data(request.data, limit=2))
 
 
 def test_unknown_studies_and_architectures_are_refused():

@@ -93,6 +93,14 @@ def test_what_python_callers_hand_over_is_no_option():
     assert group_options("road")["noise"] == 0.01
 
 
+def test_small_numbers_do_not_win_infidelity():
+    images, maps = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(0)), torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(1))
+    options = {**group_options("infidelity"), "subsets": 3}
+    small, large = (run_group("infidelity", Given(model(), images, scale * maps, 0), options).values["infidelity"] for scale in (1e-6, 10.0))
+    assert options["scaled"] and (small > 0).all()
+    torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-12)
+
+
 def test_a_wide_table_is_cut_by_families():
     columns = {metric: torch.tensor([0.1, 0.2]) for metric in GROUP}
     table = table_of({"caap": columns, "random": {m: v + 1 for m, v in columns.items()}})

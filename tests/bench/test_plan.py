@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 
-from seecause.bench.plan import Plan, class_places, make_plan
+from seecause.bench import inputs
+from seecause.bench import plan as plan_module
+from seecause.bench.plan import Plan, make_plan
+from seecause.data.labels import class_places
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, UnknownClass, UnknownName
 from tests.bad_files import bad_file
@@ -65,6 +69,49 @@ def test_other_weights_rename_every_shard():
     assert ids(worker().plan) == ids(PLAN)
 
 
+def test_a_longer_run_asks_for_the_shards_of_a_shorter_one():
+    assert ids(PLAN, "caap") == ids(worker(limit=10).plan, "caap")[:3]
+
+
+def folder_plan(folder):
+    request = worker(target="predicted", metrics=("ins-del",), methods={"sobel": {}}).plan.request
+    return make_plan(request, model(), open_data(f"folder:{folder}"))
+
+
+def test_changed_bytes_rename_the_shard_that_holds_them(tmp_path):
+    files = [tmp_path / f"{name}.png" for name in "abcd"]
+    for place, file in enumerate(files):
+        Image.new("RGB", (96, 96), (place, 0, 0)).save(file)
+    first, second = ids(folder_plan(tmp_path))
+    changed = bytearray(files[3].read_bytes())
+    changed[-1] ^= 1  # the same name and size
+    files[3].write_bytes(changed)
+    again = ids(folder_plan(tmp_path))
+    assert again[0] == first and again[1] != second
+    Image.new("RGB", (96, 96)).save(tmp_path / "e.png")
+    assert ids(folder_plan(tmp_path))[:2] == again
+
+
+@pytest.mark.parametrize("what", ["source", "scikit-learn", "pillow"])
+def test_other_code_renames_every_shard(what, monkeypatch):
+    known = plan_module.versions()
+    monkeypatch.setattr(plan_module, "versions", lambda: {**known, what: "another"})
+    assert not set(ids(worker().plan)) & set(ids(PLAN))
+
+
+def test_the_digest_of_the_code_changes_with_the_code(tmp_path, monkeypatch):
+    for name in ("__init__.py", "metrics.py", "cli/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    monkeypatch.setattr(inputs.seecause, "__file__", str(tmp_path / "__init__.py"))
+    digest = inputs.source_digest.__wrapped__
+    before = digest()
+    (tmp_path / "cli" / "__init__.py").write_text("x = 2")  # draws and asks, decides nothing
+    assert digest() == before
+    (tmp_path / "metrics.py").write_text("x = 2")
+    assert digest() != before
+
+
 def test_the_manifest_tells_the_whole_plan():
     again = Plan.read(json.loads(json.dumps(PLAN.record())))
     assert again.shards == PLAN.shards
@@ -96,6 +143,12 @@ REFUSED = {
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
     "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
     "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
+    "kind of a method option": ({"methods": {"rise": {"masks": "many"}}}, BadOption, "a number"),
+    "choice of a method": ({"methods": {"caap": {"score": "probability"}}}, BadOption, "prob, logprob, logit"),
+    "range of a method": ({"methods": {"rise": {"masks": 0}}}, BadOption, "at least one mask"),
+    "layers of a tail": ({"methods": {"caap": {"layers": (0, 2)}}}, BadOption, "tail=source"),
+    "kind of a metric option": ({"measures": {"insertion-deletion": {"steps": 2.5}}}, BadOption, "a whole number"),
+    "choice of a metric": ({"measures": {"insertion-deletion": {"order": "random"}}}, BadOption, "pixel, patch"),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),

@@ -16,6 +16,7 @@ from seecause.bench import runner
 from seecause.bench.runner import DIED, inspect, run
 from seecause.bench.store import Store
 from seecause.bench.table import make_table, to_csv, to_latex, values
+from seecause.bench.work import Clock
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics import insertion_deletion, localization
@@ -69,6 +70,13 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
     assert set(done(store).values()) == {1}
     assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
     assert all(store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes() for s in whole[1].plan.shards)
+
+
+def test_a_longer_run_does_the_new_images_only(tmp_path):
+    store, methods = Store(tmp_path), {"random": {}, "sobel": {}}
+    run(store, worker(limit=2, methods=methods))
+    status = run(store, worker(limit=4, methods=methods))
+    assert status.complete and status.stale == [] and set(done(store).values()) == {1} and len(done(store)) == 4
 
 
 def test_a_changed_option_redoes_its_shards_only_and_the_old_ones_wait(tmp_path):
@@ -133,6 +141,16 @@ def test_a_dead_worker_ends_the_run_with_a_remedy(tmp_path):
     status = run(store, work, workers=2, advance=kill_one)
     assert status.stopped == DIED and 0 < status.done < status.total
     assert status.not_run() == {"random": 2 * (status.total - status.done)}
+
+
+def test_a_clock_waits_for_the_gpu_at_both_ends(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for device in ("cuda", "cpu"):
+        clock = Clock(torch.device(device))
+        with clock.on("attribute"):
+            pass
+    assert waited == [torch.device("cuda")] * 2 and clock.seconds["attribute"] >= 0
 
 
 def test_the_table_marks_the_best_and_compares_image_by_image(whole):

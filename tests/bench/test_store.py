@@ -87,6 +87,16 @@ def test_a_failure_counts_until_the_shard_is_done(store):
     assert store.failures(PLAN) == {}
 
 
+def test_a_torn_line_of_the_log_costs_that_line_only(store):
+    store.log("start", SHARD)
+    with (store.folder / "log.jsonl").open("ab") as log:
+        log.write(b'{"time": 1.0, "event": "fai\xc3')
+    assert [event["event"] for event in store.events()] == ["start"]
+    with store.alone():
+        store.log("failed", SHARD, reason="out of luck")
+    assert [event["event"] for event in store.events()] == ["start", "failed"] and store.failures(PLAN) == {SHARD.id: "out of luck"}
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"command": "explain"}))
     for refused in (Store(tmp_path).check, Store(tmp_path).plan, Store(tmp_path / "manifest.json").check):

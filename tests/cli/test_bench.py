@@ -91,7 +91,7 @@ def test_workers_leave_when_the_command_is_killed(tmp_path):
 def test_status_tells_where_a_run_stands(whole):
     done = bench("status", whole)
     assert done.exit_code == 0
-    assert done.stdout == "18 of 18 shards done, 0 pending, 0 failed, 0 stale (ignored)\n"
+    assert done.stdout == "18 of 18 shards done, 0 pending, 0 failed, 0 kept from other commands\n"
 
 
 def test_the_report_is_one_file_with_everything_in_it(whole):
@@ -121,7 +121,7 @@ def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
     assert "1 of 3 missing" in page and str(bad) in page and "Not complete" in page
     bad.unlink()
     assert bench(*words).exit_code == 0
-    assert "2 stale (ignored)" in bench("status", out).stdout
+    assert "2 kept from other commands" in bench("status", out).stdout
 
 
 REFUSED = {
@@ -130,6 +130,8 @@ REFUSED = {
     "option without value": (("--option", "tail"), "KEY=VALUE"),
     "unknown metric": (("--metric", "apur1"), "nearest: aupr1"),
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
+    "kind of an option": (("--method", "rise", "--option", "masks=many"), "a number"),
+    "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),
     "unknown data": (("--data", "criters:clean"), "critters:REGIME"),
     "no labels": (("--data", "folder:{tmp}/data"), "predicted"),
 }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.data.registry import open_data
+from seecause.faithful import calibrate
+from seecause.faithful.classes import fitting
 from tests.faithful.runs import tiny_config
 
 
@@ -24,7 +28,7 @@ def run(tmp_path_factory):
     config = tiny_config(folder)
     told = ("--data", config.data, "--backbone", config.backbone, "--parts", "2", "--out", config.out, "--epochs", "1", "--batch", "4", "--device", "cpu")
     said = call("train", *told, "--option", "workers=0", "--option", "learning_rate=1e-3", "--option", "options.gradient=none", "--option", "head_factor=10")
-    assert "4 steps; best average on validation" in said
+    assert "4 steps; best average on validation" in said and "step 4 of 4, epoch 1: loss" in said
     return config.folder
 
 
@@ -40,7 +44,22 @@ def test_evaluation_tells_what_was_chosen_and_where(run):
     assert found["data"].endswith("test") and found["chosen_on"].endswith("val") and len(found["tried"]) == 6
     assert found["plain"]["worst"] <= found["plain"]["average"] and 0 < found["plain"]["kept"] <= 1
     card = json.loads((run / "best" / "ifam.json").read_text())
-    assert card["thresholds"][0]["quantile"] == 0.9 and card["epoch"] == 0
+    assert card["thresholds"][0]["quantile"] == 0.9 and card["thresholds"][0]["pictures"] == 16 and card["epoch"] == 0
+
+
+def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
+    """A quick look must not decide what every later command trusts."""
+    asked = []
+
+    def spy(net, images, quantiles, **options):
+        made = calibrate(net, images, quantiles, **options)
+        asked.append(made[0].pictures)
+        return made
+
+    monkeypatch.setattr("seecause.faithful.calibrate", spy)
+    for told in (("--calibration", "4"), (), (), ("--calibration", "4")):
+        call("intervene", run, "--quantile", "0.8", "--device", "cpu", "--limit", "1", *told)
+    assert asked == [4, 16, 4]  # the third finds what the second kept
 
 
 def test_intervening_shows_before_and_after(run):
@@ -48,12 +67,27 @@ def test_intervening_shows_before_and_after(run):
     after = next(line for line in said.splitlines() if "without part 0, 1 and tokens within 0.95" in line)
     assert after.split()[-1] == "6"  # nothing is left to see in any of the six pictures
     assert "drop_parts=[5]" in call("intervene", run, "--drop", "5", "--device", "cpu", code=2)
-    assert "--drop" in call("intervene", run, "--drop", "two", "--device", "cpu", code=2)
+    for drop in ("two", "0.7"):
+        assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
+
+
+def test_labels_of_another_dataset_go_by_name(run, tmp_path):
+    """Class folders are sorted, so `right` comes before `sinister`; pictures of `right` alone have it at place 0."""
+    pictures = run.parent / "pictures" / "test"
+    shutil.copytree(pictures / "right", tmp_path / "one" / "right")
+    _, net = sc.faithful.open_run(run)
+    data, mapping = fitting(net, open_data(f"folder:{tmp_path / 'one'}"))
+    assert [sample.label for sample in data] == [1, 1, 1] and data.classes == ("left", "right") and mapping is None
+    (tmp_path / "one" / "right").rename(tmp_path / "one" / "sinister")
+    for command in ("evaluate", "intervene", "parts"):
+        told = ("--out", tmp_path / "page") if command == "parts" else ()
+        assert "'sinister' is none of them" in call(command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2)
 
 
 def test_a_page_of_parts(run, tmp_path):
     call("parts", run, "--out", tmp_path / "page", "--limit", "2", "--device", "cpu")
     page = (tmp_path / "page" / "index.html").read_text()
+    assert "with this mask, no dark pixel can change the answer" in page and "sees the whole picture when it chooses" in page
     assert page.count('<article class="card') == 2 and page.count("without part") >= 2 and "stage 2 sees" in page
 
 

@@ -56,6 +56,8 @@ def test_score_fills_the_grid_for_any_selector(tmp_path, folder):
         page = whole((tmp_path / by / "index.html").read_text())
         assert page.count('title="layer ') == 12, by
         assert len(table(tmp_path / by / "scores.csv")) == 12
+        told = json.loads((tmp_path / by / "manifest.json").read_text())
+        assert ({"guard", "operator", "background"} <= set(told)) == (by == "cigma")  # only what ran
     first = table(tmp_path / "cigma" / "scores.csv")[0]
     assert {"standard error", "fig_drop without it", "accuracy without it", "nll without it"} <= set(first)
 
@@ -130,16 +132,36 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
         "k=99": ("prune", "--top", 99, "--by", "weight-norm"),
         "--top='many'": ("prune", "--top", "many"),
         "no head selector is called 'cigmo'": ("score", "--by", "cigmo"),
-        "other ways to choose heads have no screen": ("score", "--by", "random", "--screen", 2),
+        "choosing heads by random has no screen": ("score", "--by", "random", "--screen", 2),
         "no class is called 'cat'": ("score", "--data", wrong),
         "no photo of class": ("score", "--data", data, "--stratified"),
         "1 to 12 heads": ("ablation-study", "k", "--top", 13),
         "option 'nonsense' of taylor": ("score", "--by", "taylor", "--option", "nonsense=1"),
+        "expected --steps, which is a flag": ("score", "--option", "steps=100"),
+        "expected --seed, which is a flag": ("score", "--by", "random", "--option", "seed=1"),
+        "option 'response' of cigma": ("score", "--option", "response=fig"),
+        "option 'temperature' of cigma": ("score", "--option", "temperature=warm"),
+        "option 'steps' of gating": ("score", "--by", "gating", "--option", "steps=many"),
+        "option 'remove' of taylor": ("score", "--by", "taylor", "--option", "remove=all"),
+        "option 'suppress' of gating": ("score", "--by", "gating", "--option", "suppress=1"),
+        "by taylor has no guard": ("prune", "--by", "taylor", "--guard", "none"),
+        "by taylor has no operator": ("score", "--by", "taylor", "--operator", "mean"),
+        "by taylor fills no background": ("score", "--by", "taylor", "--fill", "mean"),
+        "k=1.5": ("prune", "--top", "1.5"),
+        "--screen=1": ("prune", "--top", 2, "--screen", 1),
     }
     for said, words in cases.items():
         done = heads(*words, "--model", folder, *(() if words[0] == "ablation-study" else ("--limit", 24)), *SMALL, tmp_path / "out")
         assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1, (said, done.output, done.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr("seecause.heads.cases.gather", lambda *_, **__: pytest.fail("pictures were read"))
+    planted = toy(tmp_path / "planted", planted=True, library="seecause")
+    for said, words in (("k=13", ("--model", folder, "--top", 13)), ("cutting heads out", ("--model", planted, "--form", "sliced"))):
+        done = heads("prune", *words, *SMALL, tmp_path / "out")
+        assert done.exit_code == 2 and said in done.stderr, done.output
 
 
 def test_selectors_are_listed():

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.cli.lvlm_open import check_bank
 from seecause.data.images import read_image
 from seecause.demo import JOBS, Setting, trace
+from seecause.errors import BadOption
 from seecause.report.page import render_page
 from tests.lvlm.toy import QUESTION, pictures, save_toy
 
@@ -50,6 +52,7 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
     quiet = lvlm("heads", *asked, "--quiet")
     assert quiet.output == "" and not (out / "overlay.png").exists()
+    assert json.loads((out / "manifest.json").read_text())["run"]["options"]["heads"].startswith("100 masks, p 0.75")
     kept = sc.lvlm.HeadAttribution.load(out / "heads")
     engine = sc.lvlm.MaskEngine(sc.lvlm.load(toy), read_image(photos / "0.png"), QUESTION, sc.lvlm.MeanBank.load(bank), floor=0)
     assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100).top(3)
@@ -69,6 +72,9 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
     assert weak.exit_code == 0 and "of 2 samples have holes: the picture moves" in weak.stderr
 
 
+ASKED = ("critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -78,20 +84,36 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
         (("heads", "critters:clean:test#1", "--question", " ", "--model", "TOY", "--calibration", "PHOTOS"), "empty question"),
         (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "1e6"), "lower floor"),
         (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "0", "--masks", "9"), "at least"),
+        (("tokens", *ASKED, "--floor", "0", "--masks", "100", "--token-masks", "9"), "the 16 coefficients"),
+        (("heads", *ASKED, "--floor", "0", "--seed", "99999999999999999"), "seed=99999999999999999"),
+        (("heads", *ASKED, "--answer", "banana"), "does not know"),
+        (("heads", *ASKED, "--compile"), "--compile"),
         (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:nothing"), "nothing"),
+        (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:critters-llava-unknown"), "seecause zoo train critters-llava-unknown"),
         (("study", "nowhere:x", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "nowhere:x"),
         (("bank", "PHOTOS", "--model", "TOY", "--size", "12"), "HEIGHTxWIDTH"),
         (("bank", "PHOTOS", "--model", "TOY", "--mode", "median"), "median"),
+        (("bank", "PHOTOS", "--model", "TOY", "--mode", "mean", "--size", "32x32"), "none with --mode mean"),
+        (("bank", "PHOTOS", "--model", "TOY", "--mode", "grid", "--size", "32x32", "--size", "48x48"), "one with --mode grid"),
     ],
 )
-def test_mistakes_are_one_line(words, said, toy, photos, tmp_path):
+def test_mistakes_are_one_line_and_come_before_the_work(words, said, toy, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(sc.lvlm, "trace_heads", lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"))
     done = lvlm(*({"TOY": toy, "PHOTOS": photos}.get(word, word) for word in words), "--out", tmp_path / "out")
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.output
     assert not (tmp_path / "out").exists()
 
 
+def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):
+    with pytest.raises(BadOption, match="--calibration"):
+        check_bank(str(tmp_path), None, None)
+    (tmp_path / "card.json").write_text("{}")  # `seecause zoo train` writes one
+    check_bank(str(tmp_path), None, None)
+    check_bank("builtin:critters-llava", None, None)
+
+
 def test_the_demo_traces_one_answer(toy):
-    shown = trace.run(Setting(), model=toy, masks=100, pictures=3)
+    shown = trace.run(Setting(), model=toy, masks=100, pictures=3, floor=None)
     page = render_page("Demo", shown.sections)
     assert "From where in the picture" in page and "For the demo" in page
     assert shown.manifests[0]["method"].startswith("head attribution")

@@ -107,9 +107,9 @@ def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
         assert (net(images).logits == 0).all()
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_leave_one_out_equals_one_intervention_each(stages):
-    net, images = tiny_net(stages=stages), pictures(6)
+@pytest.mark.parametrize("options", [{"stages": 1}, {"stages": 2}, {"gradient": "soft"}], ids=["one stage", "two stages", "soft"])
+def test_leave_one_out_equals_one_intervention_each(options):
+    net, images = tiny_net(**options), pictures(6)
     labels, groups = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]])
     calibrate(net, images, 0.9)
     batches = [(images[:4], labels[:4], groups[:4]), (images[4:], labels[4:], groups[4:])]
@@ -123,6 +123,15 @@ def test_leave_one_out_equals_one_intervention_each(stages):
     assert row["average"] == pytest.approx((found.without[0].argmax(dim=-1) == labels).double().mean().item())
     assert found.after(2).average == found.before().average and len(found.before().groups) == 4
     assert len(leave_one_out(net, [(images, labels)]).before().groups) == 4  # classes, where no groups are given
+
+
+def test_leave_one_out_runs_stage_1_once_and_stage_2_for_each_answer(monkeypatch):
+    net, ran = tiny_net(), []
+    first, second = net.stage1.tower.features, net.stage2.packed
+    monkeypatch.setattr(net.stage1.tower, "features", lambda images: ran.append(1) or first(images))
+    monkeypatch.setattr(net.stage2, "packed", lambda images, visible: ran.append(2) or second(images, visible))
+    leave_one_out(net, [(pictures(2), torch.tensor([0, 1]))])
+    assert ran.count(1) == 1 and ran.count(2) == net.parts + 1
 
 
 def test_a_part_that_never_wins_has_no_limit():

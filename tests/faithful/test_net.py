@@ -158,12 +158,14 @@ def test_stage_2_part_dropout():
 
 
 @torch.no_grad()
-def test_eval_noise_is_off_by_default_and_the_same_for_every_place_in_a_batch():
+def test_eval_noise_is_off_by_default_and_each_pictures_own():
     images = pictures()
     quiet, noisy = tiny_net(), tiny_net(eval_noise=True)
     assert torch.equal(quiet(images, noise=Noise(0, 0, torch.arange(3))).maps, quiet(images).maps)
     assert not torch.equal(noisy(images).maps, quiet(images).maps)
-    assert_close(noisy(images[2:]).maps, noisy(images).maps[2:], **EXACT)
+    assert_close(noisy(images[2:]).maps, noisy(images).maps[2:], **EXACT)  # wherever it is in a batch
+    first, other, again = Noise.of(images[[0, 1, 0]]).gumbel(Purpose.MAPS, torch.zeros(3, 4, 30))
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 @torch.no_grad()

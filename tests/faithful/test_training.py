@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
+import pickle
 import shutil
 
 import pytest
@@ -12,17 +14,18 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption, DataMissing, Diverged, MissingExtra, MissingWeights, UnknownName
+from seecause.errors import BadImage, BadOption, DataMissing, Diverged, MissingExtra, MissingWeights, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.faithful import IFAM, TrainConfig, objective, open_run, read_config, train
 from seecause.faithful.data import Training, epoch_order, feed, open_test, open_train, open_val, passes
 from seecause.faithful.evaluate import best_of, examine, labelled_batches, together, try_interventions
 from seecause.faithful.interventions import calibrate, intervene
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.log import LOSSES
-from seecause.faithful.loop import new_net, new_optimizer
+from seecause.faithful.loop import Run, _frame, new_net, new_optimizer
 from seecause.faithful.rates import cosine, normalised_decay, scaled_rate
 from seecause.faithful.snapshot import write_best
-from tests.faithful.nets import dinov2_backbone, pictures, tiny_net
+from seecause.models.preprocess import Preprocess
+from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
 
 
@@ -140,8 +143,41 @@ def test_losses_are_never_in_half_precision(monkeypatch):
 
 
 def test_a_run_without_numbers_stops(tmp_path):
+    config = tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0)
     with pytest.raises(Diverged, match="step"):
-        train(tiny_config(tmp_path, learning_rate=1e30, epochs=4, grid=0))
+        train(config)
+
+
+@pytest.mark.parametrize("hear_every", [1, 100])
+def test_weights_without_numbers_are_never_kept(tmp_path, hear_every, monkeypatch):
+    """Also where the log has not noticed yet."""
+    step = Run._step
+
+    def spoilt(run, parts, heard):
+        step(run, parts, heard)
+        if run.place.step == 5:
+            with torch.no_grad():
+                run.net.stage1.prototypes[0, 0] = torch.nan
+
+    monkeypatch.setattr(Run, "_step", spoilt)
+    config = tiny_config(tmp_path, snapshot_every=1, hear_every=hear_every, grid=0, ema=False)
+    with pytest.raises(Diverged, match="not finite at step 6"):
+        train(config)
+    assert all(bool(value.isfinite().all()) for value in weights(config).values())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_an_error_of_ours_in_any_process(tmp_path, workers):
+    config = tiny_config(tmp_path, workers=workers)
+    (tmp_path / "pictures" / "train" / "left" / "3.png").write_bytes(b"not a picture")
+    with pytest.raises(BadImage, match=r"3\.png"):
+        train(config)
+
+
+def test_errors_survive_the_way_between_processes():
+    error = ViewMismatch("probe", "block 3", "off by 1")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is ViewMismatch and str(again) == str(error) and again.where == "block 3"
 
 
 def test_rates():
@@ -230,6 +266,64 @@ def test_what_cannot_be_trained_says_so(tmp_path):
         train(tiny_config(tmp_path, val=f"folder:{other / 'val'}"))
 
 
+@pytest.mark.parametrize("backbone", ["builtin:critters-ifam", "builtin:critters-planted"])
+def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
+    with pytest.raises(UnsupportedModel, match="decides by itself"):
+        train(tiny_config(tmp_path, backbone=backbone))
+
+
+def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("seecause.faithful.save.build_backbone", lambda described: timm_backbone())
+    with pytest.raises(BadOption, match="building it so gives another"):
+        train(tiny_config(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epochs": "many"}, "epochs='many' cannot be used; expected a whole number"),
+        ({"batch": 4.5}, "a whole number"),
+        ({"ema": "yes"}, "true or false"),
+        ({"limit": 0}, "at least 1"),
+        ({"learning_rate": -1.0}, "more than 0"),
+        ({"mean": "grey"}, "numbers or nothing"),
+        ({"std": 0}, "more than 0"),
+        ({"options": {"part_dropout": "x"}}, "option part_dropout='x'"),
+        ({"options": {"gradients": "none"}}, "no option is called 'gradients'; nearest: gradient"),
+        ({"options": {"eval_noise": 1}}, "true or false"),
+        ({"losses": {"class1": "none"}}, "loss class1='none'"),
+    ],
+)
+def test_settings_have_their_kind(tmp_path, changes, said):
+    with pytest.raises(sc.SeecauseError, match=said):
+        tiny_config(tmp_path, **changes)
+
+
+def test_damaged_files_of_a_run_are_named(finished, tmp_path):
+    config, _, _ = finished
+    folder = tmp_path / "run"
+    shutil.copytree(config.folder, folder)
+    whole = (folder / "last.pt").read_bytes()
+    for broken in (b"", b"no zip", whole[: len(whole) // 2]):
+        (folder / "last.pt").write_bytes(broken)
+        with pytest.raises(MissingWeights, match=r"last\.pt"):
+            train(dataclasses.replace(config, out=str(folder)))
+    for broken in ("{", "[]", '{"data": 3}'):
+        (folder / "config.json").write_text(broken)
+        with pytest.raises(BadOption):
+            open_run(folder)
+
+
+def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
+    """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
+    siim = new_net(tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")).preprocess
+    assert siim.mean == (0.48865,) * 3 and siim.std == (0.24621,) * 3 and siim.squash and siim.crop == 1
+    assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
+    large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
+    assert _frame(tiny_config(tmp_path, augment="imagenet"), large).crop == 1
+
+
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match="logs"):
@@ -241,6 +335,8 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     path.write_text('data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n')
     found = read_config(path, out="run", epochs=5, batch=None)
     assert found == TrainConfig(data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"})
+    both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
+    assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
     with pytest.raises(UnknownName, match="epoch"):
         read_config(path, out="run", epoch=5)
     path.write_text("data =")
@@ -281,3 +377,10 @@ def test_reading_processes_change_nothing(tmp_path):
     for mine, theirs in zip(feed(data, keys, workers=0, pin=False), feed(data, keys, workers=1, pin=False), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])
+
+
+def test_reading_processes_change_no_evaluation(finished):
+    config, _, _ = finished
+    _, net = open_run(config.folder)
+    alone, helped = (examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1))
+    assert torch.equal(alone.logits, helped.logits) and torch.equal(alone.labels, helped.labels)

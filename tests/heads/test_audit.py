@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data import critters, open_data
-from seecause.errors import BadOption, NothingRight
-from seecause.heads import HeadScores, Swapped, ablate, information_gains, select
+from seecause.errors import BadOption, NothingRight, UnknownClass
+from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
 from seecause.heads.audit import Audit, audit
 from seecause.heads.cases import Cases, critter_cases, gather, right_ones
 from seecause.heads.gains import Gains
@@ -55,17 +55,36 @@ def test_a_dataset_of_files_has_what_its_samples_have(model):
     assert found.take(torch.tensor([2, 0])).ids == (found.ids[2], found.ids[0])
 
 
-def test_labels_follow_class_names(model):
-    class Reversed:
-        name, classes, fingerprint = "files", tuple(reversed(critters.CLASSES[:3])), ""
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (tuple(reversed(critters.CLASSES)), [7, 6]),  # as many as the model has, in another order
+        (tuple(reversed(critters.CLASSES[:3])), [2, 1]),
+        (tuple(f"LABEL_{i}" for i in range(8)), [0, 1]),  # names that say nothing: by position
+    ],
+)
+def test_labels_follow_class_names(model, names, labels):
+    assert gather(model, Named(names)).labels.tolist() == labels
 
-        def __len__(self):
-            return 2
 
-        def __getitem__(self, index):
-            return replace(next(critters.samples("clean", "test", 1, start=range(2)[index])), label=index)
+def test_one_known_name_among_others_is_a_mistake(model):
+    with pytest.raises(UnknownClass, match="walrus"):
+        gather(model, Named(("walrus", *critters.CLASSES[1:])))
 
-    assert gather(model, Reversed()).labels.tolist() == [2, 1]
+
+class Named:
+    """Two pictures with labels 0 and 1."""
+
+    name, fingerprint = "files", ""
+
+    def __init__(self, classes):
+        self.classes = classes
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return replace(next(critters.samples("clean", "test", 1, start=range(2)[index])), label=index)
 
 
 def test_removals_are_those_of_the_ablated_model(model, cases):
@@ -95,6 +114,8 @@ def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases)
     found = curve(model, cases, scores, [0, 3], [Look(None, cases.swapped)], draws=4)
     assert found.chosen[0].heads == [] and sorted(found.chosen[1].heads) == sorted(scores.top(3))
     assert len(found.random[1]) == 4 and all(len(draw.heads) == 3 for draw in found.random[1])
+    few = HeadScores(torch.where(torch.arange(12).view(3, 4) < 2, 1.0, -1.0).double())
+    assert [len(draw.heads) for draw in curve(model, cases, few, [8], draws=2).random[0]] == [2, 2]  # as many as really went
     assert found.band("accuracy")[0] == (pytest.approx(found.chosen[0].accuracy), 0.0)
 
 
@@ -133,7 +154,28 @@ def test_the_verdict_is_not_fooled_by_a_small_number():
     assert told({"true masks, mean": 0.001, "exact swap": 0.01}, flips=0.75)[0] == "The model answers mostly from the background."  # flips count too
 
 
+def test_a_difference_between_fills_that_is_none_fools_nobody():
+    assert not any("fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.04}))  # BIR 0.09 and 0.12
+    assert any("fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.9}))
+
+
+def test_means_are_those_of_right_answers(model, cases):
+    labels = model(cases.images).argmax(dim=1)
+    labels[0] = (labels[0] + 1) % model.n_classes
+    wrong = replace(cases, labels=labels)
+    found = audit(model, wrong, masks="oracle")
+    assert found.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(found.gains["exact swap"].big) == len(cases)
+    assert_close(found.means["exact swap"].big, found.gains["exact swap"].big[1:])
+    assert audit(model, wrong, masks="oracle", count="all").means["exact swap"].bir_ratio_of_means == found.gains["exact swap"].bir_ratio_of_means
+    low, high = found.means["exact swap"].interval
+    words = " ".join(found.verdict())
+    assert low < found.means["exact swap"].bir_ratio_of_means < high and f"95 % interval {low:.2f} to {high:.2f}" in words and "5 right answers" in words
+    assert audit(model, replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % 8), masks="oracle").counted is None  # none is right: all count
+
+
 def test_bad_input_is_named(model, cases):
+    with pytest.raises(BadOption, match="right, all"):
+        audit(model, cases, count="some")
     with pytest.raises(BadOption, match="has none, so give masks='discovered'"):
         audit(model, replace(cases, truth=None), masks="oracle")
     with pytest.raises(BadOption, match="none for sample 1"):
@@ -153,6 +195,11 @@ def test_bad_input_is_named(model, cases):
         HeadScores(torch.ones(3, 4)).top(13)
 
 
+def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
+    found = score(model, cases.images, cases.oracle, baseline="grey", heads=[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
+    assert found.total == 12 and len(found.top(0.25, positive=False)) == 3 and len(found.top(12, positive=False)) == 6
+
+
 def test_cigma_takes_any_baseline(model, cases):
     swap = select("cigma", model, cases.images, cases.labels, baseline=cases.swapped)
     grey = select("cigma", model, cases.images, cases.labels, masks=cases.oracle, baseline="grey", guard=False)
@@ -161,17 +208,20 @@ def test_cigma_takes_any_baseline(model, cases):
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch):
+def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch, tmp_path):
     from seecause.heads import studies
 
-    monkeypatch.setattr(studies, "MASKS", {"paper": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}})
-    setup = Setup(model, cases, cases, cases.oracle, (Look(cases.oracle, "grey"),), top=4, fill="grey", draws=2, steps=2)
+    monkeypatch.setattr(studies, "MASKS", {"default": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}})
+    setup = Setup(model, cases, cases, cases.oracle, (Look(cases.oracle, "grey"),), top=4, fill="grey", draws=2, steps=2, cache=tmp_path / "masks")
     found = run_study(name, setup)
-    assert len(found.rows) == {"k": 3, "fraction": 6, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
+    assert len(found.rows) == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
     assert all("accuracy" in row and "BIR, true masks, grey" in row for row in found.rows)
     if name == "k":
         assert found.rows[0]["removed"] == 0 and "accuracy, random sd" in found.columns
+    if name == "masks":
+        assert len(list((tmp_path / "masks").iterdir())) == 2 * len(cases)  # rho costs nothing, another fill is another search
     if name == "fraction":
+        assert len({row["pictures"] for row in found.rows}) == len(found.rows)
         assert found.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
     if name == "layers":
         assert [row["blocks"] for row in found.rows] == ["none", "all", "first third", "middle third", "last third"] and found.rows[0]["removed"] == 0

@@ -180,3 +180,12 @@ def test_all_heads_together_carry_everything_to_a_class_token():
         _ = single.selectivity
     with pytest.raises(BadOption, match="one counterfactual"):
         interchange(model, images, Swapped(others[:1]))
+
+
+def test_options_that_do_not_exist_are_named():
+    _, model, images, masks = case()
+    for run in (screen, first_order, greedy, regress):
+        with pytest.raises(BadOption, match="option 'stpes' of"):
+            run(model, images, masks, stpes=3)
+    with pytest.raises(BadOption, match="option 'stpes' of joint_effect"):
+        joint_effect(model, images, masks, [(0, 0)], stpes=3)

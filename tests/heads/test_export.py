@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -145,3 +146,27 @@ def test_a_processor_says_what_the_model_was_told(tmp_path):
     frame = Preprocess(size=(224, 224), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop=224 / 256, filter="bilinear")
     _save_processor(frame, tmp_path)
     assert preprocess_from_processor(json.loads((tmp_path / "preprocessor_config.json").read_text())) == frame
+
+
+def test_heads_may_be_numpy_numbers_and_come_twice(biased, tmp_path):
+    export(biased, [(np.int64(1), np.int64(2)), (1, 2), (0, 3)], tmp_path)
+    assert json.loads((tmp_path / "seecause.json").read_text())["removed"] == [[0, 3], [1, 2]]
+    assert "without 2 of its" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_holds_one_form_only(biased, form, tmp_path):
+    export(biased, [(0, 0)], tmp_path, form=form)
+    export(biased, [(0, 1)], tmp_path, form=form)
+    with pytest.raises(BadOption, match="weights of the other form"):
+        export(biased, [(0, 0)], tmp_path, form="sliced" if form == "zeroed" else "zeroed")
+
+
+def test_an_embedded_module_of_our_own_says_how_to_fill_it(tmp_path):
+    model = sc.load("builtin:critters-planted", check=False)
+    export(model, [(1, 0)], tmp_path)
+    assert "module = sc.load('builtin:critters-planted').module" in (tmp_path / "README.md").read_text()
+    module = sc.load("builtin:critters-planted", check=False).module
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    images = torch.randn(1, 3, 96, 96)
+    close(module(images), ablated(model, images, [(1, 0)]))

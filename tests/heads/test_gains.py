@@ -21,16 +21,16 @@ def case(batch=3, family="timm_registers"):
     return native, view(native, check=False), pictures(native, batch), masks
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_gains_are_those_of_native_forwards(temperature):
+@pytest.mark.parametrize(("temperature", "fill"), [(1.0, "grey"), (2.0, "grey"), (1.0, "mean")])
+def test_gains_are_those_of_native_forwards(temperature, fill):
     native, model, images, masks = case()
-    found = information_gains(model, images, masks, temperature=temperature)
-    expected = torch.tensor([reference.gains(native.forward, x, m, temperature) for x, m in zip(images, masks, strict=True)], dtype=torch.float64)
+    found = information_gains(model, images, masks, temperature=temperature, baseline=fill)
+    expected = torch.tensor([reference.gains(native.forward, x, m, temperature, fill) for x, m in zip(images, masks, strict=True)], dtype=torch.float64)
     assert_close(torch.stack([found.fig, found.big], dim=1), expected, atol=1e-10, rtol=0)
     assert_close(found.bir, found.big / (found.fig + found.big))
     assert found.protocol["masks"] == {"source": "oracle"} and found.noise_floor < 1e-12
     with sc.budget(1):
-        assert_close(information_gains(model, images, masks, temperature=temperature).big, found.big, atol=1e-12, rtol=0)
+        assert_close(information_gains(model, images, masks, temperature=temperature, baseline=fill).big, found.big, atol=1e-12, rtol=0)
 
 
 def test_both_ratios_and_degenerate_images():

@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.heads import ablate, head_gates, select
+from seecause.engine.forks import gated_logits
+from seecause.heads import ablate, gating, head_gates, select
 from seecause.heads.gating import Gating
 from tests.families.native import HALF
 from tests.tiny import scramble
@@ -97,3 +98,18 @@ def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     towards = head_gates(model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **told)
     assert against.roles()[NOISY[0]][NOISY[1]] == "interfering"
     assert towards.roles()[NOISY[0]][NOISY[1]] == "facilitating"
+
+
+def test_running_out_of_memory_between_two_tasks_counts_nothing_twice(planted, monkeypatch):
+    model, images, labels = planted
+    tasks, theta = [(images[:8], labels[:8]), (images[8:16], labels[8:16])], torch.zeros(4, 2, 3)
+    expected, calls = gating._slopes(model, tasks, theta), []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == 2:  # the first task of the chunk is through
+            raise torch.cuda.OutOfMemoryError("too large")
+        return gated_logits(*given)
+
+    monkeypatch.setattr(gating, "gated_logits", failing)
+    assert_close(gating._slopes(model, tasks, theta), expected)

@@ -169,3 +169,18 @@ def test_no_images_and_independent_classes_are_refused():
     model.sigmoid = True
     with pytest.raises(NotDefined, match="sigmoid=False"):
         discover_masks(model, images)
+
+
+def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
+    _, model, images = case(2)
+    first = discover_masks(model, images, cache=tmp_path, **OPTIONS)
+    for file, damage in zip(sorted(tmp_path.iterdir()), (b"", b"nonsense that is no header"), strict=True):
+        file.write_bytes(damage)
+    assert_close(discover_masks(model, images, cache=tmp_path, **OPTIONS).soft, first.soft)
+    assert all(file.stat().st_size > 100 for file in tmp_path.iterdir())
+
+
+def test_baselines_are_one_or_as_many_as_images():
+    _, model, images = case(3)
+    with pytest.raises(BadOption, match="one for each image"):
+        discover_masks(model, images, baseline=images[:2], **OPTIONS)

@@ -47,8 +47,15 @@ def test_suffix_scores_are_naive_scores(family):
     found = score(model, images, masks, per_image=True)
     assert_close(found.effects, expected, atol=1e-10, rtol=0)
     assert_close(found.value, expected.mean(dim=0), atol=1e-10, rtol=0)
-    assert_close(found.error, expected.std(dim=0, correction=0) / 2**0.5, atol=1e-10, rtol=0)
+    assert_close(found.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
     assert expected.abs().max() > 1e-4 and hooks(native.module) == 0
+
+
+def test_the_paper_fills_with_the_mean_colour():
+    native, model, images, masks = case()
+    expected = naive(native, images, lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG])
+    assert_close(score(model, images, masks, baseline="mean", per_image=True).effects, expected, atol=1e-10, rtol=0)
+    assert score(model, images, masks).protocol["baseline"] == "grey"  # the default: see test_known_models
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
@@ -189,6 +196,18 @@ def test_guards():
     assert above_noise(scores, 0.15).order() == [(0, 0), (0, 1)]
     with pytest.raises(NotDefined, match="guard=True"):
         penalised(replace(scores, after={}))
+
+
+def test_errors_and_effects_are_those_of_the_penalised_score():
+    _, model, images, masks = case(batch=3)
+    found = score(model, images, masks, per_image=True)
+    guarded = penalised(found, alpha=0.5)
+    assert_close(guarded.effects.mean(dim=0), guarded.value)
+    assert_close(guarded.error, guarded.effects.std(dim=0) / 3**0.5)
+    assert (guarded.error - found.error).abs().max() > 1e-5
+    bare = penalised(score(model, images, masks), alpha=0.5)
+    assert torch.equal(bare.error.isnan(), found.after["fig_drop"] > 0) and bare.effects is None
+    assert score(model, images[:1], masks[:1]).error.isnan().all()  # one image says nothing of others
 
 
 def test_a_derangement_leaves_none_in_place():

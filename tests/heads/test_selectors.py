@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
+from seecause.data.sample import IGNORE
 from seecause.errors import SeecauseError
 from seecause.heads import HeadScores, ablate, prune, random_sets, select, selectors
 from tests.helpers import view
@@ -93,7 +94,7 @@ def test_taylor_is_the_slope_of_the_loss_in_each_gate():
                 losses.append(F.cross_entropy(model(images), labels, reduction="none"))
         slope = ((losses[1] - losses[0]) / (2 * eps)).abs()
         assert_close(scores.value[layer, head], slope.mean(), atol=1e-7, rtol=0)
-        assert_close(scores.error[layer, head], slope.std(correction=0) / 3**0.5, atol=1e-7, rtol=0)
+        assert_close(scores.error[layer, head], slope.std() / 3**0.5, atol=1e-7, rtol=0)
     least = select("taylor", model, images, labels)
     assert least.order(positive=False) == scores.order(positive=False)[::-1]
 
@@ -115,6 +116,15 @@ def test_attention_mass_is_what_class_rows_send_to_the_background():
     row = cache["blocks.2.probs"][:, :, 0, model.layout.patches]
     assert_close(value[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
     assert 0.2 < share.mean() < 0.8
+    edged = masks.int().masked_fill(torch.arange(masks.shape[-1]) < 8, IGNORE)  # neither object nor background
+    share = F.avg_pool2d((edged == 0).double()[:, None], 8).flatten(1)
+    found = select("attention-mass", model, images, labels, masks=edged).value
+    assert_close(found[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
+
+
+def test_images_come_to_the_model():
+    model, images, labels, _ = set_up()
+    assert_close(select("output-norm", model, images.float(), labels).value, select("output-norm", model, images.float().double(), labels).value)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,17 @@ def test_the_study_writes_every_table_and_answers_every_hypothesis(tmp_path, mon
     monkeypatch.setattr(heads_study, "KS", (1, 4))
     models = {name: Path(toy(tmp_path / name, planted=name == "known", seed=seed)) for seed, name in enumerate(("biased", "known", "clean"))}
     toy(tmp_path / "more", "critters-biased-1", seed=3)
-    heads_study.main(
-        models=tmp_path / "more", sweep=None, device="cpu", limit=6, gating_steps=1, memory=1, biased=str(models["biased"]), known=str(models["known"]),
-        clean=str(models["clean"]), tf32=False, out=tmp_path / "out",
-    )  # fmt: skip
-    page = (tmp_path / "out" / "heads-critters.md").read_text()
+
+    def run():
+        heads_study.main(
+            models=tmp_path / "more", sweep=None, device="cpu", limit=6, gating_steps=1, memory=1, biased=str(models["biased"]), known=str(models["known"]),
+            clean=str(models["clean"]), tf32=False, out=tmp_path / "out", work=tmp_path / "work",
+        )  # fmt: skip
+        return (tmp_path / "out" / "heads-critters.csv").read_bytes(), (tmp_path / "out" / "heads-critters.md").read_text()
+
+    table, page = run()
+    monkeypatch.setattr(heads_study, "one_seed", None)  # finished seeds are not run again
+    assert run()[0] == table
     assert "its numbers mean nothing" in page
     assert re.findall(r"\*\*(H\d)\..*: (yes|no|in part|not decided[^.]*)\.\*\*", page) and len(re.findall(r"\*\*H\d\.", page)) == 5
     rows = list(csv.DictReader((tmp_path / "out" / "heads-critters.csv").read_text().splitlines()))
@@ -59,3 +65,28 @@ def test_help_means_a_gain_over_random_heads_beyond_the_interval():
 
     picked = {heads_page.RANDOM: rows(0.1, 0.1, 0.1), "sure": rows(0.5, 0.6, 0.55), "lucky": rows(0.1, 0.9, 0.1), "worse": rows(0.0, 0.0, 0.0)}
     assert heads_page.helpful(picked, "x") == ["sure"]
+
+
+def test_hypotheses_say_when_no_head_was_chosen_and_compare_with_as_many_random_heads():
+    study = heads_study.Study(heads_study.Sizes())
+    study.heads = [
+        {"method": name + guard, "costly among top 4": float("nan") if guard else 0.5, "costly among all": 0.25}
+        for name in (heads_page.PRINTED, heads_page.GREY, "cigma, exact swap")
+        for guard in ("", " + guard")
+    ]
+    assert "with guard no head chosen" in heads_page._h2(study) and "nan" not in heads_page._h2(study)
+    study.facts = [{"model": "critters-biased 0", "Gini": 0.5, heads_page.AS_MANY: [0.3, 0.3]}]
+    study.rows = [
+        {"seed": "0", "method": f"{heads_page.GREY} + guard", "K": 4, "removed": 1, "test worst group": 0.4},
+        {"seed": "0", "method": heads_page.RANDOM, "K": 4, "removed": 4, "test worst group": 0.9},  # more heads than really went: not the measure
+    ]
+    assert "gain +0.100 (beyond" in heads_page._h5(study)
+
+
+def test_a_sweep_is_told_along_its_values():
+    study = heads_study.Study(heads_study.Sizes())
+    keys = ("IoU", "BIR, discovered masks, mean", "BIR, true masks, mean", "BIR, true masks, grey", "flips")
+    study.facts = [{"r_s": r, **dict.fromkeys(keys, r)} for r in (0.125, 0.5, 0.95)]
+    assert "Flips by r_s: 0.125: 0.125, 0.5: 0.500, 0.95: 0.950" in heads_page._h1(study) and "no trend" not in heads_page._h1(study)
+    study.facts = study.facts[::2]
+    assert "no trend, only ends" in heads_page._h1(study)

@@ -42,6 +42,16 @@ def test_the_explained_picture_is_left_out(mode):
         alone.means(here.lvlm, prompt, pictures[0])
 
 
+def test_a_picture_is_left_out_as_often_as_it_is_in():
+    here = scene("llava")
+    first, *others = here.pictures
+    twice, none = make_bank(here.lvlm, [first, *others, first]), make_bank(here.lvlm, others)
+    prompt = here.lvlm.prompt(first, QUESTION)
+    assert_close(twice.means(here.lvlm, prompt, first), none.means(here.lvlm, prompt), atol=1e-10, rtol=0)
+    with pytest.raises(BankMismatch, match="leaves nothing"):
+        make_bank(here.lvlm, [first, first]).means(here.lvlm, prompt, first)
+
+
 def test_one_average_over_all_tokens_knows_no_place():
     here = scene("qwen2_vl")
     pictures = [photo((40, 56), 1), photo((64, 32), 2)]
@@ -75,9 +85,12 @@ def test_banks_are_saved_and_loaded(tmp_path):
     assert_close(read.means(here.lvlm, here.engine.prompt), here.bank.means(here.lvlm, here.engine.prompt))
     assert len(read) == 3 and read.digests == here.bank.digests
     with pytest.raises(BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"):
-        MaskEngine(here.lvlm, photo((70, 70)), QUESTION, read, answer=[TOKEN], floor=0)
+        MaskEngine(here.lvlm, photo((70, 70)), QUESTION, read, answer=[TOKEN], floor=None)
     with pytest.raises(DataMissing):
         MeanBank.load(tmp_path / "nowhere")
+    (tmp_path / "bank.json").write_text((tmp_path / "bank.json").read_text()[:-20])
+    with pytest.raises(DataMissing, match="damaged"):
+        MeanBank.load(tmp_path)
 
 
 def test_what_does_not_fit_is_refused():

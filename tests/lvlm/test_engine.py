@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, WeakAnswer
-from seecause.lvlm import LVLM, MaskEngine, make_bank, wrap
+from seecause.lvlm import LVLM, MaskEngine, attention, make_bank, wrap
 from seecause.models.image_readers import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
@@ -54,7 +56,7 @@ def test_identities_of_the_definition(family):
     blind = engine.adjusted(off)
     assert_close(engine.adjusted(on, text=torch.zeros(1, engine.n_text)), blind, atol=1e-10, rtol=0)
     assert_close(engine.adjusted(on, image=torch.zeros(1, engine.n_image)), blind, atol=1e-10, rtol=0)
-    other = MaskEngine(here.lvlm, photo(here.native.size, seed=9), QUESTION, here.bank, answer=[TOKEN], floor=0)
+    other = MaskEngine(here.lvlm, photo(here.native.size, seed=9), QUESTION, here.bank, answer=[TOKEN], floor=None)
     assert_close(other.adjusted(off), blind, atol=1e-10, rtol=0)  # x = 0 does not know the picture
     assert abs(float(other.adjusted(on) - engine.adjusted(on))) > 1e-4
     assert_close(engine.evaluate(torch.cat([off, on])), torch.tensor([0.0, 1.0], dtype=torch.float64))
@@ -64,7 +66,7 @@ def test_a_mask_counts_alone():
     """Whatever its company, its place and the size of the block."""
     here = scene("llava_grouped")
     heads, text, image = some(21, 16, share=0.3), some(21, here.engine.n_text), some(21, here.engine.n_image)
-    small = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=0, block_size=4)
+    small = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=4)
     order = torch.randperm(21)
     for given in ((heads,), (heads, text), (heads, text, image), (None, None, image)):
         whole = here.engine.evaluate(*given)
@@ -132,14 +134,14 @@ def test_what_heads_write_adds_up_to_the_block():
 def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
     here = scene(family)
     picture = photo(here.native.size)
-    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=0)
+    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None)
     said = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
     assert len(said) == 3 and engine.target == said[2] and engine.n_text == here.engine.n_text + 2
     native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, said[:2]).inputs).logits[0, -1]
     assert_close(engine.intact, float(native[said[2]] - native.mean()), atol=1e-10, rtol=0)
-    own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=0)
+    own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=None)
     assert own.prompt.ids[-1] == here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 1)[0]
-    cut = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=0, vocabulary=30)
+    cut = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None, vocabulary=30)
     assert_close(cut.intact, float(native[said[2]] - native[:30].mean()), atol=1e-10, rtol=0)
 
 
@@ -149,7 +151,7 @@ def test_heads_that_may_not_read_the_picture_do_nothing():
     native.module.config.text_config.image_readers = [[1, 2], [3, 0]]
     native.module.config.text_config.image_span = [start, stop]
     lvlm = wrap(restrict(native.module), native.processor)
-    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, s) for s in (1, 2)]), answer=[TOKEN], floor=0)
+    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, s) for s in (1, 2)]), answer=[TOKEN], floor=None)
     effects = (engine.evaluate(~torch.eye(16, dtype=torch.bool)) - 1).abs().view(GRID)
     assert (effects > 1e-9).nonzero().tolist() == [[1, 2], [3, 0]]
     tokens = engine.evaluate(text=some(2, engine.n_text), image=some(2, engine.n_image))
@@ -168,6 +170,11 @@ def test_bad_masks_and_weak_answers_are_refused():
             here.engine.evaluate(**wrong)
     with pytest.raises(WeakAnswer, match="floor=1000"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, floor=1000)
+    signs = [MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[token], floor=None).span > 0 for token in range(8)]
+    assert 0 < sum(signs) < 8
+    against = signs.index(False)
+    with pytest.raises(WeakAnswer, match="more than 0"):  # the picture speaks against it
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=0)
     with pytest.raises(BadOption, match="position"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1)
     with pytest.raises(BadOption, match="vocabulary"):
@@ -175,9 +182,17 @@ def test_bad_masks_and_weak_answers_are_refused():
     assert here.engine.protocol()["bank"] == {"mode": "shape", "pictures": 3, "size": None}
 
 
+def test_fused_attention_is_used_where_there_is_one(monkeypatch):
+    rows = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 2, 64), device=torch.device("cuda"))
+    for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(attention, "_capability", lambda device, capability=capability: capability)
+        assert attention._has_flash(rows) is fused
+    assert attention._has_flash(torch.zeros(1, 4, 2, 64)) and not attention._has_flash(torch.zeros(1, 4, 2, 64, device="meta"))
+
+
 def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
     here = scene("llava")
-    engine = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=0, block_size=16)
+    engine = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=16)
     heads = some(40, 16)
     expected, inner, widths = engine.adjusted(heads), engine._run, []
 

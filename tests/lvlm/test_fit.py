@@ -60,6 +60,7 @@ def test_asking_stops_when_two_halves_agree():
     assert 200 < found.masks < 5000 and found.agreement >= 0.8
     assert [step["masks"] for step in found.history] == list(range(200, found.masks + 1, 200))
     assert all(step["agreement"] < 0.8 for step in found.history[:-1])
+    assert all(step["top"] == 15 and 0 <= step["in both"] <= 15 for step in found.history)  # a quarter: of all 60, the largest 50 say little
     assert found.reliability > found.agreement
     strict = regress(respond, 60, Sampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
@@ -82,7 +83,7 @@ def test_heads_of_a_model(tmp_path):
     assert torch.equal(read.coefficients, found.coefficients) and read.protocol == found.protocol
 
 
-@pytest.mark.parametrize("wrong", [{"masks": 15}, {"split": 1.0}, {"p": 0.0}, {"adaptive": True, "step": 1}])
+@pytest.mark.parametrize("wrong", [{"masks": 15}, {"split": 1.0}, {"p": 0.0}, {"adaptive": True, "step": 1}, {"seed": 99999999999999999}])
 def test_too_few_masks_and_other_slips(wrong):
     with pytest.raises(BadOption):
         attribute_heads(scene("llava").engine, **{"masks": 200, **wrong})

@@ -24,7 +24,7 @@ def engine():
     lvlm = sc.lvlm.wrap(module, make_processor(words, RECIPE.preprocess, patch=RECIPE.patch))
     drawn = critters.render(critters.draw("balanced", "test", 9), size=32).image
     pictures = [Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy()) for image in drawn]
-    return sc.lvlm.MaskEngine(lvlm, pictures[0], "What colour is the tail?", sc.lvlm.make_bank(lvlm, pictures[1:]), floor=0)
+    return sc.lvlm.MaskEngine(lvlm, pictures[0], "What colour is the tail?", sc.lvlm.make_bank(lvlm, pictures[1:]), floor=None)
 
 
 def test_heads_that_may_not_read_do_exactly_nothing(engine):

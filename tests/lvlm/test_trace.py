@@ -5,14 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.lvlm import compare_wordings, coverage, head_words, make_bank, object_share, picture_map, seen_picture, text_effects, trace_heads, trace_tokens
+from seecause.lvlm import (
+    compare_wordings,
+    coverage,
+    head_words,
+    make_bank,
+    object_share,
+    picture_map,
+    seen_mask,
+    seen_picture,
+    text_effects,
+    trace_heads,
+    trace_tokens,
+)
 from seecause.lvlm.trace import rows_of
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.lvlm.scenes import scene
-from tests.lvlm.toy import pictures, toy_engine
+from tests.lvlm.toy import QUESTION, pictures, toy_engine
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +84,32 @@ def test_coverage_and_shares():
         coverage(one, mask[None])
 
 
+def test_pixels_that_are_neither_do_not_count():
+    one = ImageTokens((Grid(2, 2),))
+    mask = torch.zeros(8, 8, dtype=torch.uint8)
+    mask[:4, :4] = 1
+    mask[2:, :4] = 255  # half of the object, and all of the box below it
+    assert coverage(one, mask).nan_to_num(-1).tolist() == [1, 0, -1, 0]
+    assert object_share(torch.ones(4), one, mask).share == pytest.approx(1 / 3)
+    assert object_share(torch.tensor([-1.0, 0.0, 5.0, 0.0]), one, mask) is None  # nothing positive whose place is known
+
+
+def test_a_mask_goes_the_way_of_its_picture():
+    """Resized and cropped with it: what is white in the picture is on in the mask."""
+    lvlm = toy_engine().lvlm
+    mask = torch.zeros(64, 128, dtype=torch.uint8)
+    mask[16:48, 40:72], mask[:, :20] = 1, 255  # the left edge is cropped away
+    photo = Image.fromarray((mask == 1).byte().numpy() * 255).convert("RGB")
+    prompt = lvlm.prompt(photo, QUESTION)
+    seen = seen_mask(lvlm, prompt, mask)
+    assert seen.shape == (32, 32) and set(seen.unique().tolist()) == {0, 1}
+    assert ((seen_picture(lvlm, prompt, photo)[0] > 0.5) != (seen == 1)).double().mean() < 0.05
+    assert seen_mask(lvlm, prompt, mask == 1).dtype == torch.bool
+    assert object_share(torch.ones(16), prompt.tokens, seen).area == pytest.approx(0.25, abs=0.03)  # a quarter of the middle, an eighth of all
+    here = scene("qwen2_vl")
+    assert seen_mask(here.lvlm, here.engine.prompt, mask) is mask  # patches of the whole picture
+
+
 def test_several_grids_make_one_map():
     values = torch.arange(4.0)
     assert_close(picture_map(ImageTokens((Grid(2, 2),)), values), values.double().view(2, 2))
@@ -95,7 +134,7 @@ def test_the_picture_is_shown_as_the_model_gets_it():
 def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
     engine = toy_engine()
     bank = make_bank(engine.lvlm, pictures(4, start=20))
-    found = compare_wordings(engine.lvlm, pictures(1)[0], ["What colour is the tail?", "Tell me the colour of the tail."], bank, masks=100, floor=0, seed=5)
+    found = compare_wordings(engine.lvlm, pictures(1)[0], ["What colour is the tail?", "Tell me the colour of the tail."], bank, masks=100, floor=None, seed=5)
     first, second = found.found
     assert first.protocol["target"] == second.protocol["target"] and second.protocol["question"] == "Tell me the colour of the tail."
     product = float((first.coefficients * second.coefficients).sum() / first.coefficients.norm() / second.coefficients.norm())

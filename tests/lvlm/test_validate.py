@@ -81,5 +81,9 @@ def test_random_orders_are_orders():
 
 def test_the_ratio_study_ablates_what_it_says():
     found = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
-    assert [one.protocol["sampling"]["p"] for one, _ in found] == [0.25, 0.75]
-    assert all(curves.faithfulness.shape == (1, 17) for _, curves in found)
+    engine = scene("llava").engine
+    assert [one.heads.protocol["sampling"]["p"] for one in found] == [0.25, 0.75]
+    assert len({one.heads.protocol["sampling"]["seed"] for one in found}) == 2  # the same lots would be nested
+    for one in found:
+        curves = scan(engine, one.heads.order())
+        assert (one.enough, one.needed) == (int(curves.enough()), int(curves.needed()))

@@ -36,4 +36,4 @@ def pictures(count: int, *, start: int = 0):
 def toy_engine() -> sc.lvlm.MaskEngine:
     module, processor = native()
     lvlm = sc.lvlm.wrap(module.double(), processor)
-    return sc.lvlm.MaskEngine(lvlm, pictures(1)[0], QUESTION, sc.lvlm.make_bank(lvlm, pictures(6, start=1)), floor=0)
+    return sc.lvlm.MaskEngine(lvlm, pictures(1)[0], QUESTION, sc.lvlm.make_bank(lvlm, pictures(6, start=1)), floor=None)

@@ -9,7 +9,7 @@ from scipy.stats import rankdata, spearmanr
 
 from seecause.errors import BadOption
 from seecause.metrics.ranks import average_ranks
-from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, summarise
+from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, ratio_interval, summarise
 from tests.helpers import noise
 
 
@@ -66,3 +66,11 @@ def test_what_is_not_one_number_for_each_image_is_refused():
         paired_difference(noise(2), noise(3))
     with pytest.raises(BadOption, match="between 0 and 1"):
         bootstrap_interval(noise(2), confidence=95)
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_means():
+    top = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert ratio_interval(top, torch.ones(50)) == pytest.approx(bootstrap_interval(top))  # over 1, it is the interval of the mean
+    assert ratio_interval(3 * top, top) == pytest.approx((3.0, 3.0))  # resampled together
+    with pytest.raises(BadOption, match="same images"):
+        ratio_interval(top, top[:3])

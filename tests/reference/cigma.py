@@ -30,11 +30,11 @@ def answer(forward: Forward, image: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.softmax(forward(image[None])[0] / temperature, dim=-1)
 
 
-def erased(image: Tensor, keep: Tensor) -> Tensor:
-    """The picture [3, H, W] where `keep` [H, W], its mean colour elsewhere."""
+def erased(image: Tensor, keep: Tensor, fill: str = "grey") -> Tensor:
+    """The picture [3, H, W] where `keep` [H, W]; elsewhere 0, the grey of normalised pictures, or its mean colour."""
     new = image.clone()
     for channel in range(3):
-        new[channel][~keep] = image[channel].mean()
+        new[channel][~keep] = image[channel].mean() if fill == "mean" else 0.0
     return new
 
 
@@ -89,10 +89,10 @@ def carried(forward: Forward, block: nn.Module, image: Tensor) -> Tensor:
     return seen[0]
 
 
-def gains(forward: Forward, image: Tensor, keep: Tensor, temperature: float = 1.0) -> tuple[float, float]:
+def gains(forward: Forward, image: Tensor, keep: Tensor, temperature: float = 1.0, fill: str = "grey") -> tuple[float, float]:
     """FIG and BIG of one image."""
     whole = answer(forward, image, temperature)
-    return js(whole, answer(forward, erased(image, ~keep), temperature)), js(whole, answer(forward, erased(image, keep), temperature))
+    return js(whole, answer(forward, erased(image, ~keep, fill), temperature)), js(whole, answer(forward, erased(image, keep, fill), temperature))
 
 
 def head_effects(images: int, blocks: Sequence[nn.Module], heads: int, width: int, measure: Callable[[int], float], changed: Callable | None = None) -> Tensor:

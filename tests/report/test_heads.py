@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from seecause.heads import HeadScores
+from seecause.heads.audit import Audit
+from seecause.heads.cases import Cases
 from seecause.heads.studies import Found
-from seecause.report.heads import ScoreGrid, rows_csv, scores_csv, scores_section, study_section
+from seecause.metrics import group_accuracy
+from seecause.report.heads import ScoreGrid, groups_section, rows_csv, scores_csv, scores_section, study_section
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
 SCORES = HeadScores(VALUE, torch.full((2, 3), 0.003, dtype=torch.float64), after={"accuracy": torch.full((2, 3), 0.75), "response": VALUE})
@@ -51,3 +54,18 @@ def test_a_study_is_drawn_along_its_axis_or_row_by_row():
     rows = [{"blocks": name, "accuracy": value} for name, value in (("none", 0.5), ("all", 0.75), ("some", 0.25))]
     dots = study_section(Found("layers", "Where?", rows)).body
     assert dots.count("<circle") == 2 and "all: +0.25" in dots and "difference to none" in dots
+
+
+def test_the_note_says_what_the_selector_scores():
+    assert "background" in scores_section(SCORES, by="cigma").note
+    found = scores_section(SCORES, by="weight-norm", title="Which heads go first?")
+    assert found.title == "Which heads go first?" and "hang on the background" not in found.note and found.note.startswith("weight-norm: ")
+    assert "±" not in ScoreGrid("scores", HeadScores(VALUE, torch.full((2, 3), torch.nan))).rows()[0][0].said
+
+
+def test_groups_have_the_names_of_the_data():
+    groups = ((0, 0), (0, 1), (1, 0), (1, 1))
+    cases = Cases("c", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=groups, objects=("landbird", "waterbird"), places=("land", "water"))
+    found = Audit(cases, torch.zeros(4, 2), {}, {}, groups=group_accuracy(torch.tensor([True, False, True, True]), groups))
+    (section,) = groups_section(found)
+    assert all(name in section.body for name in ("landbird", "waterbird", "land", "water"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from seecause.lvlm import Curves
-from seecause.report.lvlm import HeadGrid, curves_section, prompt_words
+from seecause.lvlm import Curves, HeadTrace, attribute_heads
+from seecause.report.lvlm import HeadGrid, curves_section, prompt_words, trace_manifest
 from seecause.report.lvlm_study import scatter
+from tests.lvlm.toy import toy_engine
 
 
 def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
@@ -31,6 +32,14 @@ def test_curves_have_one_line_for_each_ranking_and_a_band_where_there_are_severa
     curves = {"hear": Curves(line, 1 - line), "random": Curves(line.repeat(3, 1), 1 - line.repeat(3, 1))}
     body = curves_section(curves, {"hear": ("4", "4"), "random": ("4", "4")}).body
     assert body.count("<polyline") == 4 and body.count("<polygon") == 2 and body.count("random order") >= 3
+
+
+def test_the_manifest_counts_the_masks_that_were_used():
+    engine = toy_engine()
+    found = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
+    assert found.masks < 600
+    traced = HeadTrace(found, found.coefficients, found.coefficients, {}, found.mask(1))
+    assert trace_manifest(engine, traced)["options"]["heads"].startswith(f"{found.masks} masks of at most 600, p 0.75")
 
 
 def test_every_sample_is_a_dot():

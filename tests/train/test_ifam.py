@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -62,6 +63,8 @@ def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     out, _ = trained
     page = render_page("Demo", build.run(Setting(), model=str(out), pictures=2).sections)
     assert page.count('<article class="card') == 2 and page.count("<figcaption>stage 2 sees") == 2 and "of 16 answers" in page
+    said = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
+    assert page.count("; changes without part") == min(2, int(said[1]))  # those come first
     assert build.run(Setting(), model="builtin:not-there").sections == []
 
 

@@ -11,11 +11,12 @@ from torch.testing import assert_close
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from seecause.data import critters
-from seecause.data.critters.questions import SUBJECTS, answer_codes, choices
+from seecause.data.critters.questions import SUBJECTS, answer_codes, choices, wordings
 from seecause.models.image_readers import load_reading_few
 from seecause.train.llava import fit
 from seecause.train.llava_batch import Teacher, answer_logits
-from seecause.train.llava_evaluate import answer, answer_from_bank, evaluate, mean_bank
+from seecause.train.llava_blind import ask_bank, blind_loss, mean_bank
+from seecause.train.llava_evaluate import answer, evaluate
 from seecause.train.llava_recipe import RECIPES, LlavaRecipe, build
 from seecause.train.llava_words import TEMPLATE, make_words
 from seecause.train.zoo import card, find_recipe, train
@@ -71,28 +72,46 @@ def test_a_lesson_tells_the_truth():
     assert (latents.variants == critters.draw("balanced", "train", 64).variants)[latents.creature >= 0].all()
 
 
-def test_a_picture_that_is_not_shown_says_nothing():
-    model, teacher, lesson = model_and_lesson()
-    latents = critters.draw("balanced", "train", 64)
-    some = teacher.lesson(latents, small().preprocess, unseen=0.25)
-    assert 6 < int((~some.shown).sum()) < 28
-    assert (some.answer[~some.shown] == teacher.words.unsure).all() and not (some.answer[some.shown] == teacher.words.unsure).any()
-
-    hidden = dataclasses.replace(lesson, shown=torch.tensor([True, False, False, True, True]))
-    same = dataclasses.replace(hidden, tokens=lesson.tokens[:1].expand(5, -1, -1), last=lesson.last[:1].expand(5, -1))
-    for kept in (None, torch.arange(2, 14).expand(5, -1)):
-        logits = answer_logits(model, teacher, same, kept)
-        assert_close(logits[1], logits[2])
-        assert (logits[0] - logits[3]).abs().max() > 1e-4
-        assert (logits[0] - logits[1]).abs().max() > 1e-4
-
-
 def test_the_bank_of_one_picture_is_that_picture_and_the_mean_bank_is_none():
     model, teacher, lesson = model_and_lesson()
     question = teacher.words.prompt("What colour is the tail?")[1]
-    own = answer_from_bank(model, teacher, mean_bank(model, teacher, lesson.image[:1]), question)
+    ids = torch.tensor([question])
+    own = ask_bank(model, mean_bank(model, teacher, lesson.image[:1]), ids)[:, -1].float()
     assert_close(own, answer(model, teacher, lesson.image[:1], question), atol=1e-6, rtol=0)
-    assert (answer_from_bank(model, teacher, mean_bank(model, teacher, lesson.image), question) - own).abs().max() > 1e-4
+    assert (ask_bank(model, mean_bank(model, teacher, lesson.image), ids)[:, -1] - own).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("readers", [(), READERS])
+def test_the_blind_loss_is_that_of_every_wording_alone(readers):
+    model, teacher, lesson = model_and_lesson(readers=readers)
+    bank = mean_bank(model, teacher, lesson.image)
+    alone = []
+    for text in (text for subject in SUBJECTS for text in wordings(subject)):
+        ids = torch.tensor([[*teacher.words.prompt(text)[1], teacher.words.unsure]])
+        said = ask_bank(model, bank, ids)[0].float().log_softmax(dim=-1)
+        alone += [-said[-2, teacher.words.unsure], -said[-1, teacher.words.end]]
+    assert_close(blind_loss(model, teacher, bank), torch.stack(alone).mean(), atol=1e-6, rtol=0)
+
+
+def test_a_blind_lesson_teaches_the_decoder_and_not_the_tower():
+    """Also in half precision, where a bank made without gradients must not take them from what follows."""
+    model, teacher, lesson = model_and_lesson()
+    model, lesson = model.float(), dataclasses.replace(lesson, image=lesson.image.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        bank = mean_bank(model, teacher, lesson.image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        blind_loss(model, teacher, bank).backward()
+    taught = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.abs().max() > 0}
+    decoder = {name for name, _ in model.named_parameters() if "language_model" in name or "lm_head" in name}
+    assert taught == decoder
+
+
+def test_blind_lessons_make_the_model_unsure_of_the_average_picture():
+    recipe = small(samples=320, batch=8, seeing=0.1, learning_rate=5e-3, average=0.9)
+    teacher = Teacher(make_words(), "cpu")
+    image = teacher.lesson(critters.draw("balanced", "train", 24, start=999), recipe.preprocess).image
+    model, _ = fit(recipe)
+    assert float(blind_loss(model, teacher, mean_bank(model, teacher, image))) < 2  # 3 without such lessons
 
 
 def test_only_planted_heads_bring_the_picture_into_the_text():

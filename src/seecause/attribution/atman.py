@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.block import Block, fused
 from seecause.models.layout import At
@@ -47,7 +47,9 @@ def atman(
     if factor <= 0 or (most is not None and most < 1):
         raise BadOption("factor, most", (factor, most), "a factor above 0, and at least one suppressed patch")
     layout = model.check(images)
-    h0, at = model.embed(images), layout.at(images.device)
+    each = model.forward_bytes(layout)
+    fitting = fit(len(images), each, images.device)
+    h0, at = batched(model.embed, images, fitting), layout.at(images.device)
     n, prefix = layout.n_patches, layout.prefix
     factors = neighbours(h0[:, layout.patches], factor, kappa=kappa, most=most)  # [B, N, N]
     explicit = model.blocks[0].heads * layout.tokens**2 * 4 * 4 if suppress == "multiply" else 0
@@ -61,9 +63,9 @@ def atman(
             h = block.finish(h, suppressed(block, h, at, columns, suppress), model.gate(index))
         return model.readout(h, layout)
 
-    each = model.forward_bytes(layout) + explicit
-    logits = torch.cat(list(in_chunks(some, len(images) * n, fit(len(images) * n, each, images.device), what="patches")))
-    plain = model(images)
+    together = fit(len(images) * n, each + explicit, images.device)
+    logits = torch.cat(list(in_chunks(some, len(images) * n, together, what="patches")))
+    plain = batched(model, images, fitting)
     bound = target.bind(plain)
     lost = bound.score(logits.unflatten(0, (-1, n)), score, sigmoid=model.sigmoid)  # [B, N]
     return Maps(bound.score(plain, score, sigmoid=model.sigmoid)[:, None] - lost, bound)

@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, find, method
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
@@ -56,11 +56,12 @@ def mda(
     n, tries = layout.n_patches, candidates or min(28, 2 * math.isqrt(layout.n_patches))
     if tries < 1 or not 0 <= gamma <= 1:
         raise BadOption("candidates, gamma", (candidates, gamma), "at least one candidate, and a blend in [0, 1]")
-    bound = target.bind(model(images))
+    each = model.forward_bytes(layout)
+    bound = target.bind(batched(model, images, fit(len(images), each, images.device)))
     hints = find(guide).run(model, images, bound).scores if isinstance(guide, str) else guide.to(images.device).flatten(1)
     if hints.shape != (len(images), n):
         raise BadOption("guide", list(hints.shape), f"a method's name, or a map of {layout.grid[0]} x {layout.grid[1]} for each image")
-    scene = Scene(images, *layout.grid, each=model.forward_bytes(layout))
+    scene = Scene(images, *layout.grid, each=each)
 
     def answer(pictures: Tensor, rows: Tensor) -> Tensor:
         return bound.take(rows).score(model(pictures), score, sigmoid=model.sigmoid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import reduce
+from functools import partial, reduce
 from typing import Literal, get_args
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seecause.attribution.caap import Classes
 from seecause.attribution.registry import Maps, method
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.target import Score, Target, spread
@@ -48,19 +48,20 @@ def rise(
         raise BadOption("normalise", normalise, f"one of {', '.join(get_args(Normalise))}")
     if masks < 1 or cells < 1 or not 0 < p <= 1:
         raise BadOption("masks, cells, p", (masks, cells, p), "at least one mask, one cell, and a probability above 0")
-    grid, size, batch = model.check(images).grid, (images.shape[-2], images.shape[-1]), len(images)
-    bound = target.bind(model(images)) if target.open else target
+    grid, size, each = model.check(images).grid, (images.shape[-2], images.shape[-1]), model.forward_bytes(model.check(images))
+    fitting = fit(len(images), each, images.device)  # images that run together, each behind `together` masks
+    bound = target.bind(batched(model, images, fitting)) if target.open else target
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
-    together = fit(masks, batch * model.forward_bytes(model.check(images)), images.device)
+    together = fit(masks, fitting * each, images.device)
     weight: Tensor | float = masks * p
     if normalise == "mask":
         weight = sum((part.sum(dim=0) for part in in_chunks(draw, masks, together)), torch.zeros(size, dtype=torch.float64, device=images.device))  # [H, W]
         weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
 
-    def some(a: int, b: int) -> tuple[Tensor, Tensor | None]:
+    def some(shown: Tensor, asked: Target, a: int, b: int) -> tuple[Tensor, Tensor | None]:
         chosen = draw(a, b)  # [m, H, W]
-        logits = model((images[:, None] * chosen.to(images)[None, :, None]).flatten(0, 1)).unflatten(0, (batch, b - a))  # [B, m, C]
-        scores = bound.score(logits, score, sigmoid=model.sigmoid)
+        logits = model((shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)).unflatten(0, (len(shown), b - a))  # [B, m, C]
+        scores = asked.score(logits, score, sigmoid=model.sigmoid)
         weighted = (chosen / weight).to(scores)
         native = torch.einsum("bm,mhw->bhw", scores, weighted)
         if classes is None:
@@ -69,8 +70,13 @@ def rise(
         answers = answers if classes == "all" else answers[..., [model.class_index(c) for c in ([classes] if isinstance(classes, str | int) else classes)]]
         return native, torch.einsum("bmc,mn->bnc", answers, _by_patch(weighted, grid))
 
-    native, every = _sums(in_chunks(some, masks, together, what="masks"))
-    return Maps(_by_patch(native, grid), bound, native=native, class_maps=every)
+    def over_masks(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        run = partial(some, images[first:last], bound.take(slice(first, last)))
+        return _sums(in_chunks(run, masks, together, what="masks"))
+
+    found = list(in_chunks(over_masks, len(images), fitting, what="images"))
+    native, every = torch.cat([maps for maps, _ in found]), [part for _, part in found if part is not None]
+    return Maps(_by_patch(native, grid), bound, native=native, class_maps=torch.cat(every) if every else None)
 
 
 def _sums(parts: Iterable[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

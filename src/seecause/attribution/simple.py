@@ -13,7 +13,7 @@ from torch import Tensor
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
@@ -31,7 +31,7 @@ def simple_insertion(
     seed: int = 0,
 ) -> Maps:
     """The class score of the blank with one neighbourhood of pixels pasted in."""
-    bound = target.bind(model(images)) if target.open else target
+    bound = target.bind(_plain(model, images)) if target.open else target
     empty, marks = _prepare(model, images, select, blank, seed)
     return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
 
@@ -49,7 +49,7 @@ def simple_deletion(
     seed: int = 0,
 ) -> Maps:
     """The drop of the class score when one neighbourhood is covered."""
-    logits = model(images)
+    logits = _plain(model, images)
     bound = target.bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid)
     empty, marks = _prepare(model, images, select, blank, seed)
@@ -67,12 +67,19 @@ def _prepare(model: ImageModel, images: Tensor, select: Select | Tensor, blank: 
 
 
 def _scores(model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:
-    """Scores [B, N] of `below` with `above` pasted at each mark; all images advance together."""
-    batch, n = len(below), len(marks)
-    each = model.forward_bytes(model.check(below))
+    """Scores [B, N] of `below` with `above` pasted at each mark; as many at a time as fit, of whatever images."""
+    n, total = len(marks), len(below) * len(marks)
 
     def some(a: int, b: int) -> Tensor:
-        mixed = torch.where(marks[None, a:b, None], above[:, None], below[:, None])  # [B, n, 3, H, W]
-        return target.score(model(mixed.flatten(0, 1)).unflatten(0, (batch, b - a)), score, sigmoid=model.sigmoid)
+        item = torch.arange(a, b, device=below.device)  # of B * N
+        image, patch = item // n, item % n
+        mixed = torch.where(marks[patch][:, None], above[image], below[image])  # [m, 3, H, W]
+        return target.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
 
-    return torch.cat(list(in_chunks(some, n, fit(n, batch * each, below.device), what="patches")), dim=1)
+    together = fit(total, model.forward_bytes(model.check(below)), below.device)
+    return torch.cat(list(in_chunks(some, total, together, what="patches"))).view(-1, n)
+
+
+def _plain(model: ImageModel, images: Tensor) -> Tensor:
+    """Logits of the pictures as they are, [B, C]."""
+    return batched(model, images, fit(len(images), model.forward_bytes(model.check(images)), images.device))

@@ -2,7 +2,8 @@
 
     blank    what the patches are put into
     select   how many neighbours move with a patch
-    layers   the range of layers that are patched, from its first and to its last (the paper's cumulative sweep)
+    layers   the range of layers that are patched, from its first and to its last (the paper's cumulative sweep); its first has no effect on a model
+             without special tokens, and is not swept there
     tail     what the patched tokens do after the last of them
 The first setting is the default; every other is compared with it image by image.
 """
@@ -23,8 +24,9 @@ from seecause.attribution.select import Select
 from seecause.bench.plan import Plan, Request
 from seecause.bench.store import Store
 from seecause.engine.blanks import Blank
+from seecause.engine.sweep import Plan as SweepPlan
 from seecause.engine.sweep import Tail
-from seecause.errors import NotDefined, UnknownName
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -56,6 +58,8 @@ def with_settings(request: Request, model: ImageModel) -> Request:
     (method, fixed), *_ = request.methods.items()
     if request.study not in find(method, model.architecture).options:
         raise NotDefined(f"ablate {request.study}", f"{method} on a model of architecture {model.architecture!r} has no such option", "Use blank or select")
+    if request.study in fixed:
+        raise BadOption(f"option {request.study!r}", fixed[request.study], f"another option: {request.study} is what this study changes")
     found = settings(request.study, model, fixed)
     return replace(request, methods={name: {**fixed, **own} for name, own in found.items()}, called=dict.fromkeys(found, method))
 
@@ -69,19 +73,23 @@ def settings(study: str, model: ImageModel, fixed: Mapping[str, Any]) -> Setting
     if study not in STUDIES:
         raise UnknownName("ablation", study, STUDIES)
     assert isinstance(model, VisionModel)  # what has layers and tails
-    default = make_plan(model, model.layout, tail=fixed.get("tail"), layers=None).tail
+    registers = bool(fixed.get("propagate_registers", False))
+    default = make_plan(model, model.layout, tail=fixed.get("tail"), layers=None, propagate_registers=registers)
     if study == "tail":
         reads_class = bool(model.readout.read_prefix(model.layout))
-        return _first(default, {name: {"tail": name} for name in get_args(Tail) if name != "blank" or reads_class})
+        return _first(default.tail, {name: {"tail": name} for name in get_args(Tail) if name != "blank" or reads_class})
     return sweep_layers(model.n_layers, default)
 
 
-def sweep_layers(depth: int, tail: str) -> Settings:
-    """`from l`: all layers from l on, with the tail given (with `source` the last layer has no effect); `to l`: the embedding to l, tail `patched`."""
-    step = math.ceil(depth / MOST)
-    starts = {f"from {start}": {"tail": tail, "layers": (start, None)} for start in range(0, depth if tail == "source" else math.ceil(2 * depth / 3) + 1, step)}
-    stops = {f"to {stop}": {"tail": "patched", "layers": (0, stop)} for stop in sorted({*range(0, depth, step), depth})}
-    return starts | stops
+def sweep_layers(depth: int, default: SweepPlan) -> Settings:
+    """`from l`: layers l to the default's last, with its tail; `to l`: the embedding to l, with the same tail, or `patched` where that is `source`, for
+    which the last layer has no effect. Only special tokens are computed while layers are patched: without any, the first layer has no effect."""
+    step, to_end = math.ceil(depth / MOST), default.tail == "source"
+    starts = range(0, depth if to_end else default.stop + 1, step) if default.live else ()
+    stops = sorted({*range(0, depth, step), depth, *(() if to_end else (default.stop,))})
+    begun = {f"from {start}": {"tail": default.tail, "layers": (start, None if to_end else default.stop)} for start in starts}
+    ended = {f"to {stop}": {"tail": "patched" if to_end else default.tail, "layers": (0, stop)} for stop in stops}
+    return begun | ended if begun else _first(f"to {default.stop}", ended)
 
 
 def agreement(store: Store, plan: Plan) -> Agreement:

@@ -35,6 +35,7 @@ FAMILIES = {  # tables with many columns are cut into these
 }
 UNDEFINED = "not defined for this picture"  # a question that does not arise, unlike one that could not be answered
 NO_MASK = "no mask: this dataset has none"
+DEFAULTS = {"infidelity": {"scaled": True}}  # where a benchmark's differs from the library's: unscaled, the smallest numbers win
 _NOT_OPTIONS = ("truth", "rewrap")  # what callers in Python may hand over
 
 
@@ -54,9 +55,9 @@ class Measured:
 
 
 def group_options(group: str) -> dict[str, Any]:
-    """Keyword options of a group and their defaults."""
+    """Keyword options of a group and their defaults in a benchmark."""
     found = inspect.signature(METRICS[group].run).parameters.values()
-    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS}
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS} | DEFAULTS.get(group, {})
 
 
 def run_group(group: str, given: Given, options: Mapping[str, Any], *, truth: PartTruth | None = None) -> Measured:

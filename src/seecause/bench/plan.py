@@ -1,29 +1,29 @@
 """From what is asked to shards whose names say everything that decides their result.
 
-A shard is one method on a few neighbouring images. Its id is a digest of method, metrics, data, model and everything else that can change a
-bit of its rows, and of nothing else: the number of workers, the folder and the clock are not in it. So a finished shard can be trusted for
-as long as its id is asked for, and a changed input asks for another id.
+A shard is one method on a few neighbouring images. Its id is a digest of method, metrics, the bytes of its own samples, model, code and
+everything else that can change a bit of its rows, and of nothing else: the other samples, the number of workers, the folder and the clock are
+not in it. So a finished shard can be trusted for as long as its id is asked for, a changed input asks for another id, and a longer run asks for
+the ids of a shorter one where they hold the same samples in the same places.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from typing import Any, Literal, get_args
 
-from seecause import __version__
-from seecause.attribution.registry import find
-from seecause.bench.measures import group_options, groups_of, lacking
+from seecause.bench.inputs import joined, sample_digests, versions
+from seecause.bench.measures import groups_of, lacking
+from seecause.bench.options import measure_options, method_options
 from seecause.data.dataset import Dataset
+from seecause.data.labels import class_places
 from seecause.data.photos import Photos
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 
-SCHEMA = 2  # of rows and tensors; a new one makes every shard new
+SCHEMA = 3  # of rows and tensors; a new one makes every shard new
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
 
 Explained = Literal["label", "predicted"]
@@ -57,12 +57,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Shard:
-    """One method on samples `start` to `stop`."""
+    """One method on samples `start` to `stop`, whose bytes have the digest `data`."""
 
     id: str
     method: str
     start: int
     stop: int
+    data: str = ""  # manifests before schema 3 did not tell
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -95,7 +96,6 @@ class Plan:
 def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
     """Check what is asked against model and data, fill in defaults, and cut the work."""
     request = _complete(request, model, data)
-    versions = {"python": platform.python_version(), "seecause": __version__, **{name: version(name) for name in ("torch", "timm", "transformers")}}
     plan = Plan(
         request=request,
         model={
@@ -108,16 +108,18 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
         data={"name": data.name, "fingerprint": data.fingerprint, "classes": list(data.classes)},
         samples=sample_names(data),
         places=class_places(model, data) if request.target == "label" else (),
-        versions=versions,
+        versions=versions(),
         shards=(),
     )
     bounds = [(start, min(start + request.shard_size, len(data))) for start in range(0, len(data), request.shard_size)]
-    shards = [Shard(shard_id(plan, method, start, stop), method, start, stop) for method in request.methods for start, stop in bounds]
+    digests = sample_digests(data)
+    pieces = [(start, stop, joined(digests[start:stop])) for start, stop in bounds]
+    shards = [Shard(shard_id(plan, method, *piece), method, *piece) for method in request.methods for piece in pieces]
     return replace(plan, shards=tuple(shards))
 
 
-def shard_id(plan: Plan, method: str, start: int, stop: int) -> str:
-    """A digest of everything that decides the rows and maps of a shard."""
+def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
+    """A digest of everything that decides the rows and maps of a shard; `data` is that of its samples."""
     request = plan.request
     decisive = {
         "schema": SCHEMA,
@@ -125,7 +127,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int) -> str:
         "model": [request.model, plan.model["fingerprint"], plan.model["frame"]],
         "method": [method, request.method(method), request.methods[method]],
         "metrics": [list(request.metrics), request.measures],
-        "data": [plan.data["name"], plan.data["fingerprint"], start, stop, list(plan.samples[start:stop])],
+        "data": [plan.data["name"], data, start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
         "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
     }
@@ -144,14 +146,6 @@ def sample_names(data: Dataset) -> tuple[str, ...]:
     return tuple(f"{data.name}:{index}" for index in range(len(data)))
 
 
-def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
-    """The model's class for each label: by name, or the label itself where the order is the same for all (ImageNet) or the model has no names."""
-    if not data.classes:
-        raise BadOption("target", "label", f"predicted: {data.name} has no labels")
-    same = data.classes == model.classes or not model.classes or (data.name.startswith("imagenet") and model.n_classes == len(data.classes))
-    return tuple(model.class_index(place if same else name) for place, name in enumerate(data.classes))
-
-
 def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
     """The same request with nothing left open."""
     if request.target not in get_args(Explained):
@@ -161,27 +155,15 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
             raise BadOption(what, getattr(request, what), "1 or more")
     if not request.methods or not request.metrics:
         raise BadOption("methods and metrics", [list(request.methods), list(request.metrics)], "at least one of each")
+    if request.target == "label" and not data.classes:
+        raise BadOption("target", "label", f"predicted: {data.name} has no labels")
     for group in groups_of(request.metrics):
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")
     return replace(
         request,
-        methods={name: _method_options(request.method(name), given, request.seed, model) for name, given in request.methods.items()},
+        methods={name: method_options(request.method(name), given, request.seed, model) for name, given in request.methods.items()},
         metrics=tuple(dict.fromkeys(request.metrics)),
-        measures={group: _measure_options(group, request.measures.get(group, {}), request.seed) for group in groups_of(request.metrics)},
+        measures={group: measure_options(group, request.measures.get(group, {}), request.seed) for group in groups_of(request.metrics)},
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )
-
-
-def _method_options(name: str, given: Mapping[str, Any], seed: int, model: ImageModel) -> dict[str, Any]:
-    entry = find(name, model.architecture)
-    entry.check(dict(given))
-    return {**entry.options, **({"seed": seed} if "seed" in entry.options else {}), **given}
-
-
-def _measure_options(group: str, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    known = group_options(group)
-    for name, value in given.items():
-        if name not in known:
-            raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}")
-    return {**known, **({"seed": seed} if "seed" in known else {}), **given}

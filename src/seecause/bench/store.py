@@ -112,6 +112,7 @@ class Store:
                 raise BadOption("--out", str(self.folder), "a folder no other run writes to; wait for that one, or give another folder") from None
             for torn in self.shards.glob(".*.partial"):  # of a run that was killed
                 torn.unlink()
+            self._end_torn_line()
             yield
 
     def save(self, shard: Shard, result: Result) -> None:
@@ -157,14 +158,23 @@ class Store:
             file.write((json.dumps(entry) + "\n").encode())
 
     def events(self) -> list[dict[str, Any]]:
+        """Every line that is whole: a power cut can tear the last one."""
         file = self.folder / "log.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        return [event for line in lines if (event := _parsed(line)) is not None]
 
     def failures(self, plan: Plan) -> dict[str, str]:
         """Why unfinished shards failed when they were last tried, by id."""
         last = {event["shard"]: event for event in self.events()}
         open_ids = {shard.id for shard in plan.shards} - {shard.id for shard in self.finished(plan)}
         return {shard: event["reason"] for shard, event in last.items() if shard in open_ids and event["event"] == "failed"}
+
+    def _end_torn_line(self) -> None:
+        """So that the next event has a line of its own."""
+        file = self.folder / "log.jsonl"
+        if file.is_file() and not file.read_bytes().endswith(b"\n"):
+            with file.open("ab") as log:
+                log.write(b"\n")
 
     def _ours(self) -> bool:
         """Whether a run lives here; a folder with nothing but a lock is one that was stopped before it began."""
@@ -174,6 +184,13 @@ class Store:
             return self.folder.is_dir() and {file.name for file in self.folder.iterdir()} <= {"lock", "shards"}
         except (OSError, ValueError, KeyError, TypeError):
             return False
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def place(path: Path, content: bytes) -> None:

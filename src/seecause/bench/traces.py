@@ -26,14 +26,15 @@ from seecause import __version__
 from seecause.bench.store import place
 from seecause.data.dataset import Dataset
 from seecause.data.sample import Sample
-from seecause.errors import BadOption, BadPrompt, BankMismatch, WeakAnswer
-from seecause.lvlm import LVLM, MaskEngine, MeanBank, object_share, text_effects, trace_heads, trace_tokens
+from seecause.errors import BadImage, BadOption, BadPrompt, BankMismatch, DataMissing, WeakAnswer
+from seecause.lvlm import LVLM, MaskEngine, MeanBank, object_share, seen_mask, text_effects, trace_heads, trace_tokens
 from seecause.lvlm.bank import digest
 from seecause.lvlm.calibration import to_pil
+from seecause.lvlm.regress import Sampling, check_sampling
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
-SKIPPED = (WeakAnswer, BankMismatch, BadPrompt)  # what one sample may do; anything else stops the study
+SKIPPED = (WeakAnswer, BankMismatch, BadPrompt, BadImage, DataMissing)  # what one sample may do; anything else stops the study
 Piece = tuple[dict[str, Any], dict[str, Tensor], str | None]  # numbers and tensors, or why there are none
 
 
@@ -45,7 +46,7 @@ class Asked:
     masks: int = 10_000
     token_masks: int = 10_000  # 0: heads and text rows only
     p: float = 0.75
-    floor: float = 1.0
+    floor: float | None = 1.0  # None: see MaskEngine
     right_only: bool = False  # samples whose answer is not their class are left out
     seed: int = 0
 
@@ -127,24 +128,30 @@ def head_numbers(engine: MaskEngine, found: HeadTrace) -> dict[str, Any]:
 
 
 def token_numbers(found: TokenTrace, mask: Tensor | None) -> dict[str, Any]:
-    """And about its image tokens; with the object's mask, how much lies on the object."""
+    """And about its image tokens; with the object's mask in their frame (`seen_mask`), how much lies on the object. None: nothing positive to share out."""
     numbers: dict[str, Any] = {
         "sufficiency": found.sufficiency, "token_r2": found.tokens.r2, "token_split_half": found.tokens.agreement, "token_attention": found.agreement,
     }  # fmt: skip
     if mask is not None:
         gamma, weighted = (object_share(values, found.tokens.tokens, mask) for values in (found.tokens.coefficients, found.weighted))
-        numbers |= {"object_share": gamma.share, "object_area": gamma.area, "object_hit": float(gamma.hit), "weighted_object_share": weighted.share}
+        on_object = (None, None, None) if gamma is None else (gamma.share, gamma.area, float(gamma.hit))
+        numbers |= dict(zip(("object_share", "object_area", "object_hit"), on_object, strict=True))
+        numbers["weighted_object_share"] = None if weighted is None else weighted.share
     return numbers
 
 
 def _heads(lvlm: LVLM, bank: MeanBank, data: Dataset, index: int, asked: Asked, folder: Path) -> Traced:
-    sample = data[index]
+    try:
+        sample = data[index]
+    except SKIPPED as reason:
+        return Traced(index, str(index), None, skipped=_reason(reason))
     label = data.classes[sample.label] if sample.label is not None and data.classes else None
     start = Traced(index, sample.id or str(index), label)
     file = folder / "samples" / f"{_key(lvlm, bank, sample, label, replace(asked, token_masks=0))}.heads"
 
     def make() -> Piece:
         engine = _engine(lvlm, bank, sample, asked)
+        check_sizes(engine, asked.masks, asked.token_masks)
         right = None if label is None else engine.target == lvlm.answer_ids(to_pil(sample.image), asked.question, label)[0]
         if asked.right_only and not right:
             return {}, {}, f"answers {engine.answer!r}" + (", not the class" if label is None else f", not {label!r}")
@@ -161,14 +168,17 @@ def _heads(lvlm: LVLM, bank: MeanBank, data: Dataset, index: int, asked: Asked, 
 
 
 def _tokens(lvlm: LVLM, bank: MeanBank, data: Dataset, known: Traced, text: Tensor, asked: Asked, folder: Path) -> Traced:
-    sample = data[known.index]
+    try:
+        sample = data[known.index]
+    except SKIPPED as reason:
+        return replace(known, untold=_reason(reason))
     file = folder / "samples" / f"{_key(lvlm, bank, sample, known.label, asked, rows=text.int().tolist())}.tokens"
 
     def make() -> Piece:
         engine = _engine(lvlm, bank, sample, asked)
         seed = seed_of(known.id, asked.seed)
         found = trace_tokens(engine, known.tensors["coefficients"], known.tensors["chosen"], text=text, masks=asked.token_masks, p=asked.p, seed=seed)
-        mask = None if sample.mask is None else sample.mask == 1
+        mask = None if sample.mask is None else seen_mask(lvlm, engine.prompt, sample.mask)
         return token_numbers(found, mask), {"gamma": found.tokens.coefficients, "weighted": found.weighted}, None
 
     numbers, tensors, untold = _piece(file, make)
@@ -182,11 +192,22 @@ def _piece(file: Path, make: Callable[[], Piece]) -> Piece:
         try:
             numbers, tensors, skipped = make()
         except SKIPPED as reason:
-            numbers, tensors, skipped = {}, {}, " ".join(str(reason).split())
+            numbers, tensors, skipped = {}, {}, _reason(reason)
         place(values, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
         place(mark, (json.dumps({"numbers": numbers, "skipped": skipped}) + "\n").encode())
     read = json.loads(mark.read_text(encoding="utf-8"))
     return read["numbers"], load_file(values), read["skipped"]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def check_sizes(engine: MaskEngine, masks: int, token_masks: int = 0, *, seed: int = 0) -> None:
+    """Refuse too few masks for the heads or the image tokens (0: none are fitted) before any are asked."""
+    check_sampling(Sampling(masks, seed=seed), engine.n_components)
+    if token_masks:
+        check_sampling(Sampling(token_masks, seed=seed), engine.n_image)
 
 
 def _dataset_rows(samples: Sequence[Traced]) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -52,15 +52,21 @@ class Worker:
 
 @dataclass
 class Clock:
-    """Seconds by what they were spent on."""
+    """Seconds by what they were spent on. A GPU works on after a call returns, so it is waited for at both ends."""
 
+    device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - began
+        self.seconds[what] = self.seconds.get(what, 0.0) + self._now() - began
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
 
 def open_model(request: Request) -> ImageModel:
@@ -80,7 +86,7 @@ def open_worker(plan: Plan) -> Worker:
 
 def run_shard(worker: Worker, shard: Shard) -> Result:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
-    request, clock = worker.plan.request, Clock()
+    request, clock = worker.plan.request, Clock(worker.model.device)
     with _threads(request.threads), budget(request.memory) as memory:
         with clock.on("read"):
             samples, broken = read_samples(worker.data, shard.start, shard.stop)
@@ -94,7 +100,7 @@ def run_shard(worker: Worker, shard: Shard) -> Result:
             with clock.on("measure"):
                 measured = _measure(worker, shard, batch, _finest(found), target)
             answers = {index: (int(t), int(p)) for index, t, p in zip(samples, target, predicted, strict=True)}
-            tensors |= {"maps": found.maps} | ({} if found.native is None else {"native": found.native})
+            tensors["maps"] = found.maps  # of patches; maps of pixels are measured and not kept: they would be nearly all of a run folder
             tensors |= {name: kept for group in measured.values() for name, kept in group.kept.items()}
         rows = _rows(worker.plan, shard, samples, broken, answers, measured, "; ".join(memory.halvings))
         return Result(rows, tensors, {"seconds": clock.seconds, "images": len(samples), "memory_halvings": list(memory.halvings)})
@@ -159,7 +165,7 @@ def _rows(
         "model": request.model,
         "model_fingerprint": plan.model["fingerprint"],
         "data": plan.data["name"],
-        "data_fingerprint": plan.data["fingerprint"],
+        "data_fingerprint": shard.data,  # of these samples: a longer run has the same rows
         "seed": request.seed,
         "dtype": request.dtype,
         "shard": shard.id,

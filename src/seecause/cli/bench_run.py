@@ -128,7 +128,7 @@ def say(found: Status, *, quiet: bool = False) -> None:
             f"{found.done} of {found.total} shards done",
             f"{len(found.pending)} pending",
             f"{len(found.failed)} failed",
-            f"{len(found.stale)} stale (ignored)",
+            f"{len(found.stale)} kept from other commands",
         ]
         typer.echo(", ".join(parts))
     holes = Counter((hole.image, hole.reason) for hole in found.holes)

@@ -13,7 +13,6 @@ from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
 
 if TYPE_CHECKING:
     from seecause.faithful import IFAM, TrainConfig
-    from seecause.faithful.evaluate import Examined
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder that `faithful train --out` wrote.", show_default=False)]
 DataOption = Annotated[
@@ -22,7 +21,19 @@ DataOption = Annotated[
 Limit = Annotated[int | None, typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all")]
 BatchOption = Annotated[int, typer.Option(help="Pictures at once.", min=1)]
 Quantiles = Annotated[str, typer.Option(help="Shares of training tokens that are trusted.")]
-_NAMES = {"average": "AA", "worst": "WGA", "stage1_average": "stage 1", "auc": "AUC", "miou": "mIoU", "kept": "kept", "empty": "empty"}
+MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
+LINE_EVERY = 30.0  # seconds between lines of progress where there is no terminal
+_NAMES = {
+    "average": "AA",
+    "worst": "WGA",
+    "worst_public": "WGA*",
+    "background_gap": "BG-gap",
+    "stage1_average": "stage 1",
+    "auc": "AUC",
+    "miou": "mIoU",
+    "kept": "kept",
+    "empty": "empty",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +57,7 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1, show_default="90")] = None,
     batch: Annotated[int | None, typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights of the backbone: a file, or 'random'.", show_default="pretrained")] = None,
-    device: DeviceOption = Device.auto,
+    device: Annotated[Device | None, typer.Option(help="Where to compute; auto takes the GPU if there is one.", show_default="auto")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -56,7 +67,7 @@ def train(
     from seecause.faithful import train as train_run
 
     told: dict[str, Any] = {"data": data, "backbone": backbone, "parts": parts_, "out": None if out is None else str(out), "epochs": epochs, "batch": batch}
-    told |= {"weights": weights, "seed": seed, "device": pick_device(device), **_settings(option or [])}
+    told |= {"weights": weights, "seed": seed, "device": None if device is None else pick_device(device), **_settings(option or [])}
     found = read_config(config, **told)
     with _training_bar(quiet=quiet) as hear:
         done = train_run(found, hear=hear)
@@ -84,17 +95,17 @@ def evaluate(
     from seecause.faithful.evaluate import best_of, labelled_batches, try_interventions
 
     config, net = _open(run, device)
-    test = _test_data(config, data, limit)
-    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(net, test, batch, quiet=quiet).table()}
+    test, mapping = _test_data(config, net, data, limit)
+    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(config, net, test, batch, mapping, quiet=quiet)}
     rows = {"plain": found["plain"]}
     if interventions:
         wanted = _numbers("--quantiles", quantiles)
         _calibrate(run, config, net, wanted, batch, calibration, quiet=quiet)
         val = open_validation(config)
-        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch), wanted)
+        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=config.workers), wanted)
         best = best_of(tried)
         with change(net, drop_parts=best.drop, quantile=best.quantile):
-            changed = _examined(net, test, batch, quiet=quiet).table()
+            changed = _examined(config, net, test, batch, mapping, quiet=quiet)
         found |= {"chosen_on": val.name, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
         rows[_words(best.drop, best.quantile)] = changed
     (run / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -116,13 +127,13 @@ def intervene(
     from seecause.faithful import intervene as change
 
     config, net = _open(run, device)
-    dropped = [int(part) for part in _numbers("--drop", drop)]
-    if quantile is not None and (quantile, "distance") not in net.thresholds:
+    dropped = _parts("--drop", drop)
+    if quantile is not None:
         _calibrate(run, config, net, [quantile], batch, calibration, quiet=quiet)
-    test = _test_data(config, data, limit)
-    rows = {"plain": _examined(net, test, batch, quiet=quiet).table()}
+    test, mapping = _test_data(config, net, data, limit)
+    rows = {"plain": _examined(config, net, test, batch, mapping, quiet=quiet)}
     with change(net, drop_parts=dropped, quantile=quantile):
-        rows[_words(dropped, quantile)] = _examined(net, test, batch, quiet=quiet).table()
+        rows[_words(dropped, quantile)] = _examined(config, net, test, batch, mapping, quiet=quiet)
     _table(rows, title=f"{test.name}, {len(test)} pictures")
 
 
@@ -137,18 +148,19 @@ def parts(
 ) -> None:
     """A page with the parts of some pictures, what stage 2 sees, and the answer without each part."""
     from seecause.faithful.evaluate import batches_of
-    from seecause.report.faithful import part_cards, parts_section
+    from seecause.report.faithful import note_of, part_cards, parts_section
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import write_page
 
     check_out(out, overwrite=overwrite)
     config, net = _open(run, device)
-    test = _test_data(config, data, limit)
+    test, _ = _test_data(config, net, data, limit)
     images, labels, _, _ = next(batches_of(net, test, batch=len(test)))
     titles = [f"{place + 1}: {test.classes[label] if test.classes else label}" for place, label in enumerate(labels.tolist())]
     cards = part_cards(net, images, titles=titles)
     with result_folder(out, {"command": "faithful parts", "run": str(run), "data": test.name}, overwrite=overwrite) as folder:
-        write_page(folder / "index.html", "What can it look at?", [parts_section(cards, net.parts, title="Parts")], lead=f"{run}, on {test.name}")
+        section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
+        write_page(folder / "index.html", "What can it look at?", [section], lead=f"{run}, on {test.name}")
     if not quiet:
         typer.echo(f"page: {out / 'index.html'}")
 
@@ -173,23 +185,31 @@ def _open(run: Path, device: Device) -> tuple[TrainConfig, IFAM]:
     return config, net.to(pick_device(device))
 
 
-def _test_data(config: TrainConfig, data: str | None, limit: int | None) -> Any:
+def _test_data(config: TrainConfig, net: IFAM, data: str | None, limit: int | None) -> tuple[Any, Any]:
+    """The pictures to test on, with labels as the network counts its classes, and the map of its answers where the dataset has classes of its own."""
     from seecause.data.registry import open_data
+    from seecause.faithful.classes import fitting
     from seecause.faithful.data import open_test
 
-    return open_test(config.data, limit=limit) if data is None else open_data(data, limit=limit)
+    return fitting(net, open_test(config.data, limit=limit) if data is None else open_data(data, limit=limit))
 
 
-def _examined(net: IFAM, data: Any, batch: int, *, quiet: bool) -> Examined:
+def _examined(config: TrainConfig, net: IFAM, data: Any, batch: int, mapping: Any, *, quiet: bool) -> dict[str, float]:
+    """Every number there is about these pictures."""
     from seecause.cli.progress import counting
-    from seecause.faithful.evaluate import examine
+    from seecause.faithful.evaluate import examine, public_worst
 
     with counting("examining", len(data), quiet=quiet) as advance:
-        return examine(net, data, batch=batch, advance=advance)
+        found = examine(net, data, batch=batch, mapping=mapping, workers=config.workers, advance=advance)
+    row = found.table() | public_worst(found, data.name)
+    if data.name.startswith("imagenet9:") and data.name.endswith(MIXED_RAND):  # its twin tells what a background of another class costs
+        twin, _ = _test_data(config, net, data.name.removesuffix(MIXED_RAND) + MIXED_SAME, len(data))
+        row["background_gap"] = _examined(config, net, twin, batch, mapping, quiet=quiet)["average"] - row["average"]
+    return row
 
 
 def _calibrate(run: Path, config: TrainConfig, net: IFAM, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
-    """Thresholds from training pictures, prepared as test pictures are; kept in RUN/best."""
+    """Thresholds from training pictures, prepared as test pictures are. Those of all training pictures are kept in RUN/best; those of `limit` are not."""
     from seecause.cli.progress import counting
     from seecause.faithful import calibrate
     from seecause.faithful.data import open_train
@@ -197,15 +217,19 @@ def _calibrate(run: Path, config: TrainConfig, net: IFAM, quantiles: list[float]
     from seecause.faithful.snapshot import keep_thresholds
 
     data = open_train(config.data, limit=limit or config.limit)
+    known = [net.thresholds.get((quantile, "distance")) for quantile in quantiles]
+    if all(found is not None and found.pictures == len(data) for found in known):
+        return
 
     def images() -> Iterator[Any]:
         with counting("calibrating", len(data), quiet=quiet) as advance:
-            for some, *_ in batches_of(net, data, batch=batch):
+            for some, *_ in batches_of(net, data, batch=batch, workers=config.workers):
                 yield some
                 advance(len(some))
 
     calibrate(net, images(), quantiles)
-    keep_thresholds(run, net)
+    if limit is None:
+        keep_thresholds(run, net)
 
 
 def _numbers(flag: str, text: str) -> list[float]:
@@ -215,6 +239,15 @@ def _numbers(flag: str, text: str) -> list[float]:
         return [float(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise BadOption(flag, text, "numbers with commas between them") from None
+
+
+def _parts(flag: str, text: str) -> list[int]:
+    from seecause.errors import BadOption
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() for word in words):
+        raise BadOption(flag, text, "numbers of parts with commas between them, such as 2,5")
+    return [int(word) for word in words]
 
 
 def _settings(words: list[str]) -> dict[str, Any]:
@@ -248,7 +281,10 @@ def _table(rows: dict[str, dict[str, float]], *, title: str) -> None:
     table = Table("network", *(_NAMES[key] for key in columns), title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for name, row in rows.items():
         table.add_row(name, *(f"{row[key]:.0f}" if key == "empty" else f"{row[key]:.4f}" if key in row else "-" for key in columns))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if "worst_public" in columns:
+        console.print("WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)")
 
 
 def _first_process() -> bool:
@@ -259,18 +295,25 @@ def _first_process() -> bool:
 
 @contextmanager
 def _training_bar(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar with the last losses, on terminals and in the first process only."""
+    """A bar with the last losses on a terminal, a line now and then elsewhere; in the first process only."""
+    import time
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console, heard = Console(stderr=True), time.monotonic()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal or not _first_process()) as bar:
+    silent = quiet or not _first_process()
+    with Progress(*columns, console=console, transient=True, disable=silent or not console.is_terminal) as bar:
         task = bar.add_task("training", total=None, said="")
 
         def hear(done: int, total: int, said: str) -> None:
+            nonlocal heard
             bar.update(task, completed=done, total=total)
             if said:
                 bar.update(task, said=said)
+            if said and not silent and not console.is_terminal and (done == total or time.monotonic() - heard >= LINE_EVERY):
+                heard = time.monotonic()
+                typer.echo(f"step {done} of {total}, {said}", err=True)
 
         yield hear

@@ -37,11 +37,18 @@ if TYPE_CHECKING:
 BIASED = "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 
+HEADS, OTHERS = "Which heads carry the background?", "Which heads go first?"
+
 
 class AuditMasks(StrEnum):
     both = "both"
     discovered = "discovered"
     oracle = "oracle"
+
+
+class Count(StrEnum):
+    right = "right"
+    all = "all"
 
 
 class Form(StrEnum):
@@ -73,6 +80,7 @@ def audit(
     weights: Weights = None,
     data: DataOption = TEST,
     limit: Limit = 32,
+    count: Annotated[Count, typer.Option(help="Average over right answers (the paper), or over all, as where there are no labels.")] = Count.right,
     masks: Annotated[AuditMasks, typer.Option(help="Masks from the model (discovered), from the data (oracle), or both.")] = AuditMasks.both,
     steps: Steps = 250,
     mask_cache: MaskCacheOption = None,
@@ -100,8 +108,8 @@ def audit(
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
     cases = read(opened, data, limit, quiet=quiet)
     with counting("searching masks", len(cases) * (masks is not AuditMasks.oracle), quiet=quiet) as advance:
-        found = run(opened, cases, masks=masks.value, steps=steps, cache=mask_cache, progress=advance)
-    sections = [verdict_section(found), *groups_section(found, opened.classes), audit_gallery(opened, found), protocol_section([found.protocol])]
+        found = run(opened, cases, masks=masks.value, count=count.value, steps=steps, cache=mask_cache, progress=advance)
+    sections = [verdict_section(found), *groups_section(found), audit_gallery(opened, found), protocol_section([found.protocol])]
     manifest = {"command": "heads audit", "page": "index.html", "table": "audit.csv", "verdict": found.verdict(), "run": found.protocol}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_page(folder / "index.html", f"Does {opened.name} answer from the background?", sections, lead=_lead(opened, cases))
@@ -133,7 +141,7 @@ def score(
     quiet: Quiet = False,
 ) -> None:
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and what each removal costs."""
-    from seecause.cli.heads_run import look_for, need_view, read, scored
+    from seecause.cli.heads_run import NEED_LOOKS, look_for, need_view, options_of, read, recorded, scored
     from seecause.cli.options import open_model
     from seecause.heads.cases import right_ones
     from seecause.report.folder import check_out, result_folder
@@ -141,15 +149,16 @@ def score(
     from seecause.report.page import write_page
 
     check_out(out, overwrite=overwrite)
+    options = options_of(by, option or [], operator=operator, guard=guard, screen=screen, fill=fill)
     opened = need_view(open_model(model, weights=weights, device=device, dtype=dtype, seed=seed))
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=share, stratified=stratified, seed=seed)
     look = look_for(opened, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in NEED_LOOKS else None
-    found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, pairs=option or [], seed=seed, quiet=quiet)
-    told = {"data": cases.name, "pictures": len(cases), "by": by, "background": None if look is None else look.name, "guard": guard.value}
+    found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
+    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options}
     manifest = {"command": "heads score", "page": "index.html", "table": "scores.csv", **told, "run": _plain(found.protocol)}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        sections = [scores_section(found, by=by), _settings(opened, told)]
-        write_page(folder / "index.html", f"Which heads of {opened.name} carry the background?", sections, lead=_lead(opened, cases))
+        sections = [scores_section(found, by=by, title=HEADS if by == "cigma" else OTHERS), _settings(opened, told)]
+        write_page(folder / "index.html", f"{opened.name}: heads by {by}", sections, lead=_lead(opened, cases))
         (folder / "scores.csv").write_text(scores_csv(found), encoding="utf-8")
     best = ", ".join(f"({layer}, {head}) {float(found.value[layer, head]):.4f}" for layer, head in found.order()[:5])
     _say([*said, f"highest (layer, head): {best or 'no head has a score above 0'}", f"page: {out / 'index.html'}"], quiet)
@@ -187,11 +196,11 @@ def prune(
 
     Heads with a score of 0 or less stay. Writes OUT/model (a checkpoint), a page with numbers before and after, scores.csv and curve.csv.
     """
-    from seecause.cli.heads_run import count_of, look_for, need_view, read, scored
+    from seecause.cli.heads_run import NEED_LOOKS, check_top, count_of, look_for, need_view, options_of, read, recorded, scored
     from seecause.cli.options import open_model
     from seecause.cli.progress import counting
     from seecause.heads.cases import right_ones
-    from seecause.heads.export import export
+    from seecause.heads.export import check_form, export
     from seecause.heads.removal import curve
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import change_section, curves_section, rows_csv, scores_csv, scores_section
@@ -200,10 +209,13 @@ def prune(
 
     check_out(out, overwrite=overwrite)
     k = count_of(top)
+    options = options_of(by, option or [], operator=operator, guard=guard, screen=screen)
     opened = need_view(open_model(model, weights=weights, device=device, dtype=dtype, seed=seed))
+    check_top(opened, k, screen)
+    check_form(opened, form.value)
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=share, stratified=stratified, seed=seed)
     look = look_for(opened, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in NEED_LOOKS else None
-    found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, pairs=option or [], seed=seed, quiet=quiet)
+    found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
     heads = found.top(k)
     said += [] if heads else ["no head has a score above 0: nothing is removed"]
     tested = read(opened, test, test_limit, quiet=quiet)
@@ -213,7 +225,7 @@ def prune(
     with counting("measuring", len(tested), quiet=quiet) as advance:
         line = curve(opened, tested, found, ks, looks, draws=draws, seed=seed, progress=advance)
     before, after = line.chosen[0], line.chosen[ks.index(len(heads))]
-    told = {"data": cases.name, "pictures": len(cases), "by": by, "background": None if look is None else look.name, "guard": guard.value, "form": form.value}
+    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options, "form": form.value}
     manifest = {"command": "heads prune", "page": "index.html", "model": "model", "removed": heads, **told, "run": _plain(found.protocol)}
     note = f"Heads were chosen by {by} on {len(cases)} pictures of {cases.name}: the {len(heads)} highest scores."
     with result_folder(out, manifest, overwrite=overwrite) as folder:
@@ -221,7 +233,7 @@ def prune(
         sections = [
             change_section(before, after, name=tested.name),
             curves_section(line, by=by),
-            scores_section(found, by=by, chosen=heads),
+            scores_section(found, by=by, chosen=heads, title=HEADS if by == "cigma" else OTHERS),
             repair_gallery(opened, tested.take(_spread(len(tested), SHOWN)), heads, looks[0].take(_spread(len(tested), SHOWN))),
             _settings(opened, told),
         ]
@@ -277,7 +289,8 @@ def ablation_study(
     if fill is Filling.swap or guard is Guard.protect:
         raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
     opened = need_view(open_model(model, weights=weights, device=device, dtype=dtype, seed=seed))
-    cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=share, seed=seed)
+    every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
+    cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, seed=seed)
     tested = read(opened, test, test_limit, quiet=quiet)
     found_masks = masks_for(opened, cases, masks, steps=steps, cache=mask_cache, quiet=quiet)
     looks = [look_for(opened, tested, masks, fill, steps=steps, cache=mask_cache, quiet=quiet)]
@@ -293,6 +306,7 @@ def ablation_study(
         guard=guard is Guard.penalty,
         draws=draws,
         steps=steps,
+        cache=mask_cache,
         seed=seed,
     )
     with counting(f"study {study.value}", 1, quiet=quiet) as advance:
@@ -320,9 +334,6 @@ def selectors() -> None:
     for name, entry in sorted(known().items()):
         table.add_row(name, entry.needs, entry.cost, entry.summary)
     Console(highlight=False).print(table)
-
-
-NEED_LOOKS = ("cigma", "attention-mass")
 
 
 def _lead(model: Any, cases: Cases) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +61,14 @@ GuardOption = Annotated[
 Steps = Annotated[int, typer.Option(help="Steps of the mask search; a step costs a picture about two forwards.", min=1)]
 MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
 By = Annotated[str, typer.Option(help="How to choose heads: cigma, random, taylor, attention-mass and others; `seecause heads selectors` lists them.")]
-OptionPairs = Annotated[list[str] | None, typer.Option("--option", help="An option of the selector, such as steps=100; repeat for more.", metavar="KEY=VALUE")]
+FLAGS = {"steps": "--steps", "masks": "--masks", "baseline": "--fill", "operator": "--operator", "guard": "--guard", "seed": "--seed", "top": "--screen"}
+FREE = ("temperature", "entropy_match")  # options of CIGMA's scores that have no flag
+FREE_SCREEN = ("verify", "audit", "at", "by")
+NEED_LOOKS = ("cigma", "attention-mass")
+
+OptionPairs = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the selector that has no flag, such as temperature=2; repeat for more.", metavar="KEY=VALUE")
+]
 Screen = Annotated[int | None, typer.Option(help="Guess first, and measure only the likeliest 4 x N heads.", min=1, metavar="N", show_default="measure all")]
 
 
@@ -110,6 +117,51 @@ def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, *, 
     return Look(masks_for(model, cases, source, steps=steps, cache=cache, quiet=quiet), fill.value)  # type: ignore[arg-type]
 
 
+def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard, screen: int | None, fill: Filling | None = None) -> dict[str, Any]:
+    """Everything that was asked of a selector, checked before any mask is searched. `fill`: None where it serves other ends too."""
+    from seecause.bench.options import check_kinds
+    from seecause.cli.options import value_of
+    from seecause.errors import UnknownName
+    from seecause.heads import score, selectors
+    from seecause.heads.screen import screen as screened
+
+    known = selectors()
+    if by not in known:
+        raise UnknownName("head selector", by, known)
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise BadOption("--option", pair, "key=value, such as temperature=2")
+        options[key] = value_of(text)
+    own = by == "cigma"
+    flags = FLAGS if own else {"seed": "--seed", **({"masks": "--masks"} if by in NEED_LOOKS else {})}
+    free = [*FREE, *(FREE_SCREEN if screen is not None else ())] if own else [name for name in known[by].options if name not in (*flags, "suppress")]
+    for name, value in options.items():
+        if name in flags:
+            raise BadOption("--option", f"{name}={value}", f"{flags[name]}, which is a flag of its own")
+        if name not in free:
+            raise BadOption(f"option {name!r} of {by}", value, f"one of {', '.join(free) or 'no options'}")
+    if own:
+        check_kinds(score, by, {name: value for name, value in options.items() if name in FREE})
+        check_kinds(screened, by, {name: value for name, value in options.items() if name in FREE_SCREEN})
+        return options
+    check_kinds(known[by].run, by, options)
+    for flag, given, usual in (("--operator", operator, Removal.zero), ("--guard", guard, Guard.penalty), ("--screen", screen, None)):
+        if given is not usual:
+            raise BadOption(flag, getattr(given, "value", given), f"--by cigma: choosing heads by {by} has no {flag.strip('-')}")
+    if fill not in (None, Filling.grey):
+        raise BadOption("--fill", fill.value if fill else None, f"--by cigma: choosing heads by {by} fills no background")
+    return options
+
+
+def recorded(by: str, look: Look | None, *, operator: Removal, guard: Guard) -> dict[str, Any]:
+    """What decided the scores, and nothing else."""
+    if by != "cigma":
+        return {"by": by, **({} if look is None or look.masks is None else {"masks": look.masks.source})}
+    return {"by": by, "background": None if look is None else look.name, "operator": operator.value, "guard": guard.value}
+
+
 def scored(
     model: VisionModel,
     cases: Cases,
@@ -119,43 +171,34 @@ def scored(
     operator: Removal = Removal.zero,
     guard: Guard = Guard.penalty,
     screen: int | None = None,
-    pairs: Sequence[str] = (),
+    options: Mapping[str, Any],
     seed: int = 0,
     quiet: bool = False,
 ) -> tuple[HeadScores, list[str]]:
-    """Scores by a selector, and what is to be said about them.
+    """Scores by a selector, and what is to be said about them. `options` are those of `options_of`.
 
     CIGMA has options of its own here: a look, an operator, a guard and a screen; scores below the noise floor are 0.
     """
     import torch
 
-    from seecause.cli.options import value_of
     from seecause.cli.progress import counting
     from seecause.heads import above_noise, information_gains, penalised, protected, score, select, selectors
     from seecause.heads.screen import screen as screened
     from seecause.heads.study import all_heads
 
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise BadOption("--option", pair, "key=value, such as steps=100")
-        options[key] = value_of(text)
     if by != "cigma":
-        if screen is not None:
-            raise BadOption("--screen", screen, "--by cigma: other ways to choose heads have no screen")
-        known = selectors()[by].options if by in selectors() else {}
-        options = {**({"seed": seed} if "seed" in known else {}), **options}
+        entry = selectors()[by]
+        given = {**({"seed": seed} if "seed" in entry.options else {}), **options}
         if by == "attention-mass" and look is not None:
-            options["masks"] = look.masks
-        labels = cases.labels if cases.labels is not None else torch.zeros(len(cases), dtype=torch.long, device=cases.images.device)
-        if cases.labels is None and by in selectors() and "labels" in selectors()[by].needs:
+            given["masks"] = look.masks
+        if cases.labels is None and "labels" in entry.needs:
             raise BadOption("--data", cases.name, f"data with labels: {by} needs them")
-        return select(by, model, cases.images, labels, **options), []
+        labels = cases.labels if cases.labels is not None else torch.zeros(len(cases), dtype=torch.long, device=cases.images.device)
+        return select(by, model, cases.images, labels, **given), []
     if look is None:
         raise BadOption("--by", by, "masks or counterfactuals")
     baseline: Baseline = look.baseline
-    given = {"target": cases.labels, "operator": operator.value, "baseline": baseline, "guard": True, "seed": seed, **options}
+    given = {"target": cases.labels, "operator": operator.value, "baseline": baseline, "guard": True, "per_image": True, "seed": seed, **options}
     said = []
     if screen is None:
         with counting("scoring heads", len(cases) * len(all_heads(model)), quiet=quiet) as advance:
@@ -176,3 +219,13 @@ def count_of(text: str) -> int | float:
         return float(text) if "." in text else int(text)
     except ValueError:
         raise BadOption("--top", text, "a count such as 16, or a share such as 0.1") from None
+
+
+def check_top(model: VisionModel, k: int | float, screen: int | None) -> None:
+    """Before any mask is searched."""
+    from seecause.heads.result import head_count
+    from seecause.heads.study import all_heads
+
+    count = head_count(k, len(all_heads(model)))
+    if screen is not None and count > screen:
+        raise BadOption("--screen", screen, f"{count} or more, the number of heads that --top may remove: a screen looks for its best N only")

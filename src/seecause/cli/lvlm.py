@@ -14,6 +14,7 @@ from seecause.cli.lvlm_open import (
     Asking,
     BankFolder,
     Calibration,
+    Compile,
     Floor,
     LVLMDtype,
     LVLMName,
@@ -22,6 +23,7 @@ from seecause.cli.lvlm_open import (
     Position,
     Share,
     check_bank,
+    check_compile,
     open_bank,
     open_lvlm,
     open_picture,
@@ -71,6 +73,7 @@ def heads(
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
+    compile: Compile = False,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -78,16 +81,20 @@ def heads(
 
     Writes a page (index.html), the coefficients (heads/), curves and other rankings (trace.safetensors) and a manifest.
     """
+    from seecause.bench.traces import check_sizes
     from seecause.cli.progress import counting
     from seecause.lvlm import MaskEngine, trace_heads
     from seecause.report.folder import check_out
 
     check_out(out, overwrite=overwrite)
     check_bank(model, bank_folder, calibration)
+    check_compile(compile, device)
     with counting("tracing", 3, quiet=quiet) as advance:
         shown, opened = open_picture(image), open_lvlm(model, device, dtype)
         advance(1)
-        engine = MaskEngine(opened, shown, question, open_bank(opened, bank_folder, calibration), answer=answer, position=position, floor=floor)
+        average = open_bank(opened, bank_folder, calibration)
+        engine = MaskEngine(opened, shown, question, average, answer=answer, position=position, floor=floor, compile=compile)
+        check_sizes(engine, masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed, adaptive=adaptive)
         advance(1)
@@ -112,6 +119,7 @@ def tokens(
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
+    compile: Compile = False,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -119,16 +127,20 @@ def tokens(
 
     Does what `lvlm heads` does, then words and image tokens: also writes an overlay (overlay.png) and their numbers (tokens.safetensors).
     """
+    from seecause.bench.traces import check_sizes
     from seecause.cli.progress import counting
     from seecause.lvlm import MaskEngine, trace_heads, trace_tokens
     from seecause.report.folder import check_out
 
     check_out(out, overwrite=overwrite)
     check_bank(model, bank_folder, calibration)
+    check_compile(compile, device)
     with counting("tracing", 4, quiet=quiet) as advance:
         shown, opened = open_picture(image), open_lvlm(model, device, dtype)
         advance(1)
-        engine = MaskEngine(opened, shown, question, open_bank(opened, bank_folder, calibration), answer=answer, position=position, floor=floor)
+        average = open_bank(opened, bank_folder, calibration)
+        engine = MaskEngine(opened, shown, question, average, answer=answer, position=position, floor=floor, compile=compile)
+        check_sizes(engine, masks, token_masks or masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed)
         advance(1)
@@ -206,10 +218,13 @@ def bank(
     from seecause.report.folder import check_out, result_folder
 
     check_out(out, overwrite=overwrite)
+    given = [_size(text) for text in size or []]
+    if (mode == "mean" and given) or (mode in ("fixed", "grid") and len(given) > 1):
+        raise BadOption("--size", " ".join(size or []), f"{'none' if mode == 'mean' else 'one'} with --mode {mode}")
     files = find_images(images)
     with counting("averaging", len(files), quiet=quiet) as advance:
         pictures = [read_image(file) for file in files]
-        sizes = [_size(text) for text in size or []] or [Counter((picture.height, picture.width) for picture in pictures).most_common(1)[0][0]]
+        sizes = given or [Counter((picture.height, picture.width) for picture in pictures).most_common(1)[0][0]]
         options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {"size": sizes[0]} if mode in ("fixed", "grid") else {}
         made = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode, **options)  # type: ignore[arg-type]
         advance(len(files))

@@ -29,9 +29,11 @@ Floor = Annotated[float, typer.Option(help="The least the picture must move the 
 BankFolder = Annotated[Path | None, typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False)]
 Calibration = Annotated[
     list[str] | None,
-    typer.Option(help="Calibration pictures, folders or quoted globs; repeat for more.", metavar="IMAGE", show_default="Critters for a builtin model"),
+    typer.Option(help="Calibration pictures, folders or quoted globs; repeat for more.", metavar="IMAGE", show_default="Critters for a model of the zoo"),
 ]
 LVLMDtype = Annotated[Dtype | None, typer.Option(help="Precision of the model.", show_default="float32 on a CPU or for a builtin model, else as stored")]
+
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the masked runs (GPU only): some seconds at first, then a quarter less time.")]
 
 
 def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
@@ -65,12 +67,23 @@ def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -
     """Refuse, before a model is loaded, what no bank can be made of."""
     if folder is not None and calibration:
         raise BadOption("--calibration", calibration[0], "--bank or --calibration, not both")
-    if folder is None and not calibration and not model.startswith("builtin:"):
+    if folder is None and not calibration and not _knows_critters(model):
         raise BadOption("--calibration", None, "about a hundred pictures like those the model is asked about (or --bank), whose average ablated heads see")
 
 
+def check_compile(compile: bool, device: Device) -> None:
+    """Refuse, before a model is loaded, what would only be slower."""
+    if compile and pick_device(device) != "cuda":
+        raise BadOption("--compile", "on a CPU", "a GPU; on a CPU it does not pay")
+
+
+def _knows_critters(model: str) -> bool:
+    """A builtin model, or a folder that `seecause zoo train` made of one."""
+    return model.startswith("builtin:") or (Path(model.removeprefix("hf:")) / "card.json").is_file()
+
+
 def open_bank(lvlm: LVLM, folder: Path | None, calibration: list[str] | None) -> MeanBank:
-    """A saved bank, or one made now from pictures; for builtin models Critters will do."""
+    """A saved bank, or one made now from pictures; for builtin models, and those that `seecause zoo train` made, Critters will do."""
     from seecause.data.images import find_images, read_image
     from seecause.lvlm import MeanBank, calibration_critters, make_bank
 

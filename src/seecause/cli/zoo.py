@@ -49,6 +49,7 @@ def train(
     samples: Annotated[int | None, typer.Option(help="Training pictures.", min=1, show_default="the recipe's")] = None,
     batch: Annotated[int | None, typer.Option(help="Pictures in a step.", min=1, show_default="the recipe's")] = None,
     test_samples: Annotated[int, typer.Option(help="Held-out pictures for the numbers reported.", min=1)] = 8192,
+    start: Annotated[Path | None, typer.Option(help="Go on from this folder (critters-llava): answering only, at a tenth of the rate.")] = None,
     device: DeviceOption = Device.auto,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and pictures; other seeds than 0 are part of the name.", min=0)] = None,
 ) -> None:
@@ -57,5 +58,5 @@ def train(
     from seecause.train import zoo
 
     recipe = zoo.find_recipe(name.removeprefix("builtin:"), samples=samples, batch=batch, seed=seed)
-    measured = zoo.train(recipe, out=out, device=pick_device(device), test_samples=test_samples)
+    measured = zoo.train(recipe, out=out, start=start, device=pick_device(device), test_samples=test_samples)
     typer.echo(f"{out / recipe.stem}: accuracy {measured['accuracy']:.3f} on {measured['samples']} test pictures of {recipe.regime}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from seecause.data import critters
+from seecause.data.dataset import evenly
 from seecause.demo.job import Setting, Shown
-from seecause.faithful.interventions import network
+from seecause.faithful.interventions import leave_one_out, network
+from seecause.faithful.net import IFAM
 from seecause.loading import load
 from seecause.models.sources import ZOO
-from seecause.report.faithful import NOTE, PartCard, part_cards, parts_section
+from seecause.report.faithful import PartCard, note_of, part_cards, parts_section
 
 MODEL = "builtin:critters-ifam"
 PICTURES = 4
@@ -28,16 +30,25 @@ def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES) -> Sh
     def images(rows: critters.Latents, do: critters.Do | None = None) -> torch.Tensor:
         return view.preprocess.normalise(critters.render(rows, size=size, do=do).image).to(view.device, view.dtype)
 
-    shown = latents[torch.arange(0, len(latents), 8) + torch.arange(pictures) % 8]
+    changing = _changing(net, images(latents))
+    rows = [*evenly(changing.nonzero()[:, 0].tolist(), pictures), *evenly((~changing).nonzero()[:, 0].tolist(), pictures)][:pictures]
+    shown = latents[torch.tensor(rows)]
     titles = [f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}" for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)]
     cards: list[PartCard] = part_cards(net, images(shown), titles=titles)
     elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
     with torch.no_grad():
         before, after = (view(images(latents, do)).argmax(dim=1) for do in (None, critters.Do(background=elsewhere)))
     flips = int((before != after).sum())
+    count = len(latents)
     note = (
-        f"{NOTE}\nAnother background changed {flips} of {len(latents)} answers. It still can: stage 1 sees the whole picture when it chooses, and "
-        "patches at the creature's border show some of both."
+        f"{note_of(net)}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when some part is taken out; those are shown first. Another "
+        f"background changed {flips} of {count} answers. It can: stage 1 sees it when it chooses, and patches at the creature's border show some of both."
     )
     manifest = {"method": "iFAM", "model": model, "model_fingerprint": view.fingerprint(), "device": str(view.device), "dtype": str(view.dtype)}
     return Shown([parts_section(cards, net.parts, note=note)], [manifest])
+
+
+def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
+    """[B] bool: another answer without one of the parts."""
+    found = leave_one_out(net, [(images, torch.zeros(len(images), dtype=torch.int64))])
+    return (found.without.argmax(dim=-1) != found.logits.argmax(dim=-1)).any(dim=0)

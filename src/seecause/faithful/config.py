@@ -7,16 +7,21 @@ import json
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 from seecause.errors import BadOption, UnknownName
+from seecause.faithful.net import IFAM
 from seecause.faithful.objective import LossWeights
+from seecause.faithful.settings import fits, in_words
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "plain", "imagenet", "none"]
 Select = Literal["average", "worst"]
-_CHOICES = {"precision": get_args(Precision), "augment": get_args(Augment), "select": get_args(Select)}
+_LEAST = {name: 1 for name in ("parts", "epochs", "batch", "accumulate", "hear_every", "limit", "val_limit", "size")} | {"snapshot_every": 0, "workers": 0}
+_NOT_OPTIONS = ("return", "backbone", "parts", "classes", "preprocess", "architecture")  # of IFAM: settings of their own, or known from the data
 _WHERE = ("out", "device", "workers", "hear_every", "tensorboard", "snapshot_every", "grid")  # may differ when a run is continued: they change no weight
+_TABLES = ("options", "losses")
+CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class TrainConfig:
     val_limit: int | None = None
     weights: str | None = None  # of the backbone: a file, or "random"
     size: int | None = None  # pixels a side; the backbone's own
+    mean: tuple[float, ...] | None = None  # of pixels in [0, 1], one for each channel or one for all; the backbone's own
+    std: tuple[float, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     epochs: int = 90
@@ -60,15 +67,21 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise BadOption(name, getattr(self, name), f"one of {', '.join(allowed)}")
-        for name, least in (("parts", 1), ("epochs", 1), ("batch", 1), ("accumulate", 1), ("hear_every", 1), ("snapshot_every", 0), ("workers", 0)):
-            if getattr(self, name) < least:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _channels(getattr(self, name)))
+        for name, kind in get_type_hints(TrainConfig).items():
+            if not fits(getattr(self, name), kind):
+                raise BadOption(name, getattr(self, name), in_words(kind))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise BadOption(name, getattr(self, name), f"at least {least}")
-        unknown = set(self.losses) - {known.name for known in fields(LossWeights)}
-        if unknown:
-            raise UnknownName("loss", min(unknown), [known.name for known in fields(LossWeights)])
+        for name in ("learning_rate", "prototype_factor", "head_factor", "clip"):
+            if not getattr(self, name) > 0:
+                raise BadOption(name, getattr(self, name), "more than 0")
+        if self.std is not None and not all(value > 0 for value in self.std):
+            raise BadOption("std", self.std, "more than 0")
+        _check_table("loss", self.losses, get_type_hints(LossWeights))
+        _check_table("option", self.options, {name: kind for name, kind in get_type_hints(IFAM.__init__).items() if name not in _NOT_OPTIONS})
 
     @property
     def loss_weights(self) -> LossWeights:
@@ -83,11 +96,14 @@ class TrainConfig:
         return [known.name for known in fields(self) if known.name not in _WHERE and getattr(self, known.name) != getattr(other, known.name)]
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Whole or not at all."""
+        draft = path.with_suffix(".partial")
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
 
 
 def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
-    """A configuration from a TOML or JSON file; what is told besides (and is not None) wins."""
+    """A configuration from a TOML or JSON file; what is told besides (and is not None) wins, name by name in `options` and `losses`."""
     found: dict[str, Any] = {}
     if path is not None:
         path = Path(path)
@@ -96,9 +112,14 @@ def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
         try:
             text = path.read_text(encoding="utf-8")
             found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            if not isinstance(found, dict):
+                raise ValueError("not a table of settings")
         except ValueError as broken:
             raise BadOption("config", str(path), f"valid TOML, or JSON in a file that ends so ({broken})") from broken
-    found |= {name: value for name, value in told.items() if value is not None}
+    for name, value in told.items():
+        if value is not None:
+            merged = name in _TABLES and isinstance(value, dict) and isinstance(found.get(name), dict)
+            found[name] = {**found[name], **value} if merged else value
     known = [one.name for one in fields(TrainConfig)]
     for name in found:
         if name not in known:
@@ -107,3 +128,18 @@ def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
         if name not in found:
             raise BadOption(name, None, f"a value, on the command line or in the configuration: {name} has no default")
     return TrainConfig(**found)
+
+
+def _channels(value: Any) -> Any:
+    """One number for all channels, or a list as JSON and TOML have it -> a tuple."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value,) * CHANNELS
+    return tuple(value) if isinstance(value, list | tuple) and len(value) == CHANNELS else value if value is None else str(value)
+
+
+def _check_table(what: str, given: dict[str, Any], kinds: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in kinds:
+            raise UnknownName(what, name, kinds)
+        if not fits(value, kinds[name]):
+            raise BadOption(f"{what} {name}", value, in_words(kinds[name]))

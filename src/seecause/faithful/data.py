@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import default_collate
 
 from seecause.data.critters.regimes import find_regime
 from seecause.data.dataset import Dataset, evenly, part_of_train
@@ -18,6 +18,7 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.augment import augmentation, keyed
 from seecause.faithful.config import Augment, TrainConfig
+from seecause.faithful.reading import read
 from seecause.models.preprocess import Preprocess
 
 _HELD_OUT = {"imagenet": "train", "pets": "trainval", "food101": "train"}  # releases whose other split is their test: validation is cut from this one
@@ -119,5 +120,4 @@ def passes(count: int, *, batch: int, accumulate: int, rank: int, world: int, se
 
 def feed(data: Training, keys: Sequence[list[Any]], *, workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(images, labels, ids) for each list of keys, in this order whatever the number of reading processes."""
-    loader: DataLoader[Any] = DataLoader(data, batch_sampler=keys, num_workers=workers, pin_memory=pin, generator=torch.Generator())  # type: ignore[arg-type]
-    yield from loader
+    yield from read(data, keys, default_collate, workers=workers, pin=pin)

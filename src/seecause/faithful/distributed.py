@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from seecause.errors import BadOption
+
 
 @dataclass(frozen=True)
 class Crew:
@@ -50,6 +52,8 @@ class Crew:
 def crew(device: str = "auto") -> Iterator[Crew]:
     """Join the others, where `torchrun` started some; NCCL between GPUs, gloo between CPUs."""
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if kind.startswith("cuda") and not torch.cuda.is_available():
+        raise BadOption("device", device, "a GPU that torch can use; here there is none, so give 'cpu'")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Crew(0, 1, torch.device(kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from seecause.data.batch import to_batch
 from seecause.data.dataset import Dataset
+from seecause.data.waterbirds import MINORITY
 from seecause.errors import BadOption
-from seecause.faithful.interventions import evaluating, leave_one_out
+from seecause.faithful.interventions import evaluating, leave_one_out, packing
 from seecause.faithful.net import IFAM
+from seecause.faithful.reading import read
 from seecause.metrics.auc import auroc
+from seecause.metrics.backgrounds import in9_right
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, foreground, overlap
 from seecause.models.preprocess import Preprocess
@@ -43,22 +47,26 @@ class Examined:
     overlap: Overlap  # of foreground and object, where the dataset has masks
     kept: float  # share of patches that are selected
     empty: int  # pictures of which nothing was selected
+    mapping: Tensor | None = None  # [C] which of ImageNet-9's classes each answer stands for, where that is asked
 
     @property
     def by_group(self) -> GroupAccuracy:
         """By group where every sample has one, else by class."""
-        right = self.logits.argmax(dim=1) == self.labels
-        return group_accuracy(right, self.labels if None in self.groups else list(self.groups))
+        return group_accuracy(self._right(self.logits), self.labels if None in self.groups else list(self.groups))
 
     def table(self) -> dict[str, float]:
         """Every number there is. AUC where all classes occur, mIoU where there are masks."""
         found = self.by_group
-        numbers = {"average": found.average, "worst": found.worst, "stage1_average": float((self.stage1.argmax(dim=1) == self.labels).double().mean())}
-        if len(self.labels.unique()) == self.logits.shape[1] > 1:
+        numbers = {"average": found.average, "worst": found.worst, "stage1_average": float(self._right(self.stage1).double().mean())}
+        if self.mapping is None and len(self.labels.unique()) == self.logits.shape[1] > 1:
             numbers["auc"] = auroc(self.logits, self.labels)
         if not math.isnan(self.overlap.iou):
             numbers["miou"] = self.overlap.iou
         return {**numbers, "kept": self.kept, "empty": float(self.empty)}
+
+    def _right(self, logits: Tensor) -> Tensor:
+        """[N] bool"""
+        return logits.argmax(dim=1) == self.labels if self.mapping is None else in9_right(logits, self.labels, self.mapping)
 
 
 def frame_of(net: IFAM) -> Frame:
@@ -67,20 +75,27 @@ def frame_of(net: IFAM) -> Frame:
     return Frame(net.preprocess, net.stage1.prototypes.device, net.stage1.prototypes.dtype)
 
 
-def batches_of(net: IFAM, data: Dataset, *, batch: int = 32, places: Sequence[int] | None = None) -> Iterator[tuple[Tensor, Tensor, list[Any], Tensor | None]]:
-    """Normalised images, labels, groups and masks (in the network's frame) of these places, or of all."""
+def batches_of(
+    net: IFAM, data: Dataset, *, batch: int = 32, places: Sequence[int] | None = None, workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor, list[Any], Tensor | None]]:
+    """Normalised images, labels, groups and masks (in the network's frame) of these places, or of all; `workers` processes read ahead."""
     frame, chosen = frame_of(net), range(len(data)) if places is None else places
-    for start in range(0, len(chosen), batch):
-        samples = [data[place] for place in chosen[start : start + batch]]
-        images, labels, masks = to_batch(frame, samples)
-        if labels is None:
-            raise BadOption("data", data.name, "a dataset with labels")
-        yield images, labels, [sample.group for sample in samples], masks
+    keys = [list(chosen[start : start + batch]) for start in range(0, len(chosen), batch)]
+    framed = partial(_framed, Frame(frame.preprocess, torch.device("cpu"), torch.float32), data.name)
+    for images, labels, groups, masks in read(data, keys, framed, workers=workers, pin=frame.device.type == "cuda"):
+        yield images.to(frame.device, frame.dtype), labels.to(frame.device), groups, None if masks is None else masks.to(frame.device)
 
 
-def labelled_batches(net: IFAM, data: Dataset, *, batch: int = 32) -> Iterator[tuple[Tensor, ...]]:
+def _framed(frame: Frame, name: str, samples: list[Any]) -> tuple[Tensor, Tensor, list[Any], Tensor | None]:
+    images, labels, masks = to_batch(frame, samples)
+    if labels is None:
+        raise BadOption("data", name, "a dataset with labels")
+    return images, labels, [sample.group for sample in samples], masks
+
+
+def labelled_batches(net: IFAM, data: Dataset, *, batch: int = 32, workers: int = 0) -> Iterator[tuple[Tensor, ...]]:
     """(images, labels, groups) as `leave_one_out` takes them; without groups where the dataset has none."""
-    for images, labels, groups, _ in batches_of(net, data, batch=batch):
+    for images, labels, groups, _ in batches_of(net, data, batch=batch, workers=workers):
         yield (images, labels) if None in groups else (images, labels, torch.tensor(groups))
 
 
@@ -92,6 +107,8 @@ def examine(
     batch: int = 32,
     places: Sequence[int] | None = None,
     autocast: torch.dtype | None = None,
+    mapping: Tensor | None = None,
+    workers: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Examined:
     """Run the network as it is, with any intervention it is under. Without half precision, a GPU runs all tokens rather than packed ones."""
@@ -99,10 +116,9 @@ def examine(
     groups: list[Group | None] = []
     shared, kept, empty = Overlap(), 0.0, 0
     device = net.stage1.prototypes.device
-    packed = False if device.type == "cuda" and autocast is None and net.stage2 is not None else None
     with evaluating(net), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-        for images, labels, codes, masks in batches_of(net, data, batch=batch, places=places):
-            out = net(images, packed=packed)
+        for images, labels, codes, masks in batches_of(net, data, batch=batch, places=places, workers=workers):
+            out = net(images, packed=packing(net))
             rows.append((out.logits.float().cpu(), out.stage1_logits.float().cpu(), labels.cpu()))
             groups += codes
             kept += float(out.mask.double().mean(dim=(1, 2)).sum())
@@ -111,9 +127,9 @@ def examine(
                 shared = shared + overlap(foreground(out.maps, (masks.shape[1], masks.shape[2])), masks)
             advance(len(labels))
     if not rows:
-        return Examined(torch.empty(0, net.classes), torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64), (), shared, 0.0, 0)
+        return Examined(torch.empty(0, net.classes), torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64), (), shared, 0.0, 0, mapping)
     logits, stage1, truth = (torch.cat(found) for found in zip(*rows, strict=True))
-    return Examined(logits, stage1, truth, tuple(groups), shared, kept / len(truth), empty)
+    return Examined(logits, stage1, truth, tuple(groups), shared, kept / len(truth), empty, mapping)
 
 
 def together(parts: Sequence[Examined]) -> Examined:
@@ -127,7 +143,18 @@ def together(parts: Sequence[Examined]) -> Examined:
         overlap=sum((part.overlap for part in parts), start=Overlap()),
         kept=sum(part.kept * count for part, count in zip(parts, counts, strict=True)) / max(1, sum(counts)),
         empty=sum(part.empty for part in parts),
+        mapping=parts[0].mapping,
     )
+
+
+def public_worst(found: Examined, name: str) -> dict[str, float]:
+    """`worst_public`, what iFAM's public code reports: the two minority groups of Waterbirds, the classes of MetaShift. Nothing for other datasets."""
+    kind = name.partition(":")[0]
+    if kind not in ("waterbirds", "metashift") or None in found.groups:
+        return {}
+    if kind == "metashift":
+        return {"worst_public": found.by_group.by_class.worst}
+    return {"worst_public": found.by_group.worst_among(MINORITY)} if set(MINORITY) <= set(found.by_group.groups) else {}
 
 
 @dataclass(frozen=True)

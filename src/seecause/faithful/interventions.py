@@ -1,4 +1,4 @@
-"""What can be changed at test time, because the mask is all that stage 2 sees (arXiv 2506.08915, section 3.4).
+"""What can be changed at test time, because the mask decides what stage 2 sees (arXiv 2506.08915, section 3.4).
 
     parts      tokens of a part that misleads become background (found by leaving each part out in turn)
     tokens     a token further from its prototype than the fraction q of training tokens is not trusted, and becomes background
@@ -26,6 +26,8 @@ from seecause.faithful.parts import mean_vote
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 @torch.no_grad()
 def calibrate(net: IFAM | ImageModel, images: Tensor | Iterable[Tensor], quantiles: float | Sequence[float], *, by: By = "distance") -> list[Thresholds]:
@@ -38,23 +40,24 @@ def calibrate(net: IFAM | ImageModel, images: Tensor | Iterable[Tensor], quantil
     if by not in get_args(By) or not wanted or not all(0 < q <= 1 for q in wanted):
         raise BadOption("quantiles", (wanted, by), f"fractions in (0, 1], by {' or '.join(get_args(By))}")
     values: list[list[Tensor]] = [[] for _ in range(net.parts)]
+    pictures = 0
     with evaluating(net), _set(net, Intervention()):
         for batch in [images] if isinstance(images, Tensor) else images:
             batch = batch.to(net.stage1.prototypes)
             assigned, maps = net.assign(net.stage1.tower.features(batch), net._noise(batch, None))
-            winner = maps.argmax(dim=1)
+            winner, pictures = maps.argmax(dim=1), pictures + len(batch)
             for part, found in enumerate(values):
                 found.append((assigned.distances if by == "distance" else assigned.dots)[:, part][winner == part].cpu())
     known = [torch.cat(found).numpy() if found else np.empty(0) for found in values]
-    made = [_thresholds(q, by, known) for q in wanted]
+    made = [_thresholds(q, by, known, pictures) for q in wanted]
     net.thresholds.update({(found.quantile, by): found for found in made})
     return made
 
 
-def _thresholds(q: float, by: By, known: list[np.ndarray]) -> Thresholds:
+def _thresholds(q: float, by: By, known: list[np.ndarray], pictures: int) -> Thresholds:
     level, unseen = (q, np.inf) if by == "distance" else (1 - q, -np.inf)
     values = tuple(float(np.quantile(found, level)) if len(found) else float(unseen) for found in known)
-    return Thresholds(float(q), by, values, tuple(len(found) for found in known))
+    return Thresholds(float(q), by, values, tuple(len(found) for found in known), pictures)
 
 
 @contextmanager
@@ -131,11 +134,9 @@ def leave_one_out(
         fixed = net.removed.clone()
         for images, labels, *groups in batches:
             images = images.to(net.stage1.prototypes)
-            out = net(images)
-            answers = [_without(net, images, out.maps, out.part_logits, fixed | (torch.arange(net.parts, device=fixed.device) == k)) for k in range(net.parts)]
-            rows.append(
-                (_without(net, images, out.maps, out.part_logits, fixed).cpu(), torch.stack(answers).cpu(), labels.cpu(), (groups or [labels])[0].cpu())
-            )
+            _, maps, _, votes = net.first(images, net._noise(images, None))
+            answers = [_without(net, images, maps, votes, fixed | (torch.arange(net.parts, device=fixed.device) == k)) for k in range(net.parts)]
+            rows.append((_without(net, images, maps, votes, fixed).cpu(), torch.stack(answers).cpu(), labels.cpu(), (groups or [labels])[0].cpu()))
     if not rows:
         raise BadOption("batches", "nothing", "at least one batch of images and labels")
     first, each, truth, member = zip(*rows, strict=True)
@@ -143,10 +144,14 @@ def leave_one_out(
 
 
 def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:
-    """Answers [B, C] with parts removed [K] bool, from maps [B, K + 1, gh, gw] that are known."""
-    if net.stage2 is None:
-        return mean_vote(votes, removed)
-    return net.classify(images, select_without(maps.flatten(2), removed).hard.unflatten(1, maps.shape[2:]))
+    """Answers [B, C] with parts removed [K] bool, from maps [B, K + 1, N] and votes that are known."""
+    return mean_vote(votes, removed) if net.stage2 is None else net.answer(images, select_without(maps, removed), packing(net))
+
+
+def packing(net: IFAM) -> bool | None:
+    """`packed` for a run as it is now: False where a GPU has no kernel for packed rows and all tokens are faster, else the network's own choice."""
+    where = net.stage1.prototypes
+    return None if where.device.type != "cuda" or where.dtype in HALVES or torch.is_autocast_enabled("cuda") else False
 
 
 def network(model: IFAM | ImageModel) -> IFAM:

@@ -29,10 +29,12 @@ from seecause.faithful.log import EPOCH_COLUMNS, STEP_COLUMNS, Board, Rows
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import parameter_groups
 from seecause.faithful.rates import cosine, normalised_decay, scaled_rate, set_pace
+from seecause.faithful.save import description
 from seecause.faithful.snapshot import CONFIG, Place, Snapshot, read_snapshot, write_best, write_snapshot
 from seecause.loading import load
 from seecause.models.preprocess import Preprocess
 
+LARGE = 384  # pixels a side from which ImageNet's test pictures are not cut
 Hear = Callable[[int, int, str], None]  # steps done, steps in all, what the last row of the log said
 
 
@@ -92,6 +94,7 @@ class Run:
     def go(self, hear: Hear) -> Trained:
         while self.place.epoch < self.config.epochs:
             self._epoch(hear)
+            self._check_finite()
             self._validate()
             self.place.epoch, self.place.within = self.place.epoch + 1, 0
             self._keep()
@@ -148,7 +151,7 @@ class Run:
     def _say(self, means: dict[str, float], seconds: float) -> str:
         place = self.place
         if not math.isfinite(means["total"]):
-            raise Diverged(place.step, means["total"])
+            raise Diverged(place.step, f"the loss is {means['total']}")
         row = {"epoch": place.epoch, "step": place.step, "learning_rate": self.optimizer.param_groups[0]["lr"], **means, "seconds": seconds}
         if self.us.first:
             self.log.add(row)
@@ -159,7 +162,7 @@ class Run:
         """Every process examines its share. The best epoch, by validation alone, is kept."""
         config, us, place = self.config, self.us, self.place
         autocast = None if self.precision is torch.float32 else self.precision
-        mine = examine(self.shown, self.val, places=range(us.rank, len(self.val), us.world), autocast=autocast)
+        mine = examine(self.shown, self.val, places=range(us.rank, len(self.val), us.world), autocast=autocast, workers=config.workers)
         numbers = together(us.gather(mine)).table()
         better = numbers[config.select] > place.best
         if better:
@@ -186,6 +189,7 @@ class Run:
             sheet(frame_of(self.shown).preprocess.raw(images), maps).save(folder / f"epoch-{self.place.epoch + 1:04d}.png")
 
     def _keep(self) -> None:
+        self._check_finite()
         if self.us.first:
             generators: dict[str, Any] = {"cpu": torch.get_rng_state()}
             if self.us.device.type == "cuda":
@@ -202,6 +206,13 @@ class Run:
                     generators=generators,
                 ),
             )
+
+    def _check_finite(self) -> None:
+        """Weights that are no numbers are never kept: a run could not recover from them. The same in every process, since weights are."""
+        kept = [self.net] if self.ema is None else [self.net, self.ema.module]
+        for name, value in (pair for module in kept for pair in module.state_dict().items()):
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise Diverged(self.place.step, f"{name} is not finite")
 
     def _go_on(self, found: Snapshot | None) -> None:
         if found is None:
@@ -241,7 +252,9 @@ def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
         torch.manual_seed(config.seed)
         model = load(config.backbone, weights=config.weights, size=config.size, head=nn.Identity(), pool="cls")  # DINOv2 has no classifier of its own
         frame = _frame(config, model.preprocess)
-        return IFAM(model.module, config.parts, classes, preprocess=frame, architecture=model.origin or None, **config.options)
+        net = IFAM(model.module, config.parts, classes, preprocess=frame, architecture=model.origin or None, **config.options)
+        description(net)  # what cannot be saved is refused before it is trained
+        return net
 
 
 def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.AdamW:
@@ -259,8 +272,16 @@ def _average(net: IFAM) -> Any:
 
 
 def _frame(config: TrainConfig, known: Preprocess) -> Preprocess:
-    """How test pictures are prepared: the whole short side (SIIM: both sides), the centre."""
-    return dataclasses.replace(known, crop=1.0, squash=config.augment == "plain", filter="bicubic" if config.augment == "imagenet" else "bilinear")
+    """How test pictures are prepared: the whole short side (SIIM: both sides; ImageNet below 384 pixels: 1 / 0.875 of the side), the centre."""
+    imagenet = config.augment == "imagenet"
+    return dataclasses.replace(
+        known,
+        mean=config.mean or known.mean,
+        std=config.std or known.std,
+        crop=0.875 if imagenet and min(known.size) < LARGE else 1.0,
+        squash=config.augment == "plain",
+        filter="bicubic" if imagenet else "bilinear",
+    )
 
 
 def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:

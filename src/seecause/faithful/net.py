@@ -1,6 +1,7 @@
 """iFAM: a classifier that cannot look elsewhere (arXiv 2506.08915).
 
-Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the selected patches alone, so the mask is the explanation, and a guarantee.
+Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the selected patches alone, so the mask is the explanation, and a guarantee
+(but for the ablation `gradient="soft"`, which reads every patch a little and promises nothing).
 With `stages=1` this is PDiscoFormer, its baseline: the parts' own votes, from features that have seen the whole picture.
 
 Where paper and released code differ, the default follows the paper and an option the code: `gradient="none"`, `orthogonality="ifam_code"`,
@@ -121,23 +122,28 @@ class IFAM(nn.Module):
         layout = self.stage1.tower.layout(images)
         self._check_layout(layout)
         noise = self._noise(images, noise)
-        features = self.stage1.tower.features(images)  # [B, N, D]
-        with torch.autocast(images.device.type, enabled=False):  # distances decide by small differences
-            assigned, maps = self.assign(features, noise, Purpose.MAPS)
-            embeddings = self.stage1.modulation(part_embeddings(maps, features))
-            votes = self.votes(embeddings, noise)
+        assigned, maps, embeddings, votes = self.first(images, noise)
+        with torch.autocast(images.device.type, enabled=False):
             selection = self._select(assigned, maps, noise) if mask is None else _given(mask, maps)
         second = None
         if warped is not None:
             other = self.stage1.tower.features(warped)
             with torch.autocast(images.device.type, enabled=False):
                 second = self.assign(other, noise, Purpose.WARPED)[1].unflatten(2, layout.grid)
-        logits = self.mean_vote(votes) if self.stage2 is None else self._answer(images, selection, packed, hard=mask is not None)
+        logits = self.mean_vote(votes) if self.stage2 is None else self.answer(images, selection, packed, hard=mask is not None)
         grids = [t.unflatten(-1, layout.grid) for t in (maps, selection.hard, selection.pair, assigned.dots, assigned.distances)]
         return IFAMOutput(logits, grids[0], grids[1], grids[2], embeddings, votes, grids[3], grids[4], second)
 
+    def first(self, images: Tensor, noise: Noise | None) -> tuple[Assignment, Tensor, Tensor, Tensor]:
+        """Stage 1: distances, maps [B, K + 1, N], modulated embeddings [B, D, K + 1] and votes [B, C, K]."""
+        features = self.stage1.tower.features(images)  # [B, N, D]
+        with torch.autocast(images.device.type, enabled=False):  # distances decide by small differences
+            assigned, maps = self.assign(features, noise, Purpose.MAPS)
+            embeddings = self.stage1.modulation(part_embeddings(maps, features))
+            return assigned, maps, embeddings, self.votes(embeddings, noise)
+
     def classify(self, images: Tensor, mask: Tensor, *, packed: bool = True) -> Tensor:
-        """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are hidden."""
+        """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are hidden, whatever `gradient` is."""
         if self.stage2 is None:
             raise BadOption("stages", 1, "2: PDiscoFormer has no second stage that a mask could go to")
         layout = self.stage2.tower.layout(images)
@@ -194,7 +200,8 @@ class IFAM(nn.Module):
             kept = noise.kept(Purpose.DROP_MASK, self.parts, self.part_dropout2, maps)
         return select(maps, kept)
 
-    def _answer(self, images: Tensor, selection: Selection, packed: bool | None, *, hard: bool) -> Tensor:
+    def answer(self, images: Tensor, selection: Selection, packed: bool | None = None, *, hard: bool = False) -> Tensor:
+        """Stage 2 on what stage 1 selected: logits [B, C]. `hard` takes the selection as a constant, whatever `gradient` is."""
         assert self.stage2 is not None
         stage, gradient = self.stage2, self.gradient
         constant = hard or gradient == "none" or (gradient == "ste" and not (self.training and torch.is_grad_enabled()))
@@ -212,7 +219,7 @@ class IFAM(nn.Module):
             raise BadOption("noise", f"{len(given.ids)} ids", f"one for each of the {len(images)} images")
         if self.training:
             return given or Noise.fresh(len(images), images.device)
-        return given or Noise.fixed(len(images), images.device) if self.eval_noise else None
+        return given or Noise.of(images) if self.eval_noise else None
 
     def _check_layout(self, layout: TokenLayout) -> None:
         if self.parts > layout.n_patches:
@@ -228,11 +235,14 @@ def _given(mask: Tensor, maps: Tensor) -> Selection:
 
 def _check_options(options: dict[str, Any]) -> None:
     for name, allowed in CHOICES.items():
-        if options[name] not in allowed:
+        if options[name] not in allowed or isinstance(options[name], bool):
             raise BadOption(name, options[name], f"one of {', '.join(map(str, allowed))}")
     for name, least in (("parts", 1), ("classes", 1)):
         if not isinstance(options[name], int) or options[name] < least:
             raise BadOption(name, options[name], "a whole number of at least 1")
+    for name in ("part_dropout", "part_dropout2"):
+        if not isinstance(options[name], int | float):
+            raise BadOption(name, options[name], "a share in [0, 1]")
     if not 0 <= options["part_dropout"] < 1:
         raise BadOption("part_dropout", options["part_dropout"], "a share in [0, 1)")
     if not 0 <= options["part_dropout2"] <= 1:

@@ -6,6 +6,7 @@ same steps, and a resumed run goes on as if it had never stopped.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -48,9 +49,11 @@ class Noise:
         return cls(seed, step, torch.arange(batch, device=device))
 
     @classmethod
-    def fixed(cls, batch: int, device: torch.device) -> Noise:
-        """The same draw for every image, so that the place in a batch does not matter."""
-        return cls(0, 0, torch.zeros(batch, dtype=torch.int64, device=device))
+    def of(cls, images: Tensor) -> Noise:
+        """A draw of its own for every image, by its pixels: the same wherever and whenever it is tested, whatever else is in the batch."""
+        rows = images.detach().flatten(1).float().cpu().numpy()
+        digests = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows]
+        return cls(0, 0, torch.tensor(digests, device=images.device))
 
     def uniform(self, purpose: Purpose, rows: int, columns: int, like: Tensor) -> Tensor:
         """[B, rows, columns] in (0, 1), without its ends."""

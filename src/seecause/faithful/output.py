@@ -56,12 +56,13 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Per part, how far from its prototype (or how little like it) a token may be; and how many tokens were seen to decide it."""
+    """Per part, how far from its prototype (or how little like it) a token may be; and how many tokens of how many pictures decided it."""
 
     quantile: float
     by: By
     values: tuple[float, ...]  # K of them; infinite where no token was seen
     tokens: tuple[int, ...] = field(default=())
+    pictures: int = 0
 
 
 def as_parts(parts: Sequence[int]) -> tuple[int, ...]:

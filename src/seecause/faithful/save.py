@@ -28,8 +28,7 @@ from seecause.models.sources import Source, fill, saved
 
 def save(net: IFAM, folder: Path, name: str, told: dict[str, Any]) -> Path:
     """Write the card and the weights; `told` is added to the card. Returns the card's path."""
-    described = net.architecture or describe(net.stage1.tower.native)
-    _check_description(net, described)
+    described = description(net)
     card = {
         "name": name,
         "architecture": {"library": "seecause", "class": "IFAM", "arguments": net.options, "backbone": described},
@@ -63,9 +62,16 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
     net = IFAM(build_backbone(architecture["backbone"]), **options, preprocess=preprocess, architecture=architecture["backbone"])
     fill(net, state, source)
     for found in card["thresholds"]:
-        kept = Thresholds(found["quantile"], found["by"], tuple(found["values"]), tuple(found["tokens"]))
+        kept = Thresholds(found["quantile"], found["by"], tuple(found["values"]), tuple(found["tokens"]), found.get("pictures", 0))
         net.thresholds[kept.quantile, kept.by] = kept
     return Source(net.eval(), {}, architecture)
+
+
+def description(net: IFAM) -> dict[str, Any]:
+    """How the backbone is built, checked: a card that builds another network would only be noticed when it is loaded."""
+    described = net.architecture or describe(net.stage1.tower.native)
+    _check_description(net, described)
+    return described
 
 
 def describe(native: Any) -> dict[str, Any]:
@@ -98,7 +104,6 @@ def build_backbone(described: dict[str, Any]) -> nn.Module:
 
 
 def _check_description(net: IFAM, described: dict[str, Any]) -> None:
-    """A card that builds another network would only be noticed when it is loaded."""
     with torch.device("meta"):
         again = IFAM(build_backbone(described), **net.options)
     shapes, built = ({key: tuple(value.shape) for key, value in module.state_dict().items()} for module in (net, again))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
-from seecause.errors import BadOption, MissingWeights
-from seecause.faithful.config import TrainConfig
+from seecause.errors import BadOption, MissingWeights, SeecauseError
+from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.net import IFAM
 from seecause.faithful.save import load
 
@@ -65,8 +66,12 @@ def read_snapshot(folder: Path, config: TrainConfig, device: torch.device) -> Sn
     path = folder / LAST
     if not path.is_file():
         return None
-    found = Snapshot(**torch.load(path, map_location=device, weights_only=True))
-    different = TrainConfig(**found.config).differs(config)
+    try:
+        found = Snapshot(**torch.load(path, map_location=device, weights_only=True))
+        told = TrainConfig(**found.config)
+    except (RuntimeError, TypeError, ValueError, EOFError, OSError, pickle.UnpicklingError, SeecauseError) as broken:
+        raise MissingWeights(str(path), f"not a snapshot that can be read ({broken})", "Delete it to begin anew, or give another folder") from broken
+    different = told.differs(config)
     if different:
         raise BadOption("out", str(folder), f"a new folder: the run there differs in {', '.join(different)}")
     return found
@@ -108,4 +113,4 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, IFAM]:
     _mend(folder)
     if not (folder / BEST).is_dir():
         raise MissingWeights(str(folder), "no epoch of this run is finished", "Run `seecause faithful train` again to go on")
-    return TrainConfig(**json.loads((folder / CONFIG).read_text(encoding="utf-8"))), load(folder / BEST).eval()
+    return read_config(folder / CONFIG), load(folder / BEST).eval()

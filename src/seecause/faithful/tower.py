@@ -29,6 +29,8 @@ class Tower(nn.Module):
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
+        if self.parts.beside or not self.parts.blocks:
+            raise UnsupportedModel(type(backbone).__name__, "it decides by itself what each token sees", "use a plain vision transformer")
         block = self.parts.blocks[0]
         if block.additive is not None or block.kv_heads != block.heads:
             raise UnsupportedModel(

@@ -21,13 +21,13 @@ from seecause.models.view import VisionModel
 @selector("attention-mass", cost="1 forward", needs="masks")
 @torch.no_grad()
 def attention_mass(model: VisionModel, images: Tensor, labels: Tensor, *, masks: Masks | Tensor | None = None) -> HeadScores:
-    """Share of attention on the background; `masks` [N, H, W] are true on the object."""
-    masks = masks.hard if isinstance(masks, Masks) else masks
-    if masks is None or masks.shape != (len(images), *images.shape[-2:]):
-        shape = None if masks is None else list(masks.shape)
+    """Share of attention on the background; `masks` [N, H, W] are true on the object. What is neither (IGNORE, padding) is no background."""
+    found = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+    if found is None or found.hard.shape != (len(images), *images.shape[-2:]):
+        shape = None if found is None else list(found.hard.shape)
         raise BadOption("masks", shape, f"object masks {[len(images), *images.shape[-2:]]}, true on the object, in the model's frame")
     layout = model.check(images)
-    behind = 1 - masks.to(images.device, images.dtype)
+    behind = (~found.hard if found.inside is None else ~found.hard & found.inside).to(images.device, images.dtype)
     share = F.adaptive_avg_pool2d(behind[:, None], layout.grid).flatten(1)  # [N, patches]
 
     def some(start: int, stop: int) -> Tensor:

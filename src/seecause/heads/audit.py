@@ -27,6 +27,7 @@ from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 
 MaskSource = Literal["discovered", "oracle", "both"]
+Counted = Literal["right", "all"]
 SOME, MUCH = 0.1, 0.5  # BIR, or share of flipped answers, from which the background matters some, and mostly
 
 
@@ -41,12 +42,19 @@ class Audit:
     overlap: Tensor | None = None  # [N], IoU of discovered with true masks
     flips: Tensor | None = None  # [N] bool: another background, another answer
     groups: GroupAccuracy | None = None
+    counted: Tensor | None = None  # [N] bool: the pictures that gains are averaged over; None for all
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def means(self) -> dict[str, Gains]:
+        """Gains of the pictures that count: by default those that are answered right, since a wrong answer has no object to hang on."""
+        return self.gains if self.counted is None else {name: gains.take(self.counted) for name, gains in self.gains.items()}
 
     @property
     def trusted(self) -> str:
         """The look to believe: an exact swap if there is one, else the one that finds most."""
-        return "exact swap" if "exact swap" in self.gains else max(self.gains, key=lambda name: self.gains[name].bir_ratio_of_means)
+        found = self.means
+        return "exact swap" if "exact swap" in found else max(found, key=lambda name: _ratio(found[name]))
 
     @property
     def accuracy(self) -> float | None:
@@ -60,22 +68,23 @@ class Audit:
 
     def verdict(self) -> list[str]:
         """In plain words, the conclusion first."""
-        ratio = self.gains[self.trusted].bir_ratio_of_means
-        sure = float(self.flips.double().mean()) if self.flips is not None else ratio
-        share = max(ratio, sure) if ratio == ratio else sure
+        means, trusted = self.means, self.trusted
+        ratio, (low, high) = _ratio(means[trusted]), means[trusted].interval
+        share = ratio if self.flips is None else max(ratio, float(self.flips.double().mean()))
         said = [
             "Nothing to repair: these answers hardly depend on the background."
-            if not share >= SOME
+            if share < SOME
             else f"The model answers {'mostly' if share >= MUCH else 'partly'} from the background."
         ]
         if self.flips is not None:
             said.append(f"Another background behind the same object changes {int(self.flips.sum())} of {len(self.flips)} answers.")
-        said.append(f"BIR is {ratio:.2f} ({self.trusted}): of what the answers lose without object or background, that share is the background's.")
-        low = min(self.gains, key=lambda name: self.gains[name].bir_ratio_of_means)
-        least = self.gains[low].bir_ratio_of_means
-        if share >= SOME and least < SOME:
-            said.append(f"Do not be fooled by BIR {least:.3f} with {low}: {_why(self.looks[low])}")
-        if self.trusted != "exact swap":
+        over = f"{len(means[trusted].big)} {'' if self.counted is None else 'right '}answers"
+        told = f"95 % interval {low:.2f} to {high:.2f}, {trusted}, {over}"
+        said.append(f"BIR is {ratio:.2f} ({told}): of what the answers lose without object or background, that share is the background's.")
+        least = min(means, key=lambda name: _ratio(means[name]))
+        if share >= SOME and least != trusted and _ratio(means[least]) < share / 2:
+            said.append(f"Do not be fooled by BIR {_ratio(means[least]):.3f} with {least}: {_why(self.looks[least])}")
+        if trusted != "exact swap":
             said.append("Erased pictures look odd, which alone moves answers: check a large BIR with counterfactual pictures if you can make some.")
         if self.overlap is not None and float(self.overlap.nanmean()) < 0.5:
             said.append(
@@ -96,15 +105,19 @@ def audit(
     fills: Sequence[Fill] = ("mean", "grey"),
     steps: int = 250,
     temperature: float = 1.0,
+    count: Counted = "right",
     cache: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Measure every look there is: discovered and true masks, each with every fill, and exact swaps. `progress` is told of masks as they are found.
 
-    `both` takes true masks where the data has them; `oracle` insists on them.
+    `both` takes true masks where the data has them; `oracle` insists on them. Means are those of right answers (CIGMA, section 1.1), or of all with
+    `count="all"`; without labels, or without a right answer, all count. Flips and groups are always of all pictures.
     """
     if masks not in get_args(MaskSource):
         raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
+    if count not in get_args(Counted):
+        raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
     truth = cases.oracle
     if masks == "oracle" and truth is None:
         raise BadOption("masks", "oracle", f"a dataset with a mask for every picture; {cases.name} has none, so give masks='discovered'")
@@ -114,16 +127,32 @@ def audit(
     gains = {look.name: information_gains(model, cases.images, look.masks, baseline=look.baseline, temperature=temperature) for look in looks}
     logits = logits_of(model, cases.images)
     flips = None if cases.swapped is None else (logits_of(model, cases.swapped.background).argmax(dim=1) != logits.argmax(dim=1)).cpu()
-    groups = None
-    if cases.grouped and cases.labels is not None:
-        groups = group_accuracy(logits.argmax(dim=1) == cases.labels, cases.groups)
+    right = None if cases.labels is None else (logits.argmax(dim=1) == cases.labels).cpu()
+    groups = group_accuracy(right, cases.groups) if cases.grouped and right is not None else None
+    counted = right if count == "right" and right is not None and bool(right.any()) else None
     overlap = iou(found, cases.truth) if found is not None and cases.truth is not None else None
     said = {
         "method": "audit",
-        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature},
+        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature, "count": count},
         **protocol(model, cases.images),
     }
-    return Audit(cases, logits.cpu(), {look.name: look for look in looks}, gains, None if overlap is None else overlap.cpu(), flips, groups, said)
+    return Audit(
+        cases=cases,
+        logits=logits.cpu(),
+        looks={look.name: look for look in looks},
+        gains=gains,
+        overlap=None if overlap is None else overlap.cpu(),
+        flips=flips,
+        groups=groups,
+        counted=counted,
+        protocol=said,
+    )
+
+
+def _ratio(gains: Gains) -> float:
+    """BIR, 0 where nothing matters anywhere."""
+    found = gains.bir_ratio_of_means
+    return found if found == found else 0.0
 
 
 def _why(look: Look) -> str:

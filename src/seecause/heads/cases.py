@@ -13,6 +13,7 @@ from seecause.data.answers import Group, true_positives
 from seecause.data.batch import to_batch
 from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import Dataset
+from seecause.data.labels import class_places
 from seecause.data.sample import IGNORE
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
@@ -35,6 +36,7 @@ class Cases:
     truth: Tensor | None = None  # [N, H, W]: 1 object, 0 background, IGNORE neither
     groups: tuple[Group | None, ...] = ()
     swapped: Swapped | None = None  # exact counterfactuals: Critters only
+    objects: tuple[str, ...] = ()  # names of the first code of groups: the data's classes, whatever the model calls its own
     places: tuple[str, ...] = ()  # names of the second code of groups
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ def gather(model: ImageModel, data: Dataset, *, progress: Callable[[int], None] 
     if not images:
         raise BadOption("data", data.name, "at least one picture")
     found = Cases(data.name, tuple(ids), torch.cat(images), torch.cat(labels) if labels else None, torch.cat(truth) if masked else None, tuple(groups))
-    found = replace(found, places=tuple(getattr(data, "places", ())))
+    found = replace(found, objects=tuple(data.classes), places=tuple(getattr(data, "places", ())))
     return _with_labels(model, data, found)
 
 
@@ -116,6 +118,7 @@ def critter_cases(model: ImageModel, latents: critters.Latents, *, name: str = "
         truth=scene.mask.to(model.device),
         groups=tuple((creature, background) for creature, background in codes),
         swapped=swapped,
+        objects=tuple(critters.CLASSES),
         places=tuple(critters.BACKGROUNDS),
     )
 
@@ -135,9 +138,8 @@ def right_ones(model: ImageModel, cases: Cases, *, share: float = 0.4, cap: int 
 
 
 def _with_labels(model: ImageModel, data: Dataset, cases: Cases) -> Cases:
-    """Labels as places among the model's classes: by name where both have names that differ."""
+    """Labels as places among the model's classes."""
     if cases.labels is None:
         return cases
-    same = tuple(data.classes) == tuple(model.classes) or not model.classes or not data.classes or len(data.classes) == model.n_classes
-    labels = cases.labels if same else torch.tensor([model.class_index(name) for name in data.classes], device=cases.labels.device)[cases.labels]
+    labels = torch.tensor(class_places(model, data), device=cases.labels.device)[cases.labels] if data.classes else cases.labels
     return replace(cases, labels=checked_labels(model, cases.images, labels))

@@ -26,7 +26,7 @@ def cigma(
     labels: Tensor,
     *,
     masks: Masks | Tensor | None = None,
-    baseline: Baseline = "mean",
+    baseline: Baseline = "grey",
     operator: Operator = "zero",
     guard: bool = True,
     steps: int = 250,

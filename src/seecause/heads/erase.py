@@ -4,7 +4,7 @@
 
     mean     each picture's own mean colour (the paper); padding does not count. Most of it is the background's colour, so it can give the background
              away: on Critters BIG is near 0 with it and large with any other (benchmarks/heads.py). Compare before trusting a small BIR
-    grey     the mean colour of the training set, which normalisation makes 0
+    grey     the mean colour of the training set, which normalisation makes 0. The default of scores and gains here
     blur     the picture blurred by a Gaussian of about 10 pixels at 224
     noise    pixels with the mean and deviation the model expects, the same for every picture
     tensor   any pictures [1|B, 3, H, W]
@@ -54,7 +54,7 @@ class Erased:
 
 
 def erase(
-    model: ImageModel, images: Tensor, hard: Tensor | None, baseline: Baseline = "mean", *, inside: Tensor | None = None, foreground: bool = True
+    model: ImageModel, images: Tensor, hard: Tensor | None, baseline: Baseline = "grey", *, inside: Tensor | None = None, foreground: bool = True
 ) -> Erased:
     """Both pictures for images [B, 3, H, W] and masks `hard` [B, H, W] (bool). Without `foreground`, only the first is made."""
     if isinstance(baseline, Swapped):
@@ -68,7 +68,7 @@ def erase(
     return Erased(no_background, torch.where((hard & ~padding)[:, None], base, images) if foreground else None)
 
 
-def fill(model: ImageModel, images: Tensor, baseline: Fill | Tensor = "mean", *, inside: Tensor | None = None) -> Tensor:
+def fill(model: ImageModel, images: Tensor, baseline: Fill | Tensor = "grey", *, inside: Tensor | None = None) -> Tensor:
     """The baseline picture of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
     if isinstance(baseline, Tensor):
         if baseline.shape[1:] != images.shape[1:] or len(baseline) not in (1, len(images)):

@@ -20,7 +20,8 @@ from torch import nn
 
 from seecause import __version__
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.prune import kept_heads, original_heads, prune, zero
+from seecause.heads.ablate import checked
+from seecause.heads.prune import check_sliceable, kept_heads, original_heads, prune, zero
 from seecause.heads.readme import readme
 from seecause.heads.result import Head
 from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
@@ -34,17 +35,14 @@ Form = Literal["zeroed", "sliced"]
 
 def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, form: Form = "zeroed", note: str = "") -> Path:
     """Write `model` without `heads` to `folder` and return it. `note` goes into the README: how the heads were chosen, say."""
-    heads = list(heads)
-    if form not in get_args(Form):
-        raise BadOption("form", form, " or ".join(get_args(Form)))
-    if form == "zeroed" and "kept" in model.origin:
-        raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
+    heads = checked(model, heads)
+    check_form(model, form)
     origin = _origin(model)
-    if form == "sliced" and not origin:
-        raise NotDefined("form='sliced'", "how this module is built is not known", "Load the model by sc.load, or use form='zeroed'")
     edited = zero(model, heads) if form == "zeroed" else prune(model, heads)
     head = _head_card(edited.extra)
     folder = Path(folder)
+    if any((folder / stale).exists() for stale in ((SLICED,) if form == "zeroed" else (PLAIN,))):
+        raise BadOption("folder", str(folder), f"an empty folder, or one with a model of form={form!r}: this one has weights of the other form")
     folder.mkdir(parents=True, exist_ok=True)
     _save_weights(edited, folder, form, library=origin.get("library"))
     if head is not None:
@@ -53,7 +51,7 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
         "form": form,
         "model": model.name,
         "family": model.family,
-        "removed": sorted(heads),
+        "removed": heads,
         "layers": [block.heads for block in model.blocks],
         "kept": original_heads(model, kept_heads(model, heads)) if form == "sliced" else None,
         "blocks": _places(edited),
@@ -71,6 +69,18 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(readme(card, note), encoding="utf-8")
     return folder
+
+
+def check_form(model: VisionModel, form: str) -> None:
+    """Refuse a form that this model cannot be written in, whatever the heads."""
+    if form not in get_args(Form):
+        raise BadOption("form", form, " or ".join(get_args(Form)))
+    if form == "zeroed" and "kept" in model.origin:
+        raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
+    if form == "sliced":
+        check_sliceable(model)
+        if not _origin(model):
+            raise NotDefined("form='sliced'", "how this module is built is not known", "Load the model by sc.load, or use form='zeroed'")
 
 
 def _origin(model: VisionModel) -> dict[str, Any]:

@@ -7,7 +7,7 @@ With masks the model found itself, BIG measures evidence outside the model's own
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from seecause.errors import BadOption, NotDefined
 from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import Baseline, Erased, Swapped, describe, erase, part
 from seecause.heads.masks import Masks
+from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel
 
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
@@ -53,6 +54,15 @@ class Gains:
         """What the paper's tables appear to hold. NaN if nothing matters anywhere."""
         return float(self.big.mean() / (self.fig.mean() + self.big.mean()))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % bootstrap interval of the ratio of means, over images."""
+        return ratio_interval(self.big, self.fig + self.big)
+
+    def take(self, rows: Tensor) -> Gains:
+        """Of some images."""
+        return replace(self, fig=self.fig[rows], big=self.big[rows])
+
     def __repr__(self) -> str:
         ratios = f"BIR {self.bir_mean_of_ratios:.3f} (mean of ratios), {self.bir_ratio_of_means:.3f} (ratio of means)"
         return f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f}, {ratios}, {int(self.degenerate.sum())} degenerate)"
@@ -60,7 +70,7 @@ class Gains:
 
 @torch.no_grad()
 def information_gains(
-    model: ImageModel, images: Tensor, masks: Masks | Tensor | None = None, *, temperature: float = 1.0, baseline: Baseline = "mean"
+    model: ImageModel, images: Tensor, masks: Masks | Tensor | None = None, *, temperature: float = 1.0, baseline: Baseline = "grey"
 ) -> Gains:
     """FIG and BIG of normalised images [B, 3, H, W], with masks (a tensor counts as true masks) and a baseline, or with `Swapped` pictures."""
     need_distribution(model, "information_gains")

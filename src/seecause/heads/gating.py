@@ -26,7 +26,7 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.errors import BadOption
 from seecause.heads.registry import checked_labels, selector
-from seecause.heads.result import HeadScores
+from seecause.heads.result import HeadScores, standard_error
 from seecause.heads.values import absent
 from seecause.models.view import VisionModel
 
@@ -83,7 +83,7 @@ def gating(
     said: dict[str, Any] = {"masks": masks, "steps": steps, "strength": strength, "rate": rate, "batch": batch, "seed": seed}
     found = head_gates(model, (images, labels), suppress=suppress, **said)
     value = found.interference.double().cpu()
-    error = found.opened.double().cpu().std(dim=0, correction=0) / masks**0.5
+    error = standard_error(found.opened.double().cpu())  # over masks
     roles = {name: getattr(found, name).double().cpu() for name in ("facilitation", "irrelevance", "interference")}
     return HeadScores(value, error, after=roles, protocol={"selector": "gating", "contrastive": suppress is not None, **said})
 
@@ -127,26 +127,27 @@ def _fit(
         picked = [(images[rows.to(images.device)], labels[rows.to(labels.device)]) for (images, labels), rows in zip(tasks, drawn, strict=True)]
         adam.zero_grad()
         pressure = (theta.clamp(-CLIP, CLIP) * present).sum() / present.sum()  # summed over masks: they do not meet
-        (-strength * pressure).backward()
-        _backward(model, picked, theta)
-        assert theta.grad is not None
+        (push,) = torch.autograd.grad(-strength * pressure, theta)
+        theta.grad = push + _slopes(model, picked, theta)
         theta.grad *= (NORM / theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)).clamp(max=1.0)[:, None, None]
         adam.step()
     return theta.detach()
 
 
-def _backward(model: VisionModel, tasks: list[Task], theta: Tensor) -> None:
-    """Add the loss's gradient to `theta`; as many masks at once as fit."""
+def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
+    """The gradient of the loss in `theta` [M, L, H]; as many masks at once as fit. Nothing is added up before a chunk is through: it may run twice."""
     images = tasks[0][0]
     each = sum(len(x) for x, _ in tasks) * model.forward_bytes(model.check(images)) * model.n_layers * 2
 
-    def some(start: int, stop: int) -> None:
+    def some(start: int, stop: int) -> Tensor:
+        part = theta[start:stop].detach().requires_grad_()
+        total = torch.zeros_like(part)
         for number, (x, y) in enumerate(tasks):
-            gates = theta[start:stop].sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
+            gates = part.sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
             logits = gated_logits(model, x.repeat(stop - start, 1, 1, 1), gates)
             nll = F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits, y.repeat(stop - start), reduction="none")
             nll = nll if number == 0 else -nll.clamp(max=math.log(logits.shape[-1]))
-            (nll.unflatten(0, (stop - start, len(x))).mean(dim=1).sum()).backward()
+            total += torch.autograd.grad(nll.unflatten(0, (stop - start, len(x))).mean(dim=1).sum(), part)[0]
+        return total
 
-    for _ in in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks"):
-        pass
+    return torch.cat(list(in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks")))

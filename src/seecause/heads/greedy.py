@@ -18,7 +18,7 @@ from seecause.errors import BadOption
 from seecause.heads.masks import Masks
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.score import score
-from seecause.heads.study import Study, check_heads
+from seecause.heads.study import Study, check_heads, check_options
 from seecause.models.view import VisionModel
 
 
@@ -49,6 +49,7 @@ def greedy(
     """
     if top < 1:
         raise BadOption("top", top, "at least one head")
+    check_options("greedy", score, options)
     gates = torch.ones(model.n_layers, model.n_heads)
     chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
     for _ in range(top):
@@ -68,6 +69,7 @@ def greedy(
 @torch.no_grad()
 def joint_effect(model: VisionModel, images: Tensor, masks: Masks | Tensor | None, heads: Sequence[Head], **options: Any) -> Tensor:
     """What the response of each image loses when all of `heads` go together, [B] float64. Options are those of `score`."""
+    check_options("joint_effect", Study, options)
     study = Study(model, images, masks, **{"guard": False, **options})
     whole = torch.ones(model.n_layers, model.n_heads, device=model.device)
     cut = whole.clone()

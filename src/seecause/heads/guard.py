@@ -14,13 +14,22 @@ from dataclasses import replace
 import torch
 
 from seecause.errors import NotDefined
-from seecause.heads.result import HeadScores
+from seecause.heads.result import HeadScores, standard_error
 
 
 def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:
-    """Subtract what the foreground loses."""
-    cost = _fig_drop(scores).clamp_min(0)
-    return replace(scores, value=scores.value - alpha * cost, protocol={**scores.protocol, "penalty": alpha})
+    """Subtract what the foreground loses.
+
+    Errors and effects become those of the penalised score where `score(per_image=True)` kept what each image loses; else errors of penalised heads
+    are NaN, since they are not known.
+    """
+    drop = _fig_drop(scores)
+    cost, said = drop.clamp_min(0), {**scores.protocol, "penalty": alpha}
+    value, error = scores.value - alpha * cost, scores.error
+    if scores.effects is not None and scores.fig_drops is not None:
+        effects = scores.effects - alpha * (drop > 0) * scores.fig_drops  # the mean decides whether a head pays
+        return replace(scores, value=value, error=standard_error(effects), effects=effects, protocol=said)
+    return replace(scores, value=value, error=None if error is None else torch.where(cost > 0, torch.nan, error), effects=None, protocol=said)
 
 
 def protected(scores: HeadScores, *, fig: float = 0.05, accuracy: float = 0.01) -> HeadScores:

@@ -22,7 +22,7 @@ from seecause.errors import BadOption
 from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import Swapped
 from seecause.heads.gains import need_distribution
-from seecause.heads.result import Head
+from seecause.heads.result import Head, standard_error
 from seecause.heads.study import all_heads, check_heads, need_heads
 from seecause.models.view import VisionModel
 
@@ -77,7 +77,7 @@ def interchange(
     for done in in_chunks(some, n, size, what="images"):
         if progress is not None:
             progress(done)
-    means, errors = effects.mean(dim=1), effects.std(dim=1, correction=0) / n**0.5
+    means, errors = effects.mean(dim=1), [standard_error(one) for one in effects]
     both = kinds == 2
     said = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
     total: dict[str, float] = {cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from seecause.errors import BadOption
 from seecause.heads.erase import Fill, part
 from seecause.models.base import ImageModel
 
+log = logging.getLogger(__name__)
 _NAMES = ("soft", "losses", "steps")
 
 
@@ -40,10 +43,18 @@ class MaskCache:
         found = {}
         for place in range(len(images)):
             file = self._file(images, inside, baseline, place)
-            if file.is_file():
-                tensors = load_file(file, device=str(self.device))
-                found[place] = tuple(tensors[name] for name in _NAMES)
+            if file.is_file() and (tensors := self._load(file)) is not None:
+                found[place] = tensors
         return found
+
+    def _load(self, file: Path) -> tuple[Tensor, ...] | None:
+        """None for a damaged file: the mask is searched again, and the file written anew."""
+        try:
+            tensors = load_file(file, device=str(self.device))
+        except SafetensorError as damage:
+            log.warning("%s is damaged and will be written again: %s", file, damage)
+            return None
+        return tuple(tensors[name] for name in _NAMES) if set(tensors) == set(_NAMES) else None
 
     def write(self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor, found: Mapping[int, tuple[Tensor, ...]]) -> None:
         """Each file is written beside its place and moved, so it is whole or not there."""

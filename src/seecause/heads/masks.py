@@ -89,6 +89,8 @@ def discover_masks(
     if inside is not None and inside.shape != (len(images), *size):
         raise BadOption("inside", list(inside.shape), f"True where the picture is, {[len(images), *size]}")
     inside = None if inside is None else inside.to(model.device)
+    if isinstance(baseline, Tensor):
+        baseline = fill(model, images, baseline)  # as many as there are images, or one
     if binarise not in get_args(Rule) or not 0 < rho < 1:
         raise BadOption("binarise, rho", (binarise, rho), f"one of {', '.join(get_args(Rule))}, and a share of the pixels between 0 and 1")
     search = Search(model, steps, rate, weights, param, init, temperature, early_stop, grid, rho, binarise)

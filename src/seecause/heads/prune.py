@@ -23,10 +23,7 @@ from seecause.models.view import VisionModel
 def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
     """A verified view of a copy without `heads`, pairs (layer, head) from 0. Its `module` is smaller and works without this package."""
     removed = _removable(model, heads)
-    if any(getattr(part, "rope_mixed", False) for part in model.module.modules()):
-        raise UnsupportedModel(f"cutting heads out of {model.family}", "every head has rotary frequencies of its own", ZEROED)
-    if hasattr(model.module, "view_parts"):
-        raise UnsupportedModel(f"cutting heads out of {model.family}", "it decides by itself what each head sees", ZEROED)
+    check_sliceable(model)
     keep = kept_heads(model, removed)
 
     def cut(block: nn.Module, layer: int) -> None:
@@ -36,6 +33,14 @@ def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
     pruned = _edited(model, cut)
     pruned.origin = {**model.origin, "kept": original_heads(model, keep)}
     return pruned
+
+
+def check_sliceable(model: VisionModel) -> None:
+    """Refuse a model whose heads cannot be cut out, whichever they are."""
+    if any(getattr(part, "rope_mixed", False) for part in model.module.modules()):
+        raise UnsupportedModel(f"cutting heads out of {model.family}", "every head has rotary frequencies of its own", ZEROED)
+    if hasattr(model.module, "view_parts"):
+        raise UnsupportedModel(f"cutting heads out of {model.family}", "it decides by itself what each head sees", ZEROED)
 
 
 def zero(model: VisionModel, heads: Iterable[Head]) -> VisionModel:

@@ -39,7 +39,9 @@ def _how(card: dict[str, Any]) -> str:
         return ours
     origin = card["origin"]
     if not origin:
-        return "from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
+        known = card["model"].startswith("builtin:")
+        made = f"import seecause as sc\nmodule = sc.load({card['model']!r}).module\n" if known else ""
+        return f"{made}from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
     options = "".join(f", {key}={value!r}" for key, value in origin.get("options", {}).items())
     plain = {
         "transformers": f"from transformers import {origin.get('class')}\nmodel = {origin.get('class')}.from_pretrained(FOLDER)",

@@ -72,6 +72,7 @@ def select(by: str, model: ImageModel, images: Tensor, labels: Tensor, **options
             raise BadOption(f"option {name!r} of {by}", value, f"one of {', '.join(chosen.options) or 'no options'}")
     if not isinstance(model, VisionModel):
         raise NotDefined(f"choosing heads by {by}", f"{model.family} has no attention heads", "Use a vision transformer")
+    images = images.to(model.device, model.dtype)
     model.check(images)
     return chosen.run(model, images, checked_labels(model, images, labels), **options)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.heads.masks import Masks
 from seecause.heads.result import HeadScores
-from seecause.heads.study import Study
+from seecause.heads.study import Study, check_options
 from seecause.models.view import VisionModel
 
 
@@ -38,6 +38,7 @@ def regress(
     """
     if draws < 1 or not 0 < rate < 1 or ridge < 0:
         raise BadOption("draws, rate, ridge", (draws, rate, ridge), "at least one draw, a probability between 0 and 1, and a ridge of at least 0")
+    check_options("regress", Study, options)
     study = Study(model, images, masks, seed=seed, **{"guard": False, **options})
     exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
     for layer, head in study.heads:

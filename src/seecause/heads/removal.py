@@ -130,9 +130,9 @@ def curve(
     model: VisionModel, cases: Cases, scores: HeadScores, ks: Sequence[int], looks: Sequence[Look] = (), *, draws: int = 20, seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Curve:  # fmt: skip
-    """Remove the best k heads for every k, and `draws` random sets of as many for the band beside it."""
+    """Remove the best k heads for every k, and `draws` random sets beside it, as large as what was really removed: scores of 0 or less stay."""
     chosen = [scores.top(k) for k in ks]
-    lots = [heads for k in ks for heads in random_sets(model, k, draws=draws, seed=seed)]
+    lots = [heads for some in chosen for heads in random_sets(model, len(some), draws=draws, seed=seed)]
     found = outcomes(model, cases, [*chosen, *lots], looks, progress=progress)
     drawn = found[len(ks) :]
     return Curve(list(ks), found[: len(ks)], [drawn[i * draws : (i + 1) * draws] for i in range(len(ks))])

@@ -22,7 +22,9 @@ class HeadScores:
     after: dict[str, Tensor] = field(default_factory=dict)  # [L, H] each: what the model is like without the head (accuracy, nll, entropy, fig_drop, ...)
     before: dict[str, float] = field(default_factory=dict)  # the same of the whole model
     protocol: dict[str, Any] = field(default_factory=dict)
+    total: int | None = None  # heads of the model, scored or not; None: as many as have a score
     effects: Tensor | None = None  # [B, L, H], of each image, where they were asked for; `value` is their mean
+    fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, beside `effects` where FIG was measured
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""
@@ -31,9 +33,19 @@ class HeadScores:
         return [divmod(i, self.value.shape[1]) for i in chosen]
 
     def top(self, k: int | float, *, positive: bool = True) -> list[Head]:
-        """The `k` highest heads: a count, or a share of all heads between 0 and 1. Fewer, when fewer are above zero."""
-        total = int((~self.value.isnan()).sum())
-        count = round(k * total) if isinstance(k, float) else k
-        if (isinstance(k, float) and not 0 <= k <= 1) or not 0 <= count <= total:
-            raise BadOption("k", k, f"a count up to {total}, or a share between 0.0 and 1.0")
-        return self.order(positive=positive)[:count]
+        """The `k` highest heads: a count, or a share of all heads of the model between 0 and 1. Fewer, when fewer were scored or are above zero."""
+        total = int((~self.value.isnan()).sum()) if self.total is None else self.total
+        return self.order(positive=positive)[: head_count(k, total)]
+
+
+def standard_error(values: Tensor) -> Tensor:
+    """Of the mean over the first dimension of values [B, ...]; NaN for one image, which says nothing of others."""
+    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.full_like(values[0], torch.nan)
+
+
+def head_count(k: int | float, total: int) -> int:
+    """`k` of `total` heads: a count, or a share between 0.0 and 1.0."""
+    count = round(k * total) if isinstance(k, float) and 0 <= k <= 1 else k
+    if isinstance(count, float) or not 0 <= count <= total:
+        raise BadOption("k", k, f"a count up to {total}, or a share between 0.0 and 1.0")
+    return count

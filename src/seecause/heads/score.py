@@ -37,7 +37,7 @@ def score(
     response: Response | Callable[[Tensor], Tensor] = "big",
     target: Spec = None,
     operator: Operator = "zero",
-    baseline: Baseline = "mean",
+    baseline: Baseline = "grey",
     guard: bool = True,
     temperature: float = 1.0,
     entropy_match: bool = False,
@@ -67,4 +67,4 @@ def score(
     if progress is not None and len(running) < len(chosen):
         progress((len(chosen) - len(running)) * len(study.images))
     said = {"operator": operator, "temperature": temperature, "entropy_match": entropy_match, "guard": guard, "seed": seed, "heads_run": len(running)}
-    return table.scores(per_image=per_image, protocol={**study.record(), **said})
+    return table.scores(total=len(study.heads), per_image=per_image, protocol={**study.record(), **said})

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.heads.masks import Masks
-from seecause.heads.result import Head, HeadScores
+from seecause.heads.result import Head, HeadScores, standard_error
 from seecause.heads.score import score
-from seecause.heads.study import Study
+from seecause.heads.study import Study, check_options
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
@@ -61,6 +61,7 @@ def screen(
     **options: Any,
 ) -> Screened:
     """Find the `top` heads: verify 4 * top (or `verify`) and audit a share of all heads. `by` ranks guesses by value or by size. Options are `score`'s."""
+    check_options("screen", score, options, but=("heads",))
     guess = first_order(model, images, masks, at=at, **_without(options, "guard", "progress", "per_image", "entropy_match"))
     heads = [(int(layer), int(head)) for layer, head in guess.value.isfinite().nonzero()]
     count = 4 * top if verify is None else verify
@@ -80,6 +81,7 @@ def first_order(model: VisionModel, images: Tensor, masks: Masks | Tensor | None
     """The slope of the response in every head's gate, averaged over images and the uniform gates `at`. Options are those of `score`."""
     if not at or not all(0 <= point <= 1 for point in at):
         raise BadOption("at", at, "gates between 0 and 1")
+    check_options("first_order", Study, options, but=("guard",))
     with torch.no_grad():
         study = Study(model, images, masks, guard=False, **options)
     width = [model.n_layers, model.n_heads]
@@ -99,7 +101,7 @@ def first_order(model: VisionModel, images: Tensor, masks: Masks | Tensor | None
     absent[tuple(zip(*study.heads, strict=True))] = False
     slopes[:, absent] = torch.nan
     said = {"estimator": "first order", "at": list(at), "operator": study.operator, **study.record()}
-    return HeadScores(slopes.mean(dim=0), slopes.std(dim=0, correction=0) / len(slopes) ** 0.5, protocol=said)
+    return HeadScores(slopes.mean(dim=0), standard_error(slopes), protocol=said)
 
 
 def _judge(scores: HeadScores, guess: HeadScores, verified: list[Head], audited: list[Head], *, top: int, rest: int) -> Screened:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ FRACTIONS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 TEMPERATURES = (0.5, 1.0, 2.0)
 THIRDS = ("first third", "middle third", "last third")
 MASKS: dict[str, dict[str, Any]] = {
-    "paper": {},
+    "default": {},
     "rho 0.25": {"rho": 0.25},
     "rho 0.45": {"rho": 0.45},
     "grid 16": {"grid": 16},
@@ -62,10 +63,11 @@ class Setup:
     masks: Masks  # of `train`
     looks: tuple[Look, ...] = ()  # of `test`
     top: int = 4
-    fill: Fill = "mean"
+    fill: Fill = "grey"
     guard: bool = True
     draws: int = 20
     steps: int = 250  # of mask searches
+    cache: str | Path | None = None  # of masks that were found
     seed: int = 0
 
     def scores(self, *, train: Cases | None = None, masks: Masks | None = None, fill: Fill | None = None, temperature: float = 1.0) -> HeadScores:
@@ -121,19 +123,20 @@ def _k(setup: Setup) -> Found:
                 mean, spread = found.band(name)[place]
                 row |= {f"{name}, random": mean, f"{name}, random sd": spread}
         rows.append(row)
-    note = f"Heads with a score of 0 or less stay, so `removed` may be below K. Beside them: mean and deviation of {setup.draws} random sets of K heads."
+    note = f"Heads with a score of 0 or less stay, so `removed` may be below K. Beside them: mean and deviation of {setup.draws} random sets of as many."
     return Found("k", "How many heads should go?", rows, "K", note)
 
 
 def _fraction(setup: Setup) -> Found:
     order = torch.randperm(len(setup.train), generator=torch.Generator().manual_seed(setup.seed))
+    counts = {max(2, round(share * len(order))): share for share in FRACTIONS}  # of few pictures, several shares are the same ones
     chosen = []
-    for share in FRACTIONS:
-        cases, masks = setup.subset(order[: max(2, round(share * len(order)))].sort().values)
+    for count in counts:
+        cases, masks = setup.subset(order[:count].sort().values)
         chosen.append(setup.scores(train=cases, masks=masks))
     rows: list[Row] = [
-        {"share": share, "pictures": max(2, round(share * len(order))), "rank correlation with all": _agreement(scores, chosen[-1]), **outcome.numbers()}
-        for share, scores, outcome in zip(FRACTIONS, chosen, setup.without(chosen), strict=True)
+        {"share": share, "pictures": count, "rank correlation with all": _agreement(scores, chosen[-1]), **outcome.numbers()}
+        for (count, share), scores, outcome in zip(counts.items(), chosen, setup.without(chosen), strict=True)
     ]
     return Found("fraction", "How many pictures do scores need?", rows, "share", "Each smaller set is part of the larger ones.")
 
@@ -141,7 +144,7 @@ def _fraction(setup: Setup) -> Found:
 def _masks(setup: Setup) -> Found:
     chosen, about = [], []
     for options in MASKS.values():
-        found = discover_masks(setup.model, setup.train.images, steps=setup.steps, **options)
+        found = discover_masks(setup.model, setup.train.images, steps=setup.steps, cache=setup.cache, **options)
         fill = options.get("baseline", setup.fill)
         chosen.append(setup.scores(masks=found, fill=fill))
         gains = information_gains(setup.model, setup.train.images, found, baseline=fill)
@@ -150,7 +153,7 @@ def _masks(setup: Setup) -> Found:
             row = {"IoU": float(iou(found, setup.train.truth).nanmean()), **row}
         about.append(row)
     rows: list[Row] = [
-        {"setting": name, **row, "rank correlation with paper": _agreement(scores, chosen[0]), **outcome.numbers()}
+        {"setting": name, **row, "rank correlation with default": _agreement(scores, chosen[0]), **outcome.numbers()}
         for name, row, scores, outcome in zip(MASKS, about, chosen, setup.without(chosen), strict=True)
     ]
     return Found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
@@ -17,7 +18,7 @@ from seecause.heads.erase import Baseline, Swapped
 from seecause.heads.gains import Views, need_distribution
 from seecause.heads.masks import Masks
 from seecause.heads.responses import OF_MASKS, Measure, Response, View, matched_temperature, views_for
-from seecause.heads.result import Head, HeadScores
+from seecause.heads.result import Head, HeadScores, standard_error
 from seecause.models.base import ImageModel
 from seecause.models.constant import is_silent
 from seecause.models.view import VisionModel
@@ -54,7 +55,7 @@ class Table:
             table[name] = like.new_full(shape, torch.nan)
         return table[name]
 
-    def scores(self, *, per_image: bool, protocol: dict[str, Any]) -> HeadScores:
+    def scores(self, *, total: int, per_image: bool, protocol: dict[str, Any]) -> HeadScores:
         effects = (self.plain["response"][:, None, None] - self.without["response"]).double().cpu()  # [B, L, H]
         after = {name: value.double().mean(dim=0).cpu() for name, value in self.without.items()}
         before = {name: float(value.double().mean()) for name, value in self.plain.items()}
@@ -62,11 +63,13 @@ class Table:
             after["fig_drop"] = before["fig"] - after["fig"]
         return HeadScores(
             value=effects.mean(dim=0),
-            error=effects.std(dim=0, correction=0) / len(effects) ** 0.5,
+            error=standard_error(effects),
             after=after,
             before=before,
             protocol=protocol,
+            total=total,
             effects=effects if per_image else None,
+            fig_drops=(self.plain["fig"][:, None, None] - self.without["fig"]).double().cpu() if per_image and "fig" in self.without else None,
         )
 
 
@@ -82,7 +85,7 @@ class Study:
         response: Response | Callable[[Tensor], Tensor] = "big",
         target: Spec = None,
         operator: Operator = "zero",
-        baseline: Baseline = "mean",
+        baseline: Baseline = "grey",
         guard: bool = True,
         temperature: float = 1.0,
         seed: int = 0,
@@ -185,6 +188,14 @@ class Study:
         name = self.measure.response
         said = {"response": name if isinstance(name, str) else getattr(name, "__name__", "callable"), "target": self.measure.target.record(self.model)}
         return {**said, **({} if self.erased is None else self.erased.record()), **protocol(self.model, self.images)}
+
+
+def check_options(what: str, run: Callable[..., Any], options: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:
+    """Refuse what `run` has no keyword for, before anything is measured."""
+    known = [p.name for p in inspect.signature(run).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in but]
+    for name, value in options.items():
+        if name not in known:
+            raise BadOption(f"option {name!r} of {what}", value, f"one of {', '.join(known)}")
 
 
 def derangement(count: int, seed: int) -> Tensor:

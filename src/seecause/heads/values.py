@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
-from seecause.heads.result import HeadScores
+from seecause.heads.result import HeadScores, standard_error
 from seecause.models.constant import is_silent
 from seecause.models.view import VisionModel
 
@@ -39,6 +39,6 @@ def mean_scores(model: VisionModel, per_image: Tensor, *, remove: Remove = "most
     if remove not in ("most", "least"):
         raise BadOption("remove", remove, "most or least")
     values, missing = per_image.detach().double().cpu(), absent(model)
-    mean, error = values.mean(dim=0), values.std(dim=0, correction=0) / len(values) ** 0.5
+    mean, error = values.mean(dim=0), standard_error(values)
     mean = mean if remove == "most" else mean[~missing].max() - mean
     return HeadScores(mean.masked_fill(missing, torch.nan), error.masked_fill(missing, torch.nan), protocol={**protocol, "images": len(values)})

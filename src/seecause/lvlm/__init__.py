@@ -13,7 +13,7 @@ from seecause.lvlm.lens import head_words
 from seecause.lvlm.load import load, wrap
 from seecause.lvlm.look import Look
 from seecause.lvlm.masks import draw_masks
-from seecause.lvlm.places import coverage, object_share, picture_map, seen_picture
+from seecause.lvlm.places import coverage, object_share, picture_map, seen_mask, seen_picture
 from seecause.lvlm.prompt import Prompt
 from seecause.lvlm.tokens import TextEffects, TokenAttribution, attribute_tokens, sufficiency, text_effects, weighted_attention
 from seecause.lvlm.trace import HeadTrace, TokenTrace, trace_heads, trace_tokens
@@ -59,6 +59,7 @@ __all__ = [
     "random_orders",
     "ratio_study",
     "scan",
+    "seen_mask",
     "seen_picture",
     "sufficiency",
     "text_effects",

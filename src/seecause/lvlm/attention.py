@@ -21,6 +21,7 @@ from seecause.types import wide
 Part = tuple[Tensor, Tensor]  # o [B, R, H, dh] and its log-sum-exp [B, R, H], float32 or float64
 
 _HALF = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)  # the first with the fused kernel
 
 
 def read_shared(q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None = None) -> Part:
@@ -60,7 +61,14 @@ def compiled_blend() -> Callable[..., Tensor]:
 
 
 def _has_flash(q: Tensor) -> bool:
-    return not q.is_cuda or (q.dtype in _HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256)
+    if q.is_cuda:
+        return q.dtype in _HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and _capability(q.device) >= _AMPERE
+    return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Part:

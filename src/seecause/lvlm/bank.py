@@ -22,6 +22,7 @@ from typing import Literal, get_args
 
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -69,11 +70,12 @@ class MeanBank:
         layout = self._layout(lvlm, prompt)
         keys, values = (sums.to(lvlm.device) for sums in self.sums[layout])
         weight = self.weights[layout]
-        if picture is not None and digest(picture) in self.digests:
+        times = 0 if picture is None else self.digests.count(digest(picture))
+        if picture is not None and times:
             (own_keys, own_values), own = self._collect(lvlm, [picture], prompt)
-            if weight == own:
+            if weight == times * own:
                 raise BankMismatch("a bank of this picture alone", "leaving it out leaves nothing", "calibrate with more pictures")
-            keys, values, weight = keys - own_keys, values - own_values, weight - own
+            keys, values, weight = keys - times * own_keys, values - times * own_values, weight - times * own
         if self.mode == "grid":
             keys, values = (stretch(sums, layout, prompt.tokens) for sums in (keys, values))
         shape = (*keys.shape[:2], prompt.n_image, keys.shape[-1])
@@ -96,12 +98,15 @@ class MeanBank:
         folder = Path(folder)
         if not (folder / CARD).is_file() or not (folder / FILE).is_file():
             raise DataMissing(str(folder), f"no {FILE} and {CARD} there", "give a folder that MeanBank.save wrote")
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        tensors = load_file(folder / FILE)
-        bank = cls(card["mode"], card["model"], tuple(card["size"]) if card["size"] else None, tuple(card["digests"]))
-        for index, shape in enumerate(card["shapes"]):
-            layout = ImageTokens(tuple(Grid(**{**part, "box": part["box"] and tuple(part["box"])}) for part in shape["parts"]))
-            bank.sums[layout], bank.weights[layout] = (tensors[f"{index}.k"], tensors[f"{index}.v"]), shape["weight"]
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            tensors = load_file(folder / FILE)
+            bank = cls(card["mode"], card["model"], tuple(card["size"]) if card["size"] else None, tuple(card["digests"]))
+            for index, shape in enumerate(card["shapes"]):
+                layout = ImageTokens(tuple(Grid(**{**part, "box": part["box"] and tuple(part["box"])}) for part in shape["parts"]))
+                bank.sums[layout], bank.weights[layout] = (tensors[f"{index}.k"], tensors[f"{index}.v"]), shape["weight"]
+        except (ValueError, KeyError, TypeError, SafetensorError) as damage:
+            raise DataMissing(str(folder), f"{FILE} or {CARD} is damaged", "make the bank again with `seecause lvlm bank`") from damage
         return bank
 
     def _layout(self, lvlm: LVLM, prompt: Prompt) -> ImageTokens:

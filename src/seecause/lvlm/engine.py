@@ -41,8 +41,9 @@ class MaskEngine:
     """One picture, one question, one word of the answer, ready for masks.
 
     `answer` (text or token ids) and `position` choose the word: the k-th token of the answer, those before it taken as said. Without an answer
-    it is the model's own. `floor` is the least the picture must move the answer, in logits (0: anything but nothing). `vocabulary` cuts the mean
-    logit to the first words, where a model pads its vocabulary. A `Prompt` in place of the picture needs no question.
+    it is the model's own. `floor` is the least the picture must move the answer towards itself, in logits; None, for models that are not trained, takes
+    any effect, against the answer too. `vocabulary` cuts the mean logit to the first words, where a model pads its vocabulary. A `Prompt` in place of
+    the picture needs no question.
     """
 
     @torch.no_grad()
@@ -55,7 +56,7 @@ class MaskEngine:
         *,
         answer: str | Sequence[int] | None = None,
         position: int = 0,
-        floor: float = 1.0,
+        floor: float | None = 1.0,
         vocabulary: int | None = None,
         compile: bool = False,
         block_size: int | None = None,
@@ -73,8 +74,9 @@ class MaskEngine:
         self.readout = lvlm.readout(self.target, vocabulary)
         ends = self.adjusted(torch.tensor([[False], [True]]).expand(2, self.n_components))
         self.ablated, self.intact = (float(a) for a in ends)  # a(0), a(1)
-        if (floor > 0 and self.span < floor) or self.span == 0 or not torch.isfinite(ends).all():
-            raise WeakAnswer(self.answer, self.span, floor)
+        enough = self.span != 0 if floor is None else self.span > 0 and self.span >= floor
+        if not enough or not torch.isfinite(ends).all():
+            raise WeakAnswer(self.answer, self.span, floor or 0)
 
     @property
     def span(self) -> float:
@@ -216,7 +218,12 @@ def _sequence(lvlm: LVLM, image: Image.Image | Prompt, question: str | None, ans
         raise BadOption("question", question, "a question about the picture")
     if answer is None:
         prompt = lvlm.prompt(image, question)
-        return (prompt, None) if position == 0 else (lvlm.prompt(image, question, lvlm.speak(prompt, position)), None)
+        if position == 0:
+            return prompt, None
+        said = lvlm.speak(prompt, position + 1)
+        if position >= len(said):
+            raise BadOption("position", position, f"below {len(said)}, the number of tokens in the model's own answer")
+        return lvlm.prompt(image, question, said[:position]), None
     ids = lvlm.answer_ids(image, question, answer) if isinstance(answer, str) else [int(i) for i in answer]
     if position >= len(ids):
         raise BadOption("position", position, f"below {len(ids)}, the number of tokens in the answer {answer!r}")

@@ -57,6 +57,9 @@ def load(
         library, where = "hf", spec
     if library == "builtin":
         folder = ZOO / where
+        if not (folder / "config.json").is_file() and where.startswith("critters-llava"):
+            make = f"Make it with `seecause zoo train {where} --out DIR`, then name DIR/{where}"
+            raise MissingWeights(spec, "this copy of the package does not hold it", make)
         if not (folder / "config.json").is_file():
             raise UnknownName("builtin vision-language model", where, [path.parent.name for path in ZOO.glob("*/config.json")])
         where = str(folder)

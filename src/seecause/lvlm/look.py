@@ -31,6 +31,7 @@ class Look:
     queries: list[Tensor]  # [H, T, dh]
     keys: list[Tensor]  # [Hkv, N, dh] of the picture
     lse: Tensor  # [L, T, H] over all keys
+    bias: list[Tensor | None]  # [H, T, N] what hides image keys from rows, where a model has that
 
     def image_attention(self) -> Tensor:
         """[L, H]: attention on the picture, averaged over text rows (eq. 10)."""
@@ -43,6 +44,9 @@ class Look:
             raise BadOption("head", head, f"0 to {block.heads - 1}")
         keys = self.keys[layer][head * block.kv_heads // block.heads]
         scores = wide(self.queries[layer][head]) @ wide(keys).T * block.scale
+        bias = self.bias[layer]
+        if bias is not None:
+            scores = scores + bias[head % len(bias)]  # one serves all heads
         return torch.exp(scores - self.lse[layer, :, head, None])
 
     @torch.no_grad()
@@ -66,7 +70,7 @@ class Look:
 def look(lvlm: LVLM, stage: Stage, on: Tensor) -> Look:
     """Run one mask `on` [L, H] and keep what its heads do."""
     image, h = stage.image, stage.states
-    mass, heads, from_image, states, queries, keys, lses = [], [], [], [h[0]], [], [], []
+    mass, heads, from_image, states, queries, keys, lses, biases = [], [], [], [h[0]], [], [], [], []
     for index, block in enumerate(lvlm.blocks):
         q, k, v = block.qkv(h, stage.at)
         bias = None if block.additive is causal else block.bias(stage.at, stage.keys_at)
@@ -88,6 +92,7 @@ def look(lvlm: LVLM, stage: Stage, on: Tensor) -> Look:
         queries.append(q[0])
         keys.append(stage.picture[index][0][0, :, image])
         lses.append(lse[0])
+        biases.append(None if bias is None else bias[0, :, :, image])
         h = block.finish(h, o.to(q.dtype))
         states.append(h[0])
-    return Look(lvlm, torch.stack(mass), torch.stack(heads), torch.stack(from_image), torch.stack(states), queries, keys, torch.stack(lses))
+    return Look(lvlm, torch.stack(mass), torch.stack(heads), torch.stack(from_image), torch.stack(states), queries, keys, torch.stack(lses), biases)

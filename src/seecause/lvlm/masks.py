@@ -24,6 +24,7 @@ def draw_masks(count: int, size: int, *, p: float = 0.75, law: Law = "bernoulli"
         raise BadOption("p", p, "the share of heads to ablate, between 0 and 1")
     if law not in get_args(Law):
         raise BadOption("law", law, "bernoulli or fixed")
+    check_seed(seed)
     stop, rows = start + count, []
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
         lots = torch.rand(_BLOCK, size, generator=torch.Generator().manual_seed((seed << 20) + block))
@@ -33,6 +34,12 @@ def draw_masks(count: int, size: int, *, p: float = 0.75, law: Law = "bernoulli"
 
 
 _BLOCK = 1000
+_SEEDS = 1 << 43  # with twenty bits for the block, a generator's seed
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < _SEEDS:
+        raise BadOption("seed", seed, f"0 to {_SEEDS - 1}")
 
 
 def _largest(lots: Tensor, kept: int) -> Tensor:

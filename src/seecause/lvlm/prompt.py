@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.errors import BadPrompt
-from seecause.models.decoder import arriving
+from seecause.models.decoder import arriving, planted_span
 from seecause.models.image_tokens import ImageTokens, image_tokens
 from seecause.models.layout import At
 
@@ -81,7 +81,11 @@ def answer_ids(lvlm: LVLM, picture: Image.Image, text: str, answer: str) -> list
     before, both = (native_inputs(lvlm, picture, t)["input_ids"][0].tolist() for t in (text, joined))
     if not answer.strip() or both[: len(before)] != before or len(both) == len(before):
         raise BadPrompt(f"answer {answer!r}", "its tokens do not continue the prompt's", "give the answer as the model would write it")
-    return both[len(before) :]
+    said = both[len(before) :]
+    unknown = getattr(getattr(lvlm.processor, "tokenizer", None), "unk_token_id", None)
+    if unknown is not None and unknown in said:
+        raise BadPrompt(f"answer {answer!r}", "it has words that the model's tokenizer does not know", "give an answer in words that the model can say")
+    return said
 
 
 def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
@@ -104,6 +108,9 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         raise BadPrompt("a prompt with more than one picture", "heads are traced for one picture at a time", "give one picture and one question")
     if image.stop == len(ids):
         raise BadPrompt("a prompt that ends with the picture", "no text row follows that could see it", "use a template with the question after the picture")
+    span = planted_span(lvlm.decoder.native.config)
+    if span is not None and span != (image.start, image.stop):
+        raise BadPrompt(f"image tokens {image.start} to {image.stop}", f"this planted model expects {span[0]} to {span[1]}", "use its own template")
     if lvlm.decoder.window is not None and len(ids) > lvlm.decoder.window:
         raise BadPrompt(f"a prompt of {len(ids)} tokens", f"this decoder's sliding window holds {lvlm.decoder.window}", "shorten it, or use a smaller picture")
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))

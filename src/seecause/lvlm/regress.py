@@ -16,9 +16,9 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.lvlm.fit import Moments, Penalty
-from seecause.lvlm.masks import Law, draw_masks
+from seecause.lvlm.masks import Law, check_seed, draw_masks
 
-TOP = 50  # how many of the largest coefficients the halves are compared in
+TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Regression:
 
 def regress(respond: Callable[[Tensor], Tensor], size: int, how: Sampling, device: torch.device | str = "cpu") -> Regression:
     """Ask `respond` (masks [M, P] -> responses [M]) and fit."""
-    _check(how, size)
+    check_sampling(how, size)
     halves = [Moments(size, device) for _ in range(2)]
     unseen, answers, history = [], [], []  # type: list[Tensor], list[Tensor], list[dict[str, Any]]
     asked, step = 0, how.step if how.adaptive else how.masks
@@ -77,12 +77,12 @@ def regress(respond: Callable[[Tensor], Tensor], size: int, how: Sampling, devic
         answers.append(found[test.to(found.device)].cpu().double())
         asked += count
         if how.adaptive and (halves[0].count + halves[1].count > size or asked == how.masks):
-            agreed, kept = _agreement(halves, how)
-            history.append({"masks": asked, "agreement": agreed, f"top {TOP} in both": kept})
+            agreed, top, common = _agreement(halves, how)
+            history.append({"masks": asked, "agreement": agreed, "top": top, "in both": common})
             if agreed >= how.agreement:
                 break
     if not how.adaptive:
-        agreed, _ = _agreement(halves, how)
+        agreed, _, _ = _agreement(halves, how)
     fit = halves[0].plus(halves[1]).fit(_penalty(how))
     truth, told = torch.cat(answers), fit.predict(torch.cat(unseen))
     rest = (truth - told).square().sum() / (truth - truth.mean()).square().sum()
@@ -95,19 +95,21 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float((x @ y) / (x.norm() * y.norm()))
 
 
-def _agreement(halves: list[Moments], how: Sampling) -> tuple[float, int]:
-    """Correlation of the halves' coefficients, and how many of the largest they have in common."""
+def _agreement(halves: list[Moments], how: Sampling) -> tuple[float, int, int]:
+    """Correlation of the halves' coefficients, and of so many of the largest, how many they have in common."""
     first, second = (half.fit(_penalty(how)).coefficients for half in halves)
-    top = min(TOP, len(first))
+    top = min(TOP, max(1, len(first) // 4))
     common = set(first.topk(top).indices.tolist()) & set(second.topk(top).indices.tolist())
-    return correlation(first, second), len(common)
+    return correlation(first, second), top, len(common)
 
 
 def _penalty(how: Sampling) -> Penalty:
     return Penalty(alpha=how.alpha, l1_ratio=how.l1_ratio)
 
 
-def _check(how: Sampling, size: int) -> None:
+def check_sampling(how: Sampling, size: int) -> None:
+    """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
+    check_seed(how.seed)
     if not 0 < how.split < 1:
         raise BadOption("split", how.split, "the share of masks to fit, between 0 and 1")
     least = next(m for m in range(2, 10 * size + 100) if round(how.split * m) > size and m - round(how.split * m) >= 2)

@@ -44,6 +44,15 @@ class Curves:
         return Curves(self.faithfulness[rows], self.completeness[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class RankedRatio:
+    """One share of ablated heads."""
+
+    heads: HeadAttribution
+    enough: int  # k_faith
+    needed: int  # k_comp
+
+
 def scan(engine: MaskEngine, orders: Tensor) -> Curves:
     """Both curves in full for orders [P] or [O, P] of component indices, the best first. Orders share the masks' common blocks."""
     orders = orders.reshape(-1, engine.n_components).cpu()
@@ -75,10 +84,10 @@ def threshold_study(curves: Curves, levels: Sequence[float] = LEVELS) -> Tensor:
     return torch.stack([torch.stack([curves.enough(level).double().mean(), curves.needed(1 - level).double().mean()]) for level in levels])
 
 
-def ratio_study(engine: MaskEngine, ratios: Sequence[float] = RATIOS, *, masks: int = 10_000, seed: int = 0) -> list[tuple[HeadAttribution, Curves]]:
-    """Head attribution with other shares of ablated heads, and how its ranking does."""
-    found = [attribute_heads(engine, masks=masks, p=ratio, seed=seed) for ratio in ratios]
-    return [(one, scan(engine, one.order())) for one in found]
+def ratio_study(engine: MaskEngine, ratios: Sequence[float] = RATIOS, *, masks: int = 10_000, seed: int = 0) -> list[RankedRatio]:
+    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks of its own: the same lots would be nested."""
+    found = [attribute_heads(engine, masks=masks, p=ratio, seed=seed + place) for place, ratio in enumerate(ratios)]
+    return [RankedRatio(one, first_crossing(engine, one.order()), first_crossing(engine, one.order(), level=COMPLETE, completeness=True)) for one in found]
 
 
 def _top(order: Tensor, counts: range) -> Tensor:

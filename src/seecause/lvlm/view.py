@@ -18,7 +18,8 @@ from seecause.models.block import Block
 from seecause.models.decoder import Decoder
 from seecause.types import wide_dtype
 
-_SAMPLED = 256  # values of each weight that the fingerprint reads
+_SAMPLED = 1024  # values of each weight that the fingerprint reads
+_STEPS = (0.7548776662466927, 0.5698402909980532)  # 1 / r and 1 / r^2, r^3 = r + 1: turns of these shares fill a square evenly
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -82,9 +83,11 @@ class LVLM:
 
     @torch.no_grad()
     def speak(self, prompt: Prompt, length: int) -> list[int]:
-        """The first `length` tokens of the model's own answer, the likeliest each time."""
-        made = self.module.generate(**prompt.inputs, max_new_tokens=length, min_new_tokens=length, do_sample=False, temperature=None, top_p=None, top_k=None)
-        return made[0, -length:].tolist()
+        """The first tokens of the model's own answer, at most `length`, the likeliest each time; fewer where it ends before (its end is not a word)."""
+        made = self.module.generate(**prompt.inputs, max_new_tokens=length, do_sample=False, temperature=None, top_p=None, top_k=None)
+        said, ends = made[0, len(prompt.ids) :].tolist(), self.module.generation_config.eos_token_id
+        ended = said and said[-1] in (ends if isinstance(ends, list) else [ends])
+        return said[:-1] if ended else said
 
     @torch.no_grad()
     def readout(self, token: int, vocabulary: int | None = None) -> Tensor:
@@ -106,9 +109,9 @@ class LVLM:
         return tuple(str(i) if tokenizer is None else tokenizer.decode([i]) for i in ids.tolist())
 
     def fingerprint(self) -> str:
-        """A digest of the weights, for manifests: evenly spaced values of each, since a whole model of this size takes too long to read."""
+        """A digest of the weights, for manifests: values of each, spread evenly over its rows and columns, since a whole model takes too long to read."""
         named = list(self.module.named_parameters())
-        sampled = [_spaced(tensor.detach().flatten(), _SAMPLED).to(self.device).double() for _, tensor in named]
+        sampled = [_spread(tensor.detach(), _SAMPLED).to(self.device).double() for _, tensor in named]
         shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
         return hashlib.sha256(shapes.encode() + torch.cat(sampled).cpu().numpy().tobytes()).hexdigest()[:16]
 
@@ -117,5 +120,11 @@ class LVLM:
             raise BadPrompt("a question in words", "this model was wrapped without a processor", "wrap(module, processor), or use lvlm.read(inputs)")
 
 
-def _spaced(values: Tensor, count: int) -> Tensor:
-    return values[:: max(1, len(values) // count)][:count]
+def _spread(values: Tensor, count: int) -> Tensor:
+    """`count` of the values (all, where there are no more): any few rows or columns side by side, such as a head's, hold some of them."""
+    if values.numel() <= count:
+        return values.flatten()
+    table = values.reshape(-1, values.shape[-1])  # [R, C]
+    turns = torch.arange(count, dtype=torch.float64)[:, None] * torch.tensor(_STEPS, dtype=torch.float64) % 1
+    row, column = (turns * torch.tensor(table.shape)).long().to(values.device).unbind(dim=1)
+    return table[row, column]

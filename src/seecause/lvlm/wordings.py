@@ -37,7 +37,7 @@ def compare_wordings(
     *,
     answer: str | None = None,
     masks: int = 10_000,
-    floor: float = 1.0,
+    floor: float | None = 1.0,
     seed: int = 0,
 ) -> Wordings:
     """Head attributions of one picture for several wordings of a question; without `answer`, of whatever the model says to the first one."""

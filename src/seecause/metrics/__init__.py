@@ -26,7 +26,7 @@ from seecause.metrics.saco import saco
 from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
 from seecause.metrics.segmentation import Overlap, box_mask, foreground, iou, overlap
 from seecause.metrics.stability import Stability, stability
-from seecause.metrics.statistics import Summary, bootstrap_interval, paired_difference, rank_correlation, summarise
+from seecause.metrics.statistics import Summary, bootstrap_interval, paired_difference, rank_correlation, ratio_interval, summarise
 
 __all__ = [
     "METRICS",
@@ -81,6 +81,7 @@ __all__ = [
     "perturbation",
     "random_logit",
     "rank_correlation",
+    "ratio_interval",
     "removal",
     "road",
     "saco",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,13 +47,22 @@ def bootstrap_interval(values: Tensor, *, confidence: float = 0.95, draws: int =
     known = _known(values)
     if len(known) == 0:
         return torch.nan, torch.nan
-    generator = torch.Generator().manual_seed(seed)
-    rows = max(1, _DRAWN // len(known))
-    sizes = [min(rows, draws - start) for start in range(0, draws, rows)]
-    means = torch.cat([known[torch.randint(len(known), (size, len(known)), generator=generator)].mean(dim=1) for size in sizes])
-    tail = (1 - confidence) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return low, high
+    means = torch.cat([known[rows].mean(dim=1) for rows in _resampled(len(known), draws, seed)])
+    return _middle(means, confidence)
+
+
+def ratio_interval(first: Tensor, second: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The same of the ratio of two means over the same images, mean(first) / mean(second). NaN where a resampling has nothing to divide by."""
+    if not 0 < confidence < 1:
+        raise BadOption("confidence", confidence, "a share between 0 and 1")
+    if first.shape != second.shape:
+        raise BadOption("second", list(second.shape), f"values of the same images as the first, {list(first.shape)}")
+    kept = ~(first.isnan() | second.isnan())
+    top, bottom = _known(first[kept]), _known(second[kept])
+    if len(top) == 0:
+        return torch.nan, torch.nan
+    ratios = torch.cat([top[rows].mean(dim=1) / bottom[rows].mean(dim=1) for rows in _resampled(len(top), draws, seed)])
+    return _middle(ratios, confidence)
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -69,3 +79,17 @@ def _known(values: Tensor) -> Tensor:
         raise BadOption("values", list(values.shape), "one number for each image, [B]")
     values = values.detach().cpu().double()
     return values[~values.isnan()]
+
+
+def _resampled(count: int, draws: int, seed: int) -> Iterator[Tensor]:
+    """Places [n, count] of `draws` resamplings, some at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, _DRAWN // count)
+    for start in range(0, draws, rows):
+        yield torch.randint(count, (min(rows, draws - start), count), generator=generator)
+
+
+def _middle(values: Tensor, confidence: float) -> tuple[float, float]:
+    tail = (1 - confidence) / 2
+    low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return low, high

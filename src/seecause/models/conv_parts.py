@@ -115,7 +115,7 @@ def assemble_conv(
     """A view from what the adapter found and what the caller adds. `head` is for networks whose own classifier was taken off."""
     kind = type(module).__name__
     if pool is not None:
-        raise BadOption("pool", pool, f"None: {kind} pools by itself")
+        raise BadOption("pool", pool, f"None: {kind} pools by itself; it is a convolutional network, not a vision transformer with a class token")
     if head is None and not parts.classifies:
         raise UnsupportedModel(kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)")
     if head is not None and parts.classifies:

@@ -79,7 +79,7 @@ def _block(native: Any, index: int, config: Any) -> Block:
     attention = native.self_attn
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     width = attention.head_dim
-    few = getattr(config, "_attn_implementation", None) == FEW_READERS
+    few = planted_span(config) is not None
 
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q(x).unflatten(-1, (-1, width)), k(x).unflatten(-1, (-1, width)), v(x).unflatten(-1, (-1, width))
@@ -100,6 +100,11 @@ def _block(native: Any, index: int, config: Any) -> Block:
         mix=first(attention, "o_proj"),
         feed=chain(native.post_attention_layernorm, native.mlp),
     )
+
+
+def planted_span(config: Any) -> tuple[int, int] | None:
+    """Where a decoder whose text may read the picture through a few heads only expects it; None for all other decoders."""
+    return tuple(config.image_span) if getattr(config, "_attn_implementation", None) == FEW_READERS else None
 
 
 def rotate(x: Tensor, at: At) -> Tensor:

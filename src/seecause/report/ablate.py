@@ -34,7 +34,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     alike = agreement(store, plan)
     sections = [
         bench.table_section(table, title="Do the scores change?", what="setting"),
-        *(sweep_section(table) if plan.request.study == "layers" else differences_section(table)),
+        *(sweep_section(table, plan) if plan.request.study == "layers" else differences_section(table)),
         agreement_section(alike),
         *(depth_section(read_depth(store), plan) if plan.request.study == "layers" else []),
         gallery_section(store, plan, reference=table.reference),
@@ -62,9 +62,10 @@ def differences_section(table: Table) -> list[Section]:
     return [Section("How far from the default?", fragment("bench_charts.html.j2", charts=charts, keys={}), note)] if charts else []
 
 
-def sweep_section(table: Table) -> list[Section]:
-    """Scores against the first patched layer, and against the last."""
-    looks = styled(["from", "to"])
+def sweep_section(table: Table, plan: Plan) -> list[Section]:
+    """Scores against the first patched layer, where it has an effect, and against the last."""
+    kinds = {kind: plan.request.methods[name] for kind in ("from", "to") for name in table.methods if name.startswith(kind)}  # options of one of each
+    looks = styled(list(kinds))
     charts = []
     for metric in table.metrics:
         series = [_sweep(table, metric, kind, look) for kind, look in looks.items()]
@@ -72,11 +73,15 @@ def sweep_section(table: Table) -> list[Section]:
         if drawn:
             better = "higher" if higher_is_better(metric) else "lower"
             charts.append(chart(drawn, title=f"{metric} ({better} is better)", x_title="layer; 0 is the embedding", y_title=metric))
-    note = (
-        "From l: all layers from l to the end are patched. To l: the embedding to layer l are patched, and the patched tokens are computed again after it "
-        "(tail=patched). Bands are standard errors."
-    )
-    keys = {"from this layer on": looks["from"], "up to this layer, tail patched": looks["to"]}
+    told = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
+    if "from" in kinds:
+        last = kinds["from"]["layers"][1]
+        told = {"from": f"From l: layers l to {'the end' if last is None else last} are patched (tail={kinds['from']['tail']}).", **told}
+    else:
+        told["to"] += " The first patched layer has no effect here: this model has no class token that is computed meanwhile."
+    note = f"{' '.join(told.values())} Bands are standard errors."
+    names = {"from": "from this layer on", "to": "up to this layer"}
+    keys = {f"{names[kind]}, tail {kinds[kind]['tail']}": look for kind, look in looks.items()}
     return [Section("Which layers are needed?", fragment("bench_charts.html.j2", charts=charts, keys=keys), note)] if charts else []
 
 

@@ -17,8 +17,13 @@ from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment
 
 NOTE = (
-    "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2 answers from the coloured patches alone: what is dark it "
-    "cannot see, so no dark pixel can have caused the answer. The last pictures have one part taken out of the mask; the network is the same."
+    "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2 answers from the coloured patches alone: with this mask, "
+    "no dark pixel can change the answer. Stage 1 sees the whole picture when it chooses the mask. The last pictures have one part taken out of the mask; the "
+    "network is the same."
+)
+NO_PROMISE = (
+    "Every patch goes to one of the parts or to the background; colours are parts. This network promises nothing about the dark pixels: {why}. The last "
+    "pictures have one part taken out; the network is the same."
 )
 
 
@@ -52,7 +57,7 @@ def part_cards(net: IFAM, images: Tensor, *, titles: Sequence[str], without: Seq
     for part in left_out:
         with intervene(net, drop_parts=[part]):
             changed[part] = net(images)
-    cards = []
+    cards, seen = [], "stage 2 sees" if note_of(net) == NOTE else "in some part:"
     for index, title in enumerate(titles):
         there = set(whole.maps[index].argmax(dim=0).unique().tolist())
         base = int(whole.logits[index].argmax())
@@ -60,7 +65,7 @@ def part_cards(net: IFAM, images: Tensor, *, titles: Sequence[str], without: Seq
         tiles = [
             Tile("picture", data_uri(picture(raw[index]), photo=True)),
             Tile("parts", data_uri(part_picture(raw[index], whole.maps[index]))),
-            Tile(f"stage 2 sees {share:.0%}", data_uri(picture(_seen(raw[index], whole.mask[index])), photo=True), _answers(net, whole, index)),
+            Tile(f"{seen} {share:.0%}", data_uri(picture(_seen(raw[index], whole.mask[index])), photo=True), _answers(net, whole, index)),
         ]
         for part, out in ((part, out) for part, out in changed.items() if part in there):
             shown = data_uri(part_picture(raw[index], whole.maps[index], removed=[part]))
@@ -70,6 +75,13 @@ def part_cards(net: IFAM, images: Tensor, *, titles: Sequence[str], without: Seq
         nothing = ["no patch is selected: the answer says nothing about the picture"] if bool(whole.empty[index]) else []
         cards.append(PartCard(title, tiles, said, nothing))
     return cards
+
+
+def note_of(net: IFAM) -> str:
+    """What the mask of this network promises, and what not."""
+    if net.stage2 is None:
+        return NO_PROMISE.format(why="its parts vote with features that have seen the whole picture")
+    return NO_PROMISE.format(why="with gradient='soft', every patch is read a little") if net.gradient == "soft" else NOTE
 
 
 def parts_section(cards: Sequence[PartCard], parts: int, *, title: str = "What can it look at?", note: str = NOTE) -> Section:

@@ -11,6 +11,7 @@ import torch
 from markupsafe import Markup
 
 from seecause.heads.audit import Audit
+from seecause.heads.registry import selectors
 from seecause.heads.removal import Curve, Outcome
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.studies import Found
@@ -27,10 +28,8 @@ LOOKS_NOTE = (
     "Discovered masks are what the model keeps its answer with; true masks come with the data. Mean fills with the picture's own mean colour, grey with the "
     "colour of the training set. Degenerate pictures lose nothing either way. Effects below the noise floor are rounding."
 )
-GRID_NOTE = (
-    "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite. Hover for standard errors and for what else "
-    "the head's removal does; outlined heads are removed."
-)
+CIGMA_NOTE = "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite."
+GRID_NOTE = "Hover for standard errors and for what else the head's removal does; outlined heads are removed."
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ class ScoreGrid:
         where = f"layer {layer}, head {head}"
         if value == -torch.inf:
             return Cell(0, "none", "stays" if self.width <= WRITTEN else "", f"{where}: must stay, its removal costs too much")
-        error = "" if self.scores.error is None else f" ± {number(float(self.scores.error[layer, head]))}"
+        spread = torch.nan if self.scores.error is None else float(self.scores.error[layer, head])
+        error = f" ± {number(spread)}" if spread == spread else ""
         told = [f"{name} {number(float(table[layer, head]))}" for name, table in self.scores.after.items() if name != "response"]
         text = f"{value * 10**-power:.2f}".replace("0.", ".").replace("-.00", ".00") if self.width <= WRITTEN else ""
         without = f"; without it: {', '.join(told)}" if told else ""
@@ -89,24 +89,26 @@ class ScoreGrid:
 def verdict_section(found: Audit, *, title: str = "What was found") -> Section:
     """The conclusion in plain words, and every measurement behind it."""
     rows = []
-    for name, gains in found.gains.items():
-        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}")
+    for name, gains in found.means.items():
+        low, high = gains.interval
+        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}", f"{low:.3f} to {high:.3f}")
         means = (f"{float(gains.fig.mean()):.4f}", f"{float(gains.big.mean()):.4f}")
         rows.append((name, *means, *ratios, f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor)))
-    head = ("background taken away by", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)", "degenerate", "noise floor")
+    head = ("background taken away by", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)", "95 % interval", "degenerate", "noise floor")
     marked = [list(found.gains).index(found.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=found.verdict()) + table(rows, head=head, marked=marked)
-    return Section(title, body, LOOKS_NOTE)
+    counted = "all pictures" if found.counted is None else f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered right"
+    return Section(title, body, f"{LOOKS_NOTE} Means over {counted}.")
 
 
-def groups_section(found: Audit, names: Sequence[str]) -> list[Section]:
-    """Accuracy by group: first code down, second code across. None without groups."""
+def groups_section(found: Audit) -> list[Section]:
+    """Accuracy by group: first code down, second code across, by the data's own names. None without groups."""
     if found.groups is None:
         return []
     groups, spans = found.groups, found.groups.intervals()
     if all(len(group) == 2 for group in groups.groups) and len(groups.groups) > 2:
         across = sorted({group[1] for group in groups.groups})
-        places = found.cases.places
+        names, places = found.cases.objects, found.cases.places
         head = ("object", *(places[code] if code < len(places) else f"background {code}" for code in across))
         cells = {group: f"{float(acc):.2f} of {int(n)}" for group, acc, n in zip(groups.groups, groups.accuracy, groups.total, strict=True)}
         firsts = sorted({group[0] for group in groups.groups})
@@ -122,12 +124,12 @@ def groups_section(found: Audit, names: Sequence[str]) -> list[Section]:
 
 
 def scores_section(
-    scores: HeadScores, *, by: str, chosen: Sequence[Head] = (), title: str = "Which heads carry the background?", note: str = GRID_NOTE
+    scores: HeadScores, *, by: str, chosen: Sequence[Head] = (), title: str = "Which heads carry the background?", note: str | None = None
 ) -> Section:
-    """The grid of layer x head."""
+    """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
     grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key="outlined: removed" if chosen else "")
     unit = f"\nIn the grid, {grid.unit}." if grid.unit else ""
-    return Section("Which heads carry the background?", fragment("head_grid.html.j2", grids=[grid]), note + unit)
+    return Section(title, fragment("head_grid.html.j2", grids=[grid]), (_grid_note(by) if note is None else note) + unit)
 
 
 def curves_section(found: Curve, *, by: str, title: str = "What do more removed heads do?") -> Section:
@@ -224,6 +226,14 @@ def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _grid_note(by: str) -> str:
+    """CIGMA's colours speak of the background; other selectors score other things."""
+    if by == "cigma":
+        return f"{CIGMA_NOTE} {GRID_NOTE}"
+    known = selectors()
+    return f"{by}: {known[by].summary} The highest (orange) are removed first. {GRID_NOTE}" if by in known else GRID_NOTE
 
 
 def _shown(value: str | float) -> str:

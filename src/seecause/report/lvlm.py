@@ -148,22 +148,24 @@ def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> I
     return panel(images, titles=[f"{engine.answer}", "image tokens", "weighted attention"], below=below)
 
 
-def prompt_words(pieces: Sequence[str], deltas: Tensor, kept: Tensor, *, answer: str, images: int) -> Markup:
+def prompt_words(pieces: Sequence[str], deltas: Tensor, kept: Tensor, *, answer: str, images: int | None) -> Markup:
     most = max(float(deltas.abs().max()), 1e-9)
     words = [
         Piece(piece.replace("\n", "⏎") or "·", f"{value:.2f}", round(80 * abs(value) / most), _sign(value), bool(keep), f"{piece!r}: {value:.4f}")
         for piece, value, keep in zip(pieces, deltas.tolist(), kept.tolist(), strict=True)
     ]
-    return fragment("prompt.html.j2", before=f"{images} image tokens", pieces=words, answer=answer)
+    return fragment("prompt.html.j2", before="image tokens" if images is None else f"{images} image tokens", pieces=words, answer=answer)
 
 
 def trace_manifest(engine: MaskEngine, *fits: HeadTrace | TokenAttribution) -> dict[str, Any]:
     """The protocol in the words of `protocol_section`."""
     told = engine.protocol()
-    sampled = [(fit.heads if isinstance(fit, HeadTrace) else fit).protocol["sampling"] for fit in fits]
+    sampled = [fit.heads if isinstance(fit, HeadTrace) else fit for fit in fits]
     options = {"question": told["question"], "bank": f"{told['bank']['pictures']} pictures ({told['bank']['mode']})", "floor": told["floor"]}
-    for what, how in zip(("heads", "tokens"), sampled, strict=False):
-        options[what] = f"{how['masks']} masks, p {how['p']}, {how['law']}, seed {how['seed']}"
+    for what, fit in zip(("heads", "tokens"), sampled, strict=False):
+        how = fit.protocol["sampling"]
+        most = f" of at most {how['masks']}" if how["adaptive"] else ""
+        options[what] = f"{fit.masks} masks{most}, p {how['p']}, {how['law']}, seed {how['seed']}"
     return {
         "method": "head attribution (HeAr)", "options": options, "model": told["model"], "model_fingerprint": told["fingerprint"], "random_weights": False,
         "grid": [told["image_tokens"]], "readout": f"logit of {told['answer']!r} less the vocabulary's mean", "device": told["device"], "dtype": told["dtype"],

@@ -92,9 +92,10 @@ def text_section(study: Study) -> list[Section]:
     if study.text is None:
         return []
     deltas = study.stacked("deltas").mean(dim=0)
-    images = study.known[0].tensors["gamma"].numel() if "gamma" in study.known[0].tensors else 0
+    images = next((sample.tensors["gamma"].numel() for sample in study.known if "gamma" in sample.tensors), None)
     body = prompt_words(study.pieces, deltas, study.text, answer="answer", images=images)
-    note = "Mean share of the effect that is lost when the picture may not reach a word. Framed words are kept for image tokens."
+    note = "Mean share of the effect that is lost when the picture may not reach a word. Framed words are those that matter"
+    note += " (no image tokens were asked for)." if images is None else "; they are kept for image tokens."
     rows = [("kept words alone bring", spelled(summarise(study.column("sufficiency"))))] if len(study.column("sufficiency")) else []
     return [Section("Into which words?", body + (table(rows) if rows else Markup("")), note)]
 

@@ -25,6 +25,7 @@ from seecause.data import critters
 from seecause.data.critters import BACKGROUNDS, VARIANTS, Latents
 from seecause.models.image_readers import restrict
 from seecause.train.llava_batch import Lesson, Teacher, answer_logits, see
+from seecause.train.llava_blind import AveragePicture, blind_loss, mean_bank
 from seecause.train.llava_evaluate import evaluate
 from seecause.train.llava_recipe import LlavaRecipe, build
 from seecause.train.llava_words import make_processor, make_words
@@ -33,13 +34,21 @@ from seecause.train.steps import adamw, move_average, pace, write_log
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _LOG_LINES = 100
 _AHEAD = 12  # steps
+_AVERAGED = 64  # pictures of a batch, for the blind lesson
 
 
-def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu", test_samples: int = 8192) -> dict[str, Any]:
-    """Run the recipe and write its folder into `out`; returns the evaluation of what was written."""
+def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu", test_samples: int = 8192, start: Path | None = None) -> dict[str, Any]:
+    """Run the recipe and write its folder into `out`; returns the evaluation of what was written.
+
+    From `start`, a folder written before, training goes on: it can see already, so it only answers, at a tenth of the rate.
+    """
     folder = out / recipe.stem
     folder.mkdir(parents=True, exist_ok=True)
-    model, log = fit(recipe, device=device)
+    before = None
+    if start is not None:
+        recipe = dataclasses.replace(recipe, seeing=0.0, settling=1.0, learning_rate=recipe.learning_rate / 10)
+        before = json.loads((start / "card.json").read_text())
+    model, log = fit(recipe, device=device, start=start)
     words = make_words()
     make_processor(words, recipe.preprocess, patch=recipe.patch).save_pretrained(folder)
     model.half().save_pretrained(folder)
@@ -51,6 +60,7 @@ def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu",
     card = {
         "name": recipe.stem,
         "recipe": dataclasses.asdict(recipe),
+        **({} if before is None else {"before": before}),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         "evaluation": evaluation,
@@ -59,17 +69,19 @@ def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu",
     return evaluation
 
 
-def fit(recipe: LlavaRecipe, *, device: torch.device | str = "cpu") -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
+def fit(recipe: LlavaRecipe, *, device: torch.device | str = "cpu", start: Path | None = None) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
     """The averaged model after the last step, and one log row for every hundredth of the run. The global random state is left as it was."""
     with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(recipe.seed)  # which patches are left out
-        return _fit(recipe, torch.device(device))
+        return _fit(recipe, torch.device(device), start)
 
 
-def _fit(recipe: LlavaRecipe, device: torch.device) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
+def _fit(recipe: LlavaRecipe, device: torch.device, start: Path | None) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
     words = make_words()
     teacher = Teacher(words, device)
     model = build(recipe, words).train()
+    if start is not None:
+        model.load_state_dict(LlavaForConditionalGeneration.from_pretrained(start, dtype=torch.float32).state_dict())
     nn.Module.to(model, device)  # transformers' own `to` is not typed
     sights = _sights(recipe.tower_width, seed=recipe.seed).to(device)
     average = copy.deepcopy(model).eval().requires_grad_(False)
@@ -88,11 +100,14 @@ def _fit(recipe: LlavaRecipe, device: torch.device) -> tuple[LlavaForConditional
             for group in optimizer.param_groups:  # each phase has its own rise and fall
                 group["lr"] = recipe.learning_rate * _pace(step, seeing_steps, recipe)
             kept = None if step >= settled else _some_patches(recipe, device)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            bank = _bank(model, teacher, lesson) if not seeing and recipe.blind else None
+            with _half(device):
                 if seeing:
                     loss, right = _seeing(model, sights, lesson.image, latents, kept)
                 else:
                     loss, right = _answering(model, teacher, lesson, kept)
+                if bank is not None:
+                    loss = (1 - recipe.blind) * loss + recipe.blind * blind_loss(model, teacher, bank)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -110,6 +125,16 @@ def _fit(recipe: LlavaRecipe, device: torch.device) -> tuple[LlavaForConditional
     return average, log
 
 
+def _half(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+def _bank(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson) -> AveragePicture:
+    """The average of some of a batch, of every style alike. Autocast is left at once: some versions keep weights that were cast without gradients."""
+    with _half(lesson.image.device):
+        return mean_bank(model, teacher, lesson.image[:: -(-len(lesson.image) // _AVERAGED)])
+
+
 def _pace(step: int, seeing_steps: int, recipe: LlavaRecipe) -> float:
     if step < seeing_steps:
         return pace(step, seeing_steps, recipe.warm_up)
@@ -122,7 +147,7 @@ def _lessons(recipe: LlavaRecipe, teacher: Teacher, device: torch.device) -> Ite
         steps = min(_AHEAD, recipe.steps - first)
         latents = critters.draw("balanced", "train", steps * recipe.batch, seed=recipe.seed, start=first * recipe.batch, device=device)
         latents = critters.mix_parts(_shuffled(latents), share=recipe.mixed)
-        lesson = teacher.lesson(latents, recipe.preprocess, unseen=recipe.unseen)
+        lesson = teacher.lesson(latents, recipe.preprocess)
         for turn in range(steps):
             rows = torch.arange(turn, len(latents), steps, device=device)  # of every style alike
             yield latents[rows], lesson.take(rows)

@@ -4,9 +4,6 @@ All questions about a picture share one run of the image tokens. They stand one 
 picture, and none sees another:
 
     prefix  | question 1 | question 2 | ...        question rows see the prefix and, causally, their own question
-
-Some pictures are not shown: their image tokens are the average of the batch's, and the right answer is then "unsure". Without such lessons
-the model would sound as sure of every possible answer when it sees nothing, and what a picture adds to an answer could not be measured.
 """
 
 from __future__ import annotations
@@ -35,10 +32,9 @@ class Lesson:
     last: Tensor  # [B, Q] the slot place of the prompt's last token; the answer stands right after it
     answer: Tensor  # [B, Q] token id
     fair: Tensor  # [B, Q] bool; a creature of mixed parts has no name
-    shown: Tensor  # [B] bool
 
     def take(self, rows: Tensor) -> Lesson:
-        return Lesson(self.image[rows], self.tokens[rows], self.last[rows], self.answer[rows], self.fair[rows], self.shown[rows])
+        return Lesson(self.image[rows], self.tokens[rows], self.last[rows], self.answer[rows], self.fair[rows])
 
 
 class Teacher:
@@ -67,17 +63,16 @@ class Teacher:
         longest = max(map(len, known))
         return torch.tensor([ids + [self.words.pad] * (longest - len(ids)) for ids in known], device=self.device)
 
-    def lesson(self, latents: Latents, preprocess: Preprocess, *, unseen: float = 0.0) -> Lesson:
-        """Every question about every picture, in a wording drawn by lot; drawing styles take turns. A share `unseen` is not shown."""
+    def lesson(self, latents: Latents, preprocess: Preprocess) -> Lesson:
+        """Every question about every picture, in a wording drawn by lot; drawing styles take turns."""
         table, lengths = self.questions
         subjects = torch.arange(len(SUBJECTS), device=self.device)
         wording = chance.bits(latents.seed[:, None] * len(SUBJECTS) + subjects, 83) % table.shape[1]  # [B, Q]
         codes = answer_codes(latents)
-        shown = chance.uniform(latents.seed, 89) >= unseen  # [B]
-        answer = torch.where(shown[:, None], self.answers[subjects, codes], self.words.unsure)
+        answer = self.answers[subjects, codes]
         last = lengths[subjects, wording] - 1
         tokens = table[subjects, wording].scatter(2, (last + 1)[..., None], answer[..., None])
-        return Lesson(draw_pictures(latents, preprocess), tokens, last, answer, (codes >= 0) | ~shown[:, None], shown)
+        return Lesson(draw_pictures(latents, preprocess), tokens, last, answer, codes >= 0)
 
 
 def draw_pictures(latents: Latents, preprocess: Preprocess) -> Tensor:
@@ -105,7 +100,6 @@ def see(model: LlavaForConditionalGeneration, image: Tensor, kept: Tensor | None
 def answer_logits(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson, kept: Tensor | None = None) -> Tensor:
     """[B, Q, 2, V]: what the model says after each prompt, and after the right answer."""
     features = model.model.multi_modal_projector(see(model, lesson.image, kept)[:, 1:])
-    features = torch.where(lesson.shown[:, None, None], features, _average(features.detach(), kept, model.config.image_seq_length))
     batch, questions, length = lesson.tokens.shape
     before, images = len(teacher.prefix), model.config.image_seq_length
     embed = model.get_input_embeddings()
@@ -127,15 +121,6 @@ def answer_logits(model: LlavaForConditionalGeneration, teacher: Teacher, lesson
     out = out[:, head:].unflatten(1, (questions, length))
     read = lesson.last[..., None] + torch.arange(2, device=out.device)  # [B, Q, 2]
     return model.lm_head(out.gather(2, read[..., None].expand(-1, -1, -1, out.shape[-1])))
-
-
-def _average(features: Tensor, kept: Tensor | None, places: int) -> Tensor:
-    """The mean over pictures at each place, as rows of features [B, K, D]; `kept` [B, K] tells their places."""
-    if kept is None:
-        return features.mean(dim=0, keepdim=True)
-    total = features.new_zeros(places, features.shape[2], dtype=torch.float32).index_add_(0, kept.flatten(), features.flatten(0, 1).float())
-    count = total.new_zeros(places).index_add_(0, kept.flatten(), total.new_ones(kept.numel()))
-    return (total / count.clamp(min=1)[:, None])[kept].to(features.dtype)
 
 
 @cache

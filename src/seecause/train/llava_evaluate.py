@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlavaForConditionalGeneration
+from transformers import LlavaForConditionalGeneration
 
 from seecause.data import critters
 from seecause.data.critters import PARTS, Latents
@@ -19,6 +19,7 @@ from seecause.data.critters.picture import STYLES
 from seecause.data.critters.questions import SUBJECTS, answer_codes, wordings
 from seecause.models.preprocess import Preprocess
 from seecause.train.llava_batch import Teacher, draw_pictures
+from seecause.train.llava_blind import AveragePicture, ask_bank, mean_bank
 
 FLOOR = 1.0  # logits
 ENOUGH = 0.95  # of the answers right, and of the margins above the floor
@@ -61,7 +62,7 @@ def evaluate(model: LlavaForConditionalGeneration, teacher: Teacher, *, preproce
 
 
 def _ask(
-    model: LlavaForConditionalGeneration, teacher: Teacher, latents: Latents, subject: str, text: str, preprocess: Preprocess, bank: list[tuple[Tensor, Tensor]]
+    model: LlavaForConditionalGeneration, teacher: Teacher, latents: Latents, subject: str, text: str, preprocess: Preprocess, bank: AveragePicture
 ) -> tuple[Tensor, Tensor]:
     """One question about many pictures: which answers are right [B], and the margins [B]."""
     _, question = teacher.words.prompt(text)
@@ -69,7 +70,7 @@ def _ask(
     truth = teacher.answers[place, answer_codes(latents)[:, place]]  # [B]
     image = draw_pictures(latents, preprocess)
     logits = torch.cat([answer(model, teacher, rows, question) for rows in image.split(_ROWS)])  # [B, V]
-    blind = answer_from_bank(model, teacher, bank, question)  # [1, V]
+    blind = ask_bank(model, bank, torch.tensor([question], device=image.device))[:, -1].float()  # [1, V]
     a1 = _adjusted(logits, truth)
     return logits.argmax(dim=1) == truth, a1 - _adjusted(blind.expand_as(logits), truth)
 
@@ -78,22 +79,6 @@ def answer(model: LlavaForConditionalGeneration, teacher: Teacher, image: Tensor
     """The native model's logits after the prompt, [B, V]."""
     ids = torch.tensor([*teacher.prefix.tolist(), *[teacher.words.image] * model.config.image_seq_length, *question], device=image.device)
     return model(input_ids=ids.expand(len(image), -1), pixel_values=image, logits_to_keep=1).logits[:, -1].float()
-
-
-def mean_bank(model: LlavaForConditionalGeneration, teacher: Teacher, image: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values [1, H, P, dh] of every layer up to the last image token, averaged over pictures. Rows before the picture are all alike."""
-    ids = torch.tensor([*teacher.prefix.tolist(), *[teacher.words.image] * model.config.image_seq_length], device=image.device)
-    cache = model(input_ids=ids.expand(len(image), -1), pixel_values=image, use_cache=True, logits_to_keep=1).past_key_values
-    return [(layer.keys.mean(dim=0, keepdim=True), layer.values.mean(dim=0, keepdim=True)) for layer in cache.layers]
-
-
-def answer_from_bank(model: LlavaForConditionalGeneration, teacher: Teacher, bank: list[tuple[Tensor, Tensor]], question: list[int]) -> Tensor:
-    """Logits [1, V] after the prompt when the picture is known by its bank only."""
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(bank):
-        cache.update(keys, values, index)
-    ids = torch.tensor([question], device=teacher.device)
-    return model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[:, -1].float()
 
 
 def _adjusted(logits: Tensor, truth: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class LlavaRecipe:
     settling: float = 0.15  # share of the steps, the last ones, that see every patch
     patch_drop: float = 0.3
     mixed: float = 0.5  # share of the pictures whose parts are drawn by lot, so that a colour is read from its own part
-    unseen: float = 0.1  # share of the pictures that are not shown; the right answer is then "unsure"
+    blind: float = 0.15  # share of the loss while answering: asked of the average picture, the right answer is "unsure"
     seed: int = 0
 
     regime: ClassVar[str] = "balanced"

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seecause.errors import UnknownName
+from seecause.errors import BadOption, UnknownName
 
 KINDS = {"recipes": "classifier", "llava_recipe": "llava", "ifam_recipe": "ifam"}  # module with RECIPES -> module with train
 TEST_SAMPLES = 8192
@@ -30,10 +30,13 @@ def find_recipe(name: str, **changes: Any) -> Any:
     return dataclasses.replace(known[name], **{key: value for key, value in changes.items() if value is not None})
 
 
-def train(recipe: Any, *, out: Path, device: str = "cpu", test_samples: int = TEST_SAMPLES) -> dict[str, Any]:
-    """Follow the recipe with the loop of its kind; returns the evaluation of what was written."""
+def train(recipe: Any, *, out: Path, device: str = "cpu", test_samples: int = TEST_SAMPLES, start: Path | None = None) -> dict[str, Any]:
+    """Follow the recipe with the loop of its kind; returns the evaluation of what was written. `start` is a folder to go on from, for LLaVA."""
     loop = next(loop for where, loop in KINDS.items() if recipe.name in _module(where).RECIPES)
-    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples)
+    if start is not None and (loop != "llava" or not (start / "card.json").is_file()):
+        raise BadOption("start", start, "a folder with a card.json that critters-llava was written into before")
+    more = {} if start is None else {"start": start}
+    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples, **more)
 
 
 def card(folder: Path, name: str) -> dict[str, Any] | None:

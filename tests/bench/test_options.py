@@ -1,0 +1,47 @@
+"""Values of options are checked by what their annotations tell, and a dry run leaves nothing behind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal, get_type_hints
+
+import pytest
+import torch
+
+from seecause.attribution.registry import methods
+from seecause.bench.measures import group_options
+from seecause.bench.options import accepts, measure_options, method_options
+from seecause.metrics import METRICS
+from tests.bench.toy import model
+from tests.helpers import hooks
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_the_defaults_of_every_method_pass_and_the_model_never_runs(name):
+    found = method_options(name, methods()[name].options, 0, model())
+    assert found == methods()[name].options and hooks(model().module) == 0
+
+
+@pytest.mark.parametrize("group", METRICS)
+def test_the_defaults_of_every_metric_pass(group):
+    hints = get_type_hints(inspect.unwrap(METRICS[group].run))
+    assert all(accepts(hints[option], value) for option, value in group_options(group).items())
+    assert measure_options(group, {}, 0) == group_options(group)
+
+
+@pytest.mark.parametrize(
+    ("hint", "right", "wrong"),
+    [
+        (int, [3], [True, 3.0, "3"]),
+        (float, [3, 0.5], [True, "3", None]),
+        (bool, [True], [1, "true"]),
+        (Literal["a", 1] | None, ["a", 1, None], ["b", True, 2]),
+        (tuple[int, int | None] | None, [(1, None), [0, 2], None], [(1,), 3, ("a", 2)]),
+        (Sequence[float], [(0.1, 1), [0.5]], [0.5, ("a",), "ab"]),
+        (torch.Tensor | str, ["x", torch.ones(1)], [1]),
+        (Any, [1, None, "x"], []),
+    ],
+)
+def test_what_an_annotation_accepts(hint, right, wrong):
+    assert all(accepts(hint, value) for value in right) and not any(accepts(hint, value) for value in wrong)

@@ -1,0 +1,76 @@
+"""The view itself: its fingerprint notices a removed head, and its own answer ends where the model ends it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seecause.errors import BadOption, BadPrompt
+from seecause.lvlm import MaskEngine, make_bank, wrap
+from seecause.models.image_readers import restrict
+from seecause.train.llava_recipe import RECIPES, build
+from seecause.train.llava_words import make_words
+from tests.families.lvlm import photo, tiny_lvlm
+from tests.lvlm.scenes import QUESTION, scene
+from tests.lvlm.toy import pictures, toy_engine
+
+
+def test_removing_any_head_changes_the_fingerprint():
+    recipe = RECIPES["critters-llava"]
+    lvlm = wrap(build(recipe, make_words()), check=False)
+    whole, width = lvlm.fingerprint(), recipe.width // recipe.heads
+    for block in lvlm.blocks:
+        attention = block.native.self_attn
+        for head in range(recipe.heads):
+            own = slice(head * width, (head + 1) * width)
+            for weight in (attention.o_proj.weight[:, own], attention.v_proj.weight[own]):
+                kept = weight.clone()
+                weight.zero_()
+                assert lvlm.fingerprint() != whole, (block.name, head)
+                weight.copy_(kept)
+    assert lvlm.fingerprint() == whole
+
+
+def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
+    native = tiny_lvlm("llava")
+    lvlm = wrap(native.module, native.processor)
+    picture, bank = photo(native.size), make_bank(lvlm, [photo(native.size, 1)])
+    said = lvlm.speak(lvlm.prompt(picture, QUESTION), 4)
+    assert len(said) == 4
+    lvlm.module.generation_config.eos_token_id = [said[2]]  # now the answer ends before it
+    length = said.index(said[2])
+    assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == said[:length]
+    with pytest.raises(BadOption, match=f"position=3 .*below {length}"):
+        MaskEngine(lvlm, picture, QUESTION, bank, position=3, floor=None)
+
+
+def test_an_answer_in_unknown_words_is_refused():
+    engine = toy_engine()
+    with pytest.raises(BadPrompt, match=r"'banana'.*does not know"):
+        engine.lvlm.answer_ids(pictures(1)[0], "What colour is the tail?", "banana")
+
+
+def test_a_planted_model_refuses_a_picture_in_another_place():
+    native = tiny_lvlm("llava")
+    native.module.config.text_config.image_readers = [[1, 2]]
+    image = scene("llava").engine.prompt.image
+    native.module.config.text_config.image_span = [image.start, image.stop]
+    lvlm = wrap(restrict(native.module), native.processor)
+    assert lvlm.prompt(photo(native.size), QUESTION).image == image
+    lvlm.template = "USER : USER : {image} {question} ASSISTANT :"
+    with pytest.raises(BadPrompt, match=f"expects {image.start} to {image.stop}"):
+        lvlm.prompt(photo(native.size), QUESTION)
+
+
+def test_planted_heads_alone_have_attention_on_the_picture():
+    native = tiny_lvlm("llava")
+    image = scene("llava").engine.prompt.image
+    native.module.config.text_config.image_readers, native.module.config.text_config.image_span = [[1, 2]], [image.start, image.stop]
+    lvlm = wrap(restrict(native.module), native.processor)
+    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, 1)]), answer=[7], floor=None)
+    seen = engine.look()
+    for layer in range(2):
+        for head in range(4):
+            rows = seen.attention(layer, head)
+            torch.testing.assert_close(rows.sum(dim=1), seen.mass[layer, :, head], atol=1e-12, rtol=0)
+            assert bool((rows > 0).any()) == ((layer, head) == (1, 2))
