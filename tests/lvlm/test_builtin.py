@@ -1,0 +1,22 @@
+"""The embedded vision-language model reads the picture, and its picture matters: shares of its effect can be told from noise."""
+
+from __future__ import annotations
+
+import torch
+
+import seecause as sc
+from seecause.models.sources import ZOO
+from seecause.train.llava_batch import Teacher
+from seecause.train.llava_evaluate import ENOUGH, evaluate
+from seecause.train.llava_words import make_words
+from seecause.train.zoo import card, find_recipe
+
+
+def test_critters_llava_meets_its_bar():
+    told = card(ZOO, "critters-llava")
+    assert told is not None and told["evaluation"]["fit_to_embed"]
+    lvlm = sc.lvlm.load("builtin:critters-llava")
+    with torch.no_grad():
+        found = evaluate(lvlm.module, Teacher(make_words(), "cpu"), preprocess=find_recipe("critters-llava").preprocess, samples=72)  # type: ignore[arg-type]
+    assert found["accuracy"] >= ENOUGH
+    assert found["margin_above_floor"] >= ENOUGH
