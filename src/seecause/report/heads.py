@@ -15,6 +15,7 @@ from seecause.heads.registry import selectors
 from seecause.heads.removal import Curve, Outcome
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.studies import Found
+from seecause.report.cell import Cell
 from seecause.report.charts import COLOURS, Series, chart, styled
 from seecause.report.forest import Difference, forest
 from seecause.report.overlay import number
@@ -30,17 +31,6 @@ LOOKS_NOTE = (
 )
 CIGMA_NOTE = "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite."
 GRID_NOTE = "Hover for standard errors and for what else the head's removal does; outlined heads are removed."
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A coloured value of the grid."""
-
-    strength: int  # percent of the full colour
-    sign: str
-    text: str
-    said: str
-    chosen: bool = False
 
 
 @dataclass(frozen=True, eq=False)

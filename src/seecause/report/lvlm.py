@@ -16,6 +16,7 @@ from seecause.lvlm.lens import HeadWords
 from seecause.lvlm.tokens import TokenAttribution
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace
 from seecause.report.cards import Card, MapView, Strip, render_cards
+from seecause.report.cell import Cell
 from seecause.report.charts import Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
 from seecause.report.page import Section, fragment
@@ -38,17 +39,6 @@ TOKENS_NOTE = (
 WORDS_NOTE = (
     "Each head's output at the last row, through the final norm and the vocabulary (logit lens): the words it would say on its own, the likeliest first."
 )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A coloured value: how strong, for or against, and what is written in it."""
-
-    strength: int  # percent of the full colour
-    sign: str
-    text: str
-    said: str
-    chosen: bool = False
 
 
 @dataclass(frozen=True, eq=False)
