@@ -217,7 +217,7 @@ def prune(
     look = look_for(opened, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in NEED_LOOKS else None
     found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
     heads = found.top(k)
-    said += [] if heads else ["no head has a score above 0: nothing is removed"]
+    said += [] if heads else ["nothing is removed: no head was asked for, or none has a score above 0"]
     tested = read(opened, test, test_limit, quiet=quiet)
     looks = [look_for(opened, tested, masks, Filling.grey if fill is Filling.swap else fill, steps=steps, cache=mask_cache, quiet=quiet)]
     looks += [look_for(opened, tested, masks, Filling.swap, steps=steps, cache=mask_cache, quiet=quiet)] if tested.swapped is not None else []

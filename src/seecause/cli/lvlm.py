@@ -148,9 +148,8 @@ def tokens(
         advance(1)
     _write(engine, shown, image, found, traced, out, overwrite)
     if not quiet:
-        kept = [piece.strip() or "newline" for piece, keep in zip(traced.effects.pieces, traced.text.tolist(), strict=True) if keep]
-        typer.echo(f"words that receive the picture: {' '.join(kept)} (alone {traced.sufficiency:.0%} of the effect of these heads)")
-        _say(engine, found, out)
+        kept = [f"'{piece.strip() or 'newline'}'" for piece, keep in zip(traced.effects.pieces, traced.text.tolist(), strict=True) if keep]
+        _say(engine, found, out, f"words that receive the picture: {' '.join(kept)} (alone {traced.sufficiency:.0%} of the effect of those heads)")
 
 
 def study(
@@ -271,9 +270,11 @@ def _tensors(found: HeadTrace) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in named.items()}
 
 
-def _say(engine: MaskEngine, found: HeadTrace, out: Path) -> None:
+def _say(engine: MaskEngine, found: HeadTrace, out: Path, *more: str) -> None:
     enough = int(found.chosen.sum())
     top = ", ".join(f"{layer}.{head}" for layer, head in found.heads.top(min(enough, 8)))
     typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
     typer.echo(f"{enough} of {found.chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)} (layer.head; R2 {found.heads.r2:.2f})")
+    for line in more:
+        typer.echo(line)
     typer.echo(f"page: {out / 'index.html'}")
