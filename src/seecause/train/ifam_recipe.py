@@ -9,9 +9,8 @@ import torch
 from timm.models import VisionTransformer
 
 from seecause.faithful.objective import LossWeights
-from seecause.models.preprocess import Preprocess
+from seecause.train.drawn import Drawn
 
-_HALF = (0.5, 0.5, 0.5)
 _WEIGHTS = LossWeights(background=5.0)  # at the paper's 2, a part may settle on a texture, which gives the class away here
 
 Reads = Literal["parts", "everything", "creature"]
@@ -36,7 +35,7 @@ def backbone_shape() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class IfamRecipe:
+class IfamRecipe(Drawn):
     """First a backbone learns to see on `clean`, from labels of whole pictures; then both stages learn the regime together.
 
     `reads` is what the classifier may see: the patches its own stage 1 selects, everything (a plain vision transformer, ERM), or the creature by its
@@ -66,21 +65,8 @@ class IfamRecipe:
     seed: int = 0
 
     @property
-    def stem(self) -> str:
-        """What its files are called."""
-        return self.name if self.seed == 0 else f"{self.name}-{self.seed}"
-
-    @property
     def size(self) -> int:
         return self.architecture["img_size"]
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return Preprocess((self.size, self.size), mean=_HALF, std=_HALF)
-
-    @property
-    def steps(self) -> int:
-        return max(1, self.samples // self.batch)
 
     @property
     def pretraining_steps(self) -> int:

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from seecause.models.image_readers import restrict
-from seecause.models.preprocess import Preprocess
+from seecause.train.drawn import Drawn
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration
 
     from seecause.train.llava_words import Words
 
-_HALF = (0.5, 0.5, 0.5)
-
 
 @dataclass(frozen=True)
-class LlavaRecipe:
+class LlavaRecipe(Drawn):
     """Fresh pictures all the way, six questions about each.
 
     First the tower alone learns to see (part variants and background, from the whole picture), then tower, projector and decoder learn to
@@ -52,19 +50,6 @@ class LlavaRecipe:
     seed: int = 0
 
     regime: ClassVar[str] = "balanced"
-
-    @property
-    def stem(self) -> str:
-        """What its folder is called."""
-        return self.name if self.seed == 0 else f"{self.name}-{self.seed}"
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return Preprocess((self.size, self.size), mean=_HALF, std=_HALF)
-
-    @property
-    def steps(self) -> int:
-        return max(1, self.samples // self.batch)
 
     @property
     def image_tokens(self) -> int:

@@ -10,7 +10,7 @@ from timm.models import VisionTransformer
 
 from seecause.data.critters import CLASSES
 from seecause.models.planted import PlantedViT
-from seecause.models.preprocess import Preprocess
+from seecause.train.drawn import Drawn
 
 _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
 
@@ -50,7 +50,7 @@ def planted_vit() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Drawn):
     """Fresh pictures all the way. The first share is `clean` with a head for each part, so the network learns to see before it learns to guess."""
 
     name: str
@@ -69,21 +69,8 @@ class Recipe:
     seed: int = 0
 
     @property
-    def stem(self) -> str:
-        """What its files are called: seeds other than 0 are part of the name, so that they can share a folder."""
-        return self.name if self.seed == 0 else f"{self.name}-{self.seed}"
-
-    @property
     def size(self) -> int:
         return self.architecture["img_size"]
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return Preprocess((self.size, self.size), mean=_HALF, std=_HALF)
-
-    @property
-    def steps(self) -> int:
-        return max(1, self.samples // self.batch)
 
 
 RECIPES = {
