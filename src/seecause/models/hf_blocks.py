@@ -22,7 +22,7 @@ from seecause.models.readout import LatentPool
 Rotate = Callable[[Tensor, At], Tensor]
 
 
-def first(module: Any, *names: str) -> Any:
+def first_or_none(module: Any, *names: str) -> Any:
     """The first attribute that exists, under any of the names it has had; dots reach inside."""
     for name in names:
         found = module
@@ -30,6 +30,14 @@ def first(module: Any, *names: str) -> Any:
             found = getattr(found, step, None)
         if found is not None:
             return found
+    return None
+
+
+def first(module: Any, *names: str) -> Any:
+    """The same where one of them must be there."""
+    found = first_or_none(module, *names)
+    if found is not None:
+        return found
     raise UnsupportedModel(f"transformers {type(module).__name__}", f"none of {', '.join(names)} is in it, so its parts are not where they were")
 
 

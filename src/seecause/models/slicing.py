@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.constant import Constant
+from seecause.models.hf_blocks import first_or_none
 from seecause.models.multihead import Packed
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")
@@ -37,7 +38,7 @@ def find_attention(block: nn.Module) -> tuple[str, Any]:
 
 def find_output(attention: nn.Module) -> Any:
     """The output projection of an attention module."""
-    found = _first(attention, OUTPUT)
+    found = first_or_none(attention, *OUTPUT)
     if not isinstance(found, nn.Linear):
         raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "no linear output projection is in it", ZEROED)
     return found
@@ -139,7 +140,7 @@ def _free_width(eva: Any) -> nn.Module:
 
 
 def _slice_apart(attention: Any, out: nn.Linear, keep: Sequence[int]) -> None:
-    q, k, v = (_first(attention, names) for names in (QUERY, KEY, VALUE))
+    q, k, v = (first_or_none(attention, *names) for names in (QUERY, KEY, VALUE))
     if not all(isinstance(layer, nn.Linear) for layer in (q, k, v)):
         raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "its query, key and value projections are not where they were", ZEROED)
     head_dim = _head_dim(attention, q)
@@ -155,7 +156,7 @@ def _head_dim(attention: Any, q: nn.Linear) -> int:
     for name in ("head_dim", "attention_head_size"):
         if hasattr(attention, name):
             return int(getattr(attention, name))
-    return q.out_features // int(_first(attention, ("num_heads", "num_attention_heads")))
+    return q.out_features // int(first_or_none(attention, "num_heads", "num_attention_heads"))
 
 
 def _packed(attention: Any, keep: Sequence[int]) -> Packed:
@@ -193,14 +194,3 @@ def _keep_rows(layer: nn.Linear, rows: Tensor) -> None:
 def _keep_columns(layer: nn.Linear, kept: Tensor) -> None:
     layer.weight = nn.Parameter(layer.weight.detach()[:, kept.to(layer.weight.device)].clone(), requires_grad=False)
     layer.in_features = len(kept)
-
-
-def _first(module: Any, names: Sequence[str]) -> Any:
-    """The first attribute that exists under any of the names it has had; dots reach inside."""
-    for name in names:
-        found = module
-        for step in name.split("."):
-            found = getattr(found, step, None)
-        if found is not None:
-            return found
-    return None
