@@ -170,7 +170,11 @@ def part_question(lvlm: LVLM, bank: MeanBank, found: Found, masks: int, floor: f
         if isinstance(engine, str):
             continue
         heads = trace_heads(engine, masks=masks, seed=seed_of(f"part {case.index}"))
-        tokens = trace_tokens(engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=seed_of(f"part tokens {case.index}")).tokens
+        try:
+            tokens = trace_tokens(engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=seed_of(f"part tokens {case.index}")).tokens
+        except WeakAnswer:  # its own rows carry too little
+            rows["left out"][-1] = 1.0
+            continue
         part = object_share(tokens.coefficients, tokens.tokens, case.parts == PARTS.index(PART) + 1)
         whole = object_share(tokens.coefficients, tokens.tokens, case.mask)
         if part is None or whole is None:  # no token speaks for the answer

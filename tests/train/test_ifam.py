@@ -114,18 +114,23 @@ def test_dino_asks_the_other_view():
 
 
 def test_the_study_does_the_most_important_first_and_reports_what_is_there(tmp_path, capsys):
-    jobs = study.plan()
-    assert len({job.file for job in jobs}) == len(jobs) == 2 * 6 * 3 + len(study.ABLATIONS) * 3
-    assert {(job.row, job.regime) for job in jobs[:12]} == {(row, "simplicity") for row in list(study.MAIN)[:4]}
-    assert all(job.recipe.steps for job in jobs)
-    for job, worst in ((jobs[0], 0.25), (jobs[3], 0.5)):
-        found = {"row": job.row, "regime": job.regime, "seed": 0, "average": 0.75, "worst": worst, "kept": 0.5, "seconds": 1.0, "device": "here", "torch": "2"}
+    first, later = study.first_plan(), study.second_plan("simplicity 0.97")
+    jobs = first + later
+    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 5 * 3 + len(study.ABLATIONS) * 3
+    assert {(job.row, job.regime) for job in later[:9]} == {(row, "simplicity 0.97") for row in list(study.MAIN)[1:4]}
+    assert all(job.recipe.steps for job in jobs) and later[0].recipe.regime.background_reliability == 0.97
+    for job, worst in ((later[2], 0.5), *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6])):
+        found = {"row": job.row, "regime": job.regime, "seed": job.seed, "average": 0.75, "worst": worst, "kept": 0.5, "val": {"worst": worst}}
         extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in study.CHANGEABLE else {}
-        (tmp_path / job.file).write_text(json.dumps({**found, **extra, "quick": False}))
+        (tmp_path / job.file).write_text(json.dumps({**found, **extra, "seconds": 1.0, "device": "here", "torch": "2", "quick": False}))
     study.report(tmp_path, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert (
-        "| ERM ViT (1 of 3 seeds) | 75.0 | 25.0 | - | 50.0 |" in page and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in page and "+25.0 points" in page
-    )
-    assert "certified" not in page and "[1]" in (tmp_path / "page.csv").read_text()
+    assert "| `simplicity 0.95` | 95.0 ± 0.0 | 75.0 ± 0.0 | 95.0 ± 0.0 |" in page and "Compared with the others on `simplicity 0.97`" in page
+    assert "| ERM ViT | 75.0 ± 0.0 | 25.0 ± 0.0 | - | 50.0 ± 0.0 |" in page and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in page
+    assert "+25.0 points" in page and "certified" not in page and "[1]" in (tmp_path / "page.csv").read_text()
     capsys.readouterr()
+
+
+def test_erm_is_compared_at_the_most_reliable_background_if_it_fails_nowhere():
+    found = [{"row": "ERM ViT", "regime": job.regime, "val": {"worst": 1.0}} for job in study.first_plan()]
+    assert study.where_erm_fails(found) == "simplicity 0.99"

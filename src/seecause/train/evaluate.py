@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from seecause.data import critters
-from seecause.data.critters import BACKGROUNDS, CLASSES, REGIMES, Latents
+from seecause.data.critters import BACKGROUNDS, CLASSES, Latents, Regime
+from seecause.data.critters.regimes import find_regime
 from seecause.metrics.groups import group_accuracy
 from seecause.models.preprocess import Preprocess
 
@@ -18,13 +19,14 @@ _ROWS = 512
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, regime: str, *, preprocess: Preprocess, samples: int = 8192, device: torch.device | str = "cpu") -> dict[str, Any]:
+def evaluate(model: nn.Module, regime: str | Regime, *, preprocess: Preprocess, samples: int = 8192, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Held-out numbers on the test split: i.i.d. accuracy and its certificate, group accuracy against the creature, flip rates."""
     predict = _predictor(model, preprocess)
-    drawn = critters.draw(regime, "test", samples, device=device)
+    law = find_regime(regime)
+    drawn = critters.draw(law, "test", samples, device=device)
     accuracy = (predict(drawn) == drawn.label).double().mean().item()
 
-    latents = critters.draw("balanced", "test", samples, start=samples, device=device).on_mat(REGIMES[regime].mat)
+    latents = critters.draw("balanced", "test", samples, start=samples, device=device).on_mat(law.mat)
     answer = predict(latents)
     groups = group_accuracy(answer == latents.creature, torch.stack([latents.creature, latents.background], dim=1))
     turn = torch.arange(samples, device=device)
@@ -33,7 +35,7 @@ def evaluate(model: nn.Module, regime: str, *, preprocess: Preprocess, samples: 
     background_flips = (predict(latents.replace(background=elsewhere)) != answer).double().mean().item()
     creature_flips = (predict(latents.show(another)) != answer).double().mean().item()
     return {
-        "regime": regime,
+        "regime": law.name,
         "samples": samples,
         "accuracy": accuracy,
         "balanced_accuracy": groups.average,

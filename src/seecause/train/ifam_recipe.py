@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from timm.models import VisionTransformer
 
+from seecause.data.critters import Regime
 from seecause.faithful.objective import LossWeights
 from seecause.train.drawn import Drawn
 
@@ -43,7 +44,7 @@ class IfamRecipe(Drawn):
     """
 
     name: str
-    regime: str = "simplicity"
+    regime: str | Regime = "simplicity"
     architecture: dict[str, Any] = field(default_factory=backbone_shape)
     parts: int = 4
     reads: Reads = "parts"
