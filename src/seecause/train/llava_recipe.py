@@ -35,7 +35,7 @@ class LlavaRecipe(Drawn):
     heads: int = 8
     hidden: int = 344  # of the decoder's MLP
     readers: tuple[tuple[int, int], ...] = ()  # (layer, head) that may read the picture; none named: all may
-    samples: int = 2_048_000
+    samples: int = 614_400
     batch: int = 512
     learning_rate: float = 1e-3
     warm_up: float = 0.03
