@@ -29,6 +29,7 @@ def test_a_gpu_gives_the_same_responses(family, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # a hint of the compiler's
 def test_compiled_halves_give_the_same_responses():
     plain, compiled = (engine_on_gpu("llava", torch.float32, compile=on) for on in (False, True))
     heads = draw_masks(100, 16)
