@@ -116,10 +116,10 @@ def test_dino_asks_the_other_view():
 def test_the_study_does_the_most_important_first_and_reports_what_is_there(tmp_path, capsys):
     first, later = study.first_plan(), study.second_plan("simplicity 0.97")
     jobs = first + later
-    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 5 * 3 + len(study.ABLATIONS) * 3
-    assert {(job.row, job.regime) for job in later[:9]} == {(row, "simplicity 0.97") for row in list(study.MAIN)[1:4]}
+    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 6 * 3 + len(study.ABLATIONS) * 3
+    assert {(job.row, job.regime) for job in later[:12]} == {(row, "simplicity 0.97") for row in list(study.MAIN)[1:5]}
     assert all(job.recipe.steps for job in jobs) and later[0].recipe.regime.background_reliability == 0.97
-    for job, worst in ((later[2], 0.5), *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6])):
+    for job, worst in ((later[3], 0.5), *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6])):
         found = {"row": job.row, "regime": job.regime, "seed": job.seed, "average": 0.75, "worst": worst, "kept": 0.5, "val": {"worst": worst}}
         extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in study.CHANGEABLE else {}
         (tmp_path / job.file).write_text(json.dumps({**found, **extra, "seconds": 1.0, "device": "here", "torch": "2", "quick": False}))

@@ -70,7 +70,7 @@ def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple
     if recipe.reads == "parts":
         out = net(images, packed=False if net.stage2 is not None else None)
         return out.logits, out.mask
-    mask = scenes.patches(recipe.size // recipe.architecture["patch_size"])
+    mask = scenes.patches(recipe.size // recipe.architecture["patch_size"], covered=recipe.covered)
     mask = mask if recipe.reads == "creature" else torch.ones_like(mask)
     return net.classify(images, mask, packed=False), mask
 

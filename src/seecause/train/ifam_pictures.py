@@ -36,9 +36,9 @@ class Scenes:
         images = torch.where(turned[:, None, None, None], self.images.flip(-1), self.images)
         return Scenes(images, torch.where(turned[:, None, None], self.masks.flip(-1), self.masks), self.latents, self.ids)
 
-    def patches(self, side: int) -> Tensor:
-        """[B, side, side] bool: the patches of which the creature covers at least half."""
-        return torch.nn.functional.adaptive_avg_pool2d(self.masks[:, None].float(), side)[:, 0] >= 0.5
+    def patches(self, side: int, *, covered: float = 0.5) -> Tensor:
+        """[B, side, side] bool: the patches of which the creature covers at least this share."""
+        return torch.nn.functional.adaptive_avg_pool2d(self.masks[:, None].float(), side)[:, 0] >= covered - 1e-6
 
 
 def drawn(latents: Latents, ids: Tensor, size: int) -> Scenes:

@@ -48,6 +48,7 @@ class IfamRecipe(Drawn):
     architecture: dict[str, Any] = field(default_factory=backbone_shape)
     parts: int = 4
     reads: Reads = "parts"
+    covered: float = 0.5  # share of a patch that the creature must cover to be read by its true mask
     options: dict[str, Any] = field(default_factory=dict)
     weights: LossWeights = _WEIGHTS
     pretraining: Pretraining = "parts"
