@@ -50,13 +50,23 @@ def write(pieces: Pieces, about: Row, removals: Removals, lots: Lots, out: Path)
         "\n## What if they go?\n",
         removal_text(found, about, removals, lots) if removals else HOLE,
         "\n## Seconds\n",
-        "\n".join(f"- {name}: {seconds:.1f}" for name, seconds in [*pieces.seconds.items(), ("all", sum(pieces.seconds.values()))]),
+        "\n".join(f"- {name}: {total:.1f}" for name, total in seconds(pieces).items()),
     ]
     (out / f"{NAME}.md").write_text("\n".join(page) + "\n", encoding="utf-8")
     with (out / f"{NAME}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["table", "row", "K", "removed", "draw", "measure", "value", "low", "high"])
         writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in line] for line in lines(found, removals, lots))
+
+
+def seconds(pieces: Pieces) -> dict[str, float]:
+    """By kind of piece, and in all; reading photos and drawing is not in it."""
+    kinds = {"masks": "masks", "scores,": "scores", "removed": "removals", "random": "random removals"}
+    found: dict[str, float] = {}
+    for name, taken in pieces.seconds.items():
+        kind = kinds.get(name.split()[0], name)
+        found[kind] = found.get(kind, 0.0) + taken
+    return {**found, "all": sum(found.values())}
 
 
 def protocol(pieces: Pieces, about: Row) -> str:
@@ -72,9 +82,9 @@ def protocol(pieces: Pieces, about: Row) -> str:
         f"- Heads are scored on {about['chosen on']} pets, each breed cut in two at random, those of them that are answered right; all about removals is "
         f"measured on the other {tested} pets and on ImageNet. K is not chosen: every K is shown.\n"
         "- A trimap's border shows fur and outline. It belongs to the animal wherever pictures are made or erased, and counts for neither side in IoU.\n"
-        f"- Masks: {about['mask_steps']} steps, the paper's settings. Composites: {about['mixes']} backgrounds of either kind for each animal, photos of the "
-        f"same half. Random heads: {about['draws']} sets of each size. Causal Head Gating: {about['gating_masks']} masks, {about['gating_steps']} updates in "
-        f"each of its three fits (its authors take 10 and 500). Regression: {about['regression_draws']} removals of each photo.\n"
+        f"- Masks: {about['mask_steps']} steps, the paper's settings. Composites: for each animal {about['mixes']} of either kind of background, photos of "
+        f"the same half. Random heads: {about['draws']} sets of each size. Causal Head Gating: {about['gating_masks']} masks, {about['gating_steps']} updates "
+        f"in each of its three fits (its authors take 10 and 500). Regression: {about['regression_draws']} removals of each photo.\n"
         "- In brackets: 95 % bootstrap intervals over photos; of changes, paired."
     )
 
@@ -99,9 +109,10 @@ def short(found: Row, about: Row, removals: Removals, lots: Lots) -> Iterator[st
     if "audit" in found:
         ratios = {name: bir(one, right_ones(found)) for name, one in found["audit"]["gains"].items() if not name.startswith("control")}
         least, most = (pick(ratios, key=lambda name: ratios[name].value) for pick in (min, max))
-        overlap = mean(tensor(found["audit"]["iou"]["discovered masks"]))
+        overlap, centre = (mean(tensor(found["audit"]["iou"][name])) for name in ("discovered masks", "control: centre"))
         yield f"BIR depends on how the background is taken away: {ratios[least]} ({least}) to {ratios[most]} ({most}). One BIR alone says little."
-        yield f"Discovered masks meet the animal with an IoU of {overlap}."
+        yield f"Discovered masks meet the animal with an IoU of {overlap}; a box in the centre does with {centre}."
+        yield f"`seecause heads audit` says: {found['audit']['verdict'][0]} It believes the look that finds most; composites are the better witness."
     scored = scores(found)
     if PRINTED in scored:
         yield f"CIGMA as printed: {positive(scored[PRINTED])}. {GREY}{GUARD}: {positive(scored.get(GREY + GUARD))}."
@@ -123,8 +134,8 @@ def helped(removals: Removals, lots: Lots, *, complete: bool) -> Iterator[str]:
         }
         good += [f"{measure}: {'; '.join(sorted(names))}"] if names else []
     by_lot = [lot for drawn in lots.values() for lot in drawn]
-    rates = ", ".join(
-        f"{measure} {sum(falls(one.effects, measure) for one in distinct.values())} of {len(distinct)} chosen, "
+    rates = "; ".join(
+        f"{measure}: {sum(falls(one.effects, measure) for one in distinct.values())} of {len(distinct)} chosen, "
         f"{sum(falls(lot, measure) for lot in by_lot)} of {len(by_lot)} random"
         for measure in BACKGROUND
     )
@@ -165,8 +176,8 @@ def composites_text(found: Row, about: Row) -> str:
         "Photos: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0; cut out, filled and recombined here, and shared under the same licence.\n\n"
         f"Animals take {animal:.2f} of the frame and their boxes {box:.2f}. To paste on another photo, its own animal must be gone: its shape, "
         "three pixels wider, is filled with smooth colour from around it (a pyramid of means). ImageNet-9 tiles the box instead, which here would "
-        f"leave less of the photo ({found['untiled']} boxes leave no strip of eight pixels; they are filled in only-bg-t too). A rim of its own background "
-        f"comes with an animal, since trimaps draw borders wide. All {len(found['box'])} pets; mixed photos count with the "
+        f"leave less of the photo (boxes without a strip of eight pixels beside them: {found['untiled']}; filled in only-bg-t too). A rim of its own "
+        f"background comes with an animal, since trimaps draw borders wide. All {len(found['box'])} pets; mixed photos count with the "
         "mean over their backgrounds. *Among the breeds*: the top one of these classes only. *Control*: answers that are the breed of another photo, which for "
         "mixed-rand is the (first) background's.\n\n"
         + table(("kind of photo", *columns.values()), [*rows, chance])
@@ -237,15 +248,15 @@ def heads_text(found: Row, about: Row) -> str:
     for method, one in scores(found).items():
         value = torch.tensor(one["value"], dtype=torch.float64)
         layer, head = divmod(int(value.flatten().nan_to_num(nan=-torch.inf).argmax()), value.shape[1])
-        error = f" ± {one['error'][layer][head]:.2g}" if one["error"] is not None else ""
+        error = float("nan") if one["error"] is None else one["error"][layer][head]  # weights have none
         cigma = "cigma" in method or method.startswith(("regression", "loss gain"))
         count = (str(int((value > 0).sum())), str(_sure(one))) if cigma else ("-", "-")
         alone = "-" if one["accuracy"] is None else f"{one['accuracy'][layer][head]:.3f}"
-        rows.append((method, *count, f"{layer}.{head}", f"{value[layer, head]:.3g}{error}", alone))
+        rows.append((method, *count, f"{layer}.{head}", f"{value[layer, head]:.3g}" + (f" ± {error:.2g}" if error == error else ""), alone))
     chance = ("control: chance", "-", f"{0.0228 * about['heads']:.1f}", "-", "-", "-")
     return (
-        "Higher scores are removed first; heads with scores of 0 or less stay. Accuracy: on the photos that scored, all answered right by the whole model, "
-        "without that head. Chance: heads above two standard errors if every score were noise.\n\n"
+        "Higher scores are removed first; heads with scores of 0 or less stay. A head is layer.head, both from 0. Accuracy: on the photos that scored, all "
+        "answered right by the whole model, without that head. Chance: heads above two standard errors if every score were noise.\n\n"
         + table(("method", "positive", "above two errors", "best head", "its score", "accuracy without it"), [*rows, chance])
     )  # fmt: skip
 
