@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from scripts.background import figures, page
 from scripts.background.audit import MASKED, audited, masks_of, of_composites, plain, searched
 from scripts.background.numbers import by_lot, removed
 from scripts.background.photos import SMALL, Sizes, Study, opened
-from scripts.background.removal import Bench, recorded, scorers, scores_of
+from scripts.background.removal import Bench, records, scorers, scores_of
 from scripts.kept_pieces import OutOfTime, Pieces
 from seecause.heads import random_sets
 from seecause.models.view import VisionModel
@@ -74,25 +75,23 @@ def load(real: Path, device: str) -> VisionModel:
 
 def run(study: Study, pieces: Pieces) -> None:
     """Every piece, the cheapest and most wanted first."""
-    pieces.get("plain", lambda: plain(study))
-    pieces.get("composites", lambda: of_composites(study))
+    known = pieces.get("plain", partial(plain, study))
+    pieces.get("composites", partial(of_composites, study))
     for start in range(0, len(study.pets), MASKED):
-        pieces.get(f"masks {start}", lambda start=start: searched(study, slice(start, start + MASKED)))
+        pieces.get(f"masks {start}", partial(searched, study, slice(start, start + MASKED)))
     masks = masks_of(study, pieces)
     assert masks is not None
-    pieces.get("audit", lambda: audited(study, masks, pieces.found["plain"]))
-    bench = Bench.of(study, masks, pieces.found["plain"])
-    pieces.get("nothing removed", lambda: bench.without([()]))
+    pieces.get("audit", partial(audited, study, masks, known))
+    bench = Bench.of(study, masks, known)
+    pieces.get("nothing removed", partial(bench.without, [()]))
     sizes = set[int]()
-    for name, make in scorers(study, masks, pieces.found["plain"]).items():
-        kept = pieces.get(f"scores, {name}", lambda make=make: {method: recorded(scores) for method, scores in make().items()})
-        for method, record in kept.items():
+    for name, make in scorers(study, masks, known).items():
+        for method, record in pieces.get(f"scores, {name}", partial(records, make)).items():
             sets = [tuple(sorted(scores_of(record).top(k))) for k in study.sizes.ks]
-            pieces.get(f"removed by {method}", lambda sets=sets: bench.without(sets))
+            pieces.get(f"removed by {method}", partial(bench.without, sets))
             sizes |= {len(heads) for heads in sets if heads}
         for size in sorted(sizes):  # as many as are really removed: heads with scores of 0 or less stay
-            lots = random_sets(study.model, size, draws=study.sizes.draws, seed=study.seed)
-            pieces.get(f"random {size}", lambda lots=lots: bench.without(lots))
+            pieces.get(f"random {size}", partial(bench.without, random_sets(study.model, size, draws=study.sizes.draws, seed=study.seed)))
 
 
 if __name__ == "__main__":

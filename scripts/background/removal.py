@@ -54,10 +54,10 @@ def scorers(study: Study, masks: Masks, known: Row) -> dict[str, Callable[[], di
     }
 
 
-def recorded(scores: HeadScores) -> Row:
-    """Numbers of scores, and accuracy without each head where it was measured."""
-    found = {"value": scores.value, "error": scores.error, "accuracy": scores.after.get("accuracy")}
-    return {name: None if table is None else table.tolist() for name, table in found.items()}
+def records(make: Callable[[], dict[str, HeadScores]]) -> Row:
+    """By method: scores, their errors, and accuracy without each head where it was measured."""
+    tables = {method: {"value": one.value, "error": one.error, "accuracy": one.after.get("accuracy")} for method, one in make().items()}
+    return {method: {name: None if table is None else table.tolist() for name, table in some.items()} for method, some in tables.items()}
 
 
 def scores_of(record: Row) -> HeadScores:
