@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from scipy.stats import t as student
 
+from scripts.head_methods import GREY, PRINTED
 from seecause import __version__
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 ERM, DFR, RANDOM = "none (ERM)", "retrained last layer (DFR)", "random"
 AS_MANY = "worst groups without as many random heads"  # as H5's method really removed: heads with scores of 0 or less stay
-PRINTED, GREY = "cigma as printed", "cigma, true masks, grey"
 SHOWN = {
     "test worst group": "worst group", "test accuracy": "balanced accuracy", "iid accuracy": "i.i.d. accuracy", "flips": "flips",
     "BIR, exact swap": "BIR, swap", "BIR, true masks, grey": "BIR, true masks, grey", "BIR, true masks, mean": "BIR, true masks, mean",

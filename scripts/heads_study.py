@@ -28,7 +28,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from scripts.heads_page import AS_MANY, GREY, write
+from scripts.head_methods import GREY, PRINTED, as_scores, cigma, contrastive_gating, controls
+from scripts.heads_page import AS_MANY, write
+from scripts.kept_pieces import write_whole
 from seecause.data import critters
 from seecause.engine.chunks import budget
 from seecause.heads import (
@@ -50,7 +52,6 @@ from seecause.heads import (
     select,
 )  # fmt: skip
 from seecause.heads.cases import Cases, critter_cases, logits_of, right_ones
-from seecause.heads.erase import erase
 from seecause.heads.removal import Look, logits_without, outcomes
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.sources import saved
@@ -208,15 +209,15 @@ def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, 
     assert truth is not None and swap is not None and labels is not None
     given = {"target": labels}
     with study.timed("cigma scores"):
-        raw = {
-            "cigma as printed": score(model, images, masks, baseline="mean", **given),
-            "cigma, discovered masks, grey": score(model, images, masks, baseline="grey", **given),
-            "cigma, true masks": score(model, images, truth, baseline="mean", **given),
-            GREY: score(model, images, truth, baseline="grey", **given),
-            "cigma, exact swap": score(model, images, baseline=swap, **given),
+        looks = {
+            PRINTED: Look(masks, "mean"),
+            "cigma, discovered masks, grey": Look(masks, "grey"),
+            "cigma, true masks": Look(truth, "mean"),
+            GREY: Look(truth, "grey"),
+            "cigma, exact swap": Look(None, swap),
         }
-    found = {name: one for key, value in raw.items() for name, one in ((key, value), (f"{key} + guard", penalised(value)))}
-    found[f"{GREY} + strict guard"] = protected(raw[GREY])
+        found = cigma(model, images, labels, looks)
+    found[f"{GREY} + strict guard"] = protected(found[GREY])
     with study.timed("mean ablation, regression"):
         found["mean ablation, true masks, grey"] = penalised(score(model, images, truth, baseline="grey", operator="mean", **given))
         found["regression, true masks, grey"] = regress(model, images, truth, baseline="grey", draws=sizes.regression_draws, **given)
@@ -224,8 +225,7 @@ def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, 
         picked = greedy(model, images, truth, top=max(KS), rule=penalised, baseline="grey", **given)
         found["greedy, true masks, grey"] = as_scores(model, picked.heads)
     with study.timed("controls"):
-        for name, by in CONTROLS.items():
-            found[name] = select(by, model, images, labels, **({"masks": truth} if by == "attention-mass" else {}))
+        found |= controls(model, images, labels, truth)
     with study.timed("gating"), study.fast():
         found |= gating(model, train, balanced, sizes)
     with study.timed("interchange"):
@@ -236,31 +236,15 @@ def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, 
     return found
 
 
-CONTROLS = {
-    "weight norm": "weight-norm", "output norm": "output-norm", "taylor": "taylor", "attention mass": "attention-mass", "loss gain": "loss-gain",
-    "loss change": "loss-change",
-}  # fmt: skip
-
-
 def gating(model: VisionModel, train: Cases, balanced: Cases, sizes: Sizes) -> dict[str, HeadScores]:
     """Causal Head Gating on biased labels, on balanced ones, and contrastive: keep the object's pictures, suppress the background's."""
     options: dict[str, Any] = {**GATING, "steps": sizes.gating_steps}
     assert train.labels is not None and balanced.labels is not None and train.truth is not None
-    erased = erase(model, train.images, train.truth == 1, "grey")
-    assert erased.no_foreground is not None
     return {
         "gating, biased labels": select("gating", model, train.images, train.labels, **options),
         "gating, balanced labels": select("gating", model, balanced.images, balanced.labels, **options),
-        "gating, contrastive": select("gating", model, erased.no_background, train.labels, suppress=(erased.no_foreground, train.labels), **options),
+        "gating, contrastive": contrastive_gating(model, train.images, train.labels, train.truth == 1, **options),
     }
-
-
-def as_scores(model: VisionModel, heads: list[tuple[int, int]]) -> HeadScores:
-    """An order of heads as scores: the first gets the most."""
-    value = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
-    for place, head in enumerate(heads):
-        value[head] = len(heads) - place
-    return HeadScores(value)
 
 
 def state(model: VisionModel, sizes: Sizes) -> str:
@@ -282,10 +266,7 @@ def recall_or_run(study: Study, seed: str, model: VisionModel, kept: Path | None
     before = {name: len(rows) for name, rows in tables.items()}
     one_seed(study, seed, model)
     if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(".part")
-        part.write_text(json.dumps({name: rows[before[name] :] for name, rows in tables.items()}))
-        part.replace(kept)
+        write_whole(kept, json.dumps({name: rows[before[name] :] for name, rows in tables.items()}))
 
 
 def one_seed(study: Study, seed: str, model: VisionModel) -> None:

@@ -1,0 +1,98 @@
+"""Does a real ViT answer from the background, and does removing heads change that? ViT-Ti/16 on pet photos with trimaps, and on ImageNet photos.
+
+    python scripts/evidence_background.py --real PATH --device cuda     # writes docs/results/evidence-background.md, .csv and two .png
+    python scripts/evidence_background.py --real PATH --limit 40          # small: the same code on two cores in about a quarter of an hour
+
+PATH holds vit_tiny_patch16_224.safetensors, pets/ (images, trimaps, imagenet_labels.csv) and imagenet/val/. Every finished piece is a JSON file under
+--work: the same command again goes on where it stopped. No piece begins after --minutes; while something is missing, the exit code is 1 and the page has
+holes. Heads are scored on one half of the pets (each breed cut in two), numbers are those of the other half: nothing is chosen on what is reported.
+`background/composites.py` makes the photos, `background/page.py` puts the numbers into words.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import seecause as sc
+from scripts.background import figures, page
+from scripts.background.audit import MASKED, audited, masks_of, of_composites, plain, searched
+from scripts.background.numbers import by_lot, removed
+from scripts.background.photos import SMALL, Sizes, Study, opened
+from scripts.background.removal import Bench, records, scorers, scores_of
+from scripts.kept_pieces import OutOfTime, Pieces
+from seecause.heads import random_sets
+from seecause.models.view import VisionModel
+
+NETWORK, WEIGHTS = "timm:vit_tiny_patch16_224", "vit_tiny_patch16_224.safetensors"
+
+
+def main(
+    real: Annotated[Path, typer.Option(help=f"Folder with {WEIGHTS}, pets/ and imagenet/.")],
+    limit: Annotated[int | None, typer.Option(help="A small run: about so many pets, four of a breed, and so many of ImageNet.")] = None,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    minutes: Annotated[float, typer.Option(help="Begin no piece after so many minutes.")] = 9.0,
+    tf32: Annotated[bool, typer.Option(help="On a GPU, multiply in TF32 in mask search, gating and removals; audit and scores are always float32.")] = True,
+    seed: int = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the page, the CSV and the pictures.")] = Path("docs/results"),
+    work: Annotated[Path, typer.Option(help="Where finished pieces are kept.")] = Path("out/evidence"),
+) -> None:
+    """Run what is missing and write the page."""
+    ends = time.monotonic() + 60 * minutes
+    for part in (WEIGHTS, "pets/images", "pets/annotations/trimaps", "pets/imagenet_labels.csv", "imagenet/val"):
+        if not (real / part).exists():
+            raise typer.BadParameter(f"{real / part} is not there; expected a folder with {WEIGHTS}, pets/ and imagenet/", param_hint="--real")
+    study = opened(load(real, device), real, sizes=Sizes() if limit is None else SMALL, limit=limit, seed=seed, fast=tf32 and device.startswith("cuda"))
+    machine = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
+    pieces = Pieces(work / f"background-{study.state}", ends, machine)
+    missing = None
+    try:
+        run(study, pieces)
+    except OutOfTime as late:
+        missing = str(late)
+        print(f"out of time before {missing!r}: run the same command again to go on", flush=True)
+    command = f"python scripts/evidence_background.py --real PATH{'' if limit is None else f' --limit {limit}'} --seed {seed} --device {device.split(':')[0]}"
+    removals, lots = removed(pieces.found, study.sizes.ks), by_lot(pieces.found)
+    page.write(pieces, {**study.about, "command": command, "missing": missing}, removals, lots, out)
+    figures.write(study.pets, study.composites, masks_of(study, pieces), pieces.found, removals, lots, out)
+    raise typer.Exit(1 if missing else 0)
+
+
+def load(real: Path, device: str) -> VisionModel:
+    model = sc.load(NETWORK, weights=real / WEIGHTS, device=device)
+    assert isinstance(model, VisionModel)
+    return model
+
+
+def run(study: Study, pieces: Pieces) -> None:
+    """Every piece, the cheapest and most wanted first."""
+    known = pieces.get("plain", partial(plain, study))
+    pieces.get("composites", partial(of_composites, study))
+    for start in range(0, len(study.pets), MASKED):
+        pieces.get(f"masks {start}", partial(searched, study, slice(start, start + MASKED)))
+    masks = masks_of(study, pieces)
+    assert masks is not None
+    pieces.get("audit", partial(audited, study, masks, known))
+    bench = Bench.of(study, masks, known)
+    pieces.get("nothing removed", partial(bench.without, [()]))
+    sizes = set[int]()
+    for name, make in scorers(study, masks, known).items():
+        for method, record in pieces.get(f"scores, {name}", partial(records, make)).items():
+            sets = [tuple(sorted(scores_of(record).top(k))) for k in study.sizes.ks]
+            pieces.get(f"removed by {method}", partial(bench.without, sets))
+            sizes |= {len(heads) for heads in sets if heads}
+        for size in sorted(sizes):  # as many as are really removed: heads with scores of 0 or less stay
+            pieces.get(f"random {size}", partial(bench.without, random_sets(study.model, size, draws=study.sizes.draws, seed=study.seed)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
