@@ -14,6 +14,7 @@ from torch import Tensor
 FAMILIES = ("boards", "leaves")
 LEAVES = 150
 _COLOURS, _SHAPE, _WARP = 6, 4, 8  # numbers: two colours, how boards lie, a grid of 8 x 8 that bends them
+_AT_ONCE = 8  # pictures: every blade is compared with every pixel
 NUMBERS = _COLOURS + _SHAPE + _WARP**2 + 6 * LEAVES  # uniform in [0, 1), for one picture
 
 
@@ -38,16 +39,28 @@ def _boards(first: Tensor, second: Tensor, shape: Tensor, warp: Tensor, size: in
 
 def _leaves(first: Tensor, second: Tensor, blades: Tensor, size: int) -> Tensor:
     """Blades on top of each other, each with a place, a size, a direction and a mixture of the two colours, darker towards its edge."""
-    y, x = _places(size, blades)
-    canvas = (0.35 * first)[..., None, None].expand(-1, -1, size, size).clone()
-    for one in blades.unflatten(1, (LEAVES, 6)).unbind(dim=1):
-        left, top, large, turn, mixture, light = (value[:, None, None] for value in one.unbind(dim=1))
-        dx, dy, length = x - left, y - top, 0.05 + 0.09 * large
-        along, aside = dx * (2 * math.pi * turn).cos() + dy * (2 * math.pi * turn).sin(), dy * (2 * math.pi * turn).cos() - dx * (2 * math.pi * turn).sin()
-        far = (along / length).square() + (aside / (0.45 * length)).square()
-        colour = torch.lerp(first[..., None, None], second[..., None, None], mixture[:, None]) * (0.55 + 0.6 * light)[:, None]
-        canvas = torch.where((far < 1)[:, None], colour * (1 - 0.4 * far[:, None]), canvas)
-    return canvas
+    left, top, large, turn, mixture, light = blades.unflatten(1, (LEAVES, 6)).unbind(dim=2)  # [n, L] each
+    length, (sine, cosine) = 0.05 + 0.09 * large, ((2 * math.pi * turn).sin(), (2 * math.pi * turn).cos())
+    width = 0.45 * length
+    xx, yy = (cosine / length).square() + (sine / width).square(), (sine / length).square() + (cosine / width).square()
+    xy = cosine * sine * (length**-2 - width**-2)
+    ellipse = [xx, 2 * xy, yy, -2 * (xx * left + xy * top), -2 * (xy * left + yy * top), xx * left**2 + 2 * xy * left * top + yy * top**2]
+    y, x = (line.flatten() for line in torch.broadcast_tensors(*_places(size, blades)))
+    terms = torch.stack([x * x, x * y, y * y, x, y, torch.ones_like(x)])  # [6, P]
+    colours = torch.lerp(first[:, None], second[:, None], mixture[..., None]) * (0.55 + 0.6 * light)[..., None]  # [n, L, 3]
+    made = [_stacked(*part, terms) for part in zip(*(t.split(_AT_ONCE) for t in (torch.stack(ellipse, dim=2), colours, 0.35 * first)), strict=True)]
+    return torch.cat(made).unflatten(2, (size, size))
+
+
+def _stacked(ellipses: Tensor, colours: Tensor, ground: Tensor, terms: Tensor) -> Tensor:
+    """The last blade that covers a pixel is seen, else the ground: [n, 3, P]. A pixel is inside an ellipse [n, L, 6] where its value is below 1."""
+    far = ellipses @ terms  # [n, L, P]
+    number = torch.arange(1, LEAVES + 1, device=far.device, dtype=torch.uint8)
+    seen = ((far < 1) * number[:, None]).amax(dim=1).long()  # [n, P], 0 where there is none
+    place = (seen - 1).clamp_min(0)
+    shade = 1 - 0.4 * far.gather(1, place[:, None])[:, 0]
+    painted = colours.gather(1, place[..., None].expand(-1, -1, 3)) * shade[..., None]  # [n, P, 3]
+    return torch.where(seen[..., None] > 0, painted, ground[:, None]).transpose(1, 2)
 
 
 def _places(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
