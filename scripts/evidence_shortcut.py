@@ -63,7 +63,7 @@ def open_study(real: Path, work: Path, **told: Any) -> Setup:
         if not needed.is_file():
             raise DataMissing(str(needed), "no such file", "give --real the folder with pets_small/ and the weights")
     settings = {name: value for name, value in told.items() if name != "device"}
-    decides = json.dumps({"version": 1, **settings}, sort_keys=True).encode() + b"".join(path.read_bytes() for path in lists)
+    decides = json.dumps({"version": 2, **settings}, sort_keys=True).encode() + b"".join(path.read_bytes() for path in lists)
     name = hashlib.sha256(decides).hexdigest()[:8]
     folder = work / f"shortcut-{name}"
     folder.mkdir(parents=True, exist_ok=True)

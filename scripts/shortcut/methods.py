@@ -44,7 +44,7 @@ Method = Literal["erm", "repair", "pdisco", "ifam", "mask"]
 Loss = Callable[[Pictures, Tensor, int], Tensor]  # pictures, normalised images, step -> what is to be small
 BACKBONE, FILE = "vit_tiny_patch16_224", "vit_tiny_patch16_224.safetensors"
 HALF = Preprocess(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
-HEADS_RATE = 1e-2  # of prototypes and of heads of iFAM, whatever the rate of its backbones
+PROTOTYPE_RATE, HEADS_RATE = 3e-2, 1e-2  # of iFAM, whatever the rate of its backbones
 QUANTILES = (0.97, 0.99)
 DECAY, CLIP, WARM_UP = 0.05, 2.0, 0.1
 SHOWN = 2  # test photos of each group whose parts are kept, for the figure
@@ -60,7 +60,7 @@ class Setup:
     folder: Path  # for JSON files and weights
     device: str = "cuda"
     limit: int | None = None
-    epochs: int = 20
+    epochs: int = 15
     batch: int = 64
     mask_steps: int = 250  # of CIGMA's mask search
     scored: int = 128  # pictures that heads are scored on
@@ -84,12 +84,13 @@ class Job:
     seed: int
     rate: float  # of backbones
     background: float = 2.0  # weight of the background loss
+    variation: float = 1.0  # weight of the total variation
     whole: bool = False  # stage 1 is trained whole, not its special tokens and positions only
     parts: int = 4
 
     @property
     def file(self) -> str:
-        more = f"_bg{self.background:g}_{'whole' if self.whole else 'tokens'}_k{self.parts}" if self.method in ("pdisco", "ifam") else ""
+        more = f"_bg{self.background:g}_tv{self.variation:g}_{'whole' if self.whole else 'tokens'}_k{self.parts}" if self.method in ("pdisco", "ifam") else ""
         return f"{self.method}_{self.seed}_{self.rate:g}{more}.json"
 
 
@@ -170,7 +171,7 @@ def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures
 def _parts(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
     """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on validation pictures."""
     net = _new_net(setup, job)
-    lesson = Lesson(net, LossWeights(background=job.background))
+    lesson = Lesson(net, LossWeights(background=job.background, total_variation=job.variation))
     fit(setup, job.seed, _groups(net, job), train, lambda pictures, images, step: lesson(images, pictures.labels, pictures.photos, job.seed, step)[0])
     net.eval()
     found: Row = {"val": _measure_net(setup, net, val), "test": _measure_net(setup, net, test)}
@@ -253,7 +254,7 @@ def _new_net(setup: Setup, job: Job) -> IFAM:
 
 
 def _groups(net: IFAM, job: Job) -> list[dict[str, Any]]:
-    found = parameter_groups(net, job.rate, DECAY, prototype_factor=HEADS_RATE / job.rate, head_factor=HEADS_RATE / job.rate)
+    found = parameter_groups(net, job.rate, DECAY, prototype_factor=PROTOTYPE_RATE / job.rate, head_factor=HEADS_RATE / job.rate)
     kept = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in found]
     return [group for group in kept if group["params"]]
 

@@ -158,7 +158,7 @@ def settings(results: Results) -> list[str]:
     """Every setting that was tried."""
     rows = [
         f"Every setting that was tried, on seed {SEEDS[0]}, with what it reached on validation pictures. The chosen one is bold.\n",
-        "| method | rate of backbones | background weight | trained of stage 1 | worst group | average | IoU |",
+        "| method | rate of backbones | background, total variation | trained of stage 1 | worst group | average | IoU |",
         "|---|---|---|---|---|---|---|",
     ]
     for method in TUNED:
@@ -166,7 +166,7 @@ def settings(results: Results) -> list[str]:
         for job in tuning(method):
             if job.file in results:
                 val, mark = results[job.file]["val"], "**" if job == best else ""
-                of_parts = (f"{job.background:g}", "everything" if job.whole else "tokens, positions") if method in OF_PARTS else ("-", "-")
+                of_parts = (f"{job.background:g}, {job.variation:g}", "everything" if job.whole else "tokens, positions") if method in OF_PARTS else ("-", "-")
                 reached = (_percent(val["worst"]), _percent(val["average"]), _percent(val["iou"]) if "iou" in val else "-")
                 rows.append(f"| {mark}{NAMES[method]}{mark} | {job.rate:g} | " + " | ".join((*of_parts, *reached)) + " |")
     return [*rows, ""]

@@ -14,7 +14,8 @@ from scripts.shortcut.methods import Job, Method
 
 SEEDS = (0, 1, 2)
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)  # of methods with one backbone to fine-tune
-PART_RATES, BACKGROUNDS = (3e-5, 1e-4), (2.0, 5.0)
+PART_RATES = (3e-5, 1e-4)
+SHAPING = ((2.0, 1.0), (2.0, 0.3), (5.0, 0.3))  # weights of background and total variation; the first are the paper's, for grids of 37 x 37
 OTHER_PARTS = (1, 8)  # iFAM again, at the settings found for 4
 TUNED: tuple[Method, ...] = ("erm", "ifam", "pdisco", "mask")
 Results = dict[str, dict[str, Any]]  # by the job's file
@@ -24,7 +25,7 @@ def tuning(method: Method) -> list[Job]:
     """All settings, on seed 0."""
     if method in ("erm", "mask"):
         return [Job(method, SEEDS[0], rate) for rate in RATES]
-    return [Job(method, SEEDS[0], rate, background, whole) for whole, background, rate in itertools.product((True, False), BACKGROUNDS, PART_RATES)]
+    return [Job(method, SEEDS[0], rate, *weights, whole) for whole, weights, rate in itertools.product((True, False), SHAPING, PART_RATES)]
 
 
 def chosen(method: Method, results: Results) -> Job | None:

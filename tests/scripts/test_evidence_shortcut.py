@@ -126,7 +126,7 @@ def test_a_gain_is_told_only_if_all_seeds_agree():
 def test_the_study_runs_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "RATES", (1e-3, 1e-4))
     monkeypatch.setattr(plan, "PART_RATES", (1e-3,))
-    monkeypatch.setattr(plan, "BACKGROUNDS", (2.0,))
+    monkeypatch.setattr(plan, "SHAPING", ((2.0, 0.3),))
     monkeypatch.setattr(plan, "SEEDS", (0, 1))
     monkeypatch.setattr(page, "SEEDS", (0, 1))
     monkeypatch.setattr(repair, "KS", (1, 2))
