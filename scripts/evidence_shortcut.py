@@ -47,8 +47,11 @@ def main(
     try:
         study = open_study(real, work, device=device, **({} if limit is None else {"limit": limit, **SMALL}))
         workers = workers if workers is not None else 6 if device.startswith("cuda") else 2
-        results = carry_out(study, ends=time.time() + 60 * minutes, workers=workers)
-        write(study, results, out)
+        try:
+            carry_out(study, ends=time.time() + 60 * minutes, workers=workers)
+        finally:  # whatever stops it, the page shows what is there
+            results = finished(study)
+            write(study, results, out)
     except SeecauseError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if not is_complete(results):
@@ -70,9 +73,13 @@ def open_study(real: Path, work: Path, **told: Any) -> Setup:
     return Setup(real, folder, **told)
 
 
-def carry_out(setup: Setup, *, ends: float, workers: int) -> Results:
+def finished(setup: Setup) -> Results:
+    return {path.name: json.loads(path.read_text()) for path in sorted(setup.folder.glob("*.json"))}
+
+
+def carry_out(setup: Setup, *, ends: float, workers: int) -> None:
     """Do what the plan asks for, `workers` jobs at once (0: in this process), as long as there is time."""
-    results = {path.name: json.loads(path.read_text()) for path in sorted(setup.folder.glob("*.json"))}
+    results = finished(setup)
     print(f"{len(missing(results))} trainings are missing that are known of, {len(results)} are there", flush=True)
     running: dict[Future[Any], Job] = {}
     failed: set[Job] = set()
@@ -83,7 +90,7 @@ def carry_out(setup: Setup, *, ends: float, workers: int) -> Results:
                 if time.time() + _expected(job, results) <= ends:
                     running[pool.submit(run, setup, job)] = job
             if not running:
-                return results
+                return
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(done)
                 try:

@@ -14,7 +14,7 @@ from scripts.shortcut.methods import Setup, shown_places
 from scripts.shortcut.plan import Results, chosen
 from seecause.faithful.drawing import part_picture
 
-SIDE, GAP, COLOURS = 140, 4, 128  # pixels of a tile and between tiles; colours of the palette, to keep the file small
+SIDE, GAP, COLOURS = 140, 4, 256  # pixels of a tile and between tiles; colours of the palette, to keep the file small
 
 
 def draw(setup: Setup, results: Results, cutouts: Cutouts) -> bytes:
