@@ -122,7 +122,7 @@ def _to_projection(model: VisionModel, index: int, h: Tensor, at: At) -> tuple[T
     """
     block, tokens = model.blocks[index], at.index
     q, k, v = block.qkv(h, at)
-    if index == model.n_layers - 1 and _reads_prefix_only(model):
+    if index == model.n_layers - 1 and model.readout.reads_rows:
         tokens = torch.tensor(model.readout.read_prefix(at.layout), device=h.device)
         h, q = h[:, tokens], q[:, :, tokens]
     return h, block.carried(h, fused(q, k, v, block.scale, block.bias(at.take(tokens), at))), tokens
@@ -138,13 +138,9 @@ def _rest(model: VisionModel, h: Tensor, at: At, start: int) -> Tensor:
 
 def _read(model: VisionModel, h: Tensor, at: At) -> Tensor:
     """Logits of the last block's output, which `_to_projection` may have narrowed."""
-    if _reads_prefix_only(model):
+    if model.readout.reads_rows:
         return model.readout.head(model.readout.norm(h).flatten(1))
     return model.readout(h, at.layout)
-
-
-def _reads_prefix_only(model: VisionModel) -> bool:
-    return model.readout.kind in ("cls", "cls+dist")
 
 
 def _gated(carried: Tensor, gate: Tensor | None) -> Tensor:
