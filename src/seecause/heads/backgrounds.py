@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.imagenet9 import CLASSES
+from seecause.errors import BadOption
 from seecause.heads.cases import Cases
 from seecause.heads.removal import logits_without
 from seecause.heads.result import Head
@@ -28,6 +29,8 @@ NONE = "none of the nine"
 def nine(model: VisionModel, mapping: Tensor) -> VisionModel:
     """The same view with ten answers: `mapping` [1000] (`read_in9_map`) says which of the nine each ImageNet class is, -1 for none."""
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
+    if any(len(some) == 0 for some in members):
+        raise BadOption("mapping", mapping.unique().tolist(), "classes for each of the nine, and some that are none of them (-1)")
 
     def best(logits: Tensor) -> Tensor:
         return torch.stack([logits[..., some.to(logits.device)].amax(dim=-1) for some in members], dim=-1)

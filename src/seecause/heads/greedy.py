@@ -88,7 +88,7 @@ def greedy_cigma(
     options = {"target": labels, "baseline": baseline, "operator": operator, "guard": guard}
     chosen = greedy(model, images, found, top=top, rule=penalised if guard else None, **options)
     first = chosen.rounds[0]
-    value = torch.where(first.value.isnan(), torch.nan, 0.0)
+    value = torch.zeros_like(first.value).masked_fill(first.value.isnan(), torch.nan)
     gain = torch.full_like(value, torch.nan)
     for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
         value[head], gain[head] = len(chosen.heads) - place, won

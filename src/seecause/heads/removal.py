@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from seecause.data.answers import Group
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.heads.ablate import gates_without
@@ -19,7 +20,7 @@ from seecause.heads.masks import Masks
 from seecause.heads.random_heads import random_sets
 from seecause.heads.result import Head, HeadScores
 from seecause.metrics.calibration import calibration, nll
-from seecause.metrics.groups import Group, GroupAccuracy, group_accuracy
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.view import VisionModel
 
 _TOGETHER = 64  # pictures whose versions are made at once
@@ -158,7 +159,7 @@ def over_groups(groups: GroupAccuracy, train: Mapping[Group, float] | None = Non
     """What papers call worst-group accuracy and adjusted average, where the data has what each needs; names say which is which."""
     found = {"mean of groups": groups.unweighted_average}  # SubpopBench's adjusted accuracy
     if train and all(group in groups.groups for group in train):
-        found["groups weighted as in training"] = groups.train_weighted_average(train)  # Sagawa et al.'s adjusted average
+        found["groups weighted as in training"] = groups.train_weighted_average({group: share for group, share in train.items()})  # Sagawa et al.
     if set(groups.groups) == {(0, 0), (0, 1), (1, 0), (1, 1)}:
         found["worst of groups (0, 1) and (1, 0)"] = groups.worst_among([(0, 1), (1, 0)])
     return found
