@@ -192,7 +192,7 @@ def test_imagenet9_gives_a_gap_before_and_after(tmp_path):
                 folder.mkdir(parents=True, exist_ok=True)
             Image.effect_noise((96, 96), 20 + 40 * photo).convert("RGB").save(root / variant / "val" / part / f"{stem}.JPEG")
             np.save(root / "fg_mask" / "val" / part / f"n{photo}.npy", np.pad(np.ones((48, 48)), 24))
-    (root / "in_to_in9.json").write_text(json.dumps({str(place): max(0, place - 991) if place else -1 for place in range(1000)}))  # nearly every answer is a dog
+    (root / "in_to_in9.json").write_text(json.dumps({str(place): max(0, place - 991) if place else -1 for place in range(1000)}))  # nearly all are dogs
     data, test = f"imagenet9:{root}:original", f"imagenet9:{root}:mixed_rand"
     done = heads("audit", "--model", model, "--data", test, "--masks", "oracle", *SMALL, tmp_path / "a")
     assert done.exit_code == 0 and "BG-gap 0.750" in done.stdout and "BG-gap" in (tmp_path / "a" / "index.html").read_text(), done.output

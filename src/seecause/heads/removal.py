@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.answers import Group
-from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.forks import gated_logits
+from seecause.engine.forks import logits_of_sets
 from seecause.heads.ablate import gates_without
 from seecause.heads.cases import Cases
 from seecause.heads.divergence import jensen_shannon, log_probs
@@ -23,7 +22,7 @@ from seecause.metrics.calibration import calibration, nll
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.view import VisionModel
 
-_TOGETHER = 64  # pictures whose versions are made at once
+_TOGETHER = 16  # pictures whose versions are made at once: often enough to tell how far it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +65,8 @@ class Outcome:
 
 @torch.no_grad()
 def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
-    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device. Sets and images share one batch."""
-    gates = torch.stack([gates_without(model, heads) for heads in sets]).to(model.device)  # [S, L, H]
-    count = len(images)
-
-    def some(a: int, b: int) -> Tensor:
-        rows = torch.arange(a, b, device=model.device)
-        return gated_logits(model, images[rows % count], gates[rows // count])
-
-    total = len(sets) * count
-    size = fit(total, model.forward_bytes(model.check(images[:1])), images.device)
-    return torch.cat(list(in_chunks(some, total, size, what="pictures"))).unflatten(0, (len(sets), count))
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
+    return logits_of_sets(model, images, torch.stack([gates_without(model, heads) for heads in sets]).to(model.device))
 
 
 def outcomes(
