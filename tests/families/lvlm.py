@@ -72,6 +72,19 @@ def llava_grouped() -> NativeLVLM:
     return _llava(num_key_value_heads=2, attention_bias=True, mlp_bias=True)
 
 
+def llava_siglip() -> NativeLVLM:
+    """LLaVA on a SigLIP tower, which has no class token and is read behind its last block."""
+    words = tokenizer("<image>")
+    vision = hf.SiglipVisionConfig(**{name: value for name, value in CLIP.items() if name != "projection_dim"}, vision_use_head=False)
+    config = hf.LlavaConfig(
+        vision_config=vision, text_config=hf.LlamaConfig(**TEXT), image_token_index=words.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1, vision_feature_select_strategy="full",
+    )  # fmt: skip
+    pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
+    processor = hf.LlavaProcessor(pictures, words, patch_size=8, vision_feature_select_strategy="full", num_additional_image_tokens=0)
+    return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
+
+
 def llava_next() -> NativeLVLM:
     words, points = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
     config = hf.LlavaNextConfig(

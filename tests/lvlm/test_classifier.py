@@ -14,13 +14,13 @@ from seecause.data.critters.questions import wordings
 from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
 from seecause.lvlm.prompt import render
 from seecause.lvlm.tree import plant
-from tests.families.lvlm import internvl, photo, tiny_lvlm
+from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
 from tests.helpers import hooks, noise
 from tests.reference import cigma, prompted
 
 QUESTION = "what is this ?"
 NAMES = ("cat", "red dog", "a red dog", "blue")  # 1, 2, 3 and 1 tokens
-FAMILIES = {"llava": "llava", "grouped": "llava_grouped", "internvl": "internvl", "normed": partial(internvl, use_qk_norm=True)}
+FAMILIES = {"llava": "llava", "grouped": "llava_grouped", "internvl": "internvl", "normed": partial(internvl, use_qk_norm=True), "siglip": llava_siglip}
 
 
 @cache
@@ -63,6 +63,13 @@ def test_summed_likelihoods_are_not_divided_by_length():
     model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION, length="sum")
     expected = prompted.by_names(lvlm("llava").module, ids("llava"), [words("llava", name) for name in NAMES], pictures(), mean=False)
     assert_close(model(pictures()), expected, atol=1e-10, rtol=0)
+
+
+def test_the_prior_is_what_a_grey_picture_says():
+    model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION, prior=True)
+    plain = asked("llava")
+    assert_close(model(pictures()), plain(pictures()) - plain(torch.zeros(1, 3, 32, 32, dtype=torch.float64)), atol=1e-10, rtol=0)
+    assert model.fingerprint() != plain.fingerprint()
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])
@@ -135,6 +142,7 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
         assert bool(found.value.isfinite().all()) and found.value.shape == (model.n_layers, model.n_heads), by
     assert sc.heads.screen(model, images, keep, top=1, target=labels).scores.value.isfinite().sum() >= 4
     cases = sc.heads.Cases("noise", ("a", "b", "c"), images, labels, keep.int())
+    assert model.readout_name == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"
     assert "3 right answers" in " ".join(sc.heads.audit(model, cases, masks="oracle").verdict())
 
 

@@ -165,7 +165,7 @@ def score(
         sections = [scores_section(found, by=by, title=HEADS if by == "cigma" else OTHERS), settings(opened, told)]
         write_page(folder / "index.html", f"{opened.name}: heads by {by}", sections, lead=lead(opened, cases))
         (folder / "scores.csv").write_text(scores_csv(found), encoding="utf-8")
-    best = ", ".join(f"({layer}, {head}) {float(found.value[layer, head]):.4f}" for layer, head in found.order()[:5])
+    best = ", ".join(f"({layer}, {head}) {float(found.value[layer, head]):.3g}" for layer, head in found.order()[:5])
     say([*said, f"highest (layer, head): {best or 'no head has a score above 0'}", f"page: {out / 'index.html'}"], quiet)
 
 

@@ -255,7 +255,14 @@ def settings(model: VisionModel, told: dict[str, Any]) -> Any:
     from seecause.report.heads import table
     from seecause.report.page import Section
 
-    about = {"model": model.name, "fingerprint": model.fingerprint(), **told, "device, dtype": f"{model.device}, {model.dtype}", "seecause": __version__}
+    about = {
+        "model": model.name,
+        "fingerprint": model.fingerprint(),
+        "readout": model.readout_name,
+        **told,
+        "device, dtype": f"{model.device}, {model.dtype}",
+        "seecause": __version__,
+    }
     return Section("Protocol", table([(key, str(value)) for key, value in about.items() if value is not None]))
 
 

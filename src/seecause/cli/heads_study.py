@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from seecause.cli.heads_open import BIASED, TEST, TRAIN
+from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, QuestionOption, ScopeOption
 from seecause.cli.heads_run import (
+    Cap,
     DataOption,
     Filling,
     FillOption,
@@ -42,7 +43,11 @@ def ablation_study(
     weights: Weights = None,
     data: DataOption = TRAIN,
     limit: Limit = 64,
+    classify: ClassifyOption = None,
+    scope: ScopeOption = None,
+    question: QuestionOption = None,
     share: Share = 0.4,
+    cap: Cap = 512,
     test: TestOption = TEST,
     test_limit: Annotated[int, typer.Option(help="Read so many pictures of --test.", min=1)] = 64,
     top: Annotated[int, typer.Option(help="Heads to remove at most.", min=1)] = 4,
@@ -63,8 +68,8 @@ def ablation_study(
 
     Writes index.html (table and charts) and table.csv.
     """
+    from seecause.cli.heads_open import open_asked
     from seecause.cli.heads_run import lead, look_for, masks_for, need_view, read, say, settings
-    from seecause.cli.options import open_model
     from seecause.cli.progress import counting
     from seecause.heads.cases import right_ones
     from seecause.heads.studies import Setup, run_study
@@ -75,9 +80,9 @@ def ablation_study(
     check_out(out, overwrite=overwrite)
     if fill is Filling.swap or guard is Guard.protect:
         raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
-    opened = need_view(open_model(model, weights=weights, device=device, dtype=dtype, seed=seed))
+    opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
     every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
-    cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, seed=seed)
+    cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed)
     tested = read(opened, test, test_limit, quiet=quiet)
     found_masks = masks_for(opened, cases, masks, steps=steps, cache=mask_cache, quiet=quiet)
     looks = [look_for(opened, tested, masks, fill, steps=steps, cache=mask_cache, quiet=quiet)]

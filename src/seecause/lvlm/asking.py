@@ -4,6 +4,7 @@
     label_token   options are listed as "A. name" lines; p(c) = softmax over the label tokens alone, at the row where the answer begins. The
                   list is turned round for each of `orders` prompts, so that no class owns the first place, and log-probabilities are averaged
 
+Either way, `prior` takes off the scores of a grey picture: some names are likely whatever there is to see.
 Where the tokenizer has no letters or numbers, label_token takes names that are one token each, and lists nothing.
 """
 
@@ -37,9 +38,14 @@ class Asked:
     share: Tensor | None  # [n, C] float64: what it counts for each class (name_ll); None: orders x classes (label_token)
     sequences: tuple[tuple[int, ...], ...]  # what the tree holds, one by one
     said: dict[str, Any]  # for protocols
+    prior: Tensor | None = None  # [C], taken off: what the model says to a picture that shows nothing
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [B, R, V] of the words after `rows` -> logits [B, C] of classes."""
+        found = self._scores(logits)
+        return found if self.prior is None else found - self.prior.to(found)
+
+    def _scores(self, logits: Tensor) -> Tensor:
         logits, places, tokens = wide(logits), self.places.to(logits.device), self.tokens.to(logits.device)
         if self.share is not None:
             return logits.log_softmax(dim=-1)[:, places, tokens] @ self.share.to(logits)

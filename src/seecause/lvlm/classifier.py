@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -20,9 +20,10 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.engine.verify import TOLERANCE, compare
-from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.errors import BadOption, UnsupportedModel
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.asking import Asked, By, Labels, ask_labels, ask_names
+from seecause.lvlm.spoken import Described, PromptLayout, Spoken, refuse
 from seecause.lvlm.view import LVLM
 from seecause.models import tower as towers
 from seecause.models.base import Architecture
@@ -38,51 +39,6 @@ Scope = Literal["vision", "llm"]
 _CHECKED = 4  # continuations that the native model is asked about when a classifier is made
 
 
-@dataclass(frozen=True)
-class PromptLayout(TokenLayout):
-    """Words, the grid of image tokens, words again. Positions are the decoder's."""
-
-    suffix: int = 0  # tokens behind the picture
-    places: Callable[[], At] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def tokens(self) -> int:
-        return self.prefix + self.n_patches + self.suffix
-
-    @property
-    def patches(self) -> slice:
-        return slice(self.prefix, self.prefix + self.n_patches)
-
-    def at(self, device: torch.device | str = "cpu") -> At:
-        assert self.places is not None
-        found = self.places()
-        return At(found.index, self, found.memo)
-
-
-@dataclass(eq=False)
-class Spoken(Readout):
-    """Reads some rows of the decoder: the words they would say next."""
-
-    rows: tuple[int, ...] = ()
-
-    def read_prefix(self, layout: TokenLayout) -> tuple[int, ...]:
-        return self.rows
-
-
-@dataclass(eq=False)
-class Described(Readout):
-    """Hands all states of a vision tower to the rest of the model. No single token is read, and no mean of them."""
-
-    rest: Callable[[Tensor], Tensor] = lambda states: states  # states [B, T, D] -> logits [B, C]
-
-    @property
-    def has_mean(self) -> bool:
-        return True  # attention rows of all patches count alike
-
-    def __call__(self, h: Tensor, layout: TokenLayout) -> Tensor:
-        return self.rest(h)
-
-
 @dataclass(eq=False, kw_only=True, repr=False)
 class PromptClassifier(VisionModel):
     """`model(images)` gives logits [B, C] of class names, through the native modules; `blocks` and `gates` are those of `scope`."""
@@ -92,6 +48,11 @@ class PromptClassifier(VisionModel):
     lvlm: LVLM
     asked: Asked
     scope: Scope
+
+    @property
+    def readout_name(self) -> str:
+        told = ", ".join(f"{key} {value}" for key, value in self.asked.said.items())
+        return f"{told}; heads of scope {self.scope}"
 
     def forward_bytes(self, layout: TokenLayout) -> int:
         """The decoder's run and the vocabulary of the rows that are read, beside what the scope's own blocks hold."""
@@ -118,10 +79,11 @@ def classifier(
     length: Literal["mean", "sum"] = "mean",
     labels: Labels | None = None,
     orders: int = 3,
+    prior: bool = False,
     preprocess: Preprocess | None = None,
     check: bool = True,
 ) -> PromptClassifier:
-    """A verified classifier for `classes`, read `by` name_ll (with `length`) or label_token (with `labels` and `orders`): see `asking`.
+    """A verified classifier for `classes`, read `by` name_ll (with `length`) or label_token (with `labels` and `orders`): see `asking`, also for `prior`.
 
     For LLaVA-1.5 and InternVL; others tile or pack their pictures. `preprocess` replaces what the processor tells about pictures.
     """
@@ -144,6 +106,10 @@ def classifier(
     else:
         asked = ask_labels(classes, question, prompt, tokens, labels=labels, orders=orders)
     made = _view(lvlm, tower, asked, tuple(classes), frame, scope)
+    if prior:
+        with torch.no_grad():
+            grey = made(torch.zeros(1, 3, *frame.size, device=made.device, dtype=made.dtype))[0]  # 0 is grey once normalised
+        made = _view(lvlm, tower, replace(asked, prior=grey, said={**asked.said, "prior": "grey"}), tuple(classes), frame, scope)
     if check:
         verify_answers(made)
     return made
@@ -200,7 +166,7 @@ def _view(lvlm: LVLM, tower: Tower, asked: Asked, classes: tuple[str, ...], fram
         "scope": scope,
     }
     if scope == "vision":
-        readout: Readout = Described("words", _refuse, rest=describe)
+        readout: Readout = Described("words", refuse, rest=describe)
         return PromptClassifier(**shared, embed=tower.embed, layout_at=tower.layout_at, blocks=tower.blocks, readout=readout)
     grid = image_tokens(module.config, {}, image.stop - image.start, frame.size).parts[-1]  # a class token that is kept stands before it
     layout = PromptLayout((grid.rows, grid.columns), image.stop - grid.tokens, suffix=len(tree.ids) - image.stop, places=at)
@@ -252,7 +218,3 @@ def _frame(lvlm: LVLM, tower: Tower) -> Preprocess:
 
 def _rendered(lvlm: LVLM, text: str) -> str:
     return prompts.render(lvlm.processor, text, lvlm.template)
-
-
-def _refuse(pooled: Tensor) -> Tensor:
-    raise NotDefined("this method", "the answer is read from all image tokens by a language model, which no pooled features replace", "Use head scores")
