@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data import critters, open_data
+from seecause.engine import forks
 from seecause.errors import BadOption, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
 from seecause.heads.audit import Audit, audit
@@ -97,6 +98,18 @@ def test_removals_are_those_of_the_ablated_model(model, cases):
     for place, heads in enumerate(sets):
         with ablate(model, heads):
             assert_close(found[place], model(cases.images), atol=1e-10, rtol=0)
+
+
+def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkeypatch):
+    sets = [[(1, 0)], [], [(2, 1), (1, 3)], [], [(1, 0)], [(2, 2)]]
+    whole = logits_without(model, cases.images, sets)
+    assert torch.equal(whole[0], whole[4]) and torch.equal(whole[1], whole[3])
+    rows, rest = list[tuple[int, int]](), forks._gated_rest
+    monkeypatch.setattr(forks, "_gated_rest", lambda m, h, at, gates, start, content: rows.append((start, len(h))) or rest(m, h, at, gates, start, content))
+    with sc.budget(2 * model.forward_bytes(model.layout)):
+        assert_close(logits_without(model, cases.images, sets), whole, atol=1e-12, rtol=0)
+    assert sum(count for start, count in rows if start == 1) == 2 * len(cases)  # two different sets begin in block 1
+    assert sum(count for start, count in rows if start == 2) == len(cases) and max(count for _, count in rows) < 2 * len(cases)
 
 
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
