@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import verify
 from seecause.engine.verify_conv import verify_conv
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models import adapters
 from seecause.models.conv_parts import ConvParts, assemble_conv
 from seecause.models.conv_view import ConvModel
@@ -77,6 +77,8 @@ def wrap(
 
 def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True) -> VisionModel:
     """The same view of another module of this kind, usually an edited copy; `head` replaces a head that is not part of it."""
+    if model.architecture == "prompt":
+        raise NotDefined("an edited copy", f"{model.name} answers through a language model", "Use heads.ablate, or lvlm.export for zeroed heads")
     told: dict[str, Any] = {"name": model.name, "preprocess": model.preprocess, "classes": model.classes, "sigmoid": model.sigmoid, "check": check}
     if head is None and not isinstance(model.extra, TextHead):
         head = copy.deepcopy(model.extra)

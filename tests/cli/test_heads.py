@@ -6,6 +6,7 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.cli.progress import counting
 from seecause.data import critters
 from tests.heads.toys import toy
+from tests.lvlm.toy import save_toy
 
 SMALL = ("--device", "cpu", "--out")
 
@@ -162,6 +165,86 @@ def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, 
     for said, words in (("k=13", ("--model", folder, "--top", 13)), ("cutting heads out", ("--model", planted, "--form", "sliced"))):
         done = heads("prune", *words, *SMALL, tmp_path / "out")
         assert done.exit_code == 2 and said in done.stderr, done.output
+
+
+def test_greedy_regression_and_contrastive_gating_are_reachable(tmp_path, folder):
+    for by, more in (
+        ("greedy", ("--guard", "none")),
+        ("regression", ("--option", "draws=32")),
+        ("contrastive-gating", ("--option", "steps=1", "--option", "fits=1")),
+    ):
+        words = ("--limit", 24, "--share", 1, "--cap", 6, "--fill", "mean", "--top", 2, "--test-limit", 32, "--draws", 2)
+        done = heads("prune", "--model", folder, "--by", by, *words, *more, *SMALL, tmp_path / by)
+        assert done.exit_code == 0, done.output
+        told = json.loads((tmp_path / by / "manifest.json").read_text())
+        assert told["by"] == by and told["background"] == "true masks, mean" and told["pictures"] <= 6 and len(told["removed"]) <= 2
+        assert ("guard" in told) == (by == "greedy")
+        for name in ("accuracy", "worst group", "mean of groups", "groups weighted as in training", "NLL", "ECE"):
+            assert re.search(rf"^{name}: [0-9.]+ -> [0-9.]+$", done.stdout, re.MULTILINE), (name, done.stdout)
+
+
+def test_imagenet9_gives_a_gap_before_and_after(tmp_path):
+    model, root = toy(tmp_path / "toy", classes=[f"class {place}" for place in range(1000)]), tmp_path / "bg_challenge"
+    for variant, part, count in (("original", "00_dog", 3), ("mixed_same", "00_dog", 3), ("mixed_rand", "00_dog", 1), ("mixed_rand", "08_fish", 3)):
+        for photo in range(count):
+            stem = f"n{photo}" if variant == "original" else f"fg_n{photo}_bg_x"
+            for folder in (root / variant / "val" / part, root / "fg_mask" / "val" / part):
+                folder.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((96, 96), 20 + 40 * photo).convert("RGB").save(root / variant / "val" / part / f"{stem}.JPEG")
+            np.save(root / "fg_mask" / "val" / part / f"n{photo}.npy", np.pad(np.ones((48, 48)), 24))
+    (root / "in_to_in9.json").write_text(json.dumps({str(place): max(0, place - 991) if place else -1 for place in range(1000)}))  # nearly all are dogs
+    data, test = f"imagenet9:{root}:original", f"imagenet9:{root}:mixed_rand"
+    done = heads("audit", "--model", model, "--data", test, "--masks", "oracle", *SMALL, tmp_path / "a")
+    assert done.exit_code == 0 and "BG-gap 0.750" in done.stdout and "BG-gap" in (tmp_path / "a" / "index.html").read_text(), done.output
+    words = ("--by", "weight-norm", "--top", 2, "--draws", 1, "--share", 1)
+    done = heads("prune", "--model", model, "--data", data, "--test", test, *words, *SMALL, tmp_path / "p")
+    assert done.exit_code == 0 and re.search(r"^BG-gap: 0.750 -> ", done.stdout, re.MULTILINE), done.output
+    assert sc.load(str(tmp_path / "p" / "model")).n_classes == 1000  # the model itself keeps its classes
+
+
+def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
+    model, some = save_toy(tmp_path / "llava"), ("--limit", 24, "--masks", "oracle")
+    for scope, shape in (("vision", (2, 2)), ("llm", (3, 4))):
+        words = ("--model", model, "--classify", "name_ll", "--scope", scope)
+        done = heads("score", *words, *some, "--share", 1, *SMALL, tmp_path / scope)
+        assert done.exit_code == 0, done.output
+        rows = table(tmp_path / scope / "scores.csv")
+        assert len(rows) == shape[0] * shape[1]
+        assert all(float(row["score"]) == 0 for row in rows if scope == "vision" and row["layer"] == "1")  # LLaVA drops its last block
+    done = heads("audit", *words, "--masks", "oracle", "--limit", 4, *SMALL, tmp_path / "a")
+    assert done.exit_code == 0 and len(table(tmp_path / "a" / "audit.csv")) == 4, done.output
+    done = heads("prune", *words, *some, "--by", "weight-norm", "--top", 2, "--share", 1, "--test-limit", 32, "--draws", 1, *SMALL, tmp_path / "p")
+    assert done.exit_code == 0, done.output
+    removed = json.loads((tmp_path / "p" / "manifest.json").read_text())["removed"]
+    pruned = sc.lvlm.load(str(tmp_path / "p" / "model"))
+    for layer, head in removed:
+        width = pruned.blocks[layer].head_dim
+        assert not pruned.blocks[layer].native.self_attn.o_proj.weight[:, head * width : (head + 1) * width].any()
+    cases = {
+        "--form='sliced'": ("prune", *words, "--form", "sliced"),
+        "--classify name_ll or label_token beside it": ("score", "--scope", "llm"),
+        "a vision-language model brings its own": ("score", *words, "--weights", "random"),
+    }
+    for said, given in cases.items():
+        done = heads(*given, *SMALL, tmp_path / "out")
+        assert done.exit_code == 2 and said in done.stderr, done.output
+
+
+def test_critters_llava_looks_at_the_creature(tmp_path):
+    done = heads("audit", "--model", "builtin:critters-llava", "--data", "critters:clean:test", "--masks", "oracle", "--limit", 3, *SMALL, tmp_path / "a")
+    assert done.exit_code == 0, done.output
+    rows = table(tmp_path / "a" / "audit.csv")
+    assert all(row["answer"] == row["label"] and row["flips"] == "0" for row in rows)
+
+
+def test_long_runs_say_how_far_they_are_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("seecause.cli.progress.EVERY", 0.0)
+    with counting("searching masks", 8) as advance:
+        advance(2)
+        advance(3)
+    with counting("searching masks", 8, quiet=True) as advance:
+        advance(8)
+    assert capsys.readouterr().err == "searching masks: 2 of 8\nsearching masks: 5 of 8\n"
 
 
 def test_selectors_are_listed():

@@ -17,6 +17,7 @@ from torch import nn
 from tests.tiny import scramble
 
 WORDS = ["USER", ":", "ASSISTANT", "what", "is", "in", "the", "picture", "this", "?", ".", "cat", "dog", "a", "red", "blue"]
+WORDS += ["A", "B", "C", "A.", "B.", "C.", "Answer", "with", "letter", "of", "right", "option."]
 CHAT = (
     "{% for m in messages %}USER : {% for c in m['content'] %}{{ IMAGE if c['type'] == 'image' else c['text'] }} {% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT :{% endif %}"
@@ -71,6 +72,19 @@ def llava_grouped() -> NativeLVLM:
     return _llava(num_key_value_heads=2, attention_bias=True, mlp_bias=True)
 
 
+def llava_siglip() -> NativeLVLM:
+    """LLaVA on a SigLIP tower, which has no class token and is read behind its last block."""
+    words = tokenizer("<image>")
+    vision = hf.SiglipVisionConfig(**{name: value for name, value in CLIP.items() if name != "projection_dim"}, vision_use_head=False)
+    config = hf.LlavaConfig(
+        vision_config=vision, text_config=hf.LlamaConfig(**TEXT), image_token_index=words.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1, vision_feature_select_strategy="full",
+    )  # fmt: skip
+    pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
+    processor = hf.LlavaProcessor(pictures, words, patch_size=8, vision_feature_select_strategy="full", num_additional_image_tokens=0)
+    return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
+
+
 def llava_next() -> NativeLVLM:
     words, points = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
     config = hf.LlavaNextConfig(
@@ -82,10 +96,11 @@ def llava_next() -> NativeLVLM:
     return NativeLVLM(hf.LlavaNextForConditionalGeneration(config), processor)
 
 
-def internvl() -> NativeLVLM:
+def internvl(**more: Any) -> NativeLVLM:
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
     words = tokenizer(*names.values(), **names)
-    vision = hf.InternVLVisionConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=[32, 32], patch_size=[8, 8])
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=[32, 32], patch_size=[8, 8])
+    vision = hf.InternVLVisionConfig(**sizes, **more)
     text = hf.Qwen2Config(**TEXT, num_key_value_heads=2)
     config = hf.InternVLConfig(vision_config=vision, text_config=text, image_token_id=words.convert_tokens_to_ids("<IMG_CONTEXT>"))
     pictures = hf.GotOcr2ImageProcessor(size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4)
@@ -131,10 +146,10 @@ def qwen3_vl() -> NativeLVLM:
 FAMILIES: dict[str, Callable[[], NativeLVLM]] = {f.__name__: f for f in (llava, llava_grouped, llava_next, internvl, qwen2_vl, qwen2_5_vl, qwen3_vl)}
 
 
-def tiny_lvlm(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> NativeLVLM:
+def tiny_lvlm(family: str | Callable[[], NativeLVLM], dtype: torch.dtype = torch.float64, seed: int = 0) -> NativeLVLM:
     """A scrambled model of one family. In float64 its norms are replaced by torch's, since the native ones compute in float32."""
     torch.manual_seed(seed)
-    native = FAMILIES[family]()
+    native = FAMILIES[family]() if isinstance(family, str) else family()
     scramble(native.module, seed)
     native.module.to(dtype)
     if dtype == torch.float64:

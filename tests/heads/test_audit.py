@@ -7,18 +7,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data import critters, open_data
+from seecause.engine import forks
 from seecause.errors import BadOption, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
 from seecause.heads.audit import Audit, audit
+from seecause.heads.backgrounds import background_gaps, nine
 from seecause.heads.cases import Cases, critter_cases, gather, right_ones
 from seecause.heads.gains import Gains
 from seecause.heads.removal import Look, curve, logits_without, outcomes
 from seecause.heads.studies import STUDIES, Setup, run_study
+from seecause.metrics import background_gap, in9_answers, in9_right
 from tests.heads.toys import toy
+from tests.tiny import scramble
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,18 @@ def test_removals_are_those_of_the_ablated_model(model, cases):
     for place, heads in enumerate(sets):
         with ablate(model, heads):
             assert_close(found[place], model(cases.images), atol=1e-10, rtol=0)
+
+
+def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkeypatch):
+    sets = [[(1, 0)], [], [(2, 1), (1, 3)], [], [(1, 0)], [(2, 2)]]
+    whole = logits_without(model, cases.images, sets)
+    assert torch.equal(whole[0], whole[4]) and torch.equal(whole[1], whole[3])
+    rows, rest = list[tuple[int, int]](), forks._gated_rest
+    monkeypatch.setattr(forks, "_gated_rest", lambda m, h, at, gates, start, content: rows.append((start, len(h))) or rest(m, h, at, gates, start, content))
+    with sc.budget(2 * model.forward_bytes(model.layout)):
+        assert_close(logits_without(model, cases.images, sets), whole, atol=1e-12, rtol=0)
+    assert sum(count for start, count in rows if start == 1) == 2 * len(cases)  # two different sets begin in block 1
+    assert sum(count for start, count in rows if start == 2) == len(cases) and max(count for _, count in rows) < 2 * len(cases)
 
 
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
@@ -171,6 +188,41 @@ def test_means_are_those_of_right_answers(model, cases):
     words = " ".join(found.verdict())
     assert low < found.means["exact swap"].bir_ratio_of_means < high and f"95 % interval {low:.2f} to {high:.2f}" in words and "5 right answers" in words
     assert audit(model, replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % 8), masks="oracle").counted is None  # none is right: all count
+
+
+def test_one_right_answer_has_no_interval(model, cases):
+    labels = (model(cases.images).argmax(dim=1) + 1) % model.n_classes
+    labels[0] = model(cases.images[:1]).argmax()
+    words = " ".join(audit(model, replace(cases, labels=labels), masks="oracle").verdict())
+    assert "1 right answer, too few for an interval" in words and "nan" not in words
+
+
+def test_averages_over_groups_have_their_own_names(model, cases):
+    labels = model(cases.images[:4]).argmax(dim=1)
+    labels[1] = (labels[1] + 1) % model.n_classes  # one wrong answer, in group (0, 1)
+    four = replace(cases.take(torch.arange(4)), groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels)
+    found = outcomes(model, four, [[]], train={(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2})[0].numbers()
+    assert found["mean of groups"] == pytest.approx(0.75) and found["groups weighted as in training"] == pytest.approx(0.9)
+    assert found["worst group"] == found["worst of groups (0, 1) and (1, 0)"] == 0
+    assert "groups weighted as in training" not in outcomes(model, four, [[]], train={(2, 0): 1.0})[0].numbers()  # such a group was not tested
+    assert "worst of groups (0, 1) and (1, 0)" not in outcomes(model, cases, [[]])[0].numbers()  # Critters have more groups
+
+
+def test_nine_answers_are_those_of_the_release(tmp_path):
+    mapping = torch.tensor([*range(9), -1, 3, -1, 0, 8])
+    module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=14))
+    model = sc.wrap(module.double(), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
+    images = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(40) % 9
+    ten = nine(model, mapping)
+    assert (ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10).all() and ten.n_classes == 10
+    same, random = (Cases(name, tuple(map(str, range(20))), images[part], labels[part]) for name, part in (("s", slice(20)), ("r", slice(20, 40))))
+    heads = [(0, 1), (1, 2)]
+    with ablate(model, heads):
+        right = in9_right(model(images), labels, mapping)
+    whole = in9_right(model(images), labels, mapping)
+    expected = [background_gap(answers[:20], answers[20:]) for answers in (whole, right)]
+    assert background_gaps(ten, same, random, [[], heads]) == pytest.approx(expected)
 
 
 def test_bad_input_is_named(model, cases):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
@@ -12,10 +13,11 @@ from seecause.data.sample import IGNORE
 from seecause.errors import SeecauseError
 from seecause.heads import HeadScores, ablate, prune, random_sets, select, selectors
 from tests.helpers import view
-from tests.tiny import pictures, tiny
+from tests.tiny import pictures, scramble, tiny
 
-NAMES = ["attention-mass", "cigma", "gating", "loss-change", "loss-gain", "output-norm", "random", "taylor", "weight-norm"]
-QUICK = {"gating": {"masks": 2, "steps": 2}}
+NAMES = ["attention-mass", "cigma", "contrastive-gating", "gating", "greedy", "loss-change", "loss-gain", "output-norm", "random", "regression", "taylor"]
+NAMES += ["weight-norm"]
+QUICK = {"gating": {"masks": 2, "steps": 2}, "contrastive-gating": {"fits": 2, "steps": 2}, "greedy": {"top": 2}, "regression": {"draws": 24}}
 
 
 def set_up(family="timm_registers", batch=3):
@@ -144,3 +146,49 @@ def test_what_cannot_be_used_is_named(by, options, said):
     options = dict(options)
     with pytest.raises(SeecauseError, match=said):
         select(by, model, images, options.pop("labels", labels), **options)
+
+
+def test_greedy_heads_come_in_the_order_of_their_removal():
+    model, images, labels, masks = set_up()
+    found = select("greedy", model, images, labels, masks=masks, top=3, guard=False)
+    chosen = sc.heads.greedy(model, images, masks, top=3, target=labels, guard=False)
+    assert found.order() == chosen.heads and len(chosen.heads) == 3
+    assert [float(found.after["score when chosen"][head]) for head in chosen.heads] == chosen.gains
+    assert (found.value == 0).sum() == 12 - 3  # measured, and not chosen
+
+
+def test_regression_is_the_fit_to_random_removals():
+    model, images, labels, masks = set_up()
+    found = select("regression", model, images, labels, masks=masks, draws=24, seed=3, baseline="mean")
+    assert_close(found.value, sc.heads.regress(model, images, masks, draws=24, seed=3, baseline="mean").value)
+    with pytest.raises(SeecauseError, match="cannot tell all heads apart"):
+        select("regression", model, images, labels, masks=masks, draws=8, seed=3)
+
+
+def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
+    model, images, labels, masks = set_up()
+    found = select("contrastive-gating", model, images, labels, masks=masks, fits=2, steps=3, batch=2)
+    shown, hidden = (torch.where(keep[:, None], images, 0.0) for keep in (masks, ~masks))  # grey is 0
+    gates = sc.heads.head_gates(model, (shown, labels), suppress=(hidden, labels), masks=2, steps=3, batch=2)
+    assert_close(found.value, gates.interference)
+    assert found.protocol["contrastive"]
+
+
+def test_random_weights_choose_heads_at_chance():
+    """Heads of one layer are alike before training: two models agree on as many of four as lots would. The same model on other pictures agrees on more."""
+    pairs = [(toss(seed), toss(seed, pictures=1), toss(seed + 1)) for seed in range(0, 40, 2)]
+    same, other = (torch.tensor([len(first & sets[place]) for first, *sets in pairs]).double() for place in (0, 1))
+    expected, spread = 4 * 4 / 12, (4 * 4 / 12 * 8 / 12 * 8 / 11) ** 0.5  # hypergeometric
+    assert abs(float(other.mean()) - expected) < 3 * spread / len(pairs) ** 0.5
+    assert float(same.mean()) > expected + 3 * spread / len(pairs) ** 0.5
+
+
+def toss(seed: int, *, pictures: int = 0) -> set[tuple[int, int]]:
+    """The four highest of twelve heads of a fresh model."""
+    torch.manual_seed(seed)
+    module = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=12, num_classes=5, weight_init="skip")
+    model = sc.wrap(scramble(module, seed), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
+    images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(pictures))
+    masks = torch.zeros(6, 16, 16, dtype=torch.bool)
+    masks[:, 4:12, 4:12] = True
+    return set(sc.heads.score(model, images, masks, guard=False).top(4, positive=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,14 +19,14 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
 ROUTERS = [{"block": 1, "background": [0, 3], "object": [1]}, {"block": 2, "background": [2], "object": [0, 1]}]
 
 
-def toy(folder: Path, name: str = "toy", *, planted: bool = False, seed: int = 0, library: str = "timm") -> str:
+def toy(folder: Path, name: str = "toy", *, planted: bool = False, seed: int = 0, library: str = "timm", classes: Sequence[str] = critters.CLASSES) -> str:
     """A folder that `sc.load` opens."""
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = {**ARCHITECTURE, **HALF, "routers": ROUTERS} if planted else ARCHITECTURE
+    arguments = {**ARCHITECTURE, **HALF, "routers": ROUTERS} if planted else {**ARCHITECTURE, "num_classes": len(classes)}
     module = scramble(PlantedViT(**arguments) if planted else VisionTransformer(**arguments), seed)
     save_file(module.state_dict(), folder / f"{name}.safetensors")
     architecture = {"library": library, "class": type(module).__name__, "arguments": arguments}
-    card = {"architecture": architecture, "classes": list(critters.CLASSES), **HALF, "recipe": {"regime": "certified"}}
+    card = {"architecture": architecture, "classes": list(classes), **HALF, "recipe": {"regime": "certified"}}
     (folder / f"{name}.json").write_text(json.dumps(card))
     return str(folder)

@@ -41,7 +41,7 @@ def erased(image: Tensor, keep: Tensor, fill: str = "grey") -> Tensor:
 def projection(block: nn.Module) -> nn.Linear:
     """The output projection of a native block, under any of its names."""
     for name, part in block.named_modules():
-        if isinstance(part, nn.Linear) and name.split(".")[-1] in ("proj", "o_proj", "out_proj", "attn_out_proj"):
+        if isinstance(part, nn.Linear) and name.split(".")[-1] in ("proj", "o_proj", "out_proj", "attn_out_proj", "projection_layer"):
             return part
         if name.endswith("output.dense") and "attention" in name:
             return part  # type: ignore[return-value]

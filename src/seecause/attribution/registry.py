@@ -60,7 +60,7 @@ class Method:
                 raise BadOption(f"option {name!r} of {self.name}", value, f"a number such as {self.options[name]}")
 
 
-_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}}
+_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}, "prompt": {}}
 
 
 def method(
@@ -89,5 +89,5 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
     if name in known:
         return known[name]
     if any(name in others for others in _METHODS.values()):
-        raise NotDefined(name, f"it is not for models of architecture {architecture!r}", f"Methods that are: {', '.join(sorted(known))}")
+        raise NotDefined(name, f"it is not for models of architecture {architecture!r}", f"Methods that are: {', '.join(sorted(known)) or 'none'}")
     raise UnknownName("method", name, known)

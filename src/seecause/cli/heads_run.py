@@ -1,4 +1,4 @@
-"""What the `seecause heads` commands share: opening, choosing pictures and masks, and scoring."""
+"""What the `seecause heads` commands share: pictures and masks, scoring, and what is said about it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ class Guard(StrEnum):
     none = "none"
 
 
-DataOption = Annotated[str, typer.Option("--data", help="Pictures to score heads on: critters:REGIME[:SPLIT], waterbirds:PATH, folder:PATH and others.")]
+KINDS = "critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT], folder:PATH and others."
+AuditData = Annotated[str, typer.Option("--data", help=f"Pictures whose answers are audited: {KINDS}")]
+DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to score heads on: {KINDS}")]
 TestOption = Annotated[str, typer.Option("--test", help="Pictures to measure the result on; they should not be those of --data.")]
 Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
+Cap = Annotated[int, typer.Option("--cap", help="Use so many right answers at most.", min=1)]
 Share = Annotated[float, typer.Option(help="Use this share of the pictures that are answered right (CIGMA takes 0.4).", min=0.0, max=1.0)]
 Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
 MaskOption = Annotated[Source, typer.Option(help="Masks from the data (oracle) or from the model (discovered); auto takes the data's if it has them.")]
@@ -60,11 +63,17 @@ GuardOption = Annotated[
 ]
 Steps = Annotated[int, typer.Option(help="Steps of the mask search; a step costs a picture about two forwards.", min=1)]
 MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
-By = Annotated[str, typer.Option(help="How to choose heads: cigma, random, taylor, attention-mass and others; `seecause heads selectors` lists them.")]
+By = Annotated[str, typer.Option(help="How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads selectors` lists them.")]
 FLAGS = {"steps": "--steps", "masks": "--masks", "baseline": "--fill", "operator": "--operator", "guard": "--guard", "seed": "--seed", "top": "--screen"}
+TAKES = {  # selectors that take masks, and which options of theirs are flags here
+    "cigma": tuple(FLAGS),
+    "greedy": ("steps", "masks", "baseline", "operator", "guard"),
+    "regression": ("steps", "masks", "baseline", "operator", "seed"),
+    "contrastive-gating": ("masks", "baseline", "seed"),
+    "attention-mass": ("masks",),
+}
 FREE = ("temperature", "entropy_match")  # options of CIGMA's scores that have no flag
 FREE_SCREEN = ("verify", "audit", "at", "by")
-NEED_LOOKS = ("cigma", "attention-mass")
 
 OptionPairs = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the selector that has no flag, such as temperature=2; repeat for more.", metavar="KEY=VALUE")
@@ -134,12 +143,11 @@ def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard
         if not equals or not key:
             raise BadOption("--option", pair, "key=value, such as temperature=2")
         options[key] = value_of(text)
-    own = by == "cigma"
-    flags = FLAGS if own else {"seed": "--seed", **({"masks": "--masks"} if by in NEED_LOOKS else {})}
+    own, flags = by == "cigma", TAKES.get(by, ("seed",))
     free = [*FREE, *(FREE_SCREEN if screen is not None else ())] if own else [name for name in known[by].options if name not in (*flags, "suppress")]
     for name, value in options.items():
         if name in flags:
-            raise BadOption("--option", f"{name}={value}", f"{flags[name]}, which is a flag of its own")
+            raise BadOption("--option", f"{name}={value}", f"{FLAGS[name]}, which is a flag of its own")
         if name not in free:
             raise BadOption(f"option {name!r} of {by}", value, f"one of {', '.join(free) or 'no options'}")
     if own:
@@ -147,19 +155,24 @@ def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard
         check_kinds(screened, by, {name: value for name, value in options.items() if name in FREE_SCREEN})
         return options
     check_kinds(known[by].run, by, options)
-    for flag, given, usual in (("--operator", operator, Removal.zero), ("--guard", guard, Guard.penalty), ("--screen", screen, None)):
-        if given is not usual:
-            raise BadOption(flag, getattr(given, "value", given), f"--by cigma: choosing heads by {by} has no {flag.strip('-')}")
-    if fill not in (None, Filling.grey):
+    for name, given, usual in (("operator", operator, Removal.zero), ("guard", guard, Guard.penalty), ("screen", screen, None)):
+        if given is not usual and name not in flags:
+            having = " or ".join(other for other, taken in TAKES.items() if name in taken or (name == "screen" and other == "cigma"))
+            raise BadOption(f"--{name}", getattr(given, "value", given), f"--by {having}: choosing heads by {by} has no {name}")
+    if guard is Guard.protect:
+        raise BadOption("--guard", "protect", f"penalty or none with --by {by}" if "guard" in flags else "--by cigma")
+    if fill not in (None, Filling.grey) and "baseline" not in flags:
         raise BadOption("--fill", fill.value if fill else None, f"--by cigma: choosing heads by {by} fills no background")
     return options
 
 
 def recorded(by: str, look: Look | None, *, operator: Removal, guard: Guard) -> dict[str, Any]:
     """What decided the scores, and nothing else."""
-    if by != "cigma":
+    flags = TAKES.get(by, ())
+    if look is None or "baseline" not in flags:
         return {"by": by, **({} if look is None or look.masks is None else {"masks": look.masks.source})}
-    return {"by": by, "background": None if look is None else look.name, "operator": operator.value, "guard": guard.value}
+    told = {"operator": operator.value, "guard": guard.value}
+    return {"by": by, "background": look.name, **{name: value for name, value in told.items() if name in flags}}
 
 
 def scored(
@@ -177,24 +190,23 @@ def scored(
 ) -> tuple[HeadScores, list[str]]:
     """Scores by a selector, and what is to be said about them. `options` are those of `options_of`.
 
-    CIGMA has options of its own here: a look, an operator, a guard and a screen; scores below the noise floor are 0.
+    CIGMA has more here than in the list of selectors: a screen, another guard, and a noise floor below which scores are 0.
     """
-    import torch
-
     from seecause.cli.progress import counting
     from seecause.heads import above_noise, information_gains, penalised, protected, score, select, selectors
+    from seecause.heads.cases import logits_of
     from seecause.heads.screen import screen as screened
     from seecause.heads.study import all_heads
 
     if by != "cigma":
         entry = selectors()[by]
-        given = {**({"seed": seed} if "seed" in entry.options else {}), **options}
-        if by == "attention-mass" and look is not None:
-            given["masks"] = look.masks
         if cases.labels is None and "labels" in entry.needs:
             raise BadOption("--data", cases.name, f"data with labels: {by} needs them")
-        labels = cases.labels if cases.labels is not None else torch.zeros(len(cases), dtype=torch.long, device=cases.images.device)
-        return select(by, model, cases.images, labels, **given), []
+        flags: dict[str, Any] = {"seed": seed, "operator": operator.value, "guard": guard is not Guard.none}
+        flags |= {} if look is None else {"masks": look.masks, "baseline": look.baseline}
+        given = {name: value for name, value in flags.items() if name in entry.options and (name == "seed" or name in TAKES.get(by, ()))}
+        labels = cases.labels if cases.labels is not None else logits_of(model, cases.images).argmax(dim=1)
+        return select(by, model, cases.images, labels, **{**given, **options}), []
     if look is None:
         raise BadOption("--by", by, "masks or counterfactuals")
     baseline: Baseline = look.baseline
@@ -221,11 +233,51 @@ def count_of(text: str) -> int | float:
         raise BadOption("--top", text, "a count such as 16, or a share such as 0.1") from None
 
 
-def check_top(model: VisionModel, k: int | float, screen: int | None) -> None:
-    """Before any mask is searched."""
+def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
+    """How many heads may go, checked before any mask is searched."""
     from seecause.heads.result import head_count
     from seecause.heads.study import all_heads
 
     count = head_count(k, len(all_heads(model)))
     if screen is not None and count > screen:
         raise BadOption("--screen", screen, f"{count} or more, the number of heads that --top may remove: a screen looks for its best N only")
+    return count
+
+
+def lead(model: Any, cases: Cases) -> str:
+    random = " The model has random weights: its answers mean nothing." if model.random_weights else ""
+    return f"{len(cases)} pictures of {cases.name}.{random}"
+
+
+def settings(model: VisionModel, told: dict[str, Any]) -> Any:
+    """Everything needed to get the same numbers again."""
+    from seecause import __version__
+    from seecause.report.heads import table
+    from seecause.report.page import Section
+
+    about = {
+        "model": model.name,
+        "fingerprint": model.fingerprint(),
+        "readout": model.readout_name,
+        **told,
+        "device, dtype": f"{model.device}, {model.dtype}",
+        "seecause": __version__,
+    }
+    return Section("Protocol", table([(key, str(value)) for key, value in about.items() if value is not None]))
+
+
+def plain(protocol: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can hold."""
+    return {key: value if isinstance(value, str | int | float | bool | list | dict | None) else str(value) for key, value in protocol.items()}
+
+
+def spread(total: int, count: int) -> Any:
+    """`count` places over all of them."""
+    import torch
+
+    return torch.linspace(0, total - 1, min(count, total)).round().long()
+
+
+def say(lines: list[str], quiet: bool) -> None:
+    for line in [] if quiet else lines:
+        typer.echo(line)

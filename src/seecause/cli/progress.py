@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import typer
+
+EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 @contextmanager
 def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Hands out `advance(done)`. Shown on terminals only: logs stay clean."""
+    """Hands out `advance(done)`: a bar on terminals; in logs a plain line now and then, and none for what is quickly done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if not quiet and not console.is_terminal:
+        yield _lines(what, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def _lines(what: str, total: int) -> Callable[[int], None]:
+    count, last = 0, time.monotonic()
+
+    def advance(done: int) -> None:
+        nonlocal count, last
+        count += done
+        if time.monotonic() - last >= EVERY:
+            typer.echo(f"{what}: {count} of {total}", err=True)
+            last = time.monotonic()
+
+    return advance

@@ -26,6 +26,7 @@ CLASSES = ("dog", "bird", "wheeled vehicle", "reptile", "carnivore", "insect", "
 SHOWING_OBJECT = ("original", "mixed_same", "mixed_rand", "mixed_next", "only_fg")
 VARIANTS = (*SHOWING_OBJECT, "no_fg", "only_bg_b", "only_bg_t")
 IMAGENET_CLASSES = 1000
+MAP = "in_to_in9.json"  # of the release
 _LAYOUT = "expected PATH/<variant>/val/<NN_class>/*.JPEG with NN = 00 to 08, and PATH/fg_mask/val/<NN_class>/*.npy"
 _MAP_LAYOUT = f'expected the in_to_in9.json of the release: {{"0": class, ...}} with {IMAGENET_CLASSES} entries, classes 0 to 8 or -1'
 _OBJECT = re.compile(r"fg_(?P<photo>.+)_bg_.+")
@@ -83,6 +84,13 @@ def read_in9_map(path: str | Path) -> Tensor:
     if odd:
         raise DataMissing(str(path), f"class {odd[0]} belongs to {listed[odd[0]]!r}", _MAP_LAYOUT)
     return torch.tensor([listed[str(place)] for place in range(IMAGENET_CLASSES)])
+
+
+def find_in9_map(name: str) -> Path:
+    """`imagenet9:PATH:VARIANT` -> the map, which lies in PATH or beside it."""
+    path, _, last = name.partition(":")[2].rpartition(":")
+    root = Path(path if last in VARIANTS else name.partition(":")[2])
+    return next((place for place in (root / MAP, root.parent / MAP) if place.is_file()), root / MAP)
 
 
 def _label(folder: Path) -> int:

@@ -58,9 +58,42 @@ def gated_logits(model: VisionModel, images: Tensor, gates: Tensor, *, content: 
 
     A head carries g times its own and 1 - g times `content`. Images beyond the first F run plainly, to serve `content`.
     """
-    layout, count = model.check(images), len(gates)
-    at, h = layout.at(images.device), model.embed(images)
-    for index, block in enumerate(model.blocks):
+    return _gated_rest(model, model.embed(images), model.check(images).at(images.device), gates, 0, content)
+
+
+def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
+    """Logits [S, N, C] of images under each of some gates [S, L, H]. Equal gates run once, and each only from the first block that it changes."""
+    layout, (kinds, which) = model.check(images), gates.unique(dim=0, return_inverse=True)
+    changed = (kinds != 1).any(dim=2)  # [K, L]
+    first = torch.where(changed.any(dim=1), changed.int().argmax(dim=1), model.n_layers).tolist()
+
+    def some(a: int, b: int) -> Tensor:
+        at, h = layout.at(images.device), model.embed(images[a:b])
+        found: dict[int, Tensor] = {}
+        for index in range(model.n_layers):
+            mine = [kind for kind, start in enumerate(first) if start == index]
+
+            def copies(start: int, stop: int, h: Tensor = h, index: int = index, mine: list[int] = mine) -> Tensor:
+                rows = h.expand(stop - start, -1, -1, -1).flatten(0, 1)
+                return _gated_rest(model, rows, at, kinds[mine[start:stop]].repeat_interleave(b - a, dim=0), index, zeros).unflatten(0, (stop - start, b - a))
+
+            size = fit(max(1, len(mine)), (b - a) * model.forward_bytes(layout), images.device, share=1 - HELD)
+            parts = list(in_chunks(copies, len(mine), size, what="sets of heads"))
+            found.update(zip(mine, torch.cat(parts) if parts else (), strict=True))
+            h, carried, _ = _to_projection(model, index, h, at)
+            h = model.blocks[index].close(h, _gated(carried, model.gate(index)))
+        plain = _read(model, h, at)
+        return torch.stack([found.get(kind, plain) for kind in range(len(kinds))])
+
+    size = fit(len(images), model.forward_bytes(layout), images.device, share=HELD)
+    return torch.cat(list(in_chunks(some, len(images), size, what="images")), dim=1)[which.to(images.device)]
+
+
+def _gated_rest(model: VisionModel, h: Tensor, at: At, gates: Tensor, start: int, content: Content) -> Tensor:
+    """Logits [F, C] of the first F rows h [R, T, D] that enter block `start`, under gates [F, L, H]."""
+    count = len(gates)
+    for index in range(start, model.n_layers):
+        block = model.blocks[index]
         h, carried, tokens = _to_projection(model, index, h, at)
         instead = content(index, carried, tokens)
         gate = gates[:, index, None, : block.heads, None].to(carried.dtype)  # [F, 1, H, 1]
@@ -122,7 +155,7 @@ def _to_projection(model: VisionModel, index: int, h: Tensor, at: At) -> tuple[T
     """
     block, tokens = model.blocks[index], at.index
     q, k, v = block.qkv(h, at)
-    if index == model.n_layers - 1 and _reads_prefix_only(model):
+    if index == model.n_layers - 1 and model.readout.reads_rows:
         tokens = torch.tensor(model.readout.read_prefix(at.layout), device=h.device)
         h, q = h[:, tokens], q[:, :, tokens]
     return h, block.carried(h, fused(q, k, v, block.scale, block.bias(at.take(tokens), at))), tokens
@@ -138,13 +171,9 @@ def _rest(model: VisionModel, h: Tensor, at: At, start: int) -> Tensor:
 
 def _read(model: VisionModel, h: Tensor, at: At) -> Tensor:
     """Logits of the last block's output, which `_to_projection` may have narrowed."""
-    if _reads_prefix_only(model):
+    if model.readout.reads_rows:
         return model.readout.head(model.readout.norm(h).flatten(1))
     return model.readout(h, at.layout)
-
-
-def _reads_prefix_only(model: VisionModel) -> bool:
-    return model.readout.kind in ("cls", "cls+dist")
 
 
 def _gated(carried: Tensor, gate: Tensor | None) -> Tensor:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
 from seecause.data.dataset import Dataset
-from seecause.data.imagenet9 import IMAGENET_CLASSES, VARIANTS, read_in9_map
+from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.data.sample import Sample
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM
-
-MAP = "in_to_in9.json"  # of the release of the Backgrounds Challenge
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def fitting(net: IFAM, data: Dataset) -> tuple[Dataset, Tensor | None]:
     if not data.classes:
         raise BadOption("data", data.name, "a dataset with labels")
     if kind == "imagenet9" and net.classes == IMAGENET_CLASSES:
-        return data, read_in9_map(_in9_map(data.name))
+        return data, read_in9_map(find_in9_map(data.name))
     if data.classes == names or (len(data.classes) == net.classes and (not names or kind == "imagenet")):  # ImageNet has one order and many spellings
         return data, None
     strange = next((name for name in data.classes if name not in names), None)
@@ -58,10 +55,3 @@ def fitting(net: IFAM, data: Dataset) -> tuple[Dataset, Tensor | None]:
         known = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "") if names else f"{net.classes}, without names"
         raise BadOption("data", data.name, f"a dataset with the network's classes ({known}); {strange!r} is none of them")
     return Relabelled(data, names, tuple(names.index(name) for name in data.classes)), None
-
-
-def _in9_map(name: str) -> Path:
-    """`imagenet9:PATH:VARIANT` -> the map, which lies in PATH or beside it."""
-    path, _, last = name.partition(":")[2].rpartition(":")
-    root = Path(path if last in VARIANTS else name.partition(":")[2])
-    return next((place for place in (root / MAP, root.parent / MAP) if place.is_file()), root / MAP)

@@ -78,8 +78,9 @@ class Audit:
         ]
         if self.flips is not None:
             said.append(f"Another background behind the same object changes {int(self.flips.sum())} of {len(self.flips)} answers.")
-        over = f"{len(means[trusted].big)} {'' if self.counted is None else 'right '}answers"
-        told = f"95 % interval {low:.2f} to {high:.2f}, {trusted}, {over}"
+        count = len(means[trusted].big)
+        over = f"{count} {'' if self.counted is None else 'right '}answer{'s' * (count != 1)}"
+        told = f"95 % interval {low:.2f} to {high:.2f}, {trusted}, {over}" if count > 1 else f"{trusted}, {over}, too few for an interval"
         said.append(f"BIR is {ratio:.2f} ({told}): of what the answers lose without object or background, that share is the background's.")
         least = min(means, key=lambda name: _ratio(means[name]))
         if share >= SOME and least != trusted and _ratio(means[least]) < share / 2:

@@ -32,8 +32,13 @@ def cigma(
     steps: int = 250,
 ) -> HeadScores:
     """How much less the answer hangs on the background without each head, less what the foreground loses."""
-    discovered = masks is None and not isinstance(baseline, Swapped)
-    found = discover_masks(model, images, steps=steps) if discovered else masks
+    found = masks_at_hand(model, images, masks, baseline, steps=steps)
     scores = score(model, images, found, target=labels, baseline=baseline, operator=operator, guard=guard)
     scores = penalised(scores) if guard else scores
-    return replace(scores, protocol={**scores.protocol, "selector": "cigma", "masks": "discovered" if discovered else "none" if masks is None else "given"})
+    used = "discovered" if found is not masks else "none" if masks is None else "given"
+    return replace(scores, protocol={**scores.protocol, "selector": "cigma", "masks": used})
+
+
+def masks_at_hand(model: VisionModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline, *, steps: int) -> Masks | Tensor | None:
+    """The masks that were given; found ones where none were and the baseline needs some."""
+    return discover_masks(model, images, steps=steps) if masks is None and not isinstance(baseline, Swapped) else masks

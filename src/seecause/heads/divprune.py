@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.subset import kept_logits
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.heads.values import over_images
 from seecause.models.view import VisionModel
 
@@ -35,6 +35,8 @@ class Kept:
 def divprune(model: VisionModel, images: Tensor, *, keep: float = 0.25, after: int = 0) -> Kept:
     """Answer from the `keep` share of patch tokens that differ most after `after` blocks."""
     layout = model.check(images)
+    if model.architecture != "transformer":
+        raise NotDefined("divprune", "this model's tokens are read by a language model", "Use a vision transformer")
     if not 0 < keep <= 1:
         raise BadOption("keep", keep, "a share above 0, up to 1")
     if not 0 <= after < model.n_layers:

@@ -75,6 +75,8 @@ def check_form(model: VisionModel, form: str) -> None:
     """Refuse a form that this model cannot be written in, whatever the heads."""
     if form not in get_args(Form):
         raise BadOption("form", form, " or ".join(get_args(Form)))
+    if model.architecture == "prompt":
+        raise NotDefined("heads.export", f"{model.name} is a vision-language model", "Use lvlm.export, which zeroes heads in the whole model")
     if form == "zeroed" and "kept" in model.origin:
         raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
     if form == "sliced":

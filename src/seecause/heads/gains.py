@@ -56,8 +56,8 @@ class Gains:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of the ratio of means, over images."""
-        return ratio_interval(self.big, self.fig + self.big)
+        """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which says nothing of others."""
+        return (torch.nan, torch.nan) if len(self.big) < 2 else ratio_interval(self.big, self.fig + self.big)
 
     def take(self, rows: Tensor) -> Gains:
         """Of some images."""

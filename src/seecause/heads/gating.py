@@ -15,7 +15,7 @@ where it has no lower bound. Written from the equations. It learns from labels: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.errors import BadOption
+from seecause.heads.erase import Baseline
+from seecause.heads.gains import Views
+from seecause.heads.masks import Masks
 from seecause.heads.registry import checked_labels, selector
 from seecause.heads.result import HeadScores, standard_error
 from seecause.heads.values import absent
@@ -86,6 +89,29 @@ def gating(
     error = standard_error(found.opened.double().cpu())  # over masks
     roles = {name: getattr(found, name).double().cpu() for name in ("facilitation", "irrelevance", "interference")}
     return HeadScores(value, error, after=roles, protocol={"selector": "gating", "contrastive": suppress is not None, **said})
+
+
+@selector("contrastive-gating", cost="6 * steps * fits forwards and backwards of a batch, in all", needs="labels, and masks")
+def contrastive_gating(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    fits: int = 10,
+    steps: int = 500,
+    strength: float = 0.1,
+    rate: float = 1.0,
+    batch: int = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference where the class must be told from the object alone, and must not be told from the background alone."""
+    shown = Views(model, images, masks, baseline).erased(slice(0, len(images)))
+    assert shown.no_foreground is not None
+    options: dict[str, Any] = {"masks": fits, "steps": steps, "strength": strength, "rate": rate, "batch": batch, "seed": seed}
+    found = gating(model, shown.no_background, labels, suppress=(shown.no_foreground, labels), **options)
+    return replace(found, protocol={**found.protocol, "selector": "contrastive-gating"})
 
 
 def head_gates(

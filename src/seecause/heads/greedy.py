@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.heads.cigma import masks_at_hand
+from seecause.heads.erase import Baseline
+from seecause.heads.guard import penalised
 from seecause.heads.masks import Masks
+from seecause.heads.registry import selector
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.score import score
-from seecause.heads.study import Study, check_heads, check_options
+from seecause.heads.study import Operator, Study, check_heads, check_options
 from seecause.models.view import VisionModel
 
 
@@ -64,6 +68,32 @@ def greedy(
         gains.append(float(scores.value[best[0]]))
         gates[best[0]] = 0
     return Greedy(chosen, gains, rounds)
+
+
+@selector("greedy", cost="as cigma, once for each of `top` heads", needs="nothing; masks if at hand")
+def greedy_cigma(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    guard: bool = True,
+    top: int = 4,
+    steps: int = 250,
+) -> HeadScores:
+    """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those that stay."""
+    found = masks_at_hand(model, images, masks, baseline, steps=steps)
+    options = {"target": labels, "baseline": baseline, "operator": operator, "guard": guard}
+    chosen = greedy(model, images, found, top=top, rule=penalised if guard else None, **options)
+    first = chosen.rounds[0]
+    value = torch.zeros_like(first.value).masked_fill(first.value.isnan(), torch.nan)
+    gain = torch.full_like(value, torch.nan)
+    for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
+        value[head], gain[head] = len(chosen.heads) - place, won
+    said = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
+    return HeadScores(value, after={"score when chosen": gain}, before=first.before, protocol=said, total=first.total)
 
 
 @torch.no_grad()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
 def readme(card: dict[str, Any], note: str) -> str:
     """Markdown for an exported model's card."""
     total = sum(card["layers"])
-    rows = [
-        f"| {layer} | {heads} | {', '.join(str(head) for at, head in card['removed'] if at == layer)} |"
-        for layer, heads in enumerate(card["layers"])
-        if any(at == layer for at, _ in card["removed"])
-    ]
     told = [
         f"# {card['model']} without {len(card['removed'])} of its {total} attention heads",
         "The heads below say nothing any more: their columns of the output projection "
         + ("are zero. The architecture is the original one." if card["form"] == "zeroed" else "were cut out, with their queries, keys and values."),
         "The bias of the output projection belongs to no head and is unchanged. Layers and heads count from 0.",
-        "\n".join(["| layer | heads it had | removed |", "|---|---|---|", *rows]) if rows else "No head was removed.",
+        removed_table(card["layers"], card["removed"]),
         *([note] if note else []),
         *(["The weights this model came from were random."] if card["random_weights"] else []),
         "## Load it",
@@ -28,6 +24,16 @@ def readme(card: dict[str, Any], note: str) -> str:
         f"Weights: {card['fingerprint']} (seecause {card['seecause']}).",
     ]
     return "\n\n".join(told) + "\n"
+
+
+def removed_table(layers: Sequence[int], removed: Sequence[tuple[int, int]]) -> str:
+    """Which heads each layer lost, of how many; layers that lost none are left out."""
+    rows = [
+        f"| {layer} | {heads} | {', '.join(str(head) for at, head in removed if at == layer)} |"
+        for layer, heads in enumerate(layers)
+        if any(at == layer for at, _ in removed)
+    ]
+    return "\n".join(["| layer | heads it had | removed |", "|---|---|---|", *rows]) if rows else "No head was removed."
 
 
 _HEAD = "`head.safetensors` holds the classifier, which is not part of the library's model; seecause.json says how tokens are pooled for it."

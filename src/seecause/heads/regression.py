@@ -8,15 +8,19 @@ fitted by least squares (`ridge` > 0 shrinks). Errors are clustered by image: th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.heads.cigma import masks_at_hand
+from seecause.heads.erase import Baseline
 from seecause.heads.masks import Masks
+from seecause.heads.registry import selector
 from seecause.heads.result import HeadScores
-from seecause.heads.study import Study, check_options
+from seecause.heads.study import Operator, Study, check_options
 from seecause.models.view import VisionModel
 
 
@@ -62,12 +66,35 @@ def regress(
     return HeadScores(table[0], table[1], before={"r2": explained}, protocol=said)
 
 
+@selector("regression", cost="2 * draws forwards, and 500 for masks", needs="nothing; masks if at hand")
+def regression(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    draws: int = 32,
+    rate: float = 0.1,
+    ridge: float = 0.0,
+    steps: int = 250,
+    seed: int = 0,
+) -> HeadScores:
+    """What each head adds to BIG while random others are missing too, by least squares. It has no guard."""
+    found = masks_at_hand(model, images, masks, baseline, steps=steps)
+    scores = regress(model, images, found, draws=draws, rate=rate, ridge=ridge, seed=seed, target=labels, baseline=baseline, operator=operator)
+    return replace(scores, protocol={**scores.protocol, "selector": "regression"})
+
+
 def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tensor, float]:
     """Least squares of lost [B, n] on gone [B, n, P], with an intercept -> slopes [P], their errors clustered by image [P], and R^2."""
     x = torch.cat([torch.ones_like(gone[..., :1]), gone], dim=-1)  # [B, n, 1 + P]
     penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
     penalty[0, 0] = 0
-    inverse = torch.linalg.inv(torch.einsum("bnp,bnq->pq", x, x) + penalty)
+    inverse, failed = torch.linalg.inv_ex(torch.einsum("bnp,bnq->pq", x, x) + penalty)
+    if failed:  # a head that never went, or two that always went together
+        raise BadOption("draws", x.shape[1], "more of them, or ridge above 0: these removals cannot tell all heads apart")
     slopes = inverse @ torch.einsum("bnp,bn->p", x, lost)
     residual = lost - x @ slopes
     scores = torch.einsum("bnp,bn->bp", x, residual)  # summed within each image

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.forks import gated_logits
+from seecause.data.answers import Group
+from seecause.engine.forks import logits_of_sets
 from seecause.heads.ablate import gates_without
 from seecause.heads.cases import Cases
 from seecause.heads.divergence import jensen_shannon, log_probs
@@ -19,10 +19,10 @@ from seecause.heads.masks import Masks
 from seecause.heads.random_heads import random_sets
 from seecause.heads.result import Head, HeadScores
 from seecause.metrics.calibration import calibration, nll
-from seecause.metrics.groups import group_accuracy
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.view import VisionModel
 
-_TOGETHER = 64  # pictures whose versions are made at once
+_TOGETHER = 16  # pictures whose versions are made at once: often enough to tell how far it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +52,12 @@ class Outcome:
     ece: float
     flips: float  # share of answers that change with the background (exact swaps only)
     gains: Mapping[str, Gains] = field(default_factory=dict)  # by the name of the look
+    averages: Mapping[str, float] = field(default_factory=dict)  # over groups, each by its own name: there are several
 
     def numbers(self) -> dict[str, float]:
         """By name, for tables, without what the data does not tell. BIR is the ratio of means, one half where neither region matters."""
-        found = {"removed": len(self.heads), "accuracy": self.accuracy, "worst group": self.worst, "NLL": self.nll, "ECE": self.ece, "flips": self.flips}
+        found = {"removed": len(self.heads), "accuracy": self.accuracy, "worst group": self.worst, **self.averages}
+        found |= {"NLL": self.nll, "ECE": self.ece, "flips": self.flips}
         for name, gains in self.gains.items():
             found |= {f"FIG, {name}": float(gains.fig.mean()), f"BIG, {name}": float(gains.big.mean()), f"BIR, {name}": _or_half(gains.bir_ratio_of_means)}
         return {name: value for name, value in found.items() if value == value}
@@ -63,23 +65,18 @@ class Outcome:
 
 @torch.no_grad()
 def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
-    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device. Sets and images share one batch."""
-    gates = torch.stack([gates_without(model, heads) for heads in sets]).to(model.device)  # [S, L, H]
-    count = len(images)
-
-    def some(a: int, b: int) -> Tensor:
-        rows = torch.arange(a, b, device=model.device)
-        return gated_logits(model, images[rows % count], gates[rows // count])
-
-    total = len(sets) * count
-    size = fit(total, model.forward_bytes(model.check(images[:1])), images.device)
-    return torch.cat(list(in_chunks(some, total, size, what="pictures"))).unflatten(0, (len(sets), count))
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
+    return logits_of_sets(model, images, torch.stack([gates_without(model, heads) for heads in sets]).to(model.device))
 
 
 def outcomes(
-    model: VisionModel, cases: Cases, sets: Sequence[Sequence[Head]], looks: Sequence[Look] = (), *, progress: Callable[[int], None] | None = None
-) -> list[Outcome]:
-    """Measure the model without each set. The erased pictures are the same for all sets, so the numbers are paired. `progress` is told pictures done."""
+    model: VisionModel, cases: Cases, sets: Sequence[Sequence[Head]], looks: Sequence[Look] = (), *, train: Mapping[Group, float] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """Measure the model without each set. The erased pictures are the same for all sets, so the numbers are paired.
+
+    `train` is how often training met each group, for the average that is weighted so. `progress` is told how many pictures are done.
+    """
     views = {look.name: Views(model, cases.images, look.masks, look.baseline) for look in looks}
     flipping = cases.swapped is not None and "exact swap" not in views
     logits, big, fig, moved = list[Tensor](), {n: list[Tensor]() for n in views}, {n: list[Tensor]() for n in views}, list[Tensor]()
@@ -108,7 +105,7 @@ def outcomes(
     made = []
     for place, heads in enumerate(sets):
         gains = {name: Gains(torch.cat(fig[name], dim=1)[place], torch.cat(big[name], dim=1)[place], 0.0) for name in views}
-        made.append(_outcome(list(heads), whole[place], cases, flips[place], gains))
+        made.append(_outcome(list(heads), whole[place], cases, flips[place], gains, train))
     return made
 
 
@@ -128,23 +125,34 @@ class Curve:
 
 def curve(
     model: VisionModel, cases: Cases, scores: HeadScores, ks: Sequence[int], looks: Sequence[Look] = (), *, draws: int = 20, seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    train: Mapping[Group, float] | None = None, progress: Callable[[int], None] | None = None,
 ) -> Curve:  # fmt: skip
     """Remove the best k heads for every k, and `draws` random sets beside it, as large as what was really removed: scores of 0 or less stay."""
     chosen = [scores.top(k) for k in ks]
     lots = [heads for some in chosen for heads in random_sets(model, len(some), draws=draws, seed=seed)]
-    found = outcomes(model, cases, [*chosen, *lots], looks, progress=progress)
+    found = outcomes(model, cases, [*chosen, *lots], looks, train=train, progress=progress)
     drawn = found[len(ks) :]
     return Curve(list(ks), found[: len(ks)], [drawn[i * draws : (i + 1) * draws] for i in range(len(ks))])
 
 
-def _outcome(heads: list[Head], logits: Tensor, cases: Cases, flips: float, gains: dict[str, Gains]) -> Outcome:
+def _outcome(heads: list[Head], logits: Tensor, cases: Cases, flips: float, gains: dict[str, Gains], train: Mapping[Group, float] | None) -> Outcome:
     if cases.labels is None:
         return Outcome(heads, torch.nan, torch.nan, torch.nan, torch.nan, flips, gains)
     labels = cases.labels.cpu()
     right = logits.argmax(dim=1) == labels
-    worst = group_accuracy(right, cases.groups).worst if cases.grouped else torch.nan
-    return Outcome(heads, float(right.double().mean()), worst, float(nll(logits, labels).mean()), calibration(logits, labels).error, flips, gains)
+    groups = group_accuracy(right, cases.groups) if cases.grouped else None
+    worst, averages = (torch.nan, {}) if groups is None else (groups.worst, over_groups(groups, train))
+    return Outcome(heads, float(right.double().mean()), worst, float(nll(logits, labels).mean()), calibration(logits, labels).error, flips, gains, averages)
+
+
+def over_groups(groups: GroupAccuracy, train: Mapping[Group, float] | None = None) -> dict[str, float]:
+    """What papers call worst-group accuracy and adjusted average, where the data has what each needs; names say which is which."""
+    found = {"mean of groups": groups.unweighted_average}  # SubpopBench's adjusted accuracy
+    if train and all(group in groups.groups for group in train):
+        found["groups weighted as in training"] = groups.train_weighted_average({group: share for group, share in train.items()})  # Sagawa et al.
+    if set(groups.groups) == {(0, 0), (0, 1), (1, 0), (1, 1)}:
+        found["worst of groups (0, 1) and (1, 0)"] = groups.worst_among([(0, 1), (1, 0)])
+    return found
 
 
 def _or_half(ratio: float) -> float:

@@ -7,7 +7,9 @@ from seecause.lvlm.attribute import HeadAttribution, attribute_heads
 from seecause.lvlm.bank import MeanBank, bank_of_prompts, make_bank
 from seecause.lvlm.baselines import attention_scores, causal_scores, random_orders
 from seecause.lvlm.calibration import calibration_critters
+from seecause.lvlm.classifier import PromptClassifier, classifier
 from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm.export import export
 from seecause.lvlm.fit import elastic_net
 from seecause.lvlm.lens import head_words
 from seecause.lvlm.load import load, wrap
@@ -31,6 +33,7 @@ __all__ = [
     "MaskEngine",
     "MeanBank",
     "Prompt",
+    "PromptClassifier",
     "TextEffects",
     "TokenAttribution",
     "TokenTrace",
@@ -41,12 +44,14 @@ __all__ = [
     "bank_of_prompts",
     "calibration_critters",
     "causal_scores",
+    "classifier",
     "compare_wordings",
     "coverage",
     "draw_masks",
     "elastic_net",
     "embed",
     "essential_heads",
+    "export",
     "first_crossing",
     "group_heads",
     "grouping",

@@ -16,7 +16,7 @@ from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
-Architecture = Literal["transformer", "conv"]
+Architecture = Literal["transformer", "conv", "prompt"]  # prompt: a vision-language model that is asked for classes
 
 
 @dataclass(eq=False, kw_only=True, repr=False)

@@ -60,6 +60,8 @@ REFUSED = {  # beginnings of class names, and why
     "Data2VecVision": "its attention carries a relative position bias",
     "Swin": "its attention is windowed",
     "Siglip2": "it packs patches of any shape into padded sequences (fixed-size SigLIP 2 checkpoints load as SiglipModel)",
+    "Llava": "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`) asks it for classes",
+    "InternVL": "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`) asks it for classes",
     "TimmWrapper": "it holds a timm model; wrap its `timm_model`",
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from seecause.models.block import Fn, fused, same
 from seecause.models.layout import TokenLayout
 
-Kind = Literal["cls", "cls+dist", "mean", "cls+mean", "latent"]
+Kind = Literal["cls", "cls+dist", "mean", "cls+mean", "latent", "words"]  # words: through a language model (lvlm.classifier)
 
 
 @dataclass(eq=False)
@@ -52,6 +52,11 @@ class Readout:
     def averaged(self, layout: TokenLayout) -> slice:
         """The tokens that mean and latent readouts read."""
         return slice(0 if self.over_prefix else layout.prefix, layout.tokens)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a few rows are read, each for itself: the last block need not compute the others."""
+        return not self.has_mean and self.latent is None
 
     @property
     def has_mean(self) -> bool:

@@ -23,7 +23,7 @@ from seecause.models.multihead import Packed
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
-OUTPUT = ("proj", "o_proj", "out_proj", "output.dense")
+OUTPUT = ("proj", "o_proj", "out_proj", "output.dense", "projection_layer")
 COUNTS = ("num_heads", "num_attention_heads", "attn_dim", "all_head_size")  # whichever a module keeps
 ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
 
@@ -77,7 +77,7 @@ def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
     """Zero the columns of the output projection that read `heads`, of as many as the block has: the architecture stays, the bias of O too."""
     if not heads or any(isinstance(part, Constant) for part in block.modules()):  # what is left of the latter says nothing already
         return
-    weight = _output_weight(block)  # [D, H * dh]
+    weight = output_weight(block)  # [D, H * dh]
     with torch.no_grad():
         weight[:, columns(heads, weight.shape[1] // of).to(weight.device)] = 0
 
@@ -100,7 +100,8 @@ def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
     return [group for group, size in enumerate(sizes) if size]
 
 
-def _output_weight(block: Any) -> Tensor:
+def output_weight(block: Any) -> Tensor:
+    """The weights [D, H * dh] that read a native block's heads."""
     if hasattr(block, "in_split"):  # timm's parallel block: a projection of its own, or one shared with the MLP, attention first
         return block.attn_out_proj.weight if block.out_proj is None else block.out_proj.weight[:, : block.in_split[1]]
     return find_output(find_attention(block)[1]).weight

@@ -76,17 +76,17 @@ class ScoreGrid:
         return Cell(strength, "for" if value > 0 else "against", text, f"{where}: {number(value)}{error}{without}", (layer, head) in self.chosen)
 
 
-def verdict_section(found: Audit, *, title: str = "What was found") -> Section:
-    """The conclusion in plain words, and every measurement behind it."""
+def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: str = "What was found") -> Section:
+    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it."""
     rows = []
     for name, gains in found.means.items():
         low, high = gains.interval
-        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}", f"{low:.3f} to {high:.3f}")
+        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}", f"{low:.3f} to {high:.3f}" if low == low else "one picture")
         means = (f"{float(gains.fig.mean()):.4f}", f"{float(gains.big.mean()):.4f}")
         rows.append((name, *means, *ratios, f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor)))
     head = ("background taken away by", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)", "95 % interval", "degenerate", "noise floor")
     marked = [list(found.gains).index(found.trusted)]
-    body = fragment("heads_verdict.html.j2", verdict=found.verdict()) + table(rows, head=head, marked=marked)
+    body = fragment("heads_verdict.html.j2", verdict=found.verdict() if said is None else said) + table(rows, head=head, marked=marked)
     counted = "all pictures" if found.counted is None else f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered right"
     return Section(title, body, f"{LOOKS_NOTE} Means over {counted}.")
 
@@ -137,13 +137,19 @@ def curves_section(found: Curve, *, by: str, title: str = "What do more removed 
     return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
 
 
-def change_section(before: Outcome, after: Outcome, *, name: str, title: str = "What changed?") -> Section:
-    """Numbers before and after, on the same pictures."""
-    first, second = before.numbers(), after.numbers()
+def change_section(before: Outcome, after: Outcome, *, name: str, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
+    """Numbers before and after, on the same pictures; `gaps` are the BG-gaps before and after."""
+    first, second = changes(before, after, gaps)
     rows = [(key, f"{first[key]:.3f}", f"{second[key]:.3f}", f"{second[key] - first[key]:+.3f}") for key in first if key in second and key != "removed"]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = f"Heads removed (layer, head): {heads}. Pictures: {name}, with the same masks before and after."
     return Section(title, table(rows, head=("", "before", "after", "change")), note)
+
+
+def changes(before: Outcome, after: Outcome, gaps: Sequence[float] = ()) -> tuple[dict[str, float], dict[str, float]]:
+    """The numbers of two outcomes by name, with BG-gaps where they were measured."""
+    first, second = before.numbers(), after.numbers()
+    return (first | {"BG-gap": gaps[0]}, second | {"BG-gap": gaps[1]}) if gaps else (first, second)
 
 
 def study_section(found: Found) -> Section:

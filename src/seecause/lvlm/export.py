@@ -1,0 +1,74 @@
+"""A vision-language model without some heads, on disk: the same architecture, zeros where the output projections read those heads.
+
+transformers loads it like any other; so does `sc.lvlm.load`. Nothing is copied but the weights that change, so this needs no more memory than saving does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from seecause import __version__
+from seecause.errors import BadOption, NotDefined
+from seecause.heads.ablate import checked
+from seecause.heads.readme import removed_table
+from seecause.heads.result import Head
+from seecause.lvlm.classifier import PromptClassifier
+from seecause.models.slicing import columns, output_weight
+
+CARD = "seecause-heads.json"
+
+
+def export(model: PromptClassifier, heads: Iterable[Head], folder: str | Path, *, note: str = "") -> Path:
+    """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the classifier's scope."""
+    removed = checked(model, heads)
+    if model.gates is not None:
+        raise NotDefined("export", "this model has gates on its heads, which a file would not have", "Leave the `ablate` block first")
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise BadOption("folder", str(folder), "a folder; this is a file")
+    module, state = model.lvlm.module, dict(model.lvlm.module.state_dict())
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for layer, block in enumerate(model.blocks):
+        gone = [head for at, head in removed if at == layer]
+        if gone:
+            weight = output_weight(block.native)
+            edited = weight.detach().clone()
+            edited[:, columns(gone, weight.shape[1] // block.heads).to(weight.device)] = 0
+            state[names[id(weight)]] = edited
+    with torch.no_grad():
+        module.save_pretrained(folder, state_dict=state)
+    model.lvlm.processor.save_pretrained(folder)
+    card = {
+        "model": model.name,
+        "scope": model.scope,
+        "removed": removed,
+        "layers": [block.heads for block in model.blocks],
+        "asked": model.asked.said,
+        "classes": list(model.classes),
+        "fingerprint": model.lvlm.fingerprint(),
+        "seecause": __version__,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_readme(model, removed, note), encoding="utf-8")
+    return folder
+
+
+def _readme(model: PromptClassifier, removed: list[Head], note: str) -> str:
+    layers = [block.heads for block in model.blocks]
+    part = "vision tower" if model.scope == "vision" else "language model"
+    kind = type(model.lvlm.module).__name__
+    told = [
+        f"# {model.name} without {len(removed)} of the {sum(layers)} attention heads of its {part}",
+        "The heads below say nothing any more: their columns of the output projection are zero. The architecture is the original one.",
+        removed_table(layers, removed),
+        *([note] if note else []),
+        "## Load it",
+        f"```python\nfrom transformers import AutoProcessor, {kind}\nmodel = {kind}.from_pretrained(FOLDER)\n"
+        "processor = AutoProcessor.from_pretrained(FOLDER)\n\n# or\nimport seecause as sc\nlvlm = sc.lvlm.load(FOLDER)\n```",
+        f"It came from weights {model.lvlm.fingerprint()} (seecause {__version__}).",
+    ]
+    return "\n\n".join(told) + "\n"
