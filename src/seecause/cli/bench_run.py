@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,11 +73,10 @@ def open_bench(request: Request, option: Sequence[str], metric_option: Sequence[
 def go(store: Store, worker: Worker, *, workers: int, cluster: str | None, quiet: bool) -> bool:
     """Run what is not finished and tell how it went; whether every number is there."""
     from seecause.bench.runner import run as run_all
-    from seecause.cli.progress import counting
 
     done = {shard.id for shard in store.finished(worker.plan)}
     todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
-    with counting("images x methods", todo, rate="images/s", quiet=quiet) as advance:
+    with _progress(todo, quiet=quiet) as advance:
         found = run_all(store, worker, workers=workers, cluster=cluster, advance=advance)
     say(found, quiet=quiet)
     return found.complete and not found.stopped
@@ -98,6 +98,23 @@ def by_name(flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, An
         for taker in takers:
             found[taker][key] = value_of(text)
     return found
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar with images a second and the time left, on terminals only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Any:
+            return f"{task.speed:.1f} images/s" if task.speed else "-- images/s"
+
+    console = Console(stderr=True)
+    columns = (TextColumn("images x methods"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=600, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def say(found: Status, *, quiet: bool = False) -> None:
