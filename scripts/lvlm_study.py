@@ -24,6 +24,7 @@ from seecause.data import critters
 from seecause.data.critters import PARTS
 from seecause.data.critters.picture import STYLES
 from seecause.data.critters.questions import answers, wordings
+from seecause.data.pictures import to_pil
 from seecause.errors import SeecauseError, WeakAnswer
 from seecause.lvlm import (
     LVLM,
@@ -47,7 +48,6 @@ from seecause.lvlm import (
     trace_tokens,
 )  # fmt: skip
 from seecause.lvlm.analysis import cosines
-from seecause.lvlm.calibration import to_pil
 from seecause.lvlm.trace import rows_of
 from seecause.lvlm.validate import RATIOS
 from seecause.metrics import summarise

@@ -116,6 +116,19 @@ def test_a_metric_that_is_equal_for_all_has_no_best():
     assert not any(cells["gini"].best for cells in table_of({"caap": same, "random": same}).cells.values())
 
 
+def test_all_that_are_equal_as_shown_are_the_best():
+    def best(**found):
+        table = table_of({method: {"pointing": torch.tensor(values)} for method, values in found.items()})
+        assert to_markdown(table).count("**") == 2 * sum(cells["pointing"].best for cells in table.cells.values())
+        return [method for method, cells in table.cells.items() if cells["pointing"].best]
+
+    assert best(caap=[1.0, 0.0, 1.0], gae=[0.0, 1.0, 1.0], random=[0.0, 0.0, 1.0]) == ["caap", "gae"]
+    assert best(caap=[1.0, 0.5], gae=[1.0, 0.5 + 1e-9], random=[0.1, 0.5]) == ["caap", "gae"]  # the digits shown do not tell them apart
+    assert best(caap=[1.0, 0.5], gae=[1.0, 0.6], random=[0.1, 0.5]) == ["gae"]
+    assert best(caap=[1.0, 1.0], gae=[1.0, 1.0 - 1e-9]) == []
+    assert best(caap=[0.3, 0.4]) == ["caap"]
+
+
 def test_a_method_that_saw_other_pictures_is_not_the_best():
     found = {"caap": {"gini": torch.tensor([0.5, 0.6])}, "random": {"gini": torch.tensor([0.1, 0.2])}, "mda": {"gini": torch.tensor([0.9, torch.nan])}}
     table = table_of(found, unranked=["mda"])

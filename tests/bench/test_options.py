@@ -12,6 +12,7 @@ import torch
 from seecause.attribution.registry import methods
 from seecause.bench.measures import group_options
 from seecause.bench.options import accepts, measure_options, method_options
+from seecause.errors import BadOption
 from seecause.metrics import METRICS
 from tests.bench.toy import model
 from tests.helpers import hooks
@@ -27,7 +28,30 @@ def test_the_defaults_of_every_method_pass_and_the_model_never_runs(name):
 def test_the_defaults_of_every_metric_pass(group):
     hints = get_type_hints(inspect.unwrap(METRICS[group].run))
     assert all(accepts(hints[option], value) for option, value in group_options(group).items())
-    assert measure_options(group, {}, 0) == group_options(group)
+    assert measure_options(group, {}, 0, model()) == group_options(group)
+
+
+REFUSED = [
+    ("insertion-deletion", {"steps": 1}, "2 to 9216 steps"),
+    ("perturbation", {"steps": 10_000}, "steps=10000"),
+    ("removal", {"shares": (0.5, 1.5)}, "between 0 and 1"),
+    ("road", {"shares": (0.5, 0.9999)}, "at least one patch"),
+    ("mu-fidelity", {"subsets": 1}, "at least 2 sets"),
+    ("sensitivity-n", {"shares": ()}, "between 0 and 1"),
+    ("infidelity", {"share": 0.0}, "between 0 and 1"),
+    ("saco", {"groups": 1}, "the number of patches"),
+    ("energy", {"k": 0}, "1 to 9216 pixels"),
+    ("stability", {"draws": 0}, "at least one draw"),
+]
+
+
+@pytest.mark.parametrize(("group", "given", "said"), REFUSED, ids=[group for group, *_ in REFUSED])
+def test_a_metric_refuses_its_ranges_before_the_model_runs(group, given, said, monkeypatch):
+    opened = model()
+    opened.n_classes  # noqa: B018  counted once, by a run
+    monkeypatch.setattr(type(opened), "__call__", lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(BadOption, match=said):
+        measure_options(group, given, 0, opened)
 
 
 @pytest.mark.parametrize(

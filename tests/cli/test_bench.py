@@ -16,12 +16,23 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from seecause.bench.inputs import source_digest
 from seecause.bench.store import Store
 from seecause.cli import app
 from tests.bad_files import bad_file
 
 SMALL = ("--metric-option", "order=patch", "--metric-option", "steps=2", "--shard-size", "2", "--device", "cpu", "--quiet")
 RUN = ("run", "--method", "caap,random,sobel", "--metric", "ins-del,insertion,aupr1", "--limit", "12", *SMALL, "--out")
+# The command, told which code it is: shards are named by a digest of the sources, and an edit while the tests run must not make another run of it.
+TOLD = """
+import sys
+from seecause.bench import inputs
+from seecause.cli import main
+
+digest = sys.argv.pop(1)
+inputs.source_digest = lambda: digest
+main()
+"""
 
 
 def bench(*words: object):
@@ -39,7 +50,7 @@ def whole(tmp_path_factory):
 
 def start(out: Path, workers: int, finished: int) -> subprocess.Popen:
     """The command in a process group of its own, when more than `finished` shards are finished."""
-    words = [sys.executable, "-m", "seecause", "bench", *RUN, str(out), "--workers", str(workers)]
+    words = [sys.executable, "-c", TOLD, source_digest(), "bench", *RUN, str(out), "--workers", str(workers)]
     process = subprocess.Popen(words, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     until = time.monotonic() + 120
     while len(list((out / "shards").glob("*.parquet"))) <= finished:
@@ -132,6 +143,7 @@ REFUSED = {
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
     "kind of an option": (("--method", "rise", "--option", "masks=many"), "a number"),
     "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),
+    "range of a metric option": (("--metric", "saco", "--metric-option", "groups=1"), "the number of patches"),
     "unknown data": (("--data", "criters:clean"), "critters:REGIME"),
     "no labels": (("--data", "folder:{tmp}/data"), "predicted"),
 }

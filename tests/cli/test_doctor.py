@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from seecause.cli import app
+from seecause.models import sources
 
 MODEL = ("--model", "timm:test_vit", "--weights", "random", "--device", "cpu")
 
@@ -44,8 +47,18 @@ def test_a_model_that_does_not_exist_is_one_line():
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "test_vit" in done.stderr
 
 
+@pytest.mark.parametrize("command", [("doctor",), ("explain", "critters:clean:test#3"), ("bench", "run")])
+def test_a_vision_language_model_is_told_where_to_go(command, tmp_path):
+    folder = Path(sources.ZOO / "critters-llava")
+    for model in ("builtin:critters-llava", f"hf:{folder}", folder):
+        done = invoke(*command, "--model", str(model), *([] if command == ("doctor",) else ["--out", str(tmp_path / "out")]))
+        assert done.exit_code == 2 and "vision-language model" in done.stderr and "seecause lvlm" in done.stderr
+
+
 def test_the_zoo_lists_its_recipes_and_refuses_others():
-    assert "critters-biased" in invoke("zoo", "list").stdout
+    listed = CliRunner().invoke(app, ["zoo", "list"], env={"COLUMNS": "80"}).stdout
+    assert "critters-llava-planted" in listed and listed.count("0.786") == 2 and "…" not in listed
+    assert max(map(len, listed.splitlines())) <= 80
     done = invoke("zoo", "train", "critters-vut")
     assert done.exit_code == 2 and "critters-vit" in done.stderr
 

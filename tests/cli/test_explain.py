@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.data.images import read_image
+from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 
 MODEL = ("--model", "timm:test_vit", "--weights", "random")  # timm ships it: 6 blocks of width 64 at 160 pixels
@@ -81,6 +82,7 @@ REFUSED = {
     "unknown class": (("--class", "tabbi, tabby cat"), "nearest: tabby, tabby cat"),
     "class out of range": (("--class", "1000"), "classes 0-999"),
     "unknown method": (("--method", "capp"), "nearest: caap"),
+    "no method": (("--method", ","), "at least one method"),
     "unknown option": (("--option", "tale=source"), "tail"),
     "option without value": (("--option", "tail"), "key=value"),
     "bad option value": (("--option", "tail=sauce"), "patched"),
@@ -134,6 +136,32 @@ def test_pictures_of_the_same_name_keep_apart(tmp_path):
         photo(tmp_path / folder / "a.png")
     assert explain(tmp_path / "x", tmp_path / "y", *MODEL, "--method", "center", "--out", tmp_path / "out", "-q").exit_code == 0
     assert len(list((tmp_path / "out" / "overlays").rglob("*.png"))) == 2
+
+
+def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
+    picture, out = photo(tmp_path / "a.png"), tmp_path / "out"
+    for times in range(2):
+        done = explain(picture, *MODEL, "--method", "center" if times else "caap", "--out", out)
+        assert (f"replaced the earlier result in {out}" in done.stdout.splitlines()) == bool(times)
+    assert [p.name for p in (out / "maps").iterdir()] == ["center"]
+    assert explain(picture, *MODEL, "--method", "center", "--out", out, "--quiet").output == ""
+
+
+def test_pictures_of_datasets_are_explained_by_index(tmp_path):
+    """Also beside files, and whatever the dataset; a file that is called so is a file."""
+    (tmp_path / "data").mkdir()
+    first, odd = photo(tmp_path / "data" / "a.png"), photo(tmp_path / "x:y#3.png").rename(tmp_path / "x:y#3")
+    samples = ["critters:clean:test#3", f"folder:{tmp_path / 'data'}#0"]
+    done = explain(*samples, first, odd, "--method", "center", "--out", tmp_path / "out")
+    assert done.exit_code == 0 and "critters:clean:test#3: " in done.stdout, done.output
+    rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["images"]
+    assert [row["file"] for row in rows] == [*samples, str(first), str(odd)]
+    assert rows[0]["overlay"] == "overlays/critters-clean-test-3.png" and all((tmp_path / "out" / row["overlay"]).is_file() for row in rows)
+    images = sc.Attribution.load(tmp_path / "out" / "maps" / "center").images
+    torch.testing.assert_close(images[0], open_data("critters:clean:test")[3].image, atol=1 / 255, rtol=0)
+    assert torch.equal(images[1], images[2])
+    assert "below 512" in explain("critters:clean:test#512", "--out", tmp_path / "no").stderr
+    assert "no dataset is called" in explain("criters:clean#1", "--out", tmp_path / "no").stderr
 
 
 def test_usage_mistakes_leave_with_two():

@@ -13,6 +13,7 @@ from seecause.cli import app
 from seecause.data.registry import open_data
 from seecause.faithful import calibrate
 from seecause.faithful.classes import fitting
+from seecause.faithful.opened import open_network
 from tests.faithful.runs import tiny_config
 
 
@@ -97,7 +98,28 @@ def test_export_is_a_model_like_any_other(run, tmp_path):
     assert "new or empty" in call("export", run, tmp_path / "shipped", code=2)
 
 
+def test_a_network_that_is_no_run(run, tmp_path):
+    """An exported folder tells its data; RUN/best, made by training, does not."""
+    call("export", run, tmp_path / "shipped")
+    assert "plain" in call("evaluate", tmp_path / "shipped", "--device", "cpu", "--no-interventions")
+    assert not (tmp_path / "shipped" / "evaluation.json").exists()
+    assert "or give --data" in call("parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2)
+    assert "--no-interventions" in call("evaluate", run / "best", "--data", f"folder:{run.parent / 'pictures' / 'test'}", "--device", "cpu", code=2)
+
+
+def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
+    monkeypatch.setattr("seecause.faithful.calibrate", lambda *_, **__: pytest.fail("it brings its own thresholds"))
+    said = call("intervene", "builtin:critters-ifam", "--drop", "0", "--quantile", "0.97", "--limit", "4", "--device", "cpu")
+    assert "critters:balanced:test, 4 pictures" in said and "without part 0 and tokens within 0.97" in said
+    call("export", "builtin:critters-ifam", tmp_path / "shipped")
+    assert open_network(str(tmp_path / "shipped")).data == "critters:simplicity"
+    opened = open_network("builtin:critters-ifam")
+    assert opened.val_pictures().name == "critters:balanced:val" and opened.train_pictures(2).name == "critters:simplicity:train"
+    assert "VisionTransformer" in call("evaluate", "builtin:critters-vit", "--device", "cpu", code=2)
+    assert "critters-ifam" in call("evaluate", "builtin:critters-ifum", "--device", "cpu", code=2)
+
+
 def test_mistakes_are_one_line(tmp_path):
     assert "backbone" in call("train", "--data", "folder:x", "--out", tmp_path / "x", code=2)
     assert "no setting is called 'epoch'" in call("train", "--option", "epoch=3", code=2)
-    assert "no config.json there" in call("evaluate", tmp_path, code=2)
+    assert "no run (config.json) and no network there" in call("evaluate", tmp_path, code=2)

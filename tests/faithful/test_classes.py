@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -13,9 +14,10 @@ from seecause.data.imagenet9 import open_imagenet9
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.classes import fitting
 from seecause.faithful.evaluate import Examined, examine, public_worst
+from seecause.faithful.opened import Opened
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
-from tests.faithful.runs import tiny_config, tiny_pictures
+from tests.faithful.runs import tiny_pictures
 
 
 def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
@@ -27,6 +29,13 @@ def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
     for classes in (4, ("left", "up")):
         with pytest.raises(BadOption, match="is none of them"):
             fitting(tiny_net(classes=classes), data)
+
+
+def test_every_imagenet_has_one_order_and_many_spellings(tmp_path):
+    data = open_folder(str(tiny_pictures(tmp_path / "all", others=1) / "test"))
+    for name in ("imagenet:x:val", "imagenet-s:x", "imagenet-hard:x"):
+        spelt = dataclasses.replace(data, name=name)
+        assert fitting(tiny_net(classes=("sinister", "dexter")), spelt) == (spelt, None)
 
 
 def test_imagenet9_takes_the_map_of_its_release(tmp_path):
@@ -60,7 +69,7 @@ def test_the_gap_between_backgrounds(tmp_path):
     (root / "in_to_in9.json").write_text(json.dumps({str(place): 1 for place in range(1000)}))
     net = tiny_net(classes=1000)
     data, mapping = fitting(net, open_imagenet9(f"{root}:mixed_rand"))
-    row = _examined(tiny_config(tmp_path), net, data, 4, mapping, quiet=True)
+    row = _examined(Opened("tiny", net), data, 4, mapping, quiet=True)
     assert row["average"] == row["background_gap"] == 0.5
 
 

@@ -1,4 +1,7 @@
-"""Options of methods and metrics, checked before anything runs: names, kinds of values, and whatever a method itself refuses before its first forward."""
+"""Options of methods and metrics, checked before anything runs: names, kinds of values, and whatever they refuse themselves.
+
+A method is called on an empty picture and stopped where the model would run. A metric gets one made-up answer, for the plain picture, and is stopped
+where it would ask about a changed one."""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from torch import Tensor, nn
 
 from seecause.attribution.registry import find
 from seecause.bench.measures import group_options
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption, NotDefined
-from seecause.metrics import METRICS
+from seecause.metrics import METRICS, Given, Metric
 from seecause.models.base import ImageModel
 from seecause.target import parse
 
@@ -33,14 +37,17 @@ def method_options(name: str, given: Mapping[str, Any], seed: int, model: ImageM
     return options
 
 
-def measure_options(group: str, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def measure_options(group: str, given: Mapping[str, Any], seed: int, model: ImageModel) -> dict[str, Any]:
     """The same for a group of metrics."""
     known = group_options(group)
     for name, value in given.items():
         if name not in known:
             raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}")
     check_kinds(METRICS[group].run, group, given)
-    return {**known, **({"seed": seed} if "seed" in known else {}), **given}
+    options = {**known, **({"seed": seed} if "seed" in known else {}), **given}
+    if options:
+        _dry_measure(METRICS[group], model, options)
+    return options
 
 
 def check_kinds(run: Callable[..., Any], name: str, given: Mapping[str, Any]) -> None:
@@ -95,6 +102,38 @@ def _dry_run(run: Callable[..., Any], model: ImageModel, options: Mapping[str, A
         try:
             run(model, empty, target, **options)
         except (_Reached, NotDefined):  # what a readout does not define is a hole of the run, and no mistake
+            return
+
+
+class _Answers:
+    """A model that answers once, with nothing: metrics look at their options after they have seen the plain picture's score."""
+
+    def __init__(self, model: ImageModel):
+        self._model, self._asked = model, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self._asked:
+            raise _Reached
+        self._asked = True
+        return images.new_zeros(len(images), self._model.n_classes)
+
+
+def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) -> None:
+    """Measure an empty map of one empty picture, without the model."""
+
+    def stop(*_: Any) -> Tensor:
+        raise _Reached
+
+    empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    maps, masks = (torch.zeros(1, *size, device=model.device) for size in (model.check(empty).grid, model.preprocess.size))
+    answers: Any = _Answers(model)
+    with budget(1):  # one picture at a time is enough to be refused
+        try:
+            metric.result(Given(answers, empty, maps, torch.zeros(1, dtype=torch.int64), masks, explain=stop, attribute=stop), **options)
+        except (_Reached, NotDefined):
             return
 
 

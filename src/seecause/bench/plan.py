@@ -164,6 +164,6 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         request,
         methods={name: method_options(request.method(name), given, request.seed, model) for name, given in request.methods.items()},
         metrics=tuple(dict.fromkeys(request.metrics)),
-        measures={group: measure_options(group, request.measures.get(group, {}), request.seed) for group in groups_of(request.metrics)},
+        measures={group: measure_options(group, request.measures.get(group, {}), request.seed, model) for group in groups_of(request.metrics)},
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )

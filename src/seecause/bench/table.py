@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import torch
@@ -75,10 +75,10 @@ def table_of(found: Mapping[str, Mapping[str, Tensor]], *, against: str | None =
     reference = against or methods[0]
     if reference not in methods:
         raise UnknownName("method of this run", reference, methods)
-    ranked = [m for m in methods if m not in unranked]
-    best = {metric: _best([(summarise(found[m][metric]).mean, m) for m in ranked], higher_is_better(metric)) for metric in metrics}
-    cells = {m: {k: _cell(found[m][k], None if m == reference else found[reference][k], m == best[k]) for k in metrics} for m in methods}
-    return Table(methods, metrics, reference, cells)
+    cells = {m: {k: _cell(found[m][k], None if m == reference else found[reference][k]) for k in metrics} for m in methods}
+    plain = Table(methods, metrics, reference, cells)
+    best = {metric: _best(plain, metric, [m for m in methods if m not in unranked]) for metric in metrics}
+    return replace(plain, cells={m: {k: replace(cell, best=m in best[k]) for k, cell in row.items()} for m, row in cells.items()})
 
 
 def to_csv(table: Table) -> str:
@@ -135,18 +135,19 @@ def _plain_cell(cell: Cell, digits: int) -> str:
     return f"**{text}**" if cell.best else text
 
 
-def _cell(mine: Tensor, reference: Tensor | None, best: bool) -> Cell:
+def _cell(mine: Tensor, reference: Tensor | None) -> Cell:
     summary = summarise(mine)
     difference = None if reference is None else paired_difference(mine, reference)
-    return Cell(summary.mean, summary.standard_error, bootstrap_interval(mine), summary.n, summary.skipped, difference, best)
+    return Cell(summary.mean, summary.standard_error, bootstrap_interval(mine), summary.n, summary.skipped, difference)
 
 
-def _best(means: list[tuple[float, str]], higher: bool) -> str | None:
-    """None if nothing is known, or all methods are equal: some metrics tell of the model alone."""
-    known = [(mean, method) for mean, method in means if mean == mean]
-    if not known or (len(known) > 1 and len({mean for mean, _ in known}) == 1):
-        return None
-    return (max if higher else min)(known, key=lambda pair: pair[0])[1]
+def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
+    """The methods whose mean is best as it is shown. None if nothing is known, or all are equal: the metric is saturated, or tells of the model alone."""
+    shown = {m: round(table.cells[m][metric].mean, table.digits(metric)) for m in ranked if table.cells[m][metric].n}
+    if not shown or (len(shown) > 1 and len(set(shown.values())) == 1):
+        return set()
+    top = (max if higher_is_better(metric) else min)(shown.values())
+    return {method for method, mean in shown.items() if mean == top}
 
 
 def _latex_cell(cell: Cell, digits: int) -> str:

@@ -25,11 +25,11 @@ from torch import Tensor
 from seecause import __version__
 from seecause.bench.store import place
 from seecause.data.dataset import Dataset
+from seecause.data.pictures import to_pil
 from seecause.data.sample import Sample
 from seecause.errors import BadImage, BadOption, BadPrompt, BankMismatch, DataMissing, WeakAnswer
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, object_share, seen_mask, text_effects, trace_heads, trace_tokens
 from seecause.lvlm.bank import digest
-from seecause.lvlm.calibration import to_pil
 from seecause.lvlm.regress import Sampling, check_sampling
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
 

@@ -21,11 +21,10 @@ from seecause.cli.bench_run import (
     Threads,
     Workers,
     go,
-    names,
     open_bench,
     say,
 )
-from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Quiet, Seed, Weights
+from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Quiet, Seed, Weights, names
 
 EXAMPLE = (
     "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64 --metric ins-del,aupr1 --out run "

@@ -82,10 +82,6 @@ def go(store: Store, worker: Worker, *, workers: int, cluster: str | None, quiet
     return found.complete and not found.stopped
 
 
-def names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
 def by_name(flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """`[name.]key=value` words -> options by name; without a name it goes to all that have the option."""
     from seecause.cli.options import value_of

@@ -23,13 +23,13 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Run every job on the embedded Critters models and write one page. Needs no download and no picture."""
-    from seecause.cli.options import pick_device
+    from seecause.cli.options import pick_device, tell_page
     from seecause.cli.progress import counting
     from seecause.demo import JOBS, Setting
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import Section, protocol_section, write_page
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
     setting = Setting(device=pick_device(device), seed=seed)
     sections: list[Section] = []
     manifests: list[dict[str, Any]] = []
@@ -45,6 +45,6 @@ def demo(
         write_page(folder / "index.html", "seecause on Critters", [*sections, protocol_section(manifests)], lead=lead)
     page = (out / "index.html").absolute()
     if not quiet:
-        typer.echo(f"page: {out / 'index.html'}")
+        tell_page(out, replaced=replaces)
     if open_page:
         typer.launch(page.as_uri())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
+from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights, names
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +23,8 @@ EXAMPLES = """Examples:
 
   seecause explain cat.jpg --model timm:deit3_small_patch16_224
 
+  seecause explain critters:clean:test#3
+
   seecause explain photos/ --class "Egyptian cat" --method caap,sobel --option tail=patched --out cats
 """
 
@@ -30,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    images: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, or quoted globs.", metavar="IMAGE", show_default=False)],
+    images: Annotated[
+        list[str], typer.Argument(help="Pictures, folders, quoted globs, or samples of a dataset: critters:clean:test#3.", metavar="IMAGE", show_default=False)
+    ],
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     class_: Annotated[
@@ -51,13 +57,15 @@ def explain(
     """
     from seecause.cli.options import method_options, open_model
     from seecause.cli.progress import counting
-    from seecause.data.images import find_images
+    from seecause.data.pictures import find_pictures
     from seecause.report.explain import explain as run
     from seecause.report.folder import check_out
 
-    check_out(out, overwrite=overwrite)
-    methods = [name.strip() for name in method.split(",")]
-    files = find_images(images)
+    replaces = check_out(out, overwrite=overwrite)
+    methods = names(method)
+    if not methods:
+        raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
+    files = find_pictures(images)
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
     options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
     target = None if class_ is None else opened.class_index(class_)
@@ -68,36 +76,36 @@ def explain(
     with counting("writing", len(files), quiet=quiet) as advance:
         _write(found, files, out, overwrite, advance)
     if not quiet:
-        _report(found, out)
+        _report(found, out, replaced=replaces)
 
 
-def _read(model: ImageModel, files: Sequence[Path], advance: Callable[[int], None]) -> Tensor:
+def _read(model: ImageModel, files: Sequence[str], advance: Callable[[int], None]) -> Tensor:
     """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
     import torch
 
-    from seecause.data.images import read_image
+    from seecause.data.pictures import open_picture
 
     prepared = []
     for file in files:
-        prepared.append(model.preprocess(read_image(file)))
+        prepared.append(model.preprocess(open_picture(file)))
         advance(1)
     return torch.cat(prepared)
 
 
-def _write(found: Explanation, files: Sequence[Path], out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
+def _write(found: Explanation, files: Sequence[str], out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
     from dataclasses import asdict
 
     from seecause.report.explain import explain_panel, explain_section
     from seecause.report.folder import result_folder
     from seecause.report.page import protocol_section, write_page
 
-    overlays = [f"overlays/{name}.png" for name in found.names]
+    overlays = [f"overlays/{_file_name(name)}.png" for name in found.names]
     rows = zip(files, overlays, found.answers, strict=True)
     manifest = {
         "command": "explain",
         "page": "index.html",
         "maps": {method: f"maps/{method}" for method in found.runs},
-        "images": [{"file": str(file), "overlay": png, "answers": [asdict(a) for a in answers]} for file, png, answers in rows],
+        "images": [{"file": file, "overlay": png, "answers": [asdict(a) for a in answers]} for file, png, answers in rows],
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         for method, run in found.runs.items():
@@ -116,20 +124,31 @@ def _lead(found: Explanation) -> str:
     return f"{count} picture{'s' * (count != 1)}, explained with {', '.join(found.runs)}."
 
 
-def short_names(files: Sequence[Path]) -> list[str]:
-    """File names, with as much of their folders as tells them apart."""
-    if len({file.name for file in files}) == len(files):
-        return [file.name for file in files]
-    places = [file.absolute() for file in files]
-    shared = Path(os.path.commonpath([place.parent for place in places]))
-    return [place.relative_to(shared).as_posix() for place in places]
+def short_names(files: Sequence[str]) -> list[str]:
+    """File names, with as much of their folders as tells them apart; samples of datasets keep theirs."""
+    from seecause.data.pictures import sample_of
+
+    places = {file: Path(file).absolute() for file in files if not sample_of(file)}
+    short = {file: place.name for file, place in places.items()}
+    if len(set(short.values())) < len(short):
+        shared = os.path.commonpath([place.parent for place in places.values()])
+        short = {file: place.relative_to(shared).as_posix() for file, place in places.items()}
+    return [short.get(file, file) for file in files]
 
 
-def _report(found: Explanation, out: Path) -> None:
+def _file_name(name: str) -> str:
+    """`critters:clean:test#3` -> `critters-clean-test-3`: colons and hashes are no part of file names everywhere."""
+    from seecause.data.pictures import sample_of
+
+    return re.sub(r"[^\w.]+", "-", name) if sample_of(name) else name
+
+
+def _report(found: Explanation, out: Path, *, replaced: bool) -> None:
+    from seecause.cli.options import tell_page
     from seecause.report.explain import said
 
     if found.first.manifest["random_weights"]:
         typer.echo(f"{found.first.manifest['model']} has random weights: its answers mean nothing")
     for name, answers in zip(found.names, found.answers, strict=True):
         typer.echo(f"{name}: {said(answers)}")
-    typer.echo(f"page: {out / 'index.html'}")
+    tell_page(out, replaced=replaced)

@@ -12,11 +12,13 @@ import typer
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
 
 if TYPE_CHECKING:
-    from seecause.faithful import IFAM, TrainConfig
+    from seecause.faithful.opened import Opened
 
-RunFolder = Annotated[Path, typer.Argument(help="The folder that `faithful train --out` wrote.", show_default=False)]
+Network = Annotated[
+    str, typer.Argument(help="The folder of `faithful train --out` or `faithful export`, or builtin:critters-ifam.", metavar="NETWORK", show_default=False)
+]
 DataOption = Annotated[
-    str | None, typer.Option("--data", help="Another dataset, with its split, such as waterbird200:PATH.", show_default="the run's test split")
+    str | None, typer.Option("--data", help="Another dataset, with its split, such as waterbird200:PATH.", show_default="the test split of its own")
 ]
 Limit = Annotated[int | None, typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all")]
 BatchOption = Annotated[int, typer.Option(help="Pictures at once.", min=1)]
@@ -40,7 +42,7 @@ def register(app: typer.Typer) -> None:
     commands = typer.Typer(no_args_is_help=True, help="A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees, ship it.")
     example = "Example: seecause faithful train --data waterbirds:PATH --backbone timm:vit_base_patch14_reg4_dinov2.lvd142m --parts 8 --out run"
     commands.command("train", epilog=f"{example}. Many GPUs: torchrun --nproc_per_node=8 -m seecause faithful train ...")(train)
-    commands.command("evaluate", epilog="Example: seecause faithful evaluate run")(evaluate)
+    commands.command("evaluate", epilog="Example: seecause faithful evaluate run, or: seecause faithful evaluate builtin:critters-ifam")(evaluate)
     commands.command("intervene", epilog="Example: seecause faithful intervene run --drop 2,5 --quantile 0.99")(intervene)
     commands.command("parts", epilog="Example: seecause faithful parts run --out parts --limit 12")(parts)
     commands.command("export", epilog="Example: seecause faithful export run shipped")(export)
@@ -76,7 +78,7 @@ def train(
 
 
 def evaluate(
-    run: RunFolder,
+    network: Network,
     data: DataOption = None,
     interventions: Annotated[bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")] = True,
     quantiles: Quantiles = "0.97,0.99",
@@ -86,34 +88,35 @@ def evaluate(
     device: DeviceOption = Device.auto,
     quiet: Quiet = False,
 ) -> None:
-    """AA, WGA, AUC and mIoU on the test split, plain and with the intervention that validation recommends. Writes RUN/evaluation.json."""
+    """AA, WGA, AUC and mIoU on the test split, plain and with the intervention that validation recommends. A run also gets RUN/evaluation.json."""
     import json
     from dataclasses import asdict
 
     from seecause.faithful import intervene as change
-    from seecause.faithful.data import open_validation
     from seecause.faithful.evaluate import best_of, labelled_batches, try_interventions
 
-    config, net = _open(run, device)
-    test, mapping = _test_data(config, net, data, limit)
-    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(config, net, test, batch, mapping, quiet=quiet)}
+    opened = _open(network, device)
+    net = opened.net
+    test, mapping = _test_data(opened, data, limit)
+    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet)}
     rows = {"plain": found["plain"]}
     if interventions:
         wanted = _numbers("--quantiles", quantiles)
-        _calibrate(run, config, net, wanted, batch, calibration, quiet=quiet)
-        val = open_validation(config)
-        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=config.workers), wanted)
+        _calibrate(opened, wanted, batch, calibration, quiet=quiet)
+        val = opened.val_pictures()
+        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted)
         best = best_of(tried)
         with change(net, drop_parts=best.drop, quantile=best.quantile):
-            changed = _examined(config, net, test, batch, mapping, quiet=quiet)
+            changed = _examined(opened, test, batch, mapping, quiet=quiet)
         found |= {"chosen_on": val.name, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
         rows[_words(best.drop, best.quantile)] = changed
-    (run / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if opened.run is not None:
+        (opened.run / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     _table(rows, title=f"{test.name}, {len(test)} pictures")
 
 
 def intervene(
-    run: RunFolder,
+    network: Network,
     drop: Annotated[str, typer.Option(help="Parts to leave out, such as 2,5.")] = "",
     quantile: Annotated[float | None, typer.Option(help="Reject tokens further from their prototype than this share of training tokens.")] = None,
     data: DataOption = None,
@@ -126,19 +129,19 @@ def intervene(
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
     from seecause.faithful import intervene as change
 
-    config, net = _open(run, device)
+    opened = _open(network, device)
     dropped = _parts("--drop", drop)
     if quantile is not None:
-        _calibrate(run, config, net, [quantile], batch, calibration, quiet=quiet)
-    test, mapping = _test_data(config, net, data, limit)
-    rows = {"plain": _examined(config, net, test, batch, mapping, quiet=quiet)}
-    with change(net, drop_parts=dropped, quantile=quantile):
-        rows[_words(dropped, quantile)] = _examined(config, net, test, batch, mapping, quiet=quiet)
+        _calibrate(opened, [quantile], batch, calibration, quiet=quiet)
+    test, mapping = _test_data(opened, data, limit)
+    rows = {"plain": _examined(opened, test, batch, mapping, quiet=quiet)}
+    with change(opened.net, drop_parts=dropped, quantile=quantile):
+        rows[_words(dropped, quantile)] = _examined(opened, test, batch, mapping, quiet=quiet)
     _table(rows, title=f"{test.name}, {len(test)} pictures")
 
 
 def parts(
-    run: RunFolder,
+    network: Network,
     out: Out = Path("parts"),
     overwrite: Overwrite = False,
     data: DataOption = None,
@@ -147,89 +150,96 @@ def parts(
     quiet: Quiet = False,
 ) -> None:
     """A page with the parts of some pictures, what stage 2 sees, and the answer without each part."""
+    from seecause.cli.options import tell_page
     from seecause.faithful.evaluate import batches_of
     from seecause.report.faithful import note_of, part_cards, parts_section
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import write_page
 
-    check_out(out, overwrite=overwrite)
-    config, net = _open(run, device)
-    test, _ = _test_data(config, net, data, limit)
+    replaces = check_out(out, overwrite=overwrite)
+    opened = _open(network, device)
+    net = opened.net
+    test, _ = _test_data(opened, data, limit)
     images, labels, _, _ = next(batches_of(net, test, batch=len(test)))
     titles = [f"{place + 1}: {test.classes[label] if test.classes else label}" for place, label in enumerate(labels.tolist())]
     cards = part_cards(net, images, titles=titles)
-    with result_folder(out, {"command": "faithful parts", "run": str(run), "data": test.name}, overwrite=overwrite) as folder:
+    with result_folder(out, {"command": "faithful parts", "network": network, "data": test.name}, overwrite=overwrite) as folder:
         section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
-        write_page(folder / "index.html", "What can it look at?", [section], lead=f"{run}, on {test.name}")
+        write_page(folder / "index.html", "What can it look at?", [section], lead=f"{network}, on {test.name}")
     if not quiet:
-        typer.echo(f"page: {out / 'index.html'}")
+        tell_page(out, replaced=replaces)
 
 
-def export(run: RunFolder, folder: Annotated[Path, typer.Argument(help="Where to; new or empty.", show_default=False)]) -> None:
+def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where to; new or empty.", show_default=False)]) -> None:
     """The best network in a plain folder: a card (JSON) and weights (safetensors), which sc.load(FOLDER) reads."""
     from seecause.errors import BadOption
-    from seecause.faithful import open_run
+    from seecause.faithful.opened import open_network
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadOption("folder", str(folder), "a new or empty folder")
-    config, net = open_run(run)
-    card = net.save(folder, data=config.data, parts_found=net.parts)
+    opened = open_network(network)
+    card = opened.net.save(folder, data=opened.data, parts_found=opened.net.parts)
     typer.echo(f"{card}: load it with sc.load({str(folder)!r})")
 
 
-def _open(run: Path, device: Device) -> tuple[TrainConfig, IFAM]:
+def _open(network: str, device: Device) -> Opened:
     from seecause.cli.options import pick_device
-    from seecause.faithful import open_run
+    from seecause.faithful.opened import open_network
 
-    config, net = open_run(run)
-    return config, net.to(pick_device(device))
+    opened = open_network(network)
+    opened.net.to(pick_device(device))
+    return opened
 
 
-def _test_data(config: TrainConfig, net: IFAM, data: str | None, limit: int | None) -> tuple[Any, Any]:
+def _test_data(opened: Opened, data: str | None, limit: int | None) -> tuple[Any, Any]:
     """The pictures to test on, with labels as the network counts its classes, and the map of its answers where the dataset has classes of its own."""
     from seecause.data.registry import open_data
     from seecause.faithful.classes import fitting
-    from seecause.faithful.data import open_test
 
-    return fitting(net, open_test(config.data, limit=limit) if data is None else open_data(data, limit=limit))
+    return fitting(opened.net, opened.test_pictures(limit) if data is None else open_data(data, limit=limit))
 
 
-def _examined(config: TrainConfig, net: IFAM, data: Any, batch: int, mapping: Any, *, quiet: bool) -> dict[str, float]:
+def _examined(opened: Opened, data: Any, batch: int, mapping: Any, *, quiet: bool) -> dict[str, float]:
     """Every number there is about these pictures."""
     from seecause.cli.progress import counting
     from seecause.faithful.evaluate import examine, public_worst
 
     with counting("examining", len(data), quiet=quiet) as advance:
-        found = examine(net, data, batch=batch, mapping=mapping, workers=config.workers, advance=advance)
+        found = examine(opened.net, data, batch=batch, mapping=mapping, workers=opened.workers, advance=advance)
     row = found.table() | public_worst(found, data.name)
     if data.name.startswith("imagenet9:") and data.name.endswith(MIXED_RAND):  # its twin tells what a background of another class costs
-        twin, _ = _test_data(config, net, data.name.removesuffix(MIXED_RAND) + MIXED_SAME, len(data))
-        row["background_gap"] = _examined(config, net, twin, batch, mapping, quiet=quiet)["average"] - row["average"]
+        twin, _ = _test_data(opened, data.name.removesuffix(MIXED_RAND) + MIXED_SAME, len(data))
+        row["background_gap"] = _examined(opened, twin, batch, mapping, quiet=quiet)["average"] - row["average"]
     return row
 
 
-def _calibrate(run: Path, config: TrainConfig, net: IFAM, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
-    """Thresholds from training pictures, prepared as test pictures are. Those of all training pictures are kept in RUN/best; those of `limit` are not."""
+def _calibrate(opened: Opened, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
+    """Thresholds from training pictures, prepared as test pictures are. Those of all training pictures are kept in RUN/best; those of `limit` are not.
+
+    A network that is no run, and so keeps nothing, brings its own.
+    """
     from seecause.cli.progress import counting
     from seecause.faithful import calibrate
-    from seecause.faithful.data import open_train
     from seecause.faithful.evaluate import batches_of
     from seecause.faithful.snapshot import keep_thresholds
 
-    data = open_train(config.data, limit=limit or config.limit)
+    net = opened.net
     known = [net.thresholds.get((quantile, "distance")) for quantile in quantiles]
+    if opened.run is None and limit is None and None not in known:
+        return
+    data = opened.train_pictures(limit)
     if all(found is not None and found.pictures == len(data) for found in known):
         return
 
     def images() -> Iterator[Any]:
         with counting("calibrating", len(data), quiet=quiet) as advance:
-            for some, *_ in batches_of(net, data, batch=batch, workers=config.workers):
+            for some, *_ in batches_of(net, data, batch=batch, workers=opened.workers):
                 yield some
                 advance(len(some))
 
     calibrate(net, images(), quantiles)
-    if limit is None:
-        keep_thresholds(run, net)
+    if limit is None and opened.run is not None:
+        keep_thresholds(opened.run, net)
 
 
 def _numbers(flag: str, text: str) -> list[float]:

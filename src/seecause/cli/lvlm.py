@@ -23,10 +23,9 @@ from seecause.cli.lvlm_open import (
     Position,
     Share,
     check_bank,
-    check_compile,
     open_bank,
+    open_engine,
     open_lvlm,
-    open_picture,
 )
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed
 from seecause.errors import BadOption
@@ -83,24 +82,20 @@ def heads(
     """
     from seecause.bench.traces import check_sizes
     from seecause.cli.progress import counting
-    from seecause.lvlm import MaskEngine, trace_heads
+    from seecause.lvlm import trace_heads
     from seecause.report.folder import check_out
 
-    check_out(out, overwrite=overwrite)
-    check_bank(model, bank_folder, calibration)
-    check_compile(compile, device)
-    with counting("tracing", 3, quiet=quiet) as advance:
-        shown, opened = open_picture(image), open_lvlm(model, device, dtype)
-        advance(1)
-        average = open_bank(opened, bank_folder, calibration)
-        engine = MaskEngine(opened, shown, question, average, answer=answer, position=position, floor=floor, compile=compile)
+    replaces = check_out(out, overwrite=overwrite)
+    where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
+    with counting("tracing", 2, quiet=quiet) as advance:
+        shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
         check_sizes(engine, masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed, adaptive=adaptive)
         advance(1)
     _write(engine, shown, image, found, None, out, overwrite)
     if not quiet:
-        _say(engine, found, out)
+        _say(engine, found, out, replaced=replaces)
 
 
 def tokens(
@@ -129,17 +124,13 @@ def tokens(
     """
     from seecause.bench.traces import check_sizes
     from seecause.cli.progress import counting
-    from seecause.lvlm import MaskEngine, trace_heads, trace_tokens
+    from seecause.lvlm import trace_heads, trace_tokens
     from seecause.report.folder import check_out
 
-    check_out(out, overwrite=overwrite)
-    check_bank(model, bank_folder, calibration)
-    check_compile(compile, device)
-    with counting("tracing", 4, quiet=quiet) as advance:
-        shown, opened = open_picture(image), open_lvlm(model, device, dtype)
-        advance(1)
-        average = open_bank(opened, bank_folder, calibration)
-        engine = MaskEngine(opened, shown, question, average, answer=answer, position=position, floor=floor, compile=compile)
+    replaces = check_out(out, overwrite=overwrite)
+    where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
+    with counting("tracing", 3, quiet=quiet) as advance:
+        shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
         check_sizes(engine, masks, token_masks or masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed)
@@ -149,7 +140,8 @@ def tokens(
     _write(engine, shown, image, found, traced, out, overwrite)
     if not quiet:
         kept = [f"'{piece.strip() or 'newline'}'" for piece, keep in zip(traced.effects.pieces, traced.text.tolist(), strict=True) if keep]
-        _say(engine, found, out, f"words that receive the picture: {' '.join(kept)} (alone {traced.sufficiency:.0%} of the effect of those heads)")
+        words = f"words that receive the picture: {' '.join(kept)} (alone {traced.sufficiency:.0%} of the effect of those heads)"
+        _say(engine, found, out, words, replaced=replaces)
 
 
 def study(
@@ -177,7 +169,7 @@ def study(
     from seecause.bench.traces import Asked, check_folder, run_study
     from seecause.cli.progress import counting
     from seecause.data import open_data
-    from seecause.lvlm.calibration import to_pil
+    from seecause.data.pictures import to_pil
     from seecause.report.lvlm_study import write_study
 
     check_folder(out)
@@ -211,12 +203,13 @@ def bank(
     quiet: Quiet = False,
 ) -> None:
     """Average calibration pictures once, for `--bank` of the other commands: what a head sees that may not see the picture."""
+    from seecause.cli.options import tell_replaced
     from seecause.cli.progress import counting
     from seecause.data.images import find_images, read_image
     from seecause.lvlm import make_bank
     from seecause.report.folder import check_out, result_folder
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
     given = [_size(text) for text in size or []]
     if (mode == "mean" and given) or (mode in ("fixed", "grid") and len(given) > 1):
         raise BadOption("--size", " ".join(size or []), f"{'none' if mode == 'mean' else 'one'} with --mode {mode}")
@@ -230,6 +223,7 @@ def bank(
     with result_folder(out, {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode}, overwrite=overwrite) as folder:
         made.save(folder)
     if not quiet:
+        tell_replaced(out, replaces)
         typer.echo(f"bank: {out} ({made!r})")
 
 
@@ -270,11 +264,13 @@ def _tensors(found: HeadTrace) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in named.items()}
 
 
-def _say(engine: MaskEngine, found: HeadTrace, out: Path, *more: str) -> None:
+def _say(engine: MaskEngine, found: HeadTrace, out: Path, *more: str, replaced: bool) -> None:
+    from seecause.cli.options import tell_page
+
     enough = int(found.chosen.sum())
     top = ", ".join(f"{layer}.{head}" for layer, head in found.heads.top(min(enough, 8)))
     typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
     typer.echo(f"{enough} of {found.chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)} (layer.head; R2 {found.heads.r2:.2f})")
     for line in more:
         typer.echo(line)
-    typer.echo(f"page: {out / 'index.html'}")
+    tell_page(out, replaced=replaced)

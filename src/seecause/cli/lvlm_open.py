@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,7 @@ from seecause.errors import BadOption
 if TYPE_CHECKING:
     from PIL import Image
 
-    from seecause.data.dataset import Dataset
-    from seecause.lvlm import LVLM, MeanBank
+    from seecause.lvlm import LVLM, MaskEngine, MeanBank
 
 DEFAULT_LVLM = "builtin:critters-llava"
 
@@ -48,19 +47,17 @@ def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
     return load(name, device=picked, dtype=default if dtype is None else dtype.value)
 
 
-def open_picture(text: str) -> Image.Image:
-    """A file, or one sample of a dataset, DATA#INDEX."""
-    from seecause.data import open_data
-    from seecause.data.images import read_image
-    from seecause.lvlm.calibration import to_pil
+def open_engine(
+    image: str, question: str, model: str, *, bank: Path | None, calibration: list[str] | None, device: Device, dtype: Dtype | None, **asked: Any
+) -> tuple[Image.Image, MaskEngine]:
+    """The picture, and the engine that asks about it; `asked` goes to `MaskEngine`. What cannot work is refused before a model is loaded."""
+    from seecause.data.pictures import open_picture
+    from seecause.lvlm import MaskEngine
 
-    name, sign, index = text.rpartition("#")
-    if not sign or Path(text).exists() or not index.isdigit():
-        return read_image(text)
-    data: Dataset = open_data(name)
-    if int(index) >= len(data):
-        raise BadOption("IMAGE", text, f"an index below {len(data)}")
-    return to_pil(data[int(index)].image)
+    check_bank(model, bank, calibration)
+    check_compile(asked.get("compile", False), device)
+    shown, opened = open_picture(image), open_lvlm(model, device, dtype)
+    return shown, MaskEngine(opened, shown, question, open_bank(opened, bank, calibration), **asked)
 
 
 def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -> None:

@@ -66,6 +66,23 @@ def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, 
     return load(name, weights=weights, device=pick_device(device), dtype=dtype.value, check=check)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Words with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def tell_replaced(out: Path, replaced: bool) -> None:
+    """Say that an earlier result had to go, if `check_out` found one."""
+    if replaced:
+        typer.echo(f"replaced the earlier result in {out}")
+
+
+def tell_page(out: Path, *, replaced: bool) -> None:
+    """Where the page is, and whether it took the place of another."""
+    tell_replaced(out, replaced)
+    typer.echo(f"page: {out / 'index.html'}")
+
+
 def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture) -> dict[str, dict[str, Any]]:
     """`key=value` words -> options by method. An option goes to every method that has it; one that none has is an error."""
     from seecause.attribution.registry import find

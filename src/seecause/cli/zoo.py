@@ -12,9 +12,9 @@ from seecause.cli.options import Device, DeviceOption
 _COLUMNS = {
     "accuracy": "accuracy",
     "balanced": "balanced_accuracy",
-    "worst": "worst_group_accuracy",
-    "scene flips": "background_flip_rate",
-    "creature flips": "creature_flip_rate",
+    "worst\ngroup": "worst_group_accuracy",
+    "scene\nflips": "background_flip_rate",
+    "creature\nflips": "creature_flip_rate",
 }
 
 
@@ -34,7 +34,8 @@ def list_models() -> None:
     from seecause.models.sources import ZOO
     from seecause.train import zoo
 
-    table = Table(*(Column(title, no_wrap=True) for title in ("name", "regime", "accuracy")), *list(_COLUMNS)[1:], box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = [Column("name", overflow="fold"), *(Column(title, no_wrap=True) for title in ("regime", *_COLUMNS))]  # fits 80 columns; names give way first
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name, recipe in zoo.recipes().items():
         card = zoo.card(ZOO, name)
         measured = {} if card is None else card["evaluation"]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
+from seecause.data.pictures import to_pil
 from seecause.data.sample import IGNORE, Sample
 from seecause.errors import BadOption
 from seecause.models.preprocess import Preprocess
@@ -41,18 +42,15 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     A sample without a mask among others that have one is all IGNORE, so metrics skip it with a reason.
     """
     frame = model.preprocess
-    images = torch.cat([_image(frame, sample.image) for sample in samples]).to(model.device, model.dtype)
+    images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(model.device, model.dtype)
     masked = any(sample.mask is not None for sample in samples)
     masks = torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device) if masked else None
     return Batch(images, _labels(samples, model.device), masks)
 
 
-def _image(frame: Preprocess, image: Tensor) -> Tensor:
-    """[3, H, W] in [0, 1] -> [1, 3, h, w]; other sizes pass through 8 bits, which is what photos have."""
-    if tuple(image.shape[1:]) == frame.size:
-        return frame.normalise(image[None])
-    pixels = (image * 255).round().clamp(0, 255).to(torch.uint8)
-    return frame(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
+def seen(frame: Preprocess, image: Tensor) -> Tensor:
+    """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes pass through 8 bits, which is what photos have."""
+    return image if tuple(image.shape[1:]) == frame.size else pil_to_tensor(frame.picture(to_pil(image))).float() / 255
 
 
 def _mask(frame: Preprocess, mask: Tensor | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from seecause.data.dataset import Dataset
 from seecause.errors import UnknownClass
 from seecause.models.base import ImageModel
@@ -14,10 +16,14 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     the model's of which not one has a name it knows. One known name among unknown ones is a mistake, not another spelling.
     """
     count = model.n_classes
-    spelt = not model.classes or data.classes == model.classes or (data.name.startswith("imagenet") and count == len(data.classes))
-    if spelt or (count == len(data.classes) and not any(_knows(model, name) for name in data.classes)):
+    if in_order(data, model.classes, count) or (count == len(data.classes) and not any(_knows(model, name) for name in data.classes)):
         return tuple(model.class_index(place) for place in range(len(data.classes)))
     return tuple(model.class_index(name) for name in data.classes)
+
+
+def in_order(data: Dataset, names: Sequence[str], count: int) -> bool:
+    """Whether label c means the c-th of `count` classes: by the same names, without any, or as ImageNet's classes, which have one order and many spellings."""
+    return not names or data.classes == tuple(names) or (data.name.startswith("imagenet") and count == len(data.classes))
 
 
 def _knows(model: ImageModel, name: str) -> bool:

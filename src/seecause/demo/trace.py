@@ -7,10 +7,10 @@ from dataclasses import replace
 from PIL import Image
 
 from seecause.data import critters
+from seecause.data.pictures import to_pil
 from seecause.demo.job import Setting, Shown
 from seecause.errors import WeakAnswer
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, calibration_critters, load, make_bank, trace_heads, trace_tokens
-from seecause.lvlm.calibration import to_pil
 from seecause.models.sources import ZOO
 from seecause.report.lvlm import curves_section, heads_section, one_answer_counts, tokens_section, trace_manifest
 

@@ -13,16 +13,17 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import v2
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.transforms.functional import pil_to_tensor
 
+from seecause.data.batch import seen
+from seecause.data.pictures import to_pil
 from seecause.faithful.config import Augment
 from seecause.models.preprocess import Preprocess
 
@@ -63,7 +64,7 @@ def augmentation(kind: Augment, frame: Preprocess) -> Change:
         return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), v2.RandomHorizontalFlip()])
     if kind == "imagenet":
         return v2.Compose([v2.RandomResizedCrop(frame.size, interpolation=bicubic, antialias=True), _in_range, v2.RandomHorizontalFlip(), _rand_augment(side)])
-    return lambda image: image if tuple(image.shape[1:]) == frame.size else pil_to_tensor(frame.picture(_pil(image))).float() / 255
+    return partial(seen, frame)
 
 
 @contextmanager
@@ -87,11 +88,7 @@ def _rand_augment(side: int) -> Change:
 
     grey = (124, 116, 104)
     change = rand_augment_transform("rand-m6-mstd0.5", {"translate_const": int(side * 0.45), "img_mean": grey})
-    return lambda image: pil_to_tensor(change(_pil(image))).float() / 255
-
-
-def _pil(image: Tensor) -> Image.Image:
-    return to_pil_image((image * 255).round().byte())
+    return lambda image: pil_to_tensor(change(to_pil(image))).float() / 255
 
 
 def _in_range(image: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset
 from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
+from seecause.data.labels import in_order
 from seecause.data.sample import Sample
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM
@@ -48,7 +49,7 @@ def fitting(net: IFAM, data: Dataset) -> tuple[Dataset, Tensor | None]:
         raise BadOption("data", data.name, "a dataset with labels")
     if kind == "imagenet9" and net.classes == IMAGENET_CLASSES:
         return data, read_in9_map(find_in9_map(data.name))
-    if data.classes == names or (len(data.classes) == net.classes and (not names or kind == "imagenet")):  # ImageNet has one order and many spellings
+    if len(data.classes) == net.classes and in_order(data, names, net.classes):
         return data, None
     strange = next((name for name in data.classes if name not in names), None)
     if strange is not None or len(set(names)) < len(names):

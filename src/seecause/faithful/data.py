@@ -17,7 +17,7 @@ from seecause.data.photos import Photos
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.augment import augmentation, keyed
-from seecause.faithful.config import Augment, TrainConfig
+from seecause.faithful.config import Augment
 from seecause.faithful.reading import read
 from seecause.models.preprocess import Preprocess
 
@@ -36,9 +36,9 @@ def open_val(data: str, *, limit: int | None = None) -> Dataset:
     return _open(data, "val", limit)
 
 
-def open_validation(config: TrainConfig) -> Dataset:
-    """What a run chooses by: its own validation split, or the dataset it names for that."""
-    return open_val(config.data, limit=config.val_limit) if config.val is None else _labelled(open_data(config.val, limit=config.val_limit))
+def open_validation(data: str, val: str | None, *, limit: int | None = None) -> Dataset:
+    """What is chosen by: the validation split of `data`, or the dataset `val` that is named for that."""
+    return open_val(data, limit=limit) if val is None else _labelled(open_data(val, limit=limit))
 
 
 def open_test(data: str, *, limit: int | None = None) -> Dataset:

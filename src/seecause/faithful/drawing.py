@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import matplotlib
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+from seecause.data.pictures import to_pil
 
 SIDE = 192  # pixels of a tile, at least
 _ALPHA, _DIM = 0.55, 0.35
@@ -32,13 +33,13 @@ def part_picture(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Im
     hidden = (label == parts) | torch.isin(label, torch.tensor(list(removed), dtype=label.dtype))
     paint = colours[label].permute(2, 0, 1)  # [3, H, W]
     shown = torch.where(hidden, raw * _DIM, raw * (1 - _ALPHA) + paint * _ALPHA)
-    return Image.fromarray(np.ascontiguousarray((shown * 255).round().byte().permute(1, 2, 0).numpy()))
+    return to_pil(shown)
 
 
 def sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image:
     """Raw pictures [B, 3, H, W], each above its parts [B, K + 1, gh, gw]."""
     tiles = [part_picture(image, one) for image, one in zip(images, maps, strict=True)]
-    plain = [Image.fromarray((image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()) for image in images]
+    plain = [to_pil(image) for image in images]
     wide, high = tiles[0].size
     columns = min(columns, len(tiles))
     canvas = Image.new("RGB", (columns * wide, 2 * high * -(-len(tiles) // columns)), "white")

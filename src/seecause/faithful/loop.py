@@ -60,7 +60,7 @@ class Run:
     def __init__(self, config: TrainConfig, us: Crew):
         self.config, self.us = config, us
         train_data = open_train(config.data, limit=config.limit)
-        self.val = open_validation(config)
+        self.val = open_validation(config.data, config.val, limit=config.val_limit)
         if self.val.classes != train_data.classes:
             raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}")
         self.net = new_net(config, train_data.classes).to(us.device).train()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics.pixels import Upsampling, to_grid, to_pixels
+from seecause.metrics.pixels import Upsampling, spread_out, to_grid, to_pixels
 
 Order = Literal["pixel", "patch"]
 Steps = Literal["rise", "patch"] | int
@@ -34,8 +34,7 @@ def importance_ranks(
     places = first[(-values.flatten(1)[:, first]).argsort(dim=1, stable=True)]  # [B, P]: the pixel at each place
     index = torch.arange(count, dtype=torch.int32, device=values.device)
     ranks = torch.empty_like(places, dtype=torch.int32).scatter_(1, places, index.expand(len(values), -1))
-    rows, columns = (torch.arange(side, device=values.device) * cells // side for cells, side in zip(values.shape[1:], size, strict=True))
-    return ranks.view_as(values)[:, rows[:, None], columns], count
+    return spread_out(ranks.view_as(values), size), count
 
 
 def thresholds(count: int, size: tuple[int, int], grid: tuple[int, int], steps: Steps = "rise") -> Tensor:

@@ -39,6 +39,12 @@ def patch_centres(grid: tuple[int, int], size: tuple[int, int], device: torch.de
     return marks
 
 
+def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
+    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
+    rows, columns = (torch.arange(side, device=patches.device) * cells // side for cells, side in zip(patches.shape[1:], size, strict=True))
+    return patches[:, rows[:, None], columns]
+
+
 def _bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """`F.interpolate(mode="bilinear")` that gives equals between equals, to the last bit: its rounding would break ties of flat regions."""
     for axis, side in enumerate(size, start=1):

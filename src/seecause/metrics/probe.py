@@ -12,7 +12,7 @@ from torch import Tensor
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.metrics.blur import blurred
-from seecause.metrics.pixels import to_grid
+from seecause.metrics.pixels import spread_out, to_grid
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, Target, parse
 
@@ -93,12 +93,6 @@ def filled(images: Tensor, fill: Fill) -> Tensor:
     if not isinstance(fill, int | float):
         raise BadOption("fill", fill, "a number, mean or blur")
     return torch.full_like(images[:1], fill).expand_as(images)
-
-
-def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
-    rows, columns = (torch.arange(side, device=patches.device) * cells // side for cells, side in zip(patches.shape[1:], size, strict=True))
-    return patches[:, rows[:, None], columns]
 
 
 def bound_spec(target: Target, spec: Spec) -> Spec:

@@ -71,6 +71,8 @@ def road(
     asked.cells(maps)
     ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties)
     taken = patch_counts(shares, count).to(ranks.device)
+    if int(taken.max()) == count:
+        raise BadOption("shares", list(shares), "shares that leave at least one patch to interpolate from")
     grain = noise * torch.randn(asked.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
     def after(places: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,6 +19,12 @@ def check(attention: Any, where: str) -> None:
     extra = getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False)
     if attention.in_proj_weight is None or extra or not getattr(attention, "batch_first", True):
         raise UnsupportedModel(f"{type(attention).__name__} ({where})", "only packed, batch-first attention without extra keys is split")
+
+
+def described(attention: Any) -> dict[str, Any]:
+    """What a `Block` is told of such an attention."""
+    width = attention.head_dim
+    return {"heads": attention.num_heads, "head_dim": width, "scale": width**-0.5, "project": partial(project, attention), "mix": partial(mix, attention)}
 
 
 def project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -92,14 +92,10 @@ def _block(native: Any, name: str) -> Block:
         raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine")
     return Block(
         **shared,
-        heads=attention.num_heads,
-        head_dim=attention.head_dim,
-        scale=attention.head_dim**-0.5,
-        project=partial(multihead.project, attention),
+        **multihead.described(attention),
         q_norm=getattr(attention, "ln_q", same),
         k_norm=getattr(attention, "ln_k", same),
         sub_norm=partial(_scaled_heads, attention) if hasattr(attention, "ln_inner") else same,
-        mix=partial(multihead.mix, attention),
     )
 
 

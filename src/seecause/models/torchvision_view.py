@@ -53,11 +53,4 @@ def _block(native: Any, name: str) -> Block:
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
     multihead.check(attention, name)
-    return Block(
-        **shared,
-        heads=attention.num_heads,
-        head_dim=attention.head_dim,
-        scale=attention.head_dim**-0.5,
-        project=partial(multihead.project, attention),
-        mix=partial(multihead.mix, attention),
-    )
+    return Block(**shared, **multihead.described(attention))

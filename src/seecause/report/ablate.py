@@ -12,9 +12,9 @@ from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import Depth, read_depth
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
-from seecause.bench.runner import Status, inspect
+from seecause.bench.runner import inspect
 from seecause.bench.store import Store
-from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
+from seecause.bench.table import Table, make_table
 from seecause.metrics import summarise
 from seecause.report import bench
 from seecause.report.charts import Series, chart, styled
@@ -41,12 +41,10 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         bench.run_protocol(plan),
         bench.holes_section(status, plan),
     ]
-    written = [write_page(store.folder / "report.html", STUDIES[plan.request.study], sections, lead=_lead(plan, status))]
-    texts = {"table.csv": to_csv(table), "table.tex": to_latex(table), "table.md": to_markdown(table), "agreement.csv": agreement_csv(alike)}
-    for name, text in texts.items():
-        written.append(store.folder / name)
-        written[-1].write_text(text, encoding="utf-8")
-    return written
+    opening = f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings; {len(plan.samples)} images of {plan.data['name']}."
+    page = write_page(store.folder / "report.html", STUDIES[plan.request.study], sections, lead=bench.lead(plan, status, opening))
+    (store.folder / "agreement.csv").write_text(agreement_csv(alike), encoding="utf-8")
+    return [page, *bench.write_tables(store.folder, table), store.folder / "agreement.csv"]
 
 
 def differences_section(table: Table) -> list[Section]:
@@ -136,12 +134,3 @@ def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
 def _shade(mean: float, error: float) -> tuple[float | None, float, int]:
     """What a cell says, and how dark it is; a correlation below 0 is as light as 0."""
     return (None, 0.0, 0) if mean != mean else (mean, error, round(60 * max(0.0, mean)))
-
-
-def _lead(plan: Plan, status: Status) -> str:
-    parts = [
-        f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings; {len(plan.samples)} images of {plan.data['name']}.",
-        "The model has random weights: its answers mean nothing." if plan.model["random_weights"] else "",
-        "" if status.complete else f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values missing; see Holes.",
-    ]
-    return " ".join(part for part in parts if part)

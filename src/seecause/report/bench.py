@@ -34,17 +34,24 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         run_protocol(plan),
         holes_section(status, plan),
     ]
-    written = [write_page(store.folder / "report.html", f"Which method is faithful on {plan.request.model}?", sections, lead=_lead(plan, status))]
-    for name, text in (("table.csv", to_csv(table)), ("table.tex", to_latex(table)), ("table.md", to_markdown(table))):
-        written.append(store.folder / name)
-        written[-1].write_text(text, encoding="utf-8")
-    return written
+    opening = f"{_counted(len(plan.samples), 'image')} of {plan.data['name']}, {_counted(len(plan.request.methods), 'method')}."
+    page = write_page(store.folder / "report.html", f"Which method is faithful on {plan.request.model}?", sections, lead=lead(plan, status, opening))
+    return [page, *write_tables(store.folder, table)]
+
+
+def write_tables(folder: Path, table: Table) -> list[Path]:
+    """table.csv, table.tex and table.md."""
+    texts = {"table.csv": to_csv(table), "table.tex": to_latex(table), "table.md": to_markdown(table)}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
 def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method") -> Section:
     note = (
-        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean; intervals that overlap much "
-        f"are no ranking. The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two {what}s."
+        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean, all of them where several are equal "
+        "as shown, none where all are. Intervals that overlap much are no ranking. "
+        f"The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two {what}s."
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
     return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, what=what), note)
@@ -148,9 +155,10 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _lead(plan: Plan, status: Status) -> str:
+def lead(plan: Plan, status: Status, opening: str) -> str:
+    """The opening, and what a reader must know before any number."""
     parts = [
-        f"{_counted(len(plan.samples), 'image')} of {plan.data['name']}, {_counted(len(plan.request.methods), 'method')}.",
+        opening,
         "The model has random weights: its answers mean nothing." if plan.model["random_weights"] else "",
         "" if status.complete else f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values missing; see Holes.",
     ]

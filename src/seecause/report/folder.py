@@ -15,15 +15,21 @@ from seecause.errors import BadOption
 MANIFEST = "manifest.json"
 
 
-def check_out(out: Path, *, overwrite: bool = False) -> None:
-    """Refuse, before any work is done, a place that cannot be written or holds something that is not ours."""
+def check_out(out: Path, *, overwrite: bool = False) -> bool:
+    """Refuse, before any work is done, a place that cannot be written or holds something that is not ours.
+
+    Whether an earlier result is there, which the new one will replace.
+    """
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
-    if not overwrite and out.is_dir() and any(out.iterdir()) and not _ours(out):
+    occupied = out.is_dir() and any(out.iterdir())
+    ours = occupied and _ours(out)
+    if occupied and not ours and not overwrite:
         raise BadOption("--out", str(out), "a new folder, an empty one, or one that holds only results of seecause; give --overwrite to write into it")
     there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise BadOption("--out", str(out), f"a place that can be written; {there} is not")
+    return ours
 
 
 @contextmanager

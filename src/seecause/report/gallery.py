@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from seecause.attribution.registry import find
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.store import Store
 from seecause.bench.table import values
+from seecause.data.batch import seen
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
@@ -92,7 +91,4 @@ def _named(names: Sequence[str], place: int) -> str:
 def _seen(plan: Plan, image: Tensor) -> Tensor:
     """The part of a picture [3, H, W] that the model sees."""
     frame = Preprocess(**{**plan.model["frame"], "size": tuple(plan.model["frame"]["size"])})
-    if tuple(image.shape[1:]) == frame.size:
-        return image
-    shown: Image.Image = frame.picture(to_pil_image(image))
-    return pil_to_tensor(shown).float() / 255
+    return seen(frame, image)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from seecause.data.pictures import to_pil
 from seecause.errors import BadImage, UnknownName
 
 SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
@@ -76,8 +77,7 @@ def picture(image: Tensor) -> Image.Image:
     """A raw tensor [3, H, W] in [0, 1] as a picture, enlarged by a whole factor if it is small."""
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise BadImage(f"tensor of shape {list(image.shape)}", "expected raw pixels [3, H, W] in [0, 1]", "see model.preprocess.raw")
-    pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0).numpy()
-    shown = Image.fromarray(np.ascontiguousarray(pixels))
+    shown = to_pil(image.expand(3, -1, -1))
     factor = -(-MIN_DISPLAY // min(shown.size))
     return shown if factor <= 1 else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
 

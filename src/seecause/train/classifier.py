@@ -27,7 +27,7 @@ from seecause.data import critters
 from seecause.data.critters import CLASSES, REGIMES, VARIANTS, Latents
 from seecause.train.evaluate import evaluate
 from seecause.train.recipes import Recipe, build
-from seecause.train.steps import adamw, move_average, pace, write_log
+from seecause.train.steps import adamw, half, move_average, pace, seeded, write_log
 
 _PART_CHOICES = 1 + max(len(names) for names in VARIANTS.values())  # every variant, or absent
 _LOG_LINES = 100
@@ -63,8 +63,7 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
 
 def fit(recipe: Recipe, *, device: torch.device | str = "cpu") -> tuple[VisionTransformer, list[dict[str, Any]]]:
     """The averaged network after the last step, and one log row for every hundredth of the run. The global random state is left as it was."""
-    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
-        torch.manual_seed(recipe.seed)  # which patches are left out
+    with seeded(recipe.seed, device):  # which patches are left out
         return _fit(recipe, device)
 
 
@@ -88,7 +87,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
             latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device).on_mat(matted)
             latents = critters.drop_parts(latents, share=recipe.part_drop)
             image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
-            with torch.autocast(image.device.type, dtype=torch.bfloat16, enabled=image.device.type == "cuda"):
+            with half(image.device):
                 loss, logits = _losses(model, image, latents, part_heads if seeing else None)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -122,6 +121,5 @@ def _losses(model: VisionTransformer, image: Tensor, latents: Latents, part_head
 
 def _part_heads(width: int, *, seed: int) -> nn.Linear:
     """One linear guess of the variant for each part; dropped after the first phase."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Linear(width, len(VARIANTS) * _PART_CHOICES)

@@ -33,7 +33,7 @@ from seecause.train.ifam_backbone import pretrain
 from seecause.train.ifam_evaluate import Answering, balanced, choose, measure, measure_changed, read
 from seecause.train.ifam_pictures import Scenes, batches, drawn
 from seecause.train.ifam_recipe import IfamRecipe
-from seecause.train.steps import move_average
+from seecause.train.steps import half, move_average, seeded
 
 Heard = Callable[[dict[str, Any]], None]
 LOSSES = ("class1", "class2", "presence", "background", "total_variation", "entropy", "equivariance", "orthogonality")
@@ -62,8 +62,7 @@ def train(recipe: IfamRecipe, *, out: Path, device: torch.device | str = "cpu", 
 
 def fit(recipe: IfamRecipe, backbone: nn.Module, *, device: torch.device, hear: Heard = lambda row: None) -> IFAM:
     """The averaged network after the last step, in eval mode. The global random state is left as it was."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed, device):
         return _fit(recipe, backbone, device, hear)
 
 
@@ -96,7 +95,7 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, hear: He
     for step, scenes in enumerate(batches(recipe.regime, recipe.batch, recipe.steps, seed=recipe.seed, size=recipe.size, device=device)):
         set_pace(optimizer.param_groups, cosine(min(step // round_steps, recipe.epochs - 1), recipe.epochs))
         scenes = scenes.mirrored()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        with half(device):
             total, said = _losses(lesson, recipe, scenes, step)
         optimizer.zero_grad(set_to_none=True)
         total.backward()

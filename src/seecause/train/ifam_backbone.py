@@ -19,7 +19,7 @@ from seecause.data import critters
 from seecause.data.critters import VARIANTS, Latents
 from seecause.train.ifam_pictures import batches
 from seecause.train.ifam_recipe import IfamRecipe, build
-from seecause.train.steps import adamw, pace
+from seecause.train.steps import adamw, half, pace, seeded
 
 _VARIANTS = max(len(names) for names in VARIANTS.values())
 _CHOICES = _VARIANTS + 1  # and absent
@@ -33,8 +33,7 @@ def pretrain(recipe: IfamRecipe, *, device: torch.device, hear: Heard = lambda r
     """The backbone after `pretraining_steps`; `hear` gets a row for the log now and then. The global random state is left as it was."""
     if recipe.pretraining == "none":
         return build(recipe).to(device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed, device):
         if recipe.pretraining == "dino":
             from seecause.train.ifam_dino import pretrain_dino
 
@@ -52,7 +51,7 @@ def _pretrain(recipe: IfamRecipe, device: torch.device, hear: Heard, every: int)
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
         truth = _truth(scenes.latents)  # [B, P + 1]
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        with half(device):
             tokens = model.forward_features(recipe.preprocess.normalise(scenes.images))
             whole, each = heads[0](tokens[:, 0]), heads[1](tokens[:, model.num_prefix_tokens :])
         guesses = [guess.float().unflatten(1, (-1, _CHOICES)) for guess in (whole, loudest(each.float()))]

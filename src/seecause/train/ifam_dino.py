@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from seecause.train.ifam_pictures import batches
 from seecause.train.ifam_recipe import IfamRecipe, build
-from seecause.train.steps import adamw, pace
+from seecause.train.steps import adamw, half, pace
 
 _PROTOTYPES, _HIDDEN, _BOTTLENECK = 1024, 512, 64
 _STUDENT_HEAT, _TEACHER_HEAT = 0.1, 0.04
@@ -51,7 +51,7 @@ def pretrain_dino(recipe: IfamRecipe, *, device: torch.device, hear: Callable[[d
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
         both = torch.cat([recipe.preprocess.normalise(view(scenes.images)) for _ in range(2)])
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        with half(device):
             with torch.no_grad():
                 told = teacher(both)
             said = student(both)

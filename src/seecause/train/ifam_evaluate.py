@@ -16,6 +16,7 @@ from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 from seecause.train.ifam_pictures import Scenes, drawn
 from seecause.train.ifam_recipe import IfamRecipe
+from seecause.train.steps import half
 
 _ROWS = 512
 
@@ -82,7 +83,7 @@ def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[st
     Thresholds are calibrated on training pictures and stay with the network.
     """
     calibrate(net, (images for images, _ in _slices(train, recipe)), list(recipe.quantiles))
-    with torch.autocast(val.images.device.type, dtype=torch.bfloat16, enabled=val.images.is_cuda):
+    with half(val.images.device):
         tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
     return {**asdict(best_of(tried)), "tried": [asdict(one) for one in tried]}
 

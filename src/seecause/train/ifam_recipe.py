@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from timm.models import VisionTransformer
 
 from seecause.data.critters import Regime
 from seecause.faithful.objective import LossWeights
 from seecause.train.drawn import Drawn
+from seecause.train.steps import seeded
 
 _WEIGHTS = LossWeights(background=5.0)  # at the paper's 2, a part may settle on a texture, which gives the class away here
 
@@ -80,6 +80,5 @@ RECIPES = {"critters-ifam": IfamRecipe("critters-ifam")}
 
 def build(recipe: IfamRecipe) -> VisionTransformer:
     """The untrained backbone, on the CPU; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed):
         return VisionTransformer(**recipe.architecture)

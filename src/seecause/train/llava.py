@@ -29,7 +29,7 @@ from seecause.train.llava_blind import AveragePicture, blind_loss, mean_bank
 from seecause.train.llava_evaluate import evaluate
 from seecause.train.llava_recipe import LlavaRecipe, build
 from seecause.train.llava_words import make_processor, make_words
-from seecause.train.steps import adamw, move_average, pace, write_log
+from seecause.train.steps import adamw, half, move_average, pace, seeded, write_log
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _LOG_LINES = 100
@@ -71,8 +71,7 @@ def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu",
 
 def fit(recipe: LlavaRecipe, *, device: torch.device | str = "cpu", start: Path | None = None) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
     """The averaged model after the last step, and one log row for every hundredth of the run. The global random state is left as it was."""
-    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
-        torch.manual_seed(recipe.seed)  # which patches are left out
+    with seeded(recipe.seed, device):  # which patches are left out
         return _fit(recipe, torch.device(device), start)
 
 
@@ -101,7 +100,7 @@ def _fit(recipe: LlavaRecipe, device: torch.device, start: Path | None) -> tuple
                 group["lr"] = recipe.learning_rate * _pace(step, seeing_steps, recipe)
             kept = None if step >= settled else _some_patches(recipe, device)
             bank = _bank(model, teacher, lesson) if not seeing and recipe.blind else None
-            with _half(device):
+            with half(device):
                 if seeing:
                     loss, right = _seeing(model, sights, lesson.image, latents, kept)
                 else:
@@ -125,13 +124,9 @@ def _fit(recipe: LlavaRecipe, device: torch.device, start: Path | None) -> tuple
     return average, log
 
 
-def _half(device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 def _bank(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson) -> AveragePicture:
     """The average of some of a batch, of every style alike. Autocast is left at once: some versions keep weights that were cast without gradients."""
-    with _half(lesson.image.device):
+    with half(lesson.image.device):
         return mean_bank(model, teacher, lesson.image[:: -(-len(lesson.image) // _AVERAGED)])
 
 
@@ -187,6 +182,5 @@ def _answering(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: L
 
 def _sights(width: int, *, seed: int) -> nn.Linear:
     """A linear guess of every part's variant and of the background; dropped after the first phase."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Linear(width, (len(VARIANTS) + 1) * _CHOICES)

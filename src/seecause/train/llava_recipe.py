@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from seecause.models.image_readers import restrict
 from seecause.train.drawn import Drawn
+from seecause.train.steps import seeded
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration
@@ -101,7 +100,6 @@ def build(recipe: LlavaRecipe, words: Words) -> LlavaForConditionalGeneration:
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed):
         model = LlavaForConditionalGeneration(config)
     return restrict(model) if recipe.readers else model

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from timm.models import VisionTransformer
 
 from seecause.data.critters import CLASSES
 from seecause.models.planted import PlantedViT
 from seecause.train.drawn import Drawn
+from seecause.train.steps import seeded
 
 _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
 
@@ -86,6 +86,5 @@ RECIPES = {
 def build(architecture: dict[str, Any], *, network: str = "VisionTransformer", seed: int = 0) -> VisionTransformer:
     """The untrained network, on the CPU; the global random state is left as it was."""
     kind = PlantedViT if network == "PlantedViT" else VisionTransformer
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return kind(**architecture)

@@ -1,14 +1,29 @@
-"""What the training loops share: the optimiser, its pace, the average of the weights, the log."""
+"""What the training loops share: randomness, precision, the optimiser, its pace, the average of the weights, the log."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Inside the block, torch draws from this seed on the CPU and on `device`; afterwards the global random state is as it was."""
+    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def half(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU, where it pays."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def adamw(*modules: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:

@@ -1,0 +1,46 @@
+"""Pictures by name: a file, or one sample of a dataset, `DATA#INDEX`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from seecause.data.images import find_images, read_image
+from seecause.data.registry import open_data
+from seecause.errors import BadImage, BadOption
+
+
+def open_picture(text: str) -> Image.Image:
+    """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the order of the dataset."""
+    found = sample_of(text)
+    if found is None:
+        return read_image(text)
+    name, index = found
+    data = open_data(name)
+    if index >= len(data):
+        raise BadOption("IMAGE", text, f"an index below {len(data)}")
+    return to_pil(data[index].image)
+
+
+def find_pictures(texts: list[str]) -> list[str]:
+    """What `open_picture` takes, for files, folders, globs and samples; each once."""
+    found: list[str] = []
+    for text in texts:
+        found += [text] if sample_of(text) else map(str, find_images([text]))
+    return list(dict.fromkeys(found))
+
+
+def sample_of(text: str) -> tuple[str, int] | None:
+    """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called so."""
+    name, _, index = text.rpartition("#")
+    return (name, int(index)) if ":" in name and index.isdecimal() and not Path(text).exists() else None
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """Raw pixels [3, H, W] in [0, 1] as a picture of 8 bits."""
+    if image.ndim != 3 or image.shape[0] != 3:
+        raise BadImage(f"tensor of shape {list(image.shape)}", "expected raw pixels [3, H, W] in [0, 1]", "see seecause.data.Sample")
+    return Image.fromarray(np.ascontiguousarray((image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()))

@@ -1,0 +1,33 @@
+"""What the README shows can be typed: its Python runs, and its commands have the options they are given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from seecause.cli import app
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^seecause .*$", README, flags=re.MULTILINE)
+
+
+def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(snippet, names)
+    assert names["found"].maps.shape == (2, 12, 12) and names["masks"].any() and (tmp_path / "overlay.png").is_file()
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_has_the_options_it_is_given(line):
+    words = shlex.split(re.sub(r"\s+# .*", "", line))[1:]
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
