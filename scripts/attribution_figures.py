@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,8 @@ from seecause.metrics import rank_correlation
 from seecause.report.charts import COLOURS
 from seecause.report.overlay import overlay, picture
 
-TILE, LABEL, GAP = 120, 16, 4  # pixels of the gallery
-SHADES = 192  # colours of a saved picture
+TILE, LABEL, GAP = 88, 16, 4  # pixels of the gallery
+SHADES = 256  # colours of the gallery: a third of the bytes
 Means = Mapping[str, Mapping[str, float]]  # by axis, then by method
 
 
@@ -60,7 +59,7 @@ def radar(scaled: Means, shown: Sequence[str], path: Path) -> None:
     plot.set_yticks([0.25, 0.5, 0.75, 1.0], [])
     plot.set_ylim(0, 1.02)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    _save_figure(figure, path)
+    figure.savefig(path)
 
 
 def curves(done: Done, shown: Sequence[str], path: Path) -> None:
@@ -80,7 +79,7 @@ def curves(done: Done, shown: Sequence[str], path: Path) -> None:
     figure.axes[0].set_ylabel("probability of the class", fontsize=9)
     handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
     figure.legend([handles[m] for m in shown if m in handles], [m for m in shown if m in handles], loc="outside right upper", fontsize=8, frameon=False)
-    _save_figure(figure, path)
+    figure.savefig(path)
 
 
 def gallery(done: Done, shown: Sequence[str], path: Path, *, each: int = 2) -> None:
@@ -135,9 +134,3 @@ def _curves(done: Done) -> dict[str, dict[str, tuple[Tensor, Tensor, Tensor]]]:
 
 def _colours(shown: Sequence[str]) -> list[str]:
     return [COLOURS[place % len(COLOURS)] for place in range(len(shown))]
-
-
-def _save_figure(figure: Figure, path: Path) -> None:
-    held = io.BytesIO()
-    figure.savefig(held, format="png")
-    Image.open(held).convert("RGB").quantize(SHADES).save(path, optimize=True)

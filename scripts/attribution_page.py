@@ -11,9 +11,10 @@ import torch
 
 import seecause as sc
 from scripts import attribution_figures as figures
+from scripts import tables as shared
 from scripts.attribution_parts import STEPS, Done, Photoset, Sizes
 from scripts.attribution_words import conclusions, standing
-from scripts.tables import EXPENSIVE, Values, differences, holes, losses, machine, over, starred
+from scripts.tables import Values, differences, holes, losses, machine, over, starred
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
@@ -204,7 +205,7 @@ def _protocol(model: ImageModel, sets: Sequence[Photoset], done: Sequence[Done],
         "insertion, deletion": ", ".join(f"{key} {value}" for key, value in curve.items()),
         "localization": "upsampled bilinearly; trimap border ignored; pointing game without tolerance",
         "methods": "default options of this version",
-        "fewer photos": f"{', '.join(EXPENSIVE)}: {sizes.expensive}; sanity checks: {sizes.sane}, {sizes.sane_expensive} for those; drawn with the seed",
+        "fewer photos": f"{', '.join(shared.EXPENSIVE)}: {sizes.expensive}; sanity checks: {sizes.sane}, {sizes.sane_expensive} for those; drawn with the seed",
         "numbers": f"{request.dtype}, matrix products {'in TF32' if request.precision == 'high' else 'in full precision'}; seed {request.seed}",
         "machine": f"{machine(device)}, {request.threads} threads; {spent:.0f} s in shards; run folder {size:.0f} MiB",
         "versions": f"seecause {sc.__version__}, " + ", ".join(f"{name} {version}" for name, version in plan.versions.items() if name != "seecause"),
@@ -249,7 +250,7 @@ def _starred(values: Values) -> Values:
 
 
 def _fewer() -> list[str]:
-    return [starred(method) for method in EXPENSIVE]
+    return [starred(method) for method in shared.EXPENSIVE]
 
 
 def _size(photos: Photoset) -> str:

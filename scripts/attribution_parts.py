@@ -10,7 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from scripts.tables import EXPENSIVE, REFERENCE
+from scripts import tables
+from scripts.tables import REFERENCE
 from seecause.bench.ablate import STUDIES, with_settings
 from seecause.bench.measures import SETS, group_of
 from seecause.bench.plan import Plan, Request
@@ -56,10 +57,10 @@ class Sizes:
 
     @classmethod
     def of(cls, limit: int | None) -> Sizes:
-        """With a limit, a third of the pictures, as 100 is of 300."""
+        """With a limit, shares of it that two cores can do."""
         if limit is None:
             return cls()
-        return cls(min(cls.expensive, math.ceil(limit / 3)), min(cls.sane, limit), min(cls.sane_expensive, limit))
+        return cls(*(min(most, math.ceil(limit / share)) for most, share in ((cls.expensive, 20), (cls.sane, 8), (cls.sane_expensive, 40))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,8 @@ def photoset(name: str, title: str, data: Photos, model: ImageModel) -> Photoset
         read_picture=cache(lambda path: frame.picture(read_image(path))),
         read_mask=None if read_mask is None else cache(lambda path: frame.mask(read_mask(path))),
     )
-    labels = torch.tensor([class_places(model, data)[label] for label in data.labels if label is not None])
+    places = class_places(model, data)
+    labels = torch.tensor([places[label] for label in data.labels if label is not None])
     predicted = torch.full((len(data),), -1)
     samples, _ = read_samples(data, 0, len(data))
     if samples:
@@ -137,7 +139,7 @@ def some(data: Photos, count: int, seed: int) -> Photos:
 
 def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], sizes: Sizes, base: Request) -> list[Part]:
     """All of the study, what matters most first: a run that is stopped leaves out the end."""
-    cheap, dear = ([m for m in methods if (m in EXPENSIVE) == wanted] for wanted in (False, True))
+    cheap, dear = ([m for m in methods if (m in tables.EXPENSIVE) == wanted] for wanted in (False, True))
     pets = sets[0]
 
     def table(photos: Photoset, target: str, chosen: Sequence[str]) -> Part:
@@ -171,7 +173,7 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
 
 def _part(name: str, request: Request, data: Photos) -> Part:
     """On a GPU a shard is one method on all pictures, or on fifty where each is dear; elsewhere a shard must end within minutes."""
-    dear = any(method in EXPENSIVE for method in request.methods)
+    dear = any(method in tables.EXPENSIVE for method in request.methods)
     large = request.device.startswith("cuda")
     size = (50 if dear else len(data)) if large else (1 if dear else 10)
     return Part(name, replace(request, data=data.name, shard_size=max(1, size)), data)

@@ -11,7 +11,6 @@ done yet is a hole on the page, and the exit code is 1 until there is none. Ever
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -74,10 +73,10 @@ def study(real: str, limit: int | None, device: str, deadline: float, out: Path,
         weights=str(weights),
         device=device,
         precision="high" if device.startswith("cuda") else "highest",
-        threads=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
     )
-    torch.set_float32_matmul_precision(base.precision)
     model = open_model(base)
+    torch.set_float32_matmul_precision(base.precision)  # after the view was verified
     sets = [photoset(kind, title, _photos(f"{kind}:{folder / kind}", limit), model) for kind, title in SETS.items()]
     for photos in sets:
         typer.echo(f"{photos.title}: {len(photos.data)}, {photos.right.double().mean():.1%} answered right")

@@ -22,7 +22,8 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from scripts.tables import EXPENSIVE, Values, differences, holes, losses, machine, over, starred, with_reference
+from scripts import tables
+from scripts.tables import Values, differences, holes, losses, machine, over, with_reference
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import SETS
 from seecause.bench.plan import Request, make_plan
@@ -39,7 +40,7 @@ TRUTH = ("part-correctness", "part-contrastivity")
 
 def main(
     limit: Annotated[int, typer.Option(help="Pictures.")] = 512,
-    limit_expensive: Annotated[int, typer.Option(help=f"Pictures of {', '.join(EXPENSIVE)}.")] = 100,
+    limit_expensive: Annotated[int, typer.Option(help=f"Pictures of {', '.join(tables.EXPENSIVE)}.")] = 100,
     method: Annotated[str | None, typer.Option(help="Methods, separated by commas.", show_default="all")] = None,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the page and the CSV.")] = Path("docs/results"),
@@ -57,7 +58,7 @@ def main(
         device=device,
         shard_size=shard_size,
     )
-    cheap, expensive = [m for m in chosen if m not in EXPENSIVE], [m for m in chosen if m in EXPENSIVE]
+    cheap, expensive = [m for m in chosen if m not in tables.EXPENSIVE], [m for m in chosen if m in tables.EXPENSIVE]
     done = [
         _run(Store(runs / f"critters-{name}"), request, some, count)
         for name, some, count in (("cheap", cheap, limit), ("expensive", expensive, min(limit, limit_expensive)))
@@ -68,7 +69,7 @@ def main(
     given = {"--limit": limit, "--limit-expensive": limit_expensive, **({"--method": ",".join(chosen)} if method else {})}
     text = page(found, done, chosen, " ".join(f"{name} {value}" for name, value in given.items()))
     (out / "methods-critters.md").write_text(text, encoding="utf-8")
-    (out / "methods-critters.csv").write_text(to_csv(table_of(found, unranked=EXPENSIVE if len(done) > 1 else ())), encoding="utf-8")
+    (out / "methods-critters.csv").write_text(to_csv(table_of(found, unranked=tables.EXPENSIVE if len(done) > 1 else ())), encoding="utf-8")
     typer.echo(text)
     if not all(status.complete for _, _, status in done):
         raise typer.Exit(1)
@@ -101,10 +102,10 @@ def page(found: Values, done: list[tuple[Store, Worker, Status]], chosen: list[s
     """The results page; `given` are the options that decide its numbers."""
     _, worker, _ = done[0]
     request, count = worker.plan.request, len(worker.plan.samples)
-    fewer = [m for m in chosen if m in EXPENSIVE]
+    fewer = [m for m in chosen if m in tables.EXPENSIVE]
     less = f" {', '.join(fewer)} saw {len(done[-1][1].plan.samples)} of them (*), and are not ranked." if fewer and len(done) > 1 else ""
     curves = request.measures["insertion-deletion"]
-    table = table_of({starred(m, EXPENSIVE): columns for m, columns in found.items()}, unranked=[starred(m, EXPENSIVE) for m in EXPENSIVE] if less else ())
+    table = table_of({tables.starred(m): columns for m, columns in found.items()}, unranked=[tables.starred(m) for m in tables.EXPENSIVE] if less else ())
     what = f"{count} pictures of `{worker.plan.data['name'].split(':')[0]}` ({request.model.split(':')[1]})"
     right = _accuracy(done[0][0], worker)
     parts = [
@@ -137,7 +138,7 @@ def _truth(done: list[tuple[Store, Worker]]) -> str:
             joined = {part.name: torch.cat([t[f"parts.{part.name}"] for t in tensors]) for part in fields(PartScores) if part.name != "thresholds"}
             scores = PartScores(**joined, thresholds=tensors[0]["parts.thresholds"])
             numbers = (scores.completeness, scores.threshold, float(scores.correctness.nanmean()), float(scores.contrastivity.nanmean()), scores.overall)
-            lines.append(f"| {starred(method, EXPENSIVE)} | " + " | ".join(f"{value:.3f}" for value in numbers) + " |")
+            lines.append(f"| {tables.starred(method)} | " + " | ".join(f"{value:.3f}" for value in numbers) + " |")
     return "\n".join(lines) + "\n"
 
 

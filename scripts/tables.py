@@ -35,9 +35,9 @@ def over(names: Sequence[str], store: Store, plan: Plan) -> Values:
     return {m: {k: blank.index_copy(0, index, v) for k, v in columns.items()} for m, columns in values(store.rows(plan), plan).items()}
 
 
-def starred(method: str, fewer: Sequence[str] = EXPENSIVE) -> str:
+def starred(method: str) -> str:
     """The name of a method that saw fewer pictures than the rest."""
-    return f"{method} *" if method in fewer else method
+    return f"{method} *" if method in EXPENSIVE else method
 
 
 def differences(table: Table) -> str:

@@ -17,7 +17,7 @@ def status(**undefined: int) -> Status:
 
 
 def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
-    monkeypatch.setattr(methods_table, "EXPENSIVE", ("center",))
+    monkeypatch.setattr(tables, "EXPENSIVE", ("center",))
     monkeypatch.setattr(methods_table, "TRUTH", ())
     methods_table.main(
         limit=2, limit_expensive=1, method="sobel,center", device="cpu", out=tmp_path / "out", runs=tmp_path / "runs", shard_size=2,
