@@ -49,13 +49,14 @@ def leaders(scaled: Means, count: int, *, beside: Sequence[str]) -> list[str]:
 
 def radar(scaled: Means, shown: Sequence[str], path: Path) -> None:
     """One polygon for each method; outside is better."""
-    figure = Figure(figsize=(6.4, 5.2), dpi=90, layout="constrained")
+    figure = Figure(figsize=(7.2, 5.2), dpi=90, layout="constrained")
     plot = figure.add_subplot(projection="polar")
     angles = [2 * math.pi * place / len(scaled) for place in range(len(scaled))]
     for colour, method in zip(_colours(shown), shown, strict=True):
         along = [axis[method] for axis in scaled.values()]
         plot.plot([*angles, angles[0]], [*along, along[0]], color=colour, label=method, linewidth=2.4 if method == REFERENCE else 1.2)
     plot.set_xticks(angles, list(scaled), fontsize=8)
+    plot.tick_params(axis="x", pad=14)
     plot.set_yticks([0.25, 0.5, 0.75, 1.0], [])
     plot.set_ylim(0, 1.02)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)

@@ -90,11 +90,7 @@ def merged(photos: Photoset, target: str, by: By) -> Values:
 def _section(photos: Photoset, target: str, tables: Tables, sizes: Sizes) -> list[str]:
     table = tables[photos.name, target]
     few = [m for m in table.methods if m.endswith("*")]
-    less = (
-        f" {', '.join(m.removesuffix(' *') for m in few)} saw {min(sizes.expensive, len(photos.data))} of them (*), a fixed random part, and are not ranked."
-        if few
-        else ""
-    )
+    less = f" {', '.join(m.removesuffix(' *') for m in few)} saw {sizes.dear(photos)} of them (*), a fixed random part, and are not ranked." if few else ""
     return [
         f"## {photos.title}, target = {TARGETS[target]}\n",
         f"{_size(photos)}.{less} Mean ± standard error; the best mean in bold, which is no claim that the next is worse.\n",
@@ -205,7 +201,9 @@ def _protocol(model: ImageModel, sets: Sequence[Photoset], done: Sequence[Done],
         "insertion, deletion": ", ".join(f"{key} {value}" for key, value in curve.items()),
         "localization": "upsampled bilinearly; trimap border ignored; pointing game without tolerance",
         "methods": "default options of this version",
-        "fewer photos": f"{', '.join(shared.EXPENSIVE)}: {sizes.expensive}; sanity checks: {sizes.sane}, {sizes.sane_expensive} for those; drawn with the seed",
+        "target": "of photos that are answered right, the maps of the label are those of the predicted class",
+        "fewer photos": f"{', '.join(shared.EXPENSIVE)}: {', '.join(f'{sizes.dear(photos)} {photos.name}' for photos in sets)}; "
+        f"sanity checks: {sizes.sane}, {sizes.sane_expensive} for those; drawn with the seed",
         "numbers": f"{request.dtype}, matrix products {'in TF32' if request.precision == 'high' else 'in full precision'}; seed {request.seed}",
         "machine": f"{machine(device)}, {request.threads} threads; {spent:.0f} s in shards; run folder {size:.0f} MiB",
         "versions": f"seecause {sc.__version__}, " + ", ".join(f"{name} {version}" for name, version in plan.versions.items() if name != "seecause"),

@@ -51,9 +51,13 @@ FEW = 4  # of any other
 class Sizes:
     """Pictures of what is too dear for all of them."""
 
-    expensive: int = 100
+    expensive: int = 100  # of the pets; half as many of the other photos
     sane: int = 20
-    sane_expensive: int = 5
+    sane_expensive: int = 3
+
+    def dear(self, photos: Photoset) -> int:
+        """Photos of a set that the expensive methods see."""
+        return min(len(photos.data), self.expensive if photos.name == "pets" else math.ceil(self.expensive / 2))
 
     @classmethod
     def of(cls, limit: int | None) -> Sizes:
@@ -143,7 +147,7 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
     pets = sets[0]
 
     def table(photos: Photoset, target: str, chosen: Sequence[str]) -> Part:
-        data = some(photos.data, sizes.expensive, base.seed) if chosen is dear else photos.data
+        data = some(photos.data, sizes.dear(photos), base.seed) if chosen is dear else photos.data
         data = data if target == "label" else photos.mistaken(data)
         metrics = SETS["paper"] if photos.data.read_mask is not None else FAITHFUL
         name = f"{photos.name}-{target}{'-few' * (chosen is dear)}"
