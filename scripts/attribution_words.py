@@ -84,7 +84,8 @@ def _settings(study: str, table: Table, alike: Agreement) -> str:
     far = max(known, key=lambda m: abs(known[m]))
     least = min(((float(alike.mean[0, place]), other) for place, other in enumerate(alike.names) if place), default=(1.0, ""))
     return (
-        f"- *Setting {study}*: {len(clear)} of {len(known)} others than {table.reference} change Ins-Del clearly; the largest change is that of {far} ({known[far]:+.3f}); "
+        f"- *Setting {study}*: {len(clear)} of {len(known)} others than {table.reference} change Ins-Del clearly; "
+        f"the largest change is that of {far} ({known[far]:+.3f}); "
         f"the maps agree with the default's at a rank correlation of at least {least[0]:.3f} ({least[1]})."
     )
 
