@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-newest lint install browser clean
+.PHONY: demo test test-slow test-newest lint install browser clean evidence-attribution evidence-background evidence-shortcut
 
 install: $(STAMP)
 
@@ -36,6 +36,12 @@ lint: install
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/ruff format --check src tests benchmarks scripts
 	$(BIN)/mypy
+
+# Studies on a real model and photos, in slices: docs/evidence.md.
+MINUTES ?= 9
+evidence-attribution evidence-background evidence-shortcut: evidence-%: install
+	@test -n "$(REAL)" || { echo "REAL is not set: make $@ REAL=PATH, a folder with weights and photos (docs/evidence.md)" >&2; exit 2; }
+	$(BIN)/python scripts/evidence_$*.py --real "$(REAL)" --minutes $(MINUTES) --out docs/results --work out/evidence $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.
 browser:

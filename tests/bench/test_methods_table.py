@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks import methods as costs
-from scripts import methods_table
+from scripts import methods_table, tables
 from seecause.bench.runner import Status
 from seecause.bench.store import Store
 from seecause.bench.table import table_of
@@ -17,10 +17,10 @@ def status(**undefined: int) -> Status:
 
 
 def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
-    monkeypatch.setattr(methods_table, "EXPENSIVE", ("center",))
+    monkeypatch.setattr(tables, "EXPENSIVE", ("center",))
     monkeypatch.setattr(methods_table, "TRUTH", ())
     methods_table.main(
-        real=None, limit=2, limit_expensive=1, method="sobel,center", device="cpu", out=tmp_path / "out", runs=tmp_path / "runs", shard_size=2,
+        limit=2, limit_expensive=1, method="sobel,center", device="cpu", out=tmp_path / "out", runs=tmp_path / "runs", shard_size=2,
     )  # fmt: skip
     page = (tmp_path / "out" / "methods-critters.md").read_text()
     assert "`python scripts/methods_table.py --limit 2 --limit-expensive 1 --method caap,sobel,center`" in page
@@ -31,13 +31,13 @@ def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
 
 
 def test_values_that_are_not_defined_are_summed_over_runs():
-    _, lines = methods_table._holes([status(pointing=2), status(pointing=3, aupr1=1)])
+    _, lines = tables.holes([status(pointing=2), status(pointing=3, aupr1=1)])
     assert "pointing: 5 values" in lines and "aupr1: 1 values" in lines
 
 
 def test_a_difference_without_an_error_has_no_ratio():
     columns = {"caap": {"gini": torch.tensor([0.1, 0.2])}, "other": {"gini": torch.tensor([0.6, 0.7])}, "none": {"gini": torch.full((2,), torch.nan)}}
-    shown = methods_table._differences(table_of(columns))
+    shown = tables.differences(table_of(columns))
     assert "+0.500 ± 0.000 (-)" in shown and "no value" in shown
 
 

@@ -16,7 +16,7 @@ from seecause.bench import runner
 from seecause.bench.runner import DIED, inspect, run
 from seecause.bench.store import Store
 from seecause.bench.table import make_table, to_csv, to_latex, values
-from seecause.bench.work import Clock
+from seecause.bench.work import Clock, predict, read_samples
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics import insertion_deletion, localization
@@ -70,6 +70,39 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
     assert set(done(store).values()) == {1}
     assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
     assert all(store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes() for s in whole[1].plan.shards)
+
+
+def test_a_run_ends_early_between_shards_when_it_is_enough(whole, tmp_path):
+    store, heard = Store(tmp_path), []
+    status = run(store, worker(), advance=heard.append, enough=lambda: len(heard) == 4)
+    assert (status.done, len(status.pending), status.complete) == (4, 5, False) and "same command again" in status.stopped
+    assert run(store, worker(), enough=lambda: True).done == 4
+    status = run(store, worker())
+    assert status.complete and not status.stopped and set(done(store).values()) == {1}
+    assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
+
+
+def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr("seecause.bench.work.read_samples", lambda data, a, b: (reads.append((a, b)), read_samples(data, a, b))[1])
+    assert run(Store(tmp_path / "kept"), worker()).complete
+    assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
+    monkeypatch.setattr("seecause.bench.work.HELD", 1)
+    assert run(Store(tmp_path / "read"), worker()).complete
+    assert len(reads) == 3 + 9
+    rows = [Store(tmp_path / name).rows(worker().plan) for name in ("kept", "read")]
+    assert rows[0].equals(rows[1])
+
+
+def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, monkeypatch):
+    before, seen = torch.get_float32_matmul_precision(), []
+    monkeypatch.setattr("seecause.bench.work.predict", lambda *given: (seen.append(torch.get_float32_matmul_precision()), predict(*given))[1])
+    fast = worker(precision="high", methods={"sobel": {}}, limit=2)
+    assert run(Store(tmp_path), fast).complete and set(seen) == {"high"} and torch.get_float32_matmul_precision() == before
+    plain = worker(methods={"sobel": {}}, limit=2)
+    assert [shard.id for shard in fast.plan.shards] != [shard.id for shard in plain.plan.shards]
+    with pytest.raises(BadOption, match="highest, high"):
+        worker(precision="medium")
 
 
 def test_a_longer_run_does_the_new_images_only(tmp_path):

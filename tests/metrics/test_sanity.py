@@ -101,6 +101,19 @@ def test_every_step_changes_the_model_further(setting):
     assert all(not torch.allclose(a, b, atol=1e-6) for a, b in itertools.pairwise(answers))
 
 
+def test_fewer_steps_are_some_of_all_and_end_where_all_end():
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    whole = parameter_randomisation(model, images, gradient_map, CLASSES)
+    some = parameter_randomisation(model, images, gradient_map, CLASSES, steps=3)
+    places = [whole.layers.index(layer) for layer in some.layers]
+    assert len(places) == 3 and places == sorted(places) and places[-1] == len(whole.layers) - 1
+    assert torch.equal(some.signed_steps, whole.signed_steps[:, places])
+    for steps in (0, len(whole.layers) + 1):
+        with pytest.raises(BadOption, match="a step for each layer"):
+            parameter_randomisation(model, images, gradient_map, CLASSES, steps=steps)
+
+
 @pytest.mark.parametrize("family", ["timm_registers", "timm_map", "hf_vit_backbone", "hf_clip_tower", "torchvision_vit"])
 def test_a_copy_computes_the_same_and_shares_nothing(family):
     native = tiny(family)

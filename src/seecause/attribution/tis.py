@@ -10,9 +10,11 @@ Not done: no min-max scaling; a patch that no choice keeps gets 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
@@ -39,7 +41,7 @@ def tis(
         trace = record(model, images[a:b], states=range(1, model.n_layers + 1))
         assert trace.logits is not None
         channels = torch.cat([h[:, layout.patches] for h in trace.states.values()], dim=-1).transpose(1, 2)  # [b, L*D, N]
-        return torch.stack([top(centres(one, masks, seed=seed), counts) for one in channels]), trace.logits
+        return torch.stack([top(found, counts) for found in centres_each(channels, masks, seed=seed)]).to(images.device), trace.logits
 
     held = model.n_layers * layout.tokens * model.blocks[0].heads * model.blocks[0].head_dim * images.element_size() * 2
     found = list(in_chunks(some, len(images), fit(len(images), held + model.forward_bytes(layout), images.device), what="images"))
@@ -50,11 +52,23 @@ def tis(
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
 
+def centres_each(channels: Tensor, count: int, *, seed: int) -> list[Tensor]:
+    """`centres` of every image [b, L*D, N], on the CPU. Beside a GPU k-means would be nearly all of the time, so each of torch's threads takes an image;
+    within one nothing is shared out, so their number does not change a bit."""
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(torch.get_num_threads(), initializer=_one_thread) as pool:
+        return list(pool.map(lambda one: centres(one, count, seed=seed), channels.cpu()))
+
+
+def _one_thread() -> None:
+    """For what OpenMP does in this thread, and in no other."""
+    threadpool_limits(1, user_api="openmp")
+
+
 def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
     """k-means centres [k, N] of one image's channels [L*D, N]; there are no more centres than channels."""
     points = channels.to(torch.promote_types(channels.dtype, torch.float32)).cpu().numpy()
     found = KMeans(min(count, len(points)), n_init=1, random_state=seed).fit(points)
-    return torch.from_numpy(found.cluster_centers_).to(channels.device)
+    return torch.from_numpy(found.cluster_centers_)
 
 
 def top(values: Tensor, counts: Sequence[int]) -> Tensor:

@@ -97,5 +97,7 @@ def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
-    """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]."""
-    return torch.stack([torch.randn(like.shape[1:], generator=torch.Generator().manual_seed(s), dtype=torch.float32) for s in seeds]).to(like)
+    """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]. Pictures share their seeds, so each is drawn once."""
+    places = {own: place for place, own in enumerate(dict.fromkeys(seeds))}
+    drawn = torch.stack([torch.randn(like.shape[1:], generator=torch.Generator().manual_seed(own), dtype=torch.float32) for own in places]).to(like)
+    return drawn[torch.tensor([places[own] for own in seeds], device=like.device)]

@@ -5,6 +5,7 @@
     layers   the range of layers that are patched, from its first and to its last (the paper's cumulative sweep); its first has no effect on a model
              without special tokens, and is not swept there
     tail     what the patched tokens do after the last of them
+    score    what is read off the logits: probability, log-probability (the same order of patches) or logit
 The first setting is the default; every other is compared with it image by image.
 """
 
@@ -30,12 +31,14 @@ from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
+from seecause.target import Score
 
 STUDIES = {
     "blank": "Does the blank picture decide?",
     "select": "Do the neighbours decide?",
     "layers": "Do the patched layers decide?",
     "tail": "Does the tail decide?",
+    "score": "Does the score decide?",
 }
 MOST = 12  # points of a sweep over layers
 Settings = dict[str, dict[str, Any]]  # options by name, the default first
@@ -70,6 +73,8 @@ def settings(study: str, model: ImageModel, fixed: Mapping[str, Any]) -> Setting
         return _first("white", {name: {"blank": name} for name in get_args(Blank)})
     if study == "select":
         return _first("box1", {name: {"select": name} for name in get_args(Select)})
+    if study == "score":
+        return _first("prob", {name: {"score": name} for name in get_args(Score)})
     if study not in STUDIES:
         raise UnknownName("ablation", study, STUDIES)
     assert isinstance(model, VisionModel)  # what has layers and tails

@@ -27,6 +27,7 @@ SCHEMA = 3  # of rows and tensors; a new one makes every shard new
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
 
 Explained = Literal["label", "predicted"]
+Precision = Literal["highest", "high"]  # of float32 matrix products, as torch calls it: high is TF32 where a GPU has it
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
 
 
@@ -46,6 +47,7 @@ class Request:
     target: Explained = "label"
     seed: int = 0
     dtype: str = "float32"
+    precision: Precision = "highest"
     device: str = "cpu"
     shard_size: int = 16
     memory: int | None = None  # bytes of activations in one worker
@@ -129,7 +131,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
         "metrics": [list(request.metrics), request.measures],
         "data": [plan.data["name"], data, start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
-        "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
+        "run": [request.seed, request.dtype, request.precision, request.device, request.memory, request.threads],
     }
     return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:24]
 
@@ -150,6 +152,8 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
     """The same request with nothing left open."""
     if request.target not in get_args(Explained):
         raise BadOption("target", request.target, f"one of {', '.join(get_args(Explained))}")
+    if request.precision not in get_args(Precision):
+        raise BadOption("precision", request.precision, f"one of {', '.join(get_args(Precision))}")
     for what in ("shard_size", "threads"):
         if getattr(request, what) < 1:
             raise BadOption(what, getattr(request, what), "1 or more")

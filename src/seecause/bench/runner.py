@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from seecause.bench.measures import UNDEFINED
@@ -18,6 +18,7 @@ from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_worker, run_shard
 from seecause.errors import SeecauseError
 
+OUT_OF_TIME = "the time was over; run the same command again to go on"
 DIED = "a worker process died (killed, or out of memory); run the same command again to go on, with fewer --workers or less --memory"
 
 
@@ -67,11 +68,19 @@ def inspect(store: Store, plan: Plan, *, stopped: str = "") -> Status:
     return Status(len(plan.shards), len(done), failed, pending, store.stale(plan), holes, dict(undefined), stopped)
 
 
-def run(store: Store, worker: Worker, *, workers: int = 1, cluster: str | None = None, advance: Callable[[int], None] = lambda images: None) -> Status:
+def run(
+    store: Store,
+    worker: Worker,
+    *,
+    workers: int = 1,
+    cluster: str | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Status:
     """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that ended.
 
     A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one. With `cluster` (auto,
-    local or an address) shards are Ray tasks.
+    local or an address) shards are Ray tasks. `enough` is asked after every shard and ends the run early.
     """
     plan = worker.plan
     store.check()
@@ -81,11 +90,14 @@ def run(store: Store, worker: Worker, *, workers: int = 1, cluster: str | None =
         todo = [shard for shard in plan.shards if shard.id not in done]
         workers = min(workers, len(todo))
         try:
-            for shard in _ended(store, worker, todo, workers, cluster):
+            for shard in [] if enough() else _ended(store, worker, todo, workers, cluster):
                 advance(len(shard))
+                if enough():
+                    break
         except BrokenProcessPool:
             return inspect(store, plan, stopped=DIED)
-        return inspect(store, plan)
+        found = inspect(store, plan)
+        return replace(found, stopped=OUT_OF_TIME) if found.pending and enough() else found
 
 
 def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:

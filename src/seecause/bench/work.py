@@ -14,7 +14,7 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
 from seecause.bench.measures import Measured, group_of, higher_is_better, run_group
-from seecause.bench.plan import Plan, Request, Shard, canonical
+from seecause.bench.plan import Plan, Precision, Request, Shard, canonical
 from seecause.bench.store import Result
 from seecause.data.batch import Batch, to_batch
 from seecause.data.critters import Latents
@@ -29,6 +29,21 @@ from seecause.metrics import Given, PartTruth, measure_truth
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 
+HELD = 1 << 30  # bytes of pictures that a worker keeps between shards
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The pictures of one shard, read and cut: labels by index, reasons by index for those that cannot be read."""
+
+    labels: dict[int, int | None]
+    broken: dict[int, str]
+    batch: Batch | None  # None if nothing could be read
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.batch is None else sum(part.numel() * part.element_size() for part in self.batch if part is not None)
+
 
 @dataclass(frozen=True, eq=False)
 class Worker:
@@ -38,9 +53,22 @@ class Worker:
     model: ImageModel
     data: Dataset
     truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)  # by the bounds of a shard
+    loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)  # likewise, as many as `HELD` bytes allow
 
     def latents(self, shard: Shard) -> Latents | None:
         return self.data.latents(shard.start, shard.stop, device=self.model.device) if isinstance(self.data, CrittersData) else None
+
+    def read(self, shard: Shard) -> Loaded:
+        """The pictures of a shard in the model's frame: read once for all methods, as long as there is room to keep them."""
+        bounds = (shard.start, shard.stop)
+        if bounds not in self.loaded:
+            samples, broken = read_samples(self.data, *bounds)
+            batch = to_batch(self.model, list(samples.values())) if samples else None
+            found = Loaded({index: sample.label for index, sample in samples.items()}, broken, batch)
+            if sum(one.bytes for one in self.loaded.values()) + found.bytes > HELD:
+                self.loaded.clear()
+            self.loaded[bounds] = found
+        return self.loaded[bounds]
 
     def truth(self, shard: Shard) -> PartTruth | None:
         """What the model answers to every counterfactual, where they can be rendered."""
@@ -87,23 +115,23 @@ def open_worker(plan: Plan) -> Worker:
 def run_shard(worker: Worker, shard: Shard) -> Result:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
     request, clock = worker.plan.request, Clock(worker.model.device)
-    with _threads(request.threads), budget(request.memory) as memory:
+    with _threads(request.threads), _precision(request.precision), budget(request.memory) as memory:
         with clock.on("read"):
-            samples, broken = read_samples(worker.data, shard.start, shard.stop)
-        tensors, answers, measured = {"index": torch.tensor(sorted(samples))}, {}, {}
-        if samples:
-            batch = to_batch(worker.model, list(samples.values()))
-            predicted = _predict(worker.model, batch)
+            loaded = worker.read(shard)
+        batch, answers, measured = loaded.batch, {}, {}
+        tensors = {"index": torch.tensor(sorted(loaded.labels), dtype=torch.long)}
+        if batch is not None:
+            predicted = predict(worker.model, batch.images)
             target = predicted if request.target == "predicted" else _places(worker.plan, batch)
             with clock.on("attribute"):
                 found = attribute(worker.model, batch.images, target, request.method(shard.method), **request.methods[shard.method])
             with clock.on("measure"):
                 measured = _measure(worker, shard, batch, _finest(found), target)
-            answers = {index: (int(t), int(p)) for index, t, p in zip(samples, target, predicted, strict=True)}
+            answers = {index: (int(t), int(p)) for index, t, p in zip(loaded.labels, target, predicted, strict=True)}
             tensors["maps"] = found.maps  # of patches; maps of pixels are measured and not kept: they would be nearly all of a run folder
             tensors |= {name: kept for group in measured.values() for name, kept in group.kept.items()}
-        rows = _rows(worker.plan, shard, samples, broken, answers, measured, "; ".join(memory.halvings))
-        return Result(rows, tensors, {"seconds": clock.seconds, "images": len(samples), "memory_halvings": list(memory.halvings)})
+        rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
+        return Result(rows, tensors, {"seconds": clock.seconds, "images": len(loaded.labels), "memory_halvings": list(memory.halvings)})
 
 
 def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample], dict[int, str]]:
@@ -118,9 +146,10 @@ def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample
 
 
 @torch.no_grad()
-def _predict(model: ImageModel, batch: Batch) -> Tensor:
-    fitting = fit(len(batch.images), model.forward_bytes(model.check(batch.images)), model.device)
-    return batched(model, batch.images, fitting).argmax(dim=-1)
+def predict(model: ImageModel, images: Tensor) -> Tensor:
+    """The class the model answers for each of [B, 3, h, w], [B]."""
+    fitting = fit(len(images), model.forward_bytes(model.check(images)), model.device)
+    return batched(model, images, fitting).argmax(dim=-1)
 
 
 def _places(plan: Plan, batch: Batch) -> Tensor:
@@ -151,8 +180,7 @@ def _finest(found: Attribution) -> Tensor:
 def _rows(
     plan: Plan,
     shard: Shard,
-    samples: dict[int, Sample],
-    broken: dict[int, str],
+    loaded: Loaded,
     answers: dict[int, tuple[int, int]],  # by index: the explained and the predicted class
     measured: dict[str, Measured],
     halvings: str,
@@ -171,19 +199,19 @@ def _rows(
         "shard": shard.id,
         "memory_halvings": halvings,
     }
-    places = {index: place for place, index in enumerate(samples)}  # in the batch
+    places = {index: place for place, index in enumerate(loaded.labels)}  # in the batch
     rows = []
     for index in range(shard.start, shard.stop):
         target, predicted = answers.get(index, (None, None))
         about = {"image": plan.samples[index], "index": index, "target": target, "predicted": predicted}
         for metric in request.metrics:
             group = group_of(metric)
-            if index in broken:
-                got = {"value": float("nan"), "reason": broken[index], "protocol": canonical(request.measures[group]), "label": None}
+            if index in loaded.broken:
+                got = {"value": float("nan"), "reason": loaded.broken[index], "protocol": canonical(request.measures[group]), "label": None}
             else:
                 result, place = measured[group], places[index]
                 value = float(result.values[metric][place])
-                got = {"value": value, "reason": result.reason(metric, place), "protocol": canonical(result.protocol), "label": samples[index].label}
+                got = {"value": value, "reason": result.reason(metric, place), "protocol": canonical(result.protocol), "label": loaded.labels[index]}
             rows.append({**shared, **about, **got, "metric": metric, "higher_is_better": higher_is_better(metric)})
     return rows
 
@@ -197,3 +225,14 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _precision(wanted: Precision) -> Iterator[None]:
+    """Of float32 matrix products; the plan fixes it, and every process is left as it was."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,4 +1,4 @@
-"""`seecause bench ablate`: do CAAP's blank, selection, layers or tail decide the result?"""
+"""`seecause bench ablate`: do CAAP's blank, selection, layers, tail or score decide the result?"""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Study(StrEnum):
     select = "select"
     layers = "layers"
     tail = "tail"
+    score = "score"
 
 
 def ablate(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seecause.errors import NotDefined, UnsupportedModel
+from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import wrap
 from seecause.metrics.pixels import checked
 from seecause.metrics.probe import Explain, bound_spec, probe
@@ -39,7 +39,7 @@ class Similarity:
 
 @dataclass(frozen=True, eq=False)
 class Randomisation:
-    """Similarity to the plain map, float64 [B, steps], after each of `layers` was redrawn, all before it included."""
+    """Similarity to the plain map, float64 [B, steps], after each of `layers` was redrawn, and all above it."""
 
     layers: tuple[str, ...]
     signed_steps: Tensor
@@ -72,10 +72,12 @@ def parameter_randomisation(
     attribute: Attribute,
     target: Spec = None,
     *,
+    steps: int | None = None,
     seed: int = 0,
     rewrap: Callable[[nn.Module], ImageModel] | None = None,
 ) -> Randomisation:
-    """`attribute(model, images, target)` explains the model and each randomised copy. `rewrap` makes a view of the copied module where `wrap` alone
+    """`attribute(model, images, target)` explains the model and each randomised copy: one for each layer, or only `steps` of them, evenly spread, the
+    last with all layers redrawn. `rewrap` makes a view of the copied module where `wrap` alone
     cannot (zero-shot heads)."""
     with torch.no_grad():
         asked = probe(model, images, target)
@@ -83,14 +85,24 @@ def parameter_randomisation(
     plain = attribute(model, asked.images, spec)
     other = copied(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
     generator = torch.Generator().manual_seed(seed)
-    found = []
     groups = layer_groups(other)
-    for parameters in groups.values():
+    stops = _stops(len(groups), steps)
+    found = {}
+    for place, (layer, parameters) in enumerate(groups.items(), start=1):
         for parameter in parameters:
             redraw(parameter, generator)
-        found.append(_similarity(plain, attribute(other, asked.images, spec)))
-    signed, absolute = (torch.stack([getattr(step, kind) for step in found], dim=1) for kind in ("signed", "absolute"))
-    return Randomisation(tuple(groups), signed, absolute)
+        if place in stops:
+            found[layer] = _similarity(plain, attribute(other, asked.images, spec))
+    signed, absolute = (torch.stack([getattr(step, kind) for step in found.values()], dim=1) for kind in ("signed", "absolute"))
+    return Randomisation(tuple(found), signed, absolute)
+
+
+def _stops(layers: int, steps: int | None) -> set[int]:
+    """After how many redrawn layers a map is made."""
+    if steps is not None and not 1 <= steps <= layers:
+        raise BadOption("steps", steps, f"1 to {layers} (a step for each layer), or None for all")
+    steps = steps or layers
+    return {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
 
 
 def copied(model: ImageModel) -> ImageModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from seecause.errors import BadOption
 from seecause.metrics.ranks import average_ranks
 
 _DRAWN = 4_000_000  # numbers drawn at once by the bootstrap
+_KEPT = 8_000_000  # weights of its resamplings that are kept for the next column
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ def bootstrap_interval(values: Tensor, *, confidence: float = 0.95, draws: int =
     known = _known(values)
     if len(known) == 0:
         return torch.nan, torch.nan
+    if len(known) * draws <= _KEPT:
+        return _middle(_shares(len(known), draws, seed) @ known, confidence)
     means = torch.cat([known[rows].mean(dim=1) for rows in _resampled(len(known), draws, seed)])
     return _middle(means, confidence)
 
@@ -87,6 +91,13 @@ def _resampled(count: int, draws: int, seed: int) -> Iterator[Tensor]:
     rows = max(1, _DRAWN // count)
     for start in range(0, draws, rows):
         yield torch.randint(count, (min(rows, draws - start), count), generator=generator)
+
+
+@lru_cache(maxsize=2)
+def _shares(count: int, draws: int, seed: int) -> Tensor:
+    """How much each image weighs in each resampling, [draws, count]: a table has hundreds of cells over the same images, and draws them once."""
+    rows = torch.cat(list(_resampled(count, draws, seed)))
+    return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(1, rows, torch.full_like(rows, 1 / count, dtype=torch.float64))
 
 
 def _middle(values: Tensor, confidence: float) -> tuple[float, float]:

@@ -99,6 +99,8 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     bare = not any("ForImageClassification" in a for a in (config.architectures or ())) or dual
     loader = AutoModel if bare else AutoModelForImageClassification
     module = loader.from_config(config) if weights == "random" else _fetched(f"hf:{name}", lambda: loader.from_pretrained(where))
+    if module.dtype in (torch.float16, torch.bfloat16):
+        module = module.float()  # as with files; `load` narrows it again where it is asked to
     told: dict[str, Any] = {}
     card = Path(where) / "preprocessor_config.json"
     if card.is_file():

@@ -1,0 +1,141 @@
+"""Which attribution method can be trusted on a real ViT and real photos?
+
+    make evidence-attribution REAL=PATH                                  # or: python scripts/evidence_attribution.py --real PATH
+    make evidence-attribution REAL=PATH LIMIT=40                         # two cores
+
+PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
+metrics of the paper, for the given label and for the predicted class; sanity checks; CAAP's tails, blanks, selections, layers and scores.
+Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
+done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts.attribution_page import write
+from scripts.attribution_parts import Done, Part, Sizes, parts, photoset
+from scripts.tables import with_reference
+from seecause.attribution.registry import find
+from seecause.attribution.registry import methods as all_methods
+from seecause.bench.depth import FILE as DEPTH
+from seecause.bench.depth import save_depth
+from seecause.bench.plan import Request, make_plan
+from seecause.bench.runner import run
+from seecause.bench.store import Store
+from seecause.bench.work import Worker, open_model
+from seecause.data import open_data
+from seecause.data.photos import Photos
+from seecause.errors import DataMissing, SeecauseError
+from seecause.models.base import ImageModel
+
+MODEL = "timm:vit_tiny_patch16_224"
+SETS = {"pets": "Oxford-IIIT Pet photos", "imagenet": "ImageNet validation photos"}
+
+
+def main(
+    real: Annotated[str, typer.Option(help="Folder with the weights, pets/ and imagenet/.")] = "",
+    limit: Annotated[int | None, typer.Option(help="Photos of each set, spread evenly.", show_default="all", min=1)] = None,
+    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
+    minutes: Annotated[float, typer.Option(help="Begin no new shard after so many.")] = 9,
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("docs/results"),
+    work: Annotated[Path, typer.Option(help="Where finished work is kept.")] = Path("out/evidence"),
+    method: Annotated[str | None, typer.Option(help="Methods, separated by commas.", show_default="all")] = None,
+    model: Annotated[str, typer.Option(help="timm:NAME; its weights are NAME.safetensors.")] = MODEL,
+) -> None:
+    began = time.monotonic()
+    try:
+        complete = study(real, limit, device, began + 60 * minutes, out, work / "attribution", method, model)
+    except SeecauseError as refused:
+        typer.echo(str(refused), err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"{time.monotonic() - began:.0f} s; {out / 'evidence-attribution.md'}")
+    if not complete:
+        typer.echo("Not complete: run the same command again.")
+        raise typer.Exit(1)
+
+
+def study(real: str, limit: int | None, device: str, deadline: float, out: Path, work: Path, method: str | None, name: str) -> bool:
+    """Whatever is not done yet, as far as the time allows, and the page; whether all is done."""
+    weights, folder = _found(real, f"{name.partition(':')[2]}.safetensors")
+    base = Request(
+        model=name,
+        data="",
+        methods={},
+        weights=str(weights),
+        device=device,
+        precision="high" if device.startswith("cuda") else "highest",
+        threads=torch.get_num_threads(),
+    )
+    model = open_model(base)
+    torch.set_float32_matmul_precision(base.precision)  # after the view was verified
+    sets = [photoset(kind, title, _photos(f"{kind}:{folder / kind}", limit), model) for kind, title in SETS.items()]
+    for photos in sets:
+        typer.echo(f"{photos.title}: {len(photos.data)}, {photos.right.double().mean():.1%} answered right")
+    sizes, methods = Sizes.of(limit), with_reference(_methods(method))
+    todo = parts(model, sets, methods, sizes, base)
+    _tell(todo, model)
+    done = [_perform(part, model, work, deadline) for part in todo]
+    write(out, work, model, sets, done, sizes, command=_command(limit, method, name), device=device)
+    return all(one.status.complete for one in done)
+
+
+def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done:
+    began = time.monotonic()
+    store, worker = Store(work / part.name), Worker(make_plan(part.request, model, part.data), model, part.data)
+    status = run(store, worker, enough=lambda: time.monotonic() > deadline)
+    if part.request.study == "layers" and status.complete and not (store.folder / DEPTH).is_file():
+        save_depth(store, worker)
+    said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]
+    typer.echo(f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s")
+    return Done(part, store, worker.plan, status)
+
+
+def _tell(todo: list[Part], model: ImageModel) -> None:
+    """The plan and what it costs, before anything runs."""
+    patches = model.check(torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)).n_patches
+    for part in todo:
+        typer.echo(f"  {part.name}: {len(part.request.methods)} methods, {len(part.data)} photos, about {part.forwards(patches):,} forwards")
+    typer.echo(f"  in all about {sum(part.forwards(patches) for part in todo):,} forwards; what is done already is not done again")
+
+
+def _found(real: str, weights: str) -> tuple[Path, Path]:
+    """The weights and the folder, or what is missing."""
+    if not real:
+        raise DataMissing("REAL", "no folder is given", f"make evidence-attribution REAL=PATH, where PATH holds {weights}, pets/ and imagenet/")
+    folder = Path(real)
+    for path in (folder / weights, *(folder / kind for kind in SETS)):
+        if not path.exists():
+            raise DataMissing(str(path), "it does not exist", f"give a folder REAL=PATH that holds {weights}, pets/ and imagenet/ (docs/evidence.md)")
+    return folder / weights, folder
+
+
+def _photos(spec: str, limit: int | None) -> Photos:
+    found = open_data(spec, limit=limit)
+    assert isinstance(found, Photos)
+    return found
+
+
+def _methods(asked: str | None) -> list[str]:
+    names = [name.strip() for name in asked.split(",")] if asked else sorted(all_methods())
+    return [find(name).name for name in names]
+
+
+def _command(limit: int | None, method: str | None, model: str) -> str:
+    """What to type for the same page; the folder, the machine and the time do not matter."""
+    if method is None and model == MODEL:
+        return "make evidence-attribution REAL=PATH" + ("" if limit is None else f" LIMIT={limit}")
+    given = {"--limit": limit, "--method": method, "--model": model}
+    return " ".join(["python scripts/evidence_attribution.py --real PATH", *(f"{name} {value}" for name, value in given.items() if value is not None)])
+
+
+if __name__ == "__main__":
+    typer.run(main)
