@@ -153,7 +153,8 @@ def told(big: dict[str, float], flips: float | None = None) -> list[str]:
     images = torch.zeros(4, 3, 2, 2)
     masks = Look(None, Swapped(images))
     truth = Look(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
-    looks = {name: masks if name == "exact swap" else truth for name in big}
+    searched = Look(replace(truth.masks, protocol={"source": "discovered"}), "mean")
+    looks = {name: masks if name == "exact swap" else searched if name.startswith("discovered") else truth for name in big}
     moved = None if flips is None else torch.arange(4) < 4 * flips
     return Audit(Cases("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved).verdict()
 
@@ -169,6 +170,13 @@ def test_the_verdict_is_not_fooled_by_a_small_number():
     assert any(line.startswith("Do not be fooled by BIR 0.003 with true masks, mean") for line in words)
     assert told({"true masks, mean": 0.1})[0] == "The model answers partly from the background."
     assert told({"true masks, mean": 0.001, "exact swap": 0.01}, flips=0.75)[0] == "The model answers mostly from the background."  # flips count too
+
+
+def test_true_masks_are_believed_before_discovered_ones():
+    words = told({"discovered masks, mean": 0.2, "true masks, mean": 0.02})  # BIR 0.40 and 0.06
+    assert words[0].startswith("Nothing to repair") and any(line.startswith("BIR 0.40 with discovered masks, mean is no proof") for line in words)
+    assert told({"discovered masks, mean": 0.2})[0] == "The model answers partly from the background."
+    assert not any("no proof" in line for line in told({"discovered masks, mean": 0.05, "true masks, mean": 0.04}))
 
 
 def test_a_difference_between_fills_that_is_none_fools_nobody():

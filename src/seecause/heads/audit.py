@@ -52,9 +52,14 @@ class Audit:
 
     @property
     def trusted(self) -> str:
-        """The look to believe: an exact swap if there is one, else the one that finds most."""
+        """The look to believe: an exact swap if there is one, else, of those with true masks if there are any, the one that finds most."""
         found = self.means
-        return "exact swap" if "exact swap" in found else max(found, key=lambda name: _ratio(found[name]))
+        true = [name for name in found if not self._is_discovered(name)]
+        return "exact swap" if "exact swap" in found else max(true or found, key=lambda name: _ratio(found[name]))
+
+    def _is_discovered(self, name: str) -> bool:
+        masks = self.looks[name].masks
+        return masks is not None and masks.source == "discovered"
 
     @property
     def accuracy(self) -> float | None:
@@ -85,6 +90,10 @@ class Audit:
         least = min(means, key=lambda name: _ratio(means[name]))
         if share >= SOME and least != trusted and _ratio(means[least]) < share / 2:
             said.append(f"Do not be fooled by BIR {_ratio(means[least]):.3f} with {least}: {_why(self.looks[least])}")
+        most = max(means, key=lambda name: _ratio(means[name]))
+        if self._is_discovered(most) and not self._is_discovered(trusted) and _ratio(means[most]) > max(SOME, 2 * ratio):
+            why = "those masks keep a fixed share of a picture, so what they erase can be the object."
+            said.append(f"BIR {_ratio(means[most]):.2f} with {most} is no proof: {why}")
         if trusted != "exact swap":
             said.append("Erased pictures look odd, which alone moves answers: check a large BIR with counterfactual pictures if you can make some.")
         if self.overlap is not None and float(self.overlap.nanmean()) < 0.5:
