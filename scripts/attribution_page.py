@@ -232,7 +232,7 @@ def _agreements(alike: Mapping[str, Agreement]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["study", "setting", "other setting", "rank correlation", "standard error", "images"])
     for study, found in alike.items():
-        for i, name in enumerate(found.names):
+        for i, name in enumerate(found.names if found.images else ()):
             writer.writerows([study, name, found.names[j], float(found.mean[i, j]), float(found.error[i, j]), found.images] for j in range(i))
     return text.getvalue()
 
