@@ -6,7 +6,7 @@
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
 metrics of the paper, for the given label and for the predicted class; sanity checks; CAAP's tails, blanks, selections, layers and scores.
 Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
-done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here.
+done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here. --only-page writes it again.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done
 def _kept(part: Part, work: Path) -> Done:
     """A part as it was left, by the plan it was made with: other versions and devices would ask for other shards."""
     store = Store(work / part.name)
-    return Done(part, store, store.plan(), inspect(store, store.plan()))
+    plan = store.plan()
+    if list(plan.samples) != [photo.id for photo in part.data.photos]:  # or the model answers otherwise here, where the predicted class is explained
+        raise DataMissing(str(store.folder), "it was made of other photos than are asked for", "give the --real, --limit and --model it was made with")
+    return Done(part, store, plan, inspect(store, plan))
 
 
 def _tell(todo: list[Part], model: ImageModel) -> None:

@@ -2,6 +2,7 @@
 
     python scripts/evidence_background.py --real PATH --device cuda     # writes docs/results/evidence-background.md, .csv and two .png
     python scripts/evidence_background.py --real PATH --limit 40          # small: the same code on two cores in about a quarter of an hour
+    python scripts/evidence_background.py --real PATH --device cuda --only-page      # the page again from what that run made, on any machine
 
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (images, trimaps, imagenet_labels.csv) and imagenet/val/. Every finished piece is a JSON file under
 --work: the same command again goes on where it stopped. No piece begins after --minutes; while something is missing, the exit code is 1 and the page has

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, Pictures, compose
-from scripts.shortcut.methods import Setup, shown_places
+from scripts.shortcut.methods import Method, Setup, shown_places
 from scripts.shortcut.plan import Results, chosen
 from scripts.shortcut.textures import FAMILIES
 from seecause.faithful.drawing import part_picture
@@ -19,7 +19,7 @@ from seecause.faithful.drawing import part_picture
 SIDE, GAP, LEFT, TOP, FOOT = 140, 4, 108, 24, 30  # pixels of a tile, between tiles, and of the words around them
 COLOURS = 256  # of the palette, to keep the file small
 GREY, LINE, OUTLINE = 225, 40, 5  # a silhouette's grey, its outline's, and how wide that is
-ROWS = {"pdisco": "PDiscoFormer", "ifam": "iFAM"}
+ROWS: dict[Method, str] = {"pdisco": "PDiscoFormer", "ifam": "iFAM"}
 
 
 def draw(setup: Setup, results: Results, cutouts: Cutouts, *, photos: bool) -> bytes:
@@ -30,7 +30,7 @@ def draw(setup: Setup, results: Results, cutouts: Cutouts, *, photos: bool) -> b
         raw = torch.where(_edge(pictures.masks)[:, None], LINE / 255, raw)
     rows, most = {"picture": [_image(image) for image in raw]}, 0
     for method, name in ROWS.items():
-        best = chosen(method, results)  # type: ignore[arg-type]
+        best = chosen(method, results)
         if best is not None:
             winners = torch.tensor(results[best.file]["shown"])  # [n, gh, gw]
             maps = F.one_hot(winners, best.parts + 1).movedim(-1, 1).float()

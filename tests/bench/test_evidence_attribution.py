@@ -81,7 +81,12 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     with monkeypatch.context() as elsewhere:  # other versions ask for other shards; the page alone takes those that are there
         elsewhere.setattr("seecause.bench.plan.versions", lambda: {"torch": "0.0"})
         elsewhere.setattr(evidence_attribution, "machine", lambda device: "another machine")
+        for picture in ("radar", "curves", "gallery"):  # drawn above
+            elsewhere.setattr(attribution_figures, picture, lambda *given, **told: None)
         assert study(real, tmp_path, only_page=True) == 0 and page.read_text() == again
+        with pytest.raises(typer.Exit):
+            evidence_attribution.main(str(real), 1, "cpu", 9, tmp_path / "page", tmp_path / "work", METHODS, "timm:test_vit", True)
+    assert "other photos" in capsys.readouterr().err
     ended = [event["shard"] for event in store.events() if event["event"] == "done"]
     assert sorted(ended) == sorted([*(shard.id for shard in store.plan().shards), lost.id])  # nothing else was done twice
 
