@@ -65,6 +65,8 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     for part in ("radar", "curves", "gallery", "photos"):
         with Image.open(tmp_path / "page" / f"evidence-attribution-{part}.png") as drawn:
             assert min(drawn.size) > 200
+    for picture in ("radar", "curves", "gallery"):  # once is enough
+        monkeypatch.setattr(attribution_figures, picture, lambda *given, **told: None)
     rows = list(csv.DictReader((tmp_path / "page" / "evidence-attribution.csv").read_text().splitlines()))
     assert {row["table"] for row in rows} == {"pets, label", "pets, predicted", "imagenet, label", "imagenet, predicted", "sanity", "ablate score"}
     assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "center", "random *"}
@@ -81,8 +83,6 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     with monkeypatch.context() as elsewhere:  # other versions ask for other shards; the page alone takes those that are there
         elsewhere.setattr("seecause.bench.plan.versions", lambda: {"torch": "0.0"})
         elsewhere.setattr(evidence_attribution, "machine", lambda device: "another machine")
-        for picture in ("radar", "curves", "gallery"):  # drawn above
-            elsewhere.setattr(attribution_figures, picture, lambda *given, **told: None)
         assert study(real, tmp_path, only_page=True) == 0 and page.read_text() == again
         with pytest.raises(typer.Exit):
             evidence_attribution.main(str(real), 1, "cpu", 9, tmp_path / "page", tmp_path / "work", METHODS, "timm:test_vit", True)
