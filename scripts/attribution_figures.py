@@ -16,12 +16,13 @@ from scripts.tables import REFERENCE
 from seecause.bench.measures import higher_is_better
 from seecause.bench.table import Table, values
 from seecause.data.photos import Photos
+from seecause.data.sample import IGNORE
 from seecause.errors import BadImage
 from seecause.metrics import rank_correlation
 from seecause.report.charts import COLOURS
 from seecause.report.overlay import overlay, picture
 
-TILE, LABEL, GAP = 88, 16, 4  # pixels of the gallery
+TILE, LABEL, LEFT, GAP = 88, 30, 70, 4  # pixels of the gallery: tiles, words above them, words on the left, and between
 SHADES = 256  # colours of the gallery: a third of the bytes
 Means = Mapping[str, Mapping[str, float]]  # by axis, then by method
 
@@ -83,8 +84,8 @@ def curves(done: Done, shown: Sequence[str], path: Path) -> None:
     figure.savefig(path)
 
 
-def gallery(done: Done, shown: Sequence[str], path: Path, *, each: int = 2) -> None:
-    """Photos with the maps of some methods: where CAAP does best, where it does worst, and where the methods disagree most."""
+def gallery(done: Done, shown: Sequence[str], path: Path, *, photos: bool, each: int = 2) -> None:
+    """Maps of some methods, over the photo or over the animal's silhouette: where CAAP does best, where it does worst, and where the methods disagree most."""
     maps = {m: found for m, found in done.store.maps(done.plan).items() if m in shown}
     known = sorted(set.intersection(*(set(found) for found in maps.values())))
     score = values(done.store.rows(done.plan), done.plan)[REFERENCE]["ins-del"]
@@ -92,30 +93,44 @@ def gallery(done: Done, shown: Sequence[str], path: Path, *, each: int = 2) -> N
     stacked = [torch.stack([maps[m][place] for place in known]) for m in shown]
     alike = sum((rank_correlation(a, b).nan_to_num() for i, a in enumerate(stacked) for b in stacked[:i]), torch.zeros(len(known), dtype=torch.float64))
     apart = [known[place] for place in alike.argsort(stable=True).tolist()]
-    chosen = list(dict.fromkeys([*ranked[:each], *ranked[::-1][:each], *apart[:each]]))
-    rows = []
-    for place in chosen:
-        image = _seen(done.part.data, place)
+    why: dict[int, list[str]] = {}
+    for reason, some in (("CAAP best", ranked[:each]), ("CAAP worst", ranked[::-1][:each]), ("most apart", apart[:each])):
+        for place in some:
+            why.setdefault(place, []).append(reason)
+    rows = {}
+    for place, reasons in why.items():
+        image = _seen(done.part.data, place, photos=photos)
         if image is not None:
-            rows.append([picture(image), *(overlay(image, maps[m][place]) for m in shown)])
-    _sheet(rows, ["photo", *shown]).quantize(SHADES).save(path, optimize=True)
+            rows[place] = ("\n".join(reasons), [picture(image), *(overlay(image, maps[m][place]) for m in shown)])
+    drawn = _sheet(list(rows.values()), ["photo" if photos else "outline", *shown])
+    drawn.quantize(SHADES, method=Image.Quantize.MAXCOVERAGE, kmeans=4).save(path, optimize=True)
 
 
-def _seen(data: Photos, place: int) -> Tensor | None:
+def _seen(data: Photos, place: int, *, photos: bool) -> Tensor | None:
+    """The photo [3, H, W], or the animal's shape in grey on white with the trimap's border darker; None if it cannot be read."""
     try:
-        return data[place].image
+        sample = data[place]
     except BadImage:
         return None
+    if photos or sample.mask is None:
+        return sample.image if photos else torch.ones_like(sample.image)
+    paint = torch.where(sample.mask == 0, 1.0, torch.where(sample.mask == IGNORE, 0.7, 0.88))
+    return paint.expand(3, -1, -1)
 
 
-def _sheet(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.Image:
-    side = TILE + GAP
-    sheet = Image.new("RGB", (side * len(titles) + GAP, side * len(rows) + LABEL + GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+def _sheet(rows: Sequence[tuple[str, Sequence[Image.Image]]], titles: Sequence[str]) -> Image.Image:
+    """Rows of tiles with their names on the left; titles above, in two lines where they are long."""
+    side, font = TILE + GAP, ImageFont.load_default(11)
+    sheet = Image.new("RGB", (LEFT + side * len(titles) + GAP, side * len(rows) + LABEL + GAP), "white")
+    draw = ImageDraw.Draw(sheet)
     for column, title in enumerate(titles):
-        draw.text((GAP + column * side, 2), title, fill="black", font=font)
-        for row, tiles in enumerate(rows):
-            sheet.paste(tiles[column].resize((TILE, TILE), Image.Resampling.LANCZOS), (GAP + column * side, LABEL + GAP + row * side))
+        lines = title if font.getlength(title) <= TILE else title.replace("-", "-\n")
+        draw.multiline_text((LEFT + GAP + column * side + TILE / 2, LABEL - 2), lines, fill="black", font=font, anchor="md", align="center", spacing=1)
+    for row, (name, tiles) in enumerate(rows):
+        top = LABEL + GAP + row * side
+        draw.multiline_text((LEFT - 4, top + TILE / 2), name, fill="black", font=font, anchor="rm", align="right")
+        for column, tile in enumerate(tiles):
+            sheet.paste(tile.resize((TILE, TILE), Image.Resampling.LANCZOS), (LEFT + GAP + column * side, top))
     return sheet
 
 

@@ -14,13 +14,12 @@ from scripts import attribution_figures as figures
 from scripts import tables as shared
 from scripts.attribution_parts import STEPS, Done, Photoset, Sizes
 from scripts.attribution_words import conclusions, standing
-from scripts.tables import Values, differences, holes, losses, machine, over, starred
+from scripts.tables import Values, differences, holes, losses, over, starred
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
 from seecause.bench.table import Table, table_of, to_csv, to_markdown
 from seecause.metrics import summarise
-from seecause.models.base import ImageModel
 
 NAME = "evidence-attribution"
 CONTROLS = ("random", "center")  # in every picture; sobel is in every table
@@ -30,7 +29,7 @@ Tables = dict[tuple[str, str], Table]  # by set and target
 By = Mapping[str, Done]  # parts by name
 
 
-def write(out: Path, work: Path, model: ImageModel, sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, *, command: str, device: str) -> None:
+def write(out: Path, work: Path, sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, *, command: str, machine: str) -> None:
     """The page, its CSV files and its pictures."""
     out.mkdir(parents=True, exist_ok=True)
     by = {one.part.name: one for one in done}
@@ -59,7 +58,7 @@ def write(out: Path, work: Path, model: ImageModel, sets: Sequence[Photoset], do
         "## What does a map cost?\n",
         _cost(by),
         "## Protocol\n",
-        _protocol(model, sets, done, sizes, command, device, work),
+        _protocol(sets, done, sizes, command, machine, work),
         *holes([one.status for one in done]),
     ]
     (out / f"{NAME}.md").write_text("\n".join(page), encoding="utf-8")
@@ -90,10 +89,14 @@ def merged(photos: Photoset, target: str, by: By) -> Values:
 def _section(photos: Photoset, target: str, tables: Tables, sizes: Sizes) -> list[str]:
     table = tables[photos.name, target]
     few = [m for m in table.methods if m.endswith("*")]
-    less = f" {', '.join(m.removesuffix(' *') for m in few)} saw {sizes.dear(photos)} of them (*), a fixed random part, and are not ranked." if few else ""
+    less = (
+        f" {', '.join(m.removesuffix(' *') for m in few)} are asked about a fixed random {sizes.dear(photos)} of {_size(photos)} (*) and are not ranked."
+        if few
+        else ""
+    )
     return [
         f"## {photos.title}, target = {TARGETS[target]}\n",
-        f"{_size(photos)}.{less} Mean ± standard error; the best mean in bold, which is no claim that the next is worse.\n",
+        f"{_so_far(photos, target, table)}.{less} Mean ± standard error; the best mean in bold, which is no claim that the next is worse.\n",
         to_markdown(table),
         "The method less CAAP, image by image over the photos both have, and how many standard errors that is. Positive favours the method, "
         "except for deletion.\n",
@@ -129,6 +132,8 @@ def _sanity_section(table: Table | None, sizes: Sizes) -> list[str]:
 
 
 def _ablation(study: str, one: Done, table: Table, alike: Agreement) -> list[str]:
+    if not alike.images:
+        return [f"### {STUDIES[study]}\n", "Not done yet.\n"]
     text = [f"### {STUDIES[study]}\n", to_markdown(table), differences(table)]
     if study == "layers":  # too many settings for a square
         head = ["| layers | rank correlation with the default |", "|---|---|"]
@@ -179,17 +184,20 @@ def _pictures(out: Path, tables: Tables, by: By) -> list[str]:
         ]
     if pets is not None and all(any(shard.method == m for shard in pets.store.finished(pets.plan)) for m in shown) and shown:
         figures.curves(pets, shown, out / f"{NAME}-curves.png")
-        figures.gallery(pets, shown, out / f"{NAME}-gallery.png")
+        figures.gallery(pets, shown, out / f"{NAME}-gallery.png", photos=False)
+        figures.gallery(pets, shown, out / f"{NAME}-photos.png", photos=True)
         text += [
             f"![insertion and deletion curves]({NAME}-curves.png)\n",
             f"![gallery]({NAME}-gallery.png)\n",
-            "Two photos each where CAAP does best (Ins-Del), where it does worst, and where these methods disagree most. Red for, blue against, "
-            "where a map has both signs. Photos: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut and overlaid.\n",
+            "Maps over the animal's outline. Rows: two photos each where CAAP does best (Ins-Del), where it does worst, and where these methods are "
+            "furthest apart (the lowest rank correlations between their maps); a photo that is chosen twice is shown once. Red for, blue against, where a "
+            f"map has both signs. The script writes the same maps over the photos beside this page, as `{NAME}-photos.png`; it is not in the repository "
+            "because it shows photos. Photos and outlines: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut and overlaid.\n",
         ]
     return text
 
 
-def _protocol(model: ImageModel, sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, command: str, device: str, work: Path) -> str:
+def _protocol(sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, command: str, machine: str, work: Path) -> str:
     plan = done[0].plan
     request, curve = plan.request, plan.request.measures["insertion-deletion"]
     size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file()) / 2**20
@@ -205,7 +213,7 @@ def _protocol(model: ImageModel, sets: Sequence[Photoset], done: Sequence[Done],
         "fewer photos": f"{', '.join(shared.EXPENSIVE)}: {', '.join(f'{sizes.dear(photos)} {photos.name}' for photos in sets)}; "
         f"sanity checks: {sizes.sane}, {sizes.sane_expensive} for those; drawn with the seed",
         "numbers": f"{request.dtype}, matrix products {'in TF32' if request.precision == 'high' else 'in full precision'}; seed {request.seed}",
-        "machine": f"{machine(device)}, {request.threads} threads; {spent:.0f} s in shards; run folder {size:.0f} MiB",
+        "machine": f"{machine}, {request.threads} threads; {spent:.0f} s in shards; run folder {size:.0f} MiB",
         "versions": f"seecause {sc.__version__}, " + ", ".join(f"{name} {version}" for name, version in plan.versions.items() if name != "seecause"),
     }
     return "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows.items()) + "\n"
@@ -224,7 +232,7 @@ def _agreements(alike: Mapping[str, Agreement]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["study", "setting", "other setting", "rank correlation", "standard error", "images"])
     for study, found in alike.items():
-        for i, name in enumerate(found.names):
+        for i, name in enumerate(found.names if found.images else ()):
             writer.writerows([study, name, found.names[j], float(found.mean[i, j]), float(found.error[i, j]), found.images] for j in range(i))
     return text.getvalue()
 
@@ -249,6 +257,16 @@ def _starred(values: Values) -> Values:
 
 def _fewer() -> list[str]:
     return [starred(method) for method in shared.EXPENSIVE]
+
+
+def _so_far(photos: Photoset, target: str, table: Table) -> str:
+    """How many photos the reference has seen, and which they are if those with another predicted class are not done."""
+    count, right = table.cells[shared.REFERENCE][table.metrics[0]].n, int(photos.right.sum())
+    if count == len(photos.data):
+        return _size(photos)
+    return f"{count} of {_size(photos)}" + (
+        ", those that are answered right: the others are not done yet" if target == "predicted" and 0 < count == right else " so far"
+    )
 
 
 def _size(photos: Photoset) -> str:

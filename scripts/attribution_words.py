@@ -17,7 +17,7 @@ Tables = Mapping[tuple[str, str], Table]  # by set and target
 
 def standing(tables: Tables) -> str:
     """CAAP's place in every column of every table."""
-    lines = ["| photos, target | metric | CAAP | place | best | clearly better than CAAP | clearly worse |", "|---|---|---|---|---|---|---|"]
+    lines = ["| photos, target (how many) | metric | CAAP | place | best | clearly better than CAAP | clearly worse |", "|---|---|---|---|---|---|---|"]
     for (name, target), table in tables.items():
         for metric in table.metrics:
             mine, order = table.cells[REFERENCE][metric], ranked(table, metric)
@@ -26,7 +26,7 @@ def standing(tables: Tables) -> str:
             better, worse = clearly_better(table, metric), clearly_better(table, metric, than_reference=False)
             place = f"{order.index(REFERENCE) + 1} of {len(order)}"
             best = f"{order[0]}, {_cell(table.cells[order[0]][metric])}"
-            lines.append(f"| {name}, {target} | {metric} | {_cell(mine)} | {place} | {best} | {', '.join(better) or 'none'} | {len(worse)} |")
+            lines.append(f"| {name}, {target} ({mine.n}) | {metric} | {_cell(mine)} | {place} | {best} | {', '.join(better) or 'none'} | {len(worse)} |")
     return "Place among the methods that saw all photos, the best first; methods with * saw fewer and have no place.\n\n" + "\n".join(lines) + "\n"
 
 

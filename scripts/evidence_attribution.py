@@ -6,7 +6,7 @@
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
 metrics of the paper, for the given label and for the predicted class; sanity checks; CAAP's tails, blanks, selections, layers and scores.
 Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
-done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here.
+done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here. --only-page writes it again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.attribution_page import write
 from scripts.attribution_parts import Done, Part, Sizes, parts, photoset
-from scripts.tables import with_reference
+from scripts.tables import machine, with_reference
 from seecause.attribution.registry import find
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.depth import FILE as DEPTH
 from seecause.bench.depth import save_depth
 from seecause.bench.plan import Request, make_plan
-from seecause.bench.runner import run
+from seecause.bench.runner import inspect, run
 from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
@@ -37,6 +37,7 @@ from seecause.data.photos import Photos
 from seecause.errors import DataMissing, SeecauseError
 from seecause.models.base import ImageModel
 
+MACHINE = "machine.txt"  # in the work folder: where its shards were made
 MODEL = "timm:vit_tiny_patch16_224"
 SETS = {"pets": "Oxford-IIIT Pet photos", "imagenet": "ImageNet validation photos"}
 
@@ -50,10 +51,12 @@ def main(
     work: Annotated[Path, typer.Option(help="Where finished work is kept.")] = Path("out/evidence"),
     method: Annotated[str | None, typer.Option(help="Methods, separated by commas.", show_default="all")] = None,
     model: Annotated[str, typer.Option(help="timm:NAME; its weights are NAME.safetensors.")] = MODEL,
+    only_page: Annotated[bool, typer.Option(help="Run nothing: write the page of what is in --work, whichever machine and versions made it.")] = False,
 ) -> None:
     began = time.monotonic()
     try:
-        complete = study(real, limit, device, began + 60 * minutes, out, work / "attribution", method, model)
+        deadline = None if only_page else began + 60 * minutes
+        complete = study(real, limit, "cpu" if only_page else device, deadline, out, work / "attribution", method, model)
     except SeecauseError as refused:
         typer.echo(str(refused), err=True)
         raise typer.Exit(2) from None
@@ -63,8 +66,8 @@ def main(
         raise typer.Exit(1)
 
 
-def study(real: str, limit: int | None, device: str, deadline: float, out: Path, work: Path, method: str | None, name: str) -> bool:
-    """Whatever is not done yet, as far as the time allows, and the page; whether all is done."""
+def study(real: str, limit: int | None, device: str, deadline: float | None, out: Path, work: Path, method: str | None, name: str) -> bool:
+    """Whatever is not done yet, as far as the time allows (None: nothing), and the page; whether all is done."""
     weights, folder = _found(real, f"{name.partition(':')[2]}.safetensors")
     base = Request(
         model=name,
@@ -82,9 +85,13 @@ def study(real: str, limit: int | None, device: str, deadline: float, out: Path,
         typer.echo(f"{photos.title}: {len(photos.data)}, {photos.right.double().mean():.1%} answered right")
     sizes, methods = Sizes.of(limit), with_reference(_methods(method))
     todo = parts(model, sets, methods, sizes, base)
-    _tell(todo, model)
-    done = [_perform(part, model, work, deadline) for part in todo]
-    write(out, work, model, sets, done, sizes, command=_command(limit, method, name), device=device)
+    if deadline is None:
+        done = [_kept(part, work) for part in todo]
+    else:
+        _tell(todo, model)
+        done = [_perform(part, model, work, deadline) for part in todo]
+        (work / MACHINE).write_text(machine(device), encoding="utf-8")
+    write(out, work, sets, done, sizes, command=_command(limit, method, name), machine=(work / MACHINE).read_text(encoding="utf-8"))
     return all(one.status.complete for one in done)
 
 
@@ -97,6 +104,15 @@ def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done
     said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]
     typer.echo(f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s")
     return Done(part, store, worker.plan, status)
+
+
+def _kept(part: Part, work: Path) -> Done:
+    """A part as it was left, by the plan it was made with: other versions and devices would ask for other shards."""
+    store = Store(work / part.name)
+    plan = store.plan()
+    if list(plan.samples) != [photo.id for photo in part.data.photos]:  # or the model answers otherwise here, where the predicted class is explained
+        raise DataMissing(str(store.folder), "it was made of other photos than are asked for", "give the --real, --limit and --model it was made with")
+    return Done(part, store, plan, inspect(store, plan))
 
 
 def _tell(todo: list[Part], model: ImageModel) -> None:

@@ -2,6 +2,7 @@
 
     python scripts/evidence_background.py --real PATH --device cuda     # writes docs/results/evidence-background.md, .csv and two .png
     python scripts/evidence_background.py --real PATH --limit 40          # small: the same code on two cores in about a quarter of an hour
+    python scripts/evidence_background.py --real PATH --device cuda --only-page      # the page again from what that run made, on any machine
 
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (images, trimaps, imagenet_labels.csv) and imagenet/val/. Every finished piece is a JSON file under
 --work: the same command again goes on where it stopped. No piece begins after --minutes; while something is missing, the exit code is 1 and the page has
@@ -11,13 +12,14 @@ holes. Heads are scored on one half of the pets (each breed cut in two), numbers
 
 from __future__ import annotations
 
-import platform
+import math
 import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import timm
 import torch
 import typer
 
@@ -30,6 +32,7 @@ from scripts.background.numbers import by_lot, removed
 from scripts.background.photos import SMALL, Sizes, Study, opened
 from scripts.background.removal import Bench, records, scorers, scores_of
 from scripts.kept_pieces import OutOfTime, Pieces
+from scripts.tables import machine
 from seecause.heads import random_sets
 from seecause.models.view import VisionModel
 
@@ -45,15 +48,18 @@ def main(
     seed: int = 0,
     out: Annotated[Path, typer.Option(help="Folder of the page, the CSV and the pictures.")] = Path("docs/results"),
     work: Annotated[Path, typer.Option(help="Where finished pieces are kept.")] = Path("out/evidence"),
+    only_page: Annotated[
+        bool, typer.Option(help="Make no piece: write the page of those that a run with this --device left, on a machine without it.")
+    ] = False,
 ) -> None:
     """Run what is missing and write the page."""
-    ends = time.monotonic() + 60 * minutes
+    ends = -math.inf if only_page else time.monotonic() + 60 * minutes
     for part in (WEIGHTS, "pets/images", "pets/annotations/trimaps", "pets/imagenet_labels.csv", "imagenet/val"):
         if not (real / part).exists():
             raise typer.BadParameter(f"{real / part} is not there; expected a folder with {WEIGHTS}, pets/ and imagenet/", param_hint="--real")
-    study = opened(load(real, device), real, sizes=Sizes() if limit is None else SMALL, limit=limit, seed=seed, fast=tf32 and device.startswith("cuda"))
-    machine = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
-    pieces = Pieces(work / f"background-{study.state}", ends, machine)
+    sizes, fast, here = Sizes() if limit is None else SMALL, tf32 and device.startswith("cuda"), "cpu" if only_page else device
+    study = opened(load(real, here), real, sizes=sizes, limit=limit, seed=seed, fast=fast)
+    pieces = Pieces(work / f"background-{study.state}", ends, f"torch {torch.__version__}, timm {timm.__version__}, {machine(here)}")
     missing = None
     try:
         run(study, pieces)

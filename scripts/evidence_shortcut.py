@@ -4,7 +4,8 @@
     python scripts/evidence_shortcut.py --real PATH --limit 40 --device cpu           # small: the same code, no meaning
 
 PATH holds `pets_small/` (Oxford-IIIT Pet in the layout of its release) and `vit_tiny_patch16_224.safetensors`. Every training is one JSON file under --work, so
-a run can be stopped at any time. Several trainings share a GPU. Writes evidence-shortcut.md, .csv and .png; the exit code is 3 while something is missing.
+a run can be stopped at any time. Several trainings share a GPU. Writes evidence-shortcut.md, .csv and two .png; the exit code is 3 while something is missing.
+--minutes 0 trains nothing and writes the page of what is there.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def losses(table: Table) -> str:
 def holes(statuses: Sequence[Status]) -> list[str]:
     """What is not there, and why; nothing if all is there."""
     waiting = sum((Counter(status.not_run()) for status in statuses), Counter[str]())
-    lines = [f"- {method}: {count} maps are not made yet; run the same command again" for method, count in waiting.items()]
+    alike = {count: [method for method, other in waiting.items() if other == count] for count in waiting.values()}
+    lines = [f"- {', '.join(some)}: {count} maps are not made yet{', each' * (len(some) > 1)}; run the same command again" for count, some in alike.items()]
     lines += [f"- a shard failed: {reason}" for status in statuses for reason in status.failed.values()]
     lines += [f"- {hole.method} on {hole.image}, {hole.metric}: {hole.reason}" for status in statuses for hole in status.holes]
     undefined = sum((Counter(status.undefined) for status in statuses), Counter[str]())

@@ -21,6 +21,11 @@ from seecause.heads import Cases, Masks
 
 Row = dict[str, Any]
 SIDE, GAP, TOP, SHOWN = 96, 4, 16, 5  # pixels of a photo, between photos, of the words above; photos
+WORDS = {
+    "original": "photo as it is", "only_fg": "only the animal, on black", "only_bg_b": "only background, box black",
+    "only_bg_t": "only background, box tiled", "only_bg_f": "only background, shape filled",
+    "mixed_same": "animal on a photo of its breed", "mixed_rand": "animal on another breed's photo",
+}  # fmt: skip
 DRAWN = {PRINTED: "#d1552a", f"{GREY}{GUARD}": "#2f7ed8", "regression, true masks, grey": "#2a9d6f", "taylor": "#9b59b6", "gating": "#c9a227"}
 
 
@@ -28,18 +33,21 @@ def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, remova
     """evidence-background-photos.png, and evidence-background.png from what is there."""
     sheet(pets, made, masks).save(out / f"{NAME}-photos.png", optimize=True)
     matplotlib.use("Agg")
-    figure, ((first, second), (third, fourth)) = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
+    figure, ((first, second), (third, fourth)) = plt.subplots(2, 2, figsize=(11.5, 8.2), layout="constrained")
     if "composites" in found:
         kinds = found["composites"]["kinds"]
-        bars(first, {kind.replace("_", "-"): mean(tensor(kinds[kind]["right"])) for kind in reversed((*ALONE, *MIXED))}, "accuracy on pets")
+        bars(first, {WORDS[kind]: mean(tensor(kinds[kind]["right"])) for kind in reversed((*ALONE, *MIXED))}, "accuracy on pets")
+        first.set_title("What the model still answers right", fontsize=11)
     if "audit" in found:
         rows = right_ones(found)
         bars(second, {name: bir(one, rows) for name, one in reversed(found["audit"]["gains"].items())}, "BIR, ratio of means")
+        second.set_title("BIR, by how the background is taken away", fontsize=11)
     if lots:
         whole = effects(found["nothing removed"][0], found["nothing removed"][0])
-        for axes, measure in ((third, ACCURACIES[0]), (fourth, "BG-gap")):
+        for axes, measure, title in ((third, ACCURACIES[0], "ImageNet accuracy without heads"), (fourth, "BG-gap", "BG-gap without heads")):
             curves(axes, removals, lots, whole[measure].value, measure)
-        third.legend(fontsize=7, loc="lower left")
+            axes.set_title(title, fontsize=11)
+        figure.legend(*third.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(out / f"{NAME}.png", dpi=90)
     plt.close(figure)
 
@@ -72,18 +80,24 @@ def bars(axes: Axes, values: Row, label: str) -> None:
     reach = [[max(0.0, one.value - one.low) for one in values.values()], [max(0.0, one.high - one.value) for one in values.values()]]
     axes.barh(list(values), middle, xerr=reach, color=["#bbbbbb" if name.startswith("control") else "#2f7ed8" for name in values], ecolor="#444444")
     axes.set_xlabel(label)
-    axes.tick_params(axis="y", labelsize=7)
+    axes.tick_params(axis="y", labelsize=8)
 
 
 def curves(axes: Axes, removals: Removals, lots: Lots, start: float, measure: str) -> None:
-    """A measure against K: some methods in colour, all others thin, random sets as a band from the lowest to the highest."""
+    """A measure against K: some methods in colour with the intervals of their changes, moved apart a little where they would hide each other; random sets
+    as a band from the lowest to the highest. All others are in the tables."""
     drawn = {size: [lot[measure].value for lot in some] for size, some in lots.items()}
-    at = [0, *drawn]
-    axes.fill_between(at, [start, *map(min, drawn.values())], [start, *map(max, drawn.values())], color="#dddddd", label="random, all sets")
+    axes.axhline(start, color="#444444", linewidth=0.8, linestyle=":", label="the whole model")
+    axes.fill_between(
+        [0, *drawn], [start, *map(min, drawn.values())], [start, *map(max, drawn.values())], color="#e4e4e4", label="random heads, lowest to highest"
+    )
     ks = sorted({k for _, k in removals})
-    for method in dict.fromkeys(method for method, _ in removals):
-        values = [start, *(removals[method, k].effects[measure].value for k in ks)]
-        told: Row = {"color": DRAWN[method], "label": method, "linewidth": 1.8} if method in DRAWN else {"color": "#999999", "linewidth": 0.5}
-        axes.plot([0, *ks], values, marker="o", markersize=3 if method in DRAWN else 0, **told)
+    for place, (method, colour) in enumerate(DRAWN.items()):
+        if any((method, k) in removals for k in ks):
+            aside, found = 0.12 * (place - (len(DRAWN) - 1) / 2), [removals[method, k].effects[measure] for k in ks]
+            at, values = [k + aside for k in ks], [one.value for one in found]
+            axes.plot([0, *at], [start, *values], color=colour, label=method, linewidth=1.4, marker="o", markersize=4)
+            axes.vlines(at, [start + one.change.low for one in found], [start + one.change.high for one in found], color=colour, linewidth=0.8, alpha=0.7)
+    axes.set_xticks([0, *ks])
     axes.set_xlabel("K: heads that may go (scores above 0 only)")
-    axes.set_ylabel(f"{measure}, without them")
+    axes.set_ylabel(measure)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
 from scripts.background.composites import ALONE, MIXED
@@ -35,13 +34,15 @@ def write(pieces: Pieces, about: Row, removals: Removals, lots: Lots, out: Path)
     page = [
         "# Does a real ViT answer from the background, and does removing heads change that?\n",
         f"![Accuracy on composites, BIR by every look, and what removing heads does]({NAME}.png)\n",
-        protocol(pieces, about),
-        "\n## In short\n",
+        "Bars and thin lines: 95 % intervals. Grey bars: controls. Grey band: from the lowest to the highest of the random sets.\n",
+        *warnings(about),
+        "## In short\n",
         "\n".join(f"- {line}" for line in short(found, about, removals, lots)) or HOLE,
+        "\n## How it was made\n",
+        protocol(pieces, about),
         "\n## How good is the model?\n",
         accuracy_table(found, about) if "plain" in found else HOLE,
         "\n## The animal elsewhere: composites in the manner of ImageNet-9\n",
-        f"![Photos and what was made of them]({NAME}-photos.png)\n",
         composites_text(found["composites"], about) if "composites" in found else HOLE,
         "\n## The audit: FIG, BIG and BIR\n",
         audit_text(found, about) if "audit" in found else HOLE,
@@ -69,14 +70,19 @@ def seconds(pieces: Pieces) -> dict[str, float]:
     return {**found, "all": sum(found.values())}
 
 
+def warnings(about: Row) -> Iterator[str]:
+    if about["limit"] is not None:
+        yield f"**A small run (--limit {about['limit']}): its numbers mean little.**\n"
+    if about["missing"]:
+        yield f"**Not finished: it stopped before {about['missing']!r}.**\n"
+
+
 def protocol(pieces: Pieces, about: Row) -> str:
-    small = f"\n\n**A small run (--limit {about['limit']}): its numbers mean little.**" if about["limit"] is not None else ""
-    hole = f"\n\n**Not finished: it stopped before {about['missing']!r}.**" if about["missing"] else ""
     precision = "float32" + (", TF32 in mask search, gating, removals and (cuDNN's own choice) the patch embedding" if about["tf32"] else "")
     tested = about["pets"] - about["chosen on"]
     return (
-        f"Written by `{about['command']}` (seecause {__version__}, torch {torch.__version__}, timm {timm.__version__}, {', '.join(sorted(pieces.machines))}, "
-        f"{precision}, seed {about['seed']}). Every number with its interval: `{NAME}.csv`.{small}{hole}\n\n"
+        f"Written by `{about['command']}` (seecause {__version__}, {' and '.join(sorted(pieces.machines))}, "
+        f"{precision}, seed {about['seed']}). Every number with its interval: `{NAME}.csv`.\n\n"
         f"- Model: {about['model']}, {about['heads']} heads. Photos: {about['pets']} of Oxford-IIIT Pet, of {about['breeds']} breeds that ImageNet has, "
         f"with trimaps; {about['imagenet']} of ImageNet's validation set. An answer is right if it is the top one of {about['classes']}.\n"
         f"- Heads are scored on {about['chosen on']} pets, each breed cut in two at random, all of them that are answered right (the paper takes 0.4); all "
@@ -173,7 +179,8 @@ def composites_text(found: Row, about: Row) -> str:
     gaps = "; ".join(f"{columns[key]} {gap_of(found, key)}" for key in list(columns)[:3])
     box, animal = (statistics.fmean(found[key]) for key in ("box", "animal"))
     return (
-        "Photos: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0; cut out, filled and recombined here, and shared under the same licence.\n\n"
+        f"The script writes some photos and what was made of them beside this page, as `{NAME}-photos.png`; it is not in the repository because it shows "
+        "photos. Photos: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0; cut out, filled and recombined here.\n\n"
         f"Animals take {animal:.2f} of the frame and their boxes {box:.2f}. To paste on another photo, its own animal must be gone: its shape, "
         "three pixels wider, is filled with smooth colour from around it (a pyramid of means). ImageNet-9 tiles the box instead, which here would "
         f"leave less of the photo (boxes without a strip of eight pixels beside them: {found['untiled']}; filled in only-bg-t too). A rim of its own "

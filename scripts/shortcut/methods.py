@@ -101,6 +101,7 @@ def run(setup: Setup, job: Job) -> Row:
     with budget(_ROOM if setup.device.startswith("cuda") else None):
         found: Row = {**dataclasses.asdict(job), **do(setup, job, *pictures)}
     found |= {"seconds": time.perf_counter() - began, "machine": _machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
+    found["data"] = open_cutouts(setup).fingerprint
     draft = setup.folder / f"{job.file}.partial"
     draft.write_text(json.dumps(found))
     draft.replace(setup.folder / job.file)

@@ -54,13 +54,14 @@ class Line:
 
 
 def write(setup: Setup, results: Results, out: Path) -> None:
-    """evidence-shortcut.md, .csv and .png, of what is there."""
+    """evidence-shortcut.md, .csv and .png, and evidence-shortcut-photos.png, of what is there."""
     out.mkdir(parents=True, exist_ok=True)
     table, cutouts = lines(results), open_cutouts(setup)
-    (out / "evidence-shortcut.png").write_bytes(draw(setup, results, cutouts))
+    (out / "evidence-shortcut.png").write_bytes(draw(setup, results, cutouts, photos=False))
+    (out / "evidence-shortcut-photos.png").write_bytes(draw(setup, results, cutouts, photos=True))
     page = [
         "# Cats on boards, dogs on leaves: a shortcut on real photos\n",
-        "![Pictures of the four groups, true masks and parts](evidence-shortcut.png)\n",
+        "![Pictures of the four groups and their parts; silhouettes stand for the animals](evidence-shortcut.png)\n",
         caption(results),
         *status(setup, results),
         "\n## What the numbers say\n",
@@ -219,7 +220,9 @@ def status(setup: Setup, results: Results) -> list[str]:
 def caption(results: Results) -> str:
     rows = [f"parts of {NAMES[method]} (K = {best.parts}, seed {best.seed})" for method in OF_PARTS if (best := chosen(method, results)) is not None]
     return (
-        f"From the top: {'; '.join(['two test pictures of each group', 'the animal by its trimap', *rows])}. A colour is a part; what is dark belongs to none."
+        f"From the top: {'; '.join(['two test pictures of each group', *rows])}. The models saw the animals; silhouettes stand for them here. The script "
+        "writes the same figure with the animals beside this page, as `evidence-shortcut-photos.png`; it is not in the repository because it shows photos. "
+        "Photos and outlines: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut out here."
     )
 
 

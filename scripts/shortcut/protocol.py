@@ -14,7 +14,7 @@ from seecause import __version__
 
 def protocol(setup: Setup, results: Results, cutouts: Cutouts) -> list[str]:
     """Bullets."""
-    return [f"- {text}" for text in (_command(setup, results), _pictures(setup, cutouts), _splits(cutouts), _training(setup), _parts(), *_rest(setup))]
+    return [f"- {text}" for text in (_command(setup, results), _pictures(setup, cutouts), _splits(results, cutouts), _training(setup), _parts(), *_rest(setup))]
 
 
 def _command(setup: Setup, results: Results) -> str:
@@ -37,14 +37,15 @@ def _pictures(setup: Setup, cutouts: Cutouts) -> str:
     )
 
 
-def _splits(cutouts: Cutouts) -> str:
+def _splits(results: Results, cutouts: Cutouts) -> str:
+    data = next((row["data"] for row in results.values() if "data" in row), cutouts.fingerprint)  # of the pixels trained on: decoders differ
     counts = {split: len(cutouts.rows(split)) for split in SPLITS}
     cats = {split: int((cutouts.species[cutouts.rows(split)] == 0).sum()) for split in SPLITS}
     return (
         f"**Training**: {counts['train']} photos ({cats['train']} cats), each once; cats on boards and dogs on leaves but for {100 * UNUSUAL:.0f} % of "
         f"each, drawn anew for every seed. **Validation**: {counts['val']} photos ({cats['val']} cats), one in {HELD_OUT} of every breed of trainval. "
         f"**Test**: {counts['test']} photos ({cats['test']} cats). Validation and test photos are shown on both textures, so every animal is as often on the "
-        f"one as on the other. Data {cutouts.fingerprint}."
+        f"one as on the other. Data {data}."
     )
 
 

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from safetensors.torch import save_file
 
-from scripts import attribution_parts, evidence_attribution, tables
+from scripts import attribution_figures, attribution_parts, evidence_attribution, tables
 from scripts.attribution_page import merged
 from seecause.bench.store import Store
 from seecause.data.imagenet import imagenet_wnids
@@ -41,10 +41,10 @@ def real(tmp_path_factory) -> Path:
     return folder
 
 
-def study(real: Path, out: Path, *, minutes: float = 9, method: str = METHODS) -> int:
+def study(real: Path, out: Path, *, minutes: float = 9, method: str = METHODS, only_page: bool = False) -> int:
     """The exit code."""
     try:
-        evidence_attribution.main(str(real), None, "cpu", minutes, out / "page", out / "work", method, "timm:test_vit")
+        evidence_attribution.main(str(real), None, "cpu", minutes, out / "page", out / "work", method, "timm:test_vit", only_page)
     except typer.Exit as ended:
         return ended.exit_code
     return 0
@@ -61,9 +61,12 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     whole, said = page.read_text(), capsys.readouterr().out
     assert said.index("answered right") < said.index("forwards") < said.rindex("pets-label: 2 of")
     assert "not complete" not in whole and "random *" in whole and "not made yet" not in whole
-    for part in ("radar", "curves", "gallery"):
+    assert "](evidence-attribution-gallery.png)" in whole and "](evidence-attribution-photos.png)" not in whole  # photos are not in the repository
+    for part in ("radar", "curves", "gallery", "photos"):
         with Image.open(tmp_path / "page" / f"evidence-attribution-{part}.png") as drawn:
             assert min(drawn.size) > 200
+    for picture in ("radar", "curves", "gallery"):  # once is enough
+        monkeypatch.setattr(attribution_figures, picture, lambda *given, **told: None)
     rows = list(csv.DictReader((tmp_path / "page" / "evidence-attribution.csv").read_text().splitlines()))
     assert {row["table"] for row in rows} == {"pets, label", "pets, predicted", "imagenet, label", "imagenet, predicted", "sanity", "ablate score"}
     assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "center", "random *"}
@@ -76,12 +79,27 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     assert "- center: 2 maps are not made yet; run the same command again" in page.read_text()
     assert study(real, tmp_path) == 0
     assert _timeless(page.read_text()) == _timeless(whole)  # the same numbers
+    again = page.read_text()
+    with monkeypatch.context() as elsewhere:  # other versions ask for other shards; the page alone takes those that are there
+        elsewhere.setattr("seecause.bench.plan.versions", lambda: {"torch": "0.0"})
+        elsewhere.setattr(evidence_attribution, "machine", lambda device: "another machine")
+        assert study(real, tmp_path, only_page=True) == 0 and page.read_text() == again
+        with pytest.raises(typer.Exit):
+            evidence_attribution.main(str(real), 1, "cpu", 9, tmp_path / "page", tmp_path / "work", METHODS, "timm:test_vit", True)
+    assert "other photos" in capsys.readouterr().err
     ended = [event["shard"] for event in store.events() if event["event"] == "done"]
     assert sorted(ended) == sorted([*(shard.id for shard in store.plan().shards), lost.id])  # nothing else was done twice
 
 
 def _timeless(page: str) -> list[str]:
     return [line for line in page.splitlines() if not re.search(r"\| machine|[\d.]+ \|$", line) or "±" in line]
+
+
+def test_an_outline_shows_nothing_of_the_photo(real):
+    data = evidence_attribution._photos(f"pets:{real / 'pets'}", None)
+    drawn = attribution_figures._seen(data, 0, photos=False)
+    assert drawn.shape == data[0].image.shape and drawn.unique().tolist() == pytest.approx([0.7, 0.88, 1.0])
+    assert (attribution_figures._seen(data, 0, photos=True) == data[0].image).all()
 
 
 def test_what_is_missing_is_named(real, tmp_path, capsys):

@@ -65,9 +65,9 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
     monkeypatch.setattr(study, "SMALL", small)
     monkeypatch.setattr(study, "load", lambda real, device: model)
 
-    def run(minutes):
+    def run(minutes, **told):
         with pytest.raises(typer.Exit) as ended:
-            study.main(real=real, limit=9, device="cpu", minutes=minutes, tf32=True, seed=0, out=tmp_path / "out", work=tmp_path / "work")
+            study.main(real=real, limit=9, device="cpu", minutes=minutes, tf32=True, seed=0, out=tmp_path / "out", work=tmp_path / "work", **told)
         return ended.value.exit_code, (tmp_path / "out" / "evidence-background.md").read_text()
 
     code, page = run(-1.0)
@@ -82,6 +82,9 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
     kept.unlink()
     again = run(5.0)
     assert again[0] == 0 and kept.is_file() and again[1].split("## Seconds")[0] == page.split("## Seconds")[0]  # what is missing is
+    assert "](evidence-background.png)" in page and "](evidence-background-photos.png)" not in page  # photos are not in the repository
+    monkeypatch.setattr(study, "machine", lambda device: "another machine")
+    assert run(5.0, only_page=True) == again  # it tells of the machine that made the pieces
 
     rows = list(csv.DictReader((tmp_path / "out" / "evidence-background.csv").read_text().splitlines()))
     methods = {row["row"] for row in rows if row["table"] == "removal"}
@@ -94,6 +97,8 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
     for picture in ("evidence-background.png", "evidence-background-photos.png"):
         with Image.open(tmp_path / "out" / picture) as drawn:
             assert drawn.width > 300
+    kept.unlink()
+    assert run(5.0, only_page=True)[0] == 1 and not kept.is_file()
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path):

@@ -13,7 +13,7 @@ import typer
 from PIL import Image
 
 from scripts import evidence_shortcut
-from scripts.shortcut import data, page, plan, repair
+from scripts.shortcut import data, figure, page, plan, repair
 from scripts.shortcut.data import both_ways, read_cutouts, train_pictures
 from scripts.shortcut.methods import Job
 from seecause.errors import DataMissing
@@ -51,6 +51,13 @@ def real(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cutouts(real):
     return read_cutouts(real / "pets_small", size=48)
+
+
+def test_a_silhouette_has_the_shape_and_nothing_else_of_its_photo(cutouts):
+    black = dataclasses.replace(cutouts, rgba=cutouts.rgba * torch.tensor([0, 0, 0, 1], dtype=torch.uint8)[:, None, None])
+    one, other = (both_ways(figure.silhouettes(some), "test", size=48, device=CPU) for some in (cutouts, black))
+    assert (one.images == other.images).all() and (one.masks == both_ways(cutouts, "test", size=48, device=CPU).masks).all()
+    assert (one.images.permute(0, 2, 3, 1)[figure._edge(one.masks).logical_not() & one.masks] == figure.GREY).float().mean() > 0.9
 
 
 def test_splits_share_no_photo_and_validation_has_every_breed(cutouts):
@@ -160,8 +167,10 @@ def test_the_study_runs_stops_goes_on_and_shows_its_holes(real, tmp_path, monkey
     titles = {row["method"] for row in csv.DictReader((tmp_path / "out/evidence-shortcut.csv").read_text().splitlines())}
     assert len(titles) == 15 and all(f"| {title} |" in text and (f"**{title}**" in text or title.startswith("ERM: ")) for title in titles)
     assert len(re.findall(r"^\| \*\*", text, re.M)) == 4  # one chosen setting for each method that is tuned
-    with Image.open(tmp_path / "out/evidence-shortcut.png") as figure:
-        assert figure.size[0] == 8 * 144 - 4 and figure.size[1] == 4 * 144 - 4
+    for name in ("evidence-shortcut.png", "evidence-shortcut-photos.png"):
+        with Image.open(tmp_path / "out" / name) as drawn:
+            assert drawn.size == (figure.LEFT + 8 * 144 - 4, figure.TOP + 3 * 144 - 4 + figure.FOOT)
+    assert "](evidence-shortcut.png)" in text and "](evidence-shortcut-photos.png)" not in text  # photos are not in the repository
     before = (tmp_path / "out/evidence-shortcut.csv").read_bytes()
     monkeypatch.setattr(evidence_shortcut, "run", None)
     go(60.0)
