@@ -81,7 +81,7 @@ def truth_section(found: Truth) -> list[Section]:
     note = (
         "What each part of a creature is worth to the model is measured by drawing the picture again without it. Completeness: are the parts that decide "
         "declared important, and no others? Correctness: are the parts ranked by what they are worth? Contrastivity: does the map follow the class it is asked "
-        "about? All from 0 to 1, over all pictures; read them beside those of `random`, which knows nothing. The best mean of the three is shaded."
+        "about? All from 0 to 1, over all pictures; read them beside those of a control such as random. The best mean of the three is shaded."
     )
     return [Section("Against the truth", fragment("facts.html.j2", rows=rows, head=("method", *COLUMNS), marked=best), note)]
 

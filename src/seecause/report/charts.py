@@ -91,7 +91,7 @@ def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, l
 
 def _draw(series: Series, x: Axis, y: Axis) -> _Drawn:
     points = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
-    if not any(series.reach):
+    if all(map(math.isnan, series.error)):  # or there is none
         return _Drawn(series, points)
     upper, lower = ([(x.at(a), y.at(b + sign * e)) for a, b, e in zip(series.x, series.y, series.reach, strict=True)] for sign in (1, -1))
     return _Drawn(series, points, [*upper, *reversed(lower)])

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
