@@ -97,8 +97,7 @@ def margins(scores: dict[str, Scores], method: str = "caap, source") -> str:
 
 
 def _cell(summary: Summary, scale: float) -> str:
-    digits = 1 if scale == 100 else 3
-    return f"{summary.mean * scale:.{digits}f} ± {summary.standard_error * scale:.{digits}f}"
+    return summary.text(1 if scale == 100 else 3, scale=scale)
 
 
 @app.command("critters")

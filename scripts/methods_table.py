@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,10 +30,10 @@ from seecause.bench.plan import Request, make_plan
 from seecause.bench.runner import Status, run
 from seecause.bench.store import Store
 from seecause.bench.table import table_of, to_csv, to_markdown
+from seecause.bench.truth import COLUMNS, against_truth, shown
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
 from seecause.errors import BadOption
-from seecause.metrics import PartScores
 
 TRUTH = ("part-correctness", "part-contrastivity")
 
@@ -128,17 +128,10 @@ def page(found: Values, done: list[tuple[Store, Worker, Status]], chosen: list[s
 
 
 def _truth(done: list[tuple[Store, Worker]]) -> str:
-    """The FunnyBirds scores that need all pictures at once."""
-    lines = ["| method | completeness | at threshold | correctness | contrastivity | mean of the three |", "|---|---|---|---|---|---|"]
+    """The FunnyBirds scores over all pictures of each run."""
+    lines = ["| method | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
     for store, worker in done:
-        for method in worker.plan.request.methods:
-            tensors = [store.tensors(shard) for shard in store.finished(worker.plan) if shard.method == method]
-            if not tensors or "parts.thresholds" not in tensors[0]:
-                continue
-            joined = {part.name: torch.cat([t[f"parts.{part.name}"] for t in tensors]) for part in fields(PartScores) if part.name != "thresholds"}
-            scores = PartScores(**joined, thresholds=tensors[0]["parts.thresholds"])
-            numbers = (scores.completeness, scores.threshold, float(scores.correctness.nanmean()), float(scores.contrastivity.nanmean()), scores.overall)
-            lines.append(f"| {tables.starred(method)} | " + " | ".join(f"{value:.3f}" for value in numbers) + " |")
+        lines += [f"| {tables.starred(method)} | " + " | ".join(shown(row)) + " |" for method, row in against_truth(store, worker.plan).items()]
     return "\n".join(lines) + "\n"
 
 

@@ -50,11 +50,11 @@ def differences(table: Table) -> str:
 
 
 def gap(found: Summary | None) -> str:
-    """A difference and how many standard errors it is; a dash where it is the same for every picture and has no error."""
+    """A difference and how many standard errors it is; a dash where it is the same for every picture, or there is one picture only."""
     if found is None or not found.n:
         return "no value"
-    errors = f"{found.mean / found.standard_error:+.0f}" if found.standard_error > ROUNDING * abs(found.mean) else "-"
-    return f"{found.mean:+.3f} ± {found.standard_error:.3f} ({errors})"
+    errors = f"{found.mean / found.standard_error:+.1f}" if found.standard_error > ROUNDING * abs(found.mean) else "-"
+    return f"{found.text(sign='+')} ({errors})"
 
 
 def clearly_better(table: Table, metric: str, *, than_reference: bool = True) -> list[str]:

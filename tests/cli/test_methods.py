@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from typer.testing import CliRunner
 
 import seecause as sc
+from seecause.attribution.registry import methods
 from seecause.cli import app
 
 
-def test_every_method_is_listed_with_its_cost():
-    shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+@pytest.mark.parametrize("architecture", ["transformer", "conv"])
+def test_every_method_is_listed_with_what_it_needs_and_costs(architecture):
+    shown = CliRunner().invoke(app, ["methods", *(["--conv"] if architecture == "conv" else [])], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
-    for name, entry in sc.methods().items():
-        assert name in shown.stdout and entry.forwards.split()[0] in shown.stdout
+    blocks = re.split(r"\n (?=\S)", shown.stdout)  # a method begins at the left, its further lines are indented
+    for name, entry in methods(architecture).items():
+        (block,) = [block for block in blocks if block.split()[:1] == [name]]
+        assert f"forwards: {entry.forwards}" in block and entry.needs.split(",")[0] in block
+
+
+def test_the_list_is_readable_on_a_narrow_terminal():
+    shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).stdout
+    assert all(len(line) <= 80 for line in shown.splitlines()) and "…" not in shown
+    assert all(name in shown for name in sc.methods())  # no name is broken in two
 
 
 def test_options_of_one_method_are_listed_and_a_wrong_name_is_one_line():

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import rankdata, spearmanr
 
 from seecause.errors import BadOption
 from seecause.metrics.ranks import average_ranks
-from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, ratio_interval, summarise
+from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, ratio_interval, standard_error, summarise
 from tests.helpers import noise
 
 
-def test_the_standard_error_is_that_of_the_printed_tables():
+def test_the_standard_error_is_that_of_scipy():
+    values = noise(7)
+    assert summarise(values).standard_error == pytest.approx(stats.sem(values))
     hits = torch.tensor([1.0] * 94 + [0.0] * 34)  # a pointing game of 73.44 % on 128 images
     found = summarise(hits)
-    assert found.standard_error == pytest.approx((found.mean * (1 - found.mean) / 128) ** 0.5)
+    assert found.standard_error == pytest.approx((found.mean * (1 - found.mean) / 127) ** 0.5)
     assert (found.n, found.skipped) == (128, 0)
+    many = noise(5, 3)
+    assert torch.allclose(standard_error(many), torch.tensor(stats.sem(many, axis=0)))
+
+
+def test_one_image_has_no_standard_error_and_a_dash_is_printed():
+    found = summarise(torch.tensor([0.25, torch.nan]))
+    assert (found.mean, found.n) == (0.25, 1) and math.isnan(found.standard_error)
+    assert standard_error(noise(1, 3)).isnan().tolist() == [True] * 3
+    assert found.text() == "0.250 ± -" and found.text(1, scale=100, sign="+") == "+25.0 ± -"
+    assert summarise(torch.tensor([0.0, 1.0])).text(2) == "0.50 ± 0.50"
 
 
 def test_skipped_images_are_left_out_and_counted():

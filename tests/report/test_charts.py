@@ -61,3 +61,14 @@ def test_a_difference_that_may_be_none_is_hollow():
     (zero,) = re.findall(r'class="zero" x1="([\d.]+)"', svg)
     black, noise = re.findall(r'cx="([\d.]+)"', svg)
     assert float(noise) < float(zero) < float(black)
+
+
+def test_an_error_that_is_not_known_is_not_drawn():
+    nan = float("nan")
+    unknown, none = (
+        chart([Series("line", [1, 2], [0.1, 0.9], errors), Series("dot", [1.5], [0.5], errors[:1])], title="t", x_title="x", y_title="y")
+        for errors in ([nan, nan], [])
+    )
+    assert unknown == none and "nan" not in unknown
+    rows = forest([Difference("one picture", 0.3, nan), Difference("many", 0.3, 0.1)], title="t", x_title="x")
+    assert "nan" not in rows and rows.count('class="open"') == rows.count('class="clear"') == 1 and "one picture: +0.3<" in rows

@@ -25,7 +25,7 @@ from seecause.target import Score, Target
 Pairing = Literal["input", "output"]
 
 
-@method("attcat", forwards="1 + 1 backward")
+@method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients")
 @over_images(every_block)
 @torch.enable_grad()
 def attcat(model: VisionModel, images: Tensor, target: Target, *, pairing: Pairing = "input", score: Score = "logit") -> Maps:

@@ -18,7 +18,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("attn-grad", forwards="1, backward through the last block")
+@method("attn-grad", forwards="1, backward through the last block", needs="attention, gradients")
 @over_images(one_block)
 @torch.enable_grad()
 def attn_grad(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:

@@ -46,7 +46,7 @@ class Swept:
     blank: Tensor
 
 
-@method("caap", forwards="2 (tail=source) to 4 (tail=patched)")
+@method("caap", forwards="2 (tail=source) to 4 (tail=patched)", needs="activations")
 @torch.no_grad()
 def caap(
     model: VisionModel,

@@ -28,7 +28,7 @@ from seecause.models.conv_view import ConvModel
 from seecause.target import Score, Target
 
 
-@method("caap", forwards="2 + N x the part after the stage", architectures=("conv",))
+@method("caap", forwards="2 + N x the part after the stage", needs="activations", architectures=("conv",))
 @torch.no_grad()
 def caap_cnn(
     model: ConvModel,

@@ -18,7 +18,7 @@ from seecause.models.base import ImageModel
 from seecause.target import Target
 
 
-@method("random", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+@method("random", forwards="0", needs="nothing", class_specific=False, architectures=("transformer", "conv"))
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
     """Uniform noise, drawn for each picture from its pixels and `seed`: the place in the batch never matters."""
     n = model.check(images).n_patches
@@ -28,7 +28,7 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
     return Maps(noise.to(images.device), target)
 
 
-@method("center", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+@method("center", forwards="0", needs="nothing", class_specific=False, architectures=("transformer", "conv"))
 def center(model: ImageModel, images: Tensor, target: Target, *, width: float = 0.25) -> Maps:
     """A Gaussian at the middle, `width` of each side wide."""
     rows, columns = (torch.linspace(-0.5, 0.5, n) for n in model.check(images).grid)
@@ -36,7 +36,7 @@ def center(model: ImageModel, images: Tensor, target: Target, *, width: float = 
     return Maps(bump.expand(len(images), -1).clone(), target)
 
 
-@method("sobel", forwards="0", class_specific=False, architectures=("transformer", "conv"))
+@method("sobel", forwards="0", needs="nothing", class_specific=False, architectures=("transformer", "conv"))
 def sobel(model: ImageModel, images: Tensor, target: Target) -> Maps:
     """Mean edge strength of the grey picture in each patch."""
     grey = model.preprocess.raw(images).float().mean(dim=1, keepdim=True)

@@ -19,7 +19,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("gae", forwards="1 + 1 backward")
+@method("gae", forwards="1 + 1 backward", needs="attention, gradients")
 @over_images(every_attention)
 @torch.enable_grad()
 def gae(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit") -> Maps:

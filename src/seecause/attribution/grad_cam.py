@@ -29,7 +29,7 @@ from seecause.target import Score, Target
 Variant = Literal["a", "b", "c"]
 
 
-@method("grad-cam", forwards="1, backward through the last block")
+@method("grad-cam", forwards="1, backward through the last block", needs="activations, gradients")
 @over_images(one_block)
 @torch.enable_grad()
 def grad_cam(model: VisionModel, images: Tensor, target: Target, *, variant: Variant = "a", score: Score = "logit") -> Maps:

@@ -24,7 +24,7 @@ from seecause.target import Score, Target
 Space = Literal["token", "pixel"]
 
 
-@method("ixg", forwards="1 + 1 backward")
+@method("ixg", forwards="1 + 1 backward", needs="gradients")
 @over_images(every_block)
 @torch.enable_grad()
 def ixg(model: VisionModel, images: Tensor, target: Target, *, space: Space = "token", mixer: Mixer = "sum", score: Score | None = None) -> Maps:

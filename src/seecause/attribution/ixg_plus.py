@@ -27,7 +27,7 @@ Mixer = Literal["sum", "relu"]
 Start = int | Literal["all", "half"]
 
 
-@method("ixg+", forwards="1 + 1 backward")
+@method("ixg+", forwards="1 + 1 backward", needs="activations, gradients")
 @over_images(every_block)
 @torch.enable_grad()
 def ixg_plus(model: VisionModel, images: Tensor, target: Target, *, start: Start = "all", mixer: Mixer = "sum", score: Score | None = None) -> Maps:

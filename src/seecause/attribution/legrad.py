@@ -23,7 +23,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("legrad", forwards="1, backward through each block and readout by itself")
+@method("legrad", forwards="1, backward through each block and readout by itself", needs="attention, gradients")
 @over_images(one_block)
 @torch.enable_grad()
 def legrad(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit") -> Maps:

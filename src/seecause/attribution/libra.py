@@ -26,7 +26,7 @@ def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
     return every_block(model, layout) * 3 // 2
 
 
-@method("libra-ixg+", forwards="1 + 1 backward")
+@method("libra-ixg+", forwards="1 + 1 backward", needs="activations, gradients")
 @over_images(_both_paths)
 @torch.enable_grad()
 def libra_ixg_plus(

@@ -25,7 +25,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("mutex", forwards="1 + 54 on half of the patches")
+@method("mutex", forwards="1 + 54 on half of the patches", needs="attention, token removal")
 @torch.no_grad()
 def mutex(model: VisionModel, images: Tensor, target: Target, *, keep: float = 0.5, edge: float = 0.01, start: int = 0, score: Score = "prob") -> Maps:
     """The mean score of runs on half of the patches, chosen by 54 statistics of the attention graph."""

@@ -18,7 +18,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Target
 
 
-@method("raw-attention", forwards="1", class_specific=False)
+@method("raw-attention", forwards="1", needs="attention", class_specific=False)
 @over_images(one_block)
 @torch.no_grad()
 def raw_attention(model: VisionModel, images: Tensor, target: Target) -> Maps:

@@ -1,6 +1,6 @@
 """The list of attribution methods. A new method is one file with one decorated function:
 
-    @method("name", forwards="2", needs="class token")
+    @method("name", forwards="2", needs="activations")
     def name(model, images, target, *, option=default) -> Maps | Tensor: ...
 
 It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for transformers unless it says
@@ -42,7 +42,7 @@ class Method:
     name: str
     run: Callable[..., Maps]
     forwards: str  # cost of one image in plain forwards
-    needs: str
+    needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
 
@@ -64,7 +64,7 @@ _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}
 
 
 def method(
-    name: str, *, forwards: str, needs: str = "any readout", class_specific: bool = True, architectures: Sequence[Architecture] = ("transformer",)
+    name: str, *, forwards: str, needs: str, class_specific: bool = True, architectures: Sequence[Architecture] = ("transformer",)
 ) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
     """Register a function under `name`, for some architectures."""
 

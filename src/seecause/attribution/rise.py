@@ -28,7 +28,7 @@ from seecause.target import Score, Target, spread
 Normalise = Literal["expected", "mask"]
 
 
-@method("rise", forwards="4000", architectures=("transformer", "conv"))
+@method("rise", forwards="4000", needs="logits", architectures=("transformer", "conv"))
 @torch.no_grad()
 def rise(
     model: ImageModel,

@@ -27,7 +27,7 @@ from seecause.target import Target
 Fusion = Literal["mean", "max", "min"]
 
 
-@method("rollout", forwards="1", class_specific=False)
+@method("rollout", forwards="1", needs="attention", class_specific=False)
 @over_images(one_block)
 @torch.no_grad()
 def rollout(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, fusion: Fusion = "mean", discard: float = 0.0, compat: bool = False) -> Maps:

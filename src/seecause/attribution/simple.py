@@ -18,7 +18,7 @@ from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
 
-@method("simple-insertion", forwards="N", architectures=("transformer", "conv"))
+@method("simple-insertion", forwards="N", needs="logits", architectures=("transformer", "conv"))
 @torch.no_grad()
 def simple_insertion(
     model: ImageModel,
@@ -36,7 +36,7 @@ def simple_insertion(
     return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
 
 
-@method("simple-deletion", forwards="N + 1", architectures=("transformer", "conv"))
+@method("simple-deletion", forwards="N + 1", needs="logits", architectures=("transformer", "conv"))
 @torch.no_grad()
 def simple_deletion(
     model: ImageModel,

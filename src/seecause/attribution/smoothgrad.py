@@ -27,7 +27,7 @@ from seecause.target import Score, Target
 Show = Literal["magnitude", "signed", "input"]
 
 
-@method("smoothgrad", forwards="samples + samples backward")
+@method("smoothgrad", forwards="samples + samples backward", needs="gradients")
 @over_images(every_block)
 @torch.enable_grad()
 def smoothgrad(

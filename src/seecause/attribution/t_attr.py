@@ -32,7 +32,7 @@ def _both_graphs(model: VisionModel, layout: TokenLayout) -> int:
     return 3 * every_attention(model, layout)  # gradients first, then relevance, with what its rules hold
 
 
-@method("t-attr", forwards="2 + 2 backward")
+@method("t-attr", forwards="2 + 2 backward", needs="attention, gradients, relevance")
 @over_images(_both_graphs)
 @torch.enable_grad()
 def t_attr(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit") -> Maps:

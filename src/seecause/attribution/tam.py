@@ -23,7 +23,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("tam", forwards="steps + 1, backward through the last block")
+@method("tam", forwards="steps + 1, backward through the last block", needs="attention, gradients")
 @over_images(one_block)
 @torch.enable_grad()
 def tam(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, steps: int = 20, score: Score = "logit") -> Maps:

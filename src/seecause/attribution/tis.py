@@ -26,7 +26,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("tis", forwards="1 + 1024 on half of the patches")
+@method("tis", forwards="1 + 1024 on half of the patches", needs="activations, token removal")
 @torch.no_grad()
 def tis(
     model: VisionModel, images: Tensor, target: Target, *, masks: int = 1024, keep: float | Sequence[float] = (0.5,), score: Score = "prob", seed: int = 0

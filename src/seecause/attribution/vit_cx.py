@@ -23,7 +23,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("vit-cx", forwards="1 + 2 M (M masks, by picture)")
+@method("vit-cx", forwards="1 + 2 M (M masks, by picture)", needs="activations")
 @torch.no_grad()
 def vit_cx(model: VisionModel, images: Tensor, target: Target, *, threshold: float = 0.1, noise: float = 0.1, score: Score = "prob", seed: int = 0) -> Maps:
     """The model's own features as masks, weighted by the score they cause."""

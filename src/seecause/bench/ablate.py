@@ -28,7 +28,7 @@ from seecause.engine.blanks import Blank
 from seecause.engine.sweep import Plan as SweepPlan
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.metrics import rank_correlation
+from seecause.metrics import rank_correlation, standard_error
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.target import Score
@@ -111,7 +111,7 @@ def agreement(store: Store, plan: Plan) -> Agreement:
             alike = rank_correlation(stacked[i], stacked[j])
             alike = alike[~alike.isnan()]  # a flat map has no ranks
             mean[i, j] = mean[j, i] = alike.mean()
-            error[i, j] = error[j, i] = alike.std(correction=0) / max(1, len(alike)) ** 0.5
+            error[i, j] = error[j, i] = standard_error(alike)
     return Agreement(names, mean, error, len(known))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from seecause.bench.measures import FAMILIES, family_of, higher_is_better
 from seecause.bench.plan import Plan
 from seecause.errors import UnknownName
-from seecause.metrics import Summary, bootstrap_interval, paired_difference, summarise
+from seecause.metrics import Summary, bootstrap_interval, error_text, paired_difference, summarise
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 
@@ -131,7 +131,7 @@ def _markdown(table: Table, title: str, metrics: Sequence[str]) -> str:
 def _plain_cell(cell: Cell, digits: int) -> str:
     if cell.n == 0:
         return "no value"
-    text = f"{cell.mean:.{digits}f} ± {cell.error:.{digits}f}"
+    text = f"{cell.mean:.{digits}f} ± {error_text(cell.error, digits)}"
     return f"**{text}**" if cell.best else text
 
 
@@ -154,7 +154,7 @@ def _latex_cell(cell: Cell, digits: int) -> str:
     if cell.n == 0:
         return "--"
     mean = rf"\mathbf{{{cell.mean:.{digits}f}}}" if cell.best else f"{cell.mean:.{digits}f}"
-    return rf"${mean} \pm {cell.error:.{digits}f}$"
+    return rf"${mean} \pm {error_text(cell.error, digits)}$"
 
 
 def _escaped(text: str) -> str:

@@ -26,7 +26,16 @@ from seecause.metrics.saco import saco
 from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
 from seecause.metrics.segmentation import Overlap, box_mask, foreground, iou, overlap
 from seecause.metrics.stability import Stability, stability
-from seecause.metrics.statistics import Summary, bootstrap_interval, paired_difference, rank_correlation, ratio_interval, summarise
+from seecause.metrics.statistics import (
+    Summary,
+    bootstrap_interval,
+    error_text,
+    paired_difference,
+    rank_correlation,
+    ratio_interval,
+    standard_error,
+    summarise,
+)
 
 __all__ = [
     "METRICS",
@@ -58,6 +67,7 @@ __all__ = [
     "clopper_pearson",
     "complexity",
     "energy",
+    "error_text",
     "faithfulness_estimate",
     "foreground",
     "group_accuracy",
@@ -87,5 +97,6 @@ __all__ = [
     "saco",
     "sensitivity_n",
     "stability",
+    "standard_error",
     "summarise",
 ]

@@ -99,12 +99,15 @@ class PartScores:
 
     @property
     def threshold(self) -> float:
-        """The one with the best completeness; the smallest of equals."""
-        return float(self.thresholds[self.completeness_at.nan_to_num(nan=-1.0).argmax()])
+        """The one with the best completeness; the smallest of equals. NaN like completeness."""
+        found = self.completeness_at
+        return torch.nan if found.isnan().all() else float(self.thresholds[found.nan_to_num(nan=-1.0).argmax()])
 
     @property
     def completeness(self) -> float:
-        return float(self.completeness_at.nan_to_num(nan=-1.0).amax())
+        """At that threshold. NaN if the model answers no picture right."""
+        found = self.completeness_at
+        return torch.nan if found.isnan().all() else float(found.nan_to_num(nan=-1.0).amax())
 
     @property
     def overall(self) -> float:

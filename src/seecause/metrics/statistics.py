@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,12 +19,16 @@ _KEPT = 8_000_000  # weights of its resamplings that are kept for the next colum
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean over images. The standard error is the population deviation over sqrt(n), as the printed tables have it (not n - 1)."""
+    """A mean over images. The standard error is the sample deviation (n - 1) over sqrt(n): NaN below two images, for one says nothing of others."""
 
     mean: float
     standard_error: float
     n: int
     skipped: int = 0
+
+    def text(self, digits: int = 3, *, scale: float = 1.0, sign: str = "") -> str:
+        """`0.603 ± 0.017`; a dash stands for an error that is not known."""
+        return f"{self.mean * scale:{sign}.{digits}f} ± {error_text(self.standard_error * scale, digits)}"
 
 
 def summarise(values: Tensor) -> Summary:
@@ -31,7 +36,17 @@ def summarise(values: Tensor) -> Summary:
     known = _known(values)
     if len(known) == 0:
         return Summary(torch.nan, torch.nan, 0, len(values))
-    return Summary(float(known.mean()), float(known.std(correction=0) / len(known) ** 0.5), len(known), len(values) - len(known))
+    return Summary(float(known.mean()), float(standard_error(known)), len(known), len(values) - len(known))
+
+
+def standard_error(values: Tensor) -> Tensor:
+    """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below two images."""
+    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.full(values.shape[1:], torch.nan, dtype=values.dtype)
+
+
+def error_text(error: float, digits: int) -> str:
+    """An error to so many decimals, or a dash where it is not known."""
+    return "-" if math.isnan(error) else f"{error:.{digits}f}"
 
 
 def paired_difference(first: Tensor, second: Tensor) -> Summary:

@@ -16,18 +16,21 @@ from seecause.bench.plan import Plan
 from seecause.bench.runner import Status, inspect
 from seecause.bench.store import Store
 from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
+from seecause.bench.truth import COLUMNS, Truth, against_truth, shown, truth_csv
+from seecause.metrics import standard_error
 from seecause.report.charts import Series, chart, styled
 from seecause.report.gallery import gallery_section, headline
 from seecause.report.page import Section, fragment, write_page
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """report.html, table.csv, table.tex and table.md in the run folder."""
+    """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the truth was measured."""
     plan = store.plan()
     status = inspect(store, plan)
-    table = make_table(store.rows(plan), plan, against=against)
+    table, truth = make_table(store.rows(plan), plan, against=against), against_truth(store, plan)
     sections = [
         table_section(table),
+        *truth_section(truth),
         *curves_section(store, plan),
         *cost_section(store, plan, table),
         gallery_section(store, plan, reference=table.reference),
@@ -36,7 +39,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     ]
     opening = f"{_counted(len(plan.samples), 'image')} of {plan.data['name']}, {_counted(len(plan.request.methods), 'method')}."
     page = write_page(store.folder / "report.html", f"Which method is faithful on {plan.request.model}?", sections, lead=lead(plan, status, opening))
-    return [page, *write_tables(store.folder, table)]
+    return [page, *write_tables(store.folder, table), *write_truth(store.folder, truth)]
 
 
 def write_tables(folder: Path, table: Table) -> list[Path]:
@@ -47,6 +50,16 @@ def write_tables(folder: Path, table: Table) -> list[Path]:
     return [folder / name for name in texts]
 
 
+def write_truth(folder: Path, found: Truth) -> list[Path]:
+    """truth.csv; none is left of an earlier command that measured more."""
+    path = folder / "truth.csv"
+    if not found:
+        path.unlink(missing_ok=True)
+        return []
+    path.write_text(truth_csv(found), encoding="utf-8")
+    return [path]
+
+
 def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method") -> Section:
     note = (
         "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean, all of them where several are equal "
@@ -55,6 +68,22 @@ def table_section(table: Table, *, title: str = "Which method is best?", what: s
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
     return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, what=what), note)
+
+
+def truth_section(found: Truth) -> list[Section]:
+    """The FunnyBirds scores; none if they were not measured."""
+    if not found:
+        return []
+    means = [row["mean of the three"] for row in found.values()]
+    top = max((mean for mean in means if mean == mean), default=None)
+    best = [place for place, mean in enumerate(means) if mean == top]
+    rows = [(method, *shown(row)) for method, row in found.items()]
+    note = (
+        "What each part of a creature is worth to the model is measured by drawing the picture again without it. Completeness: are the parts that decide "
+        "declared important, and no others? Correctness: are the parts ranked by what they are worth? Contrastivity: does the map follow the class it is asked "
+        "about? All from 0 to 1, over all pictures; read them beside those of a control such as random. The best mean of the three is shaded."
+    )
+    return [Section("Against the truth", fragment("facts.html.j2", rows=rows, head=("method", *COLUMNS), marked=best), note)]
 
 
 def curves_section(store: Store, plan: Plan) -> list[Section]:
@@ -137,8 +166,7 @@ def holes_section(status: Status, plan: Plan) -> Section:
 
 def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:
     """Curves [B, n + 1] -> their mean with its standard error."""
-    error = curves.std(dim=0, correction=0) / len(curves) ** 0.5
-    return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), error.tolist(), *look)
+    return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), standard_error(curves).tolist(), *look)
 
 
 def _called(plan: Plan, name: str) -> str:

@@ -25,9 +25,14 @@ class Series:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    error: Sequence[float] = ()
+    error: Sequence[float] = ()  # NaN where it is not known: no band there
     colour: str = COLOURS[0]
     dash: str = ""
+
+    @property
+    def reach(self) -> list[float]:
+        """What the band or bar covers on either side of each point."""
+        return [0.0 if math.isnan(error) else error for error in self.error or [0.0] * len(self.y)]
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def styled(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, beside: Sequence[Series] = ()) -> Markup:
     """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y."""
-    reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True)]
+    reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.reach, strict=True)]
     along = [v for s in series for v in s.x]
     x = Axis(*padded(along, log=log), LEFT, WIDTH - RIGHT, log, whole=all(isinstance(v, int) for v in along))
     y = Axis(*padded([v for pair in reach for v in pair]), HEIGHT - BOTTOM, TOP)
@@ -86,9 +91,9 @@ def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, l
 
 def _draw(series: Series, x: Axis, y: Axis) -> _Drawn:
     points = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
-    if not series.error:
+    if all(map(math.isnan, series.error)):  # or there is none
         return _Drawn(series, points)
-    upper, lower = ([(x.at(a), y.at(b + sign * e)) for a, b, e in zip(series.x, series.y, series.error, strict=True)] for sign in (1, -1))
+    upper, lower = ([(x.at(a), y.at(b + sign * e)) for a, b, e in zip(series.x, series.y, series.reach, strict=True)] for sign in (1, -1))
     return _Drawn(series, points, [*upper, *reversed(lower)])
 
 

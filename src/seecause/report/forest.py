@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ WIDTH, ROW, TOP, BOTTOM, RIGHT = 420, 26, 10, 44, 16
 
 @dataclass(frozen=True)
 class Difference:
-    """A row: what is compared, the mean difference, and half the width of its interval."""
+    """A row: what is compared, the mean difference, and half the width of its interval; NaN if that is not known."""
 
     name: str
     mean: float
@@ -26,18 +27,19 @@ def forest(rows: Sequence[Difference], *, title: str, x_title: str) -> Markup:
     """The first row stands at the top. Rows whose interval leaves out zero are filled; the others, which may be no difference at all, are hollow."""
     left = 20 + LETTER * max(len(row.name) for row in rows)
     height = TOP + ROW * len(rows) + BOTTOM
-    x = Axis(*padded([0.0, *(row.mean + sign * row.reach for row in rows for sign in (-1, 1))]), left, WIDTH - RIGHT)
+    wide = [0.0 if math.isnan(row.reach) else row.reach for row in rows]
+    x = Axis(*padded([0.0, *(row.mean + sign * reach for row, reach in zip(rows, wide, strict=True) for sign in (-1, 1))]), left, WIDTH - RIGHT)
     drawn = [
         {
             "name": row.name,
             "y": TOP + ROW * place + ROW / 2,
             "x": x.at(row.mean),
-            "low": x.at(row.mean - row.reach),
-            "high": x.at(row.mean + row.reach),
+            "low": x.at(row.mean - reach),
+            "high": x.at(row.mean + reach),
             "differs": abs(row.mean) > row.reach,
-            "said": f"{row.name}: {row.mean:+.4g} ± {row.reach:.2g}",
+            "said": f"{row.name}: {row.mean:+.4g}" + ("" if math.isnan(row.reach) else f" ± {reach:.2g}"),
         }
-        for place, row in enumerate(rows)
+        for place, (row, reach) in enumerate(zip(rows, wide, strict=True))
     ]
     return fragment(
         "forest.svg.j2", title=title, x_title=x_title, rows=drawn, ticks=x.ticks(), zero=x.at(0.0), width=WIDTH, height=height, left=left,

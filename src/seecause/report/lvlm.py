@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
@@ -15,6 +14,7 @@ from seecause.lvlm import Curves, MaskEngine, picture_map, seen_picture
 from seecause.lvlm.lens import HeadWords
 from seecause.lvlm.tokens import TokenAttribution
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace
+from seecause.metrics import standard_error
 from seecause.report.cards import Card, MapView, Strip, render_cards
 from seecause.report.cell import Cell
 from seecause.report.charts import Series, chart, styled
@@ -173,8 +173,7 @@ def one_answer_counts(found: HeadTrace) -> dict[str, tuple[str, str]]:
 
 def _series(name: str, values: Tensor, look: tuple[str, str]) -> Series:
     """Rows [O, P + 1] -> their mean, with a standard error where there are several."""
-    error = [] if len(values) == 1 else (values.std(dim=0, correction=0) / len(values) ** 0.5).tolist()
-    return Series(CALLED[name], list(range(values.shape[1])), torch.as_tensor(values).mean(dim=0).tolist(), error, *look)
+    return Series(CALLED[name], list(range(values.shape[1])), values.mean(dim=0).tolist(), standard_error(values).tolist(), *look)
 
 
 def _sign(value: float) -> str:

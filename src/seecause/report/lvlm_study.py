@@ -149,4 +149,4 @@ def scatter(points: Tensor, labels: Sequence[str], *, title: str) -> Markup:
 
 
 def spelled(found: Summary, digits: int = 3) -> str:
-    return f"{found.mean:.{digits}f} ± {found.standard_error:.{digits}f}"
+    return found.text(digits)
