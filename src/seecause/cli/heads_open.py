@@ -47,6 +47,9 @@ ScopeOption = Annotated[
 QuestionOption = Annotated[
     str | None, typer.Option("--question", help="With --classify: what to ask about the picture.", show_default="for Critters, the creature's name")
 ]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Precision of the model.", show_default="float32; with --classify on a GPU, as stored")
+]
 
 
 def open_asked(
@@ -55,7 +58,7 @@ def open_asked(
     *,
     weights: str | None,
     device: Device,
-    dtype: Dtype,
+    dtype: Dtype | None,
     seed: int,
     classify: Classify | None,
     scope: Scope | None,
@@ -66,7 +69,7 @@ def open_asked(
         for flag, given in (("--scope", scope), ("--question", question)):
             if given is not None:
                 raise BadOption(flag, str(given), "--classify name_ll or label_token beside it: a classifier is asked nothing")
-        return open_model(name, weights=weights, device=device, dtype=dtype, seed=seed)
+        return open_model(name, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed)
     from seecause.cli.lvlm_open import open_lvlm
     from seecause.data.critters.questions import wordings
     from seecause.data.registry import open_data

@@ -221,7 +221,7 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
 
 
 def _vision_language(what: str) -> UnsupportedModel:
-    return UnsupportedModel(what, "this is a vision-language model, not a classifier", "use `seecause lvlm heads | tokens | study` or sc.lvlm.load")
+    return UnsupportedModel(what, "this is a vision-language model, not a classifier", "use `seecause lvlm heads | tokens | study`, `seecause heads` with --classify name_ll, or sc.lvlm.load")
 
 
 def _fetched(what: str, fetch: Any) -> Any:
