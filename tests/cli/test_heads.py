@@ -231,6 +231,7 @@ def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
         "--form='sliced'": ("prune", *words, "--form", "sliced"),
         "--classify name_ll or label_token beside it": ("score", "--scope", "llm"),
         "a vision-language model brings its own": ("score", *words, "--weights", "random"),
+        "--classify name_ll (or label_token) beside a vision-language model": ("score", "--model", model),
     }
     for said, given in cases.items():
         done = heads(*given, *SMALL, tmp_path / "out")

@@ -155,7 +155,7 @@ def over_groups(groups: GroupAccuracy, train: Mapping[Group, float] | None = Non
     """What papers call worst-group accuracy and adjusted average, where the data has what each needs; names say which is which."""
     found = {"mean of groups": groups.unweighted_average}  # SubpopBench's adjusted accuracy
     if train:
-        found["groups weighted as in training"] = groups.train_weighted_average(train)  # Sagawa et al.
+        found["groups weighted as in training"] = groups.train_weighted_average(dict(train.items()))  # Sagawa et al.
     if set(groups.groups) == {(0, 0), (0, 1), (1, 0), (1, 1)}:
         found["worst of groups (0, 1) and (1, 0)"] = groups.worst_among([(0, 1), (1, 0)])
     return found
