@@ -39,6 +39,7 @@ from seecause.models.base import ImageModel
 
 MACHINE = "machine.txt"  # in the work folder: where its shards were made
 MODEL = "timm:vit_tiny_patch16_224"
+OUT_OF_TIME = "the time was over; run the same command again to go on"
 SETS = {"pets": "Oxford-IIIT Pet photos", "imagenet": "ImageNet validation photos"}
 
 
@@ -98,7 +99,7 @@ def study(real: str, limit: int | None, device: str, deadline: float | None, out
 def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done:
     began = time.monotonic()
     store, worker = Store(work / part.name), Worker(make_plan(part.request, model, part.data), model, part.data)
-    status = run(store, worker, enough=lambda: time.monotonic() > deadline)
+    status = run(store, worker, enough=lambda: OUT_OF_TIME if time.monotonic() > deadline else "")
     if part.request.study == "layers" and status.complete and not (store.folder / DEPTH).is_file():
         save_depth(store, worker)
     said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]

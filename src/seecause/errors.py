@@ -64,6 +64,13 @@ class UnsupportedModel(SeecauseError):
         super().__init__(f"{what} is not supported: {reason}; {remedy}.")
 
 
+class NoClassifier(UnsupportedModel):
+    """A vision-language model where a classifier is expected."""
+
+    def __init__(self, what: str):
+        super().__init__(what, "this is a vision-language model, not a classifier", "use sc.lvlm.load, or `seecause lvlm heads | tokens | study`")
+
+
 class ViewMismatch(SeecauseError):
     """The view of a model does not compute what the model computes."""
 

@@ -79,6 +79,7 @@ def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = No
     """The same view of another module of this kind, usually an edited copy; `head` replaces a head that is not part of it."""
     if model.architecture == "prompt":
         raise NotDefined("an edited copy", f"{model.name} answers through a language model", "Use heads.ablate, or lvlm.export for zeroed heads")
+    need_own_classes(model, "an edited copy")
     told: dict[str, Any] = {"name": model.name, "preprocess": model.preprocess, "classes": model.classes, "sigmoid": model.sigmoid, "check": check}
     if head is None and not isinstance(model.extra, TextHead):
         head = copy.deepcopy(model.extra)
@@ -87,6 +88,13 @@ def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = No
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other
+
+
+def need_own_classes(model: VisionModel, what: str) -> None:
+    """Refuse a view in which several classes count as one answer, where the module alone is copied or written: that would forget it."""
+    if model.merged:
+        counted = f"{len(model.merged)} classes of {model.name} count as {len(model.classes)} answers, which its module does not know"
+        raise NotDefined(what, counted, "Use the model with its own classes")
 
 
 def load(

@@ -42,6 +42,7 @@ REFUSED = [
     ("saco", {"groups": 1}, "the number of patches"),
     ("energy", {"k": 0}, "1 to 9216 pixels"),
     ("stability", {"draws": 0}, "at least one draw"),
+    ("parameter-randomisation", {"steps": 1000}, "a step for each layer"),
 ]
 
 

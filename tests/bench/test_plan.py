@@ -9,7 +9,7 @@ from PIL import Image
 
 from seecause.bench import inputs
 from seecause.bench import plan as plan_module
-from seecause.bench.plan import Plan, make_plan
+from seecause.bench.plan import Plan, canonical, make_plan
 from seecause.data.labels import class_places
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, UnknownClass, UnknownName
@@ -38,6 +38,7 @@ CHANGES = {
     "seed": {"seed": 1},
     "memory": {"memory": 1 << 20},
     "threads": {"threads": 2},
+    "precision": {"precision": "high"},
 }
 
 
@@ -55,6 +56,13 @@ def test_an_option_renames_the_shards_of_its_method_only():
 def test_a_default_said_aloud_changes_nothing():
     said = worker(methods={"caap": {"blank": PLAN.request.methods["caap"]["blank"]}, "random": {"seed": 0}, "sobel": {}})
     assert ids(said.plan) == ids(PLAN)
+
+
+def test_full_precision_has_the_ids_it_had_before_there_was_a_choice(monkeypatch):
+    told = []
+    monkeypatch.setattr(plan_module, "canonical", lambda value: (told.append(value), canonical(value))[1])
+    worker()
+    assert told and all("precision" not in one and one["run"] == [0, "float32", "cpu", 64 << 20, 1] for one in told)
 
 
 def test_other_weights_rename_every_shard():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -74,9 +75,9 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
 
 def test_a_run_ends_early_between_shards_when_it_is_enough(whole, tmp_path):
     store, heard = Store(tmp_path), []
-    status = run(store, worker(), advance=heard.append, enough=lambda: len(heard) == 4)
-    assert (status.done, len(status.pending), status.complete) == (4, 5, False) and "same command again" in status.stopped
-    assert run(store, worker(), enough=lambda: True).done == 4
+    status = run(store, worker(), advance=heard.append, enough=lambda: "four will do" if len(heard) == 4 else "")
+    assert (status.done, len(status.pending), status.complete, status.stopped) == (4, 5, False, "four will do")
+    assert run(store, worker(), enough=lambda: "none at all").done == 4
     status = run(store, worker())
     assert status.complete and not status.stopped and set(done(store).values()) == {1}
     assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
@@ -90,16 +91,46 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     monkeypatch.setattr("seecause.bench.work.HELD", 1)
     assert run(Store(tmp_path / "read"), worker()).complete
     assert len(reads) == 3 + 9
-    rows = [Store(tmp_path / name).rows(worker().plan) for name in ("kept", "read")]
-    assert rows[0].equals(rows[1])
+    monkeypatch.setattr("seecause.bench.work.HELD", worker().read(worker().plan.shards[0]).bytes + 1)
+    reads.clear()
+    assert run(Store(tmp_path / "one"), worker()).complete
+    assert reads.count((0, 2)) == 1 and len(reads) == 1 + 2 * 3  # the one that fits stays
+    rows = [Store(tmp_path / name).rows(worker().plan) for name in ("kept", "read", "one")]
+    assert rows[0].equals(rows[1]) and rows[0].equals(rows[2])
+
+
+def test_no_more_shards_are_handed_out_than_there_are_workers(tmp_path, monkeypatch):
+    out, heard = [], []
+
+    class Pool:
+        def __init__(self, workers, **_):
+            pass
+
+        def submit(self, _, shard):
+            future = Future()
+            future.set_result(runner.perform(store, lambda: work, shard))
+            out.append(shard)
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=10)
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    status = run(store, work, workers=2, advance=heard.append, enough=lambda: "one will do" if heard else "")
+    assert (status.done, len(out), status.stopped) == (2, 2, "one will do")
+    assert run(store, work, workers=2).complete and [shard.start for shard in out] == [0, 2, 4, 6, 8]
 
 
 def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, monkeypatch):
-    before, seen = torch.get_float32_matmul_precision(), []
-    monkeypatch.setattr("seecause.bench.work.predict", lambda *given: (seen.append(torch.get_float32_matmul_precision()), predict(*given))[1])
-    fast = worker(precision="high", methods={"sobel": {}}, limit=2)
-    assert run(Store(tmp_path), fast).complete and set(seen) == {"high"} and torch.get_float32_matmul_precision() == before
-    plain = worker(methods={"sobel": {}}, limit=2)
+    def precision():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32  # of products, and of convolutions
+
+    before, seen = precision(), []
+    monkeypatch.setattr("seecause.bench.work.predict", lambda *given: (seen.append(precision()), predict(*given))[1])
+    fast, plain = worker(precision="high", methods={"sobel": {}}, limit=2), worker(methods={"sobel": {}}, limit=2)
+    for work, wanted in ((fast, ("high", True)), (plain, ("highest", False))):
+        assert run(Store(tmp_path), work).complete and seen.pop() == wanted and precision() == before
     assert [shard.id for shard in fast.plan.shards] != [shard.id for shard in plain.plan.shards]
     with pytest.raises(BadOption, match="highest, high"):
         worker(precision="medium")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.data.registry import open_data
+from seecause.errors import BadOption
 from seecause.faithful import calibrate
 from seecause.faithful.classes import fitting
 from seecause.faithful.opened import open_network
@@ -103,8 +104,11 @@ def test_a_network_that_is_no_run(run, tmp_path):
     call("export", run, tmp_path / "shipped")
     assert "plain" in call("evaluate", tmp_path / "shipped", "--device", "cpu", "--no-interventions")
     assert not (tmp_path / "shipped" / "evaluation.json").exists()
-    assert "or give --data" in call("parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2)
+    assert "or --data with" in call("parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2)
     assert "--no-interventions" in call("evaluate", run / "best", "--data", f"folder:{run.parent / 'pictures' / 'test'}", "--device", "cpu", code=2)
+    with pytest.raises(BadOption, match="what it was trained on, for its test pictures") as said:
+        open_network(str(run / "best")).test_pictures()
+    assert "--" not in str(said.value)  # flags are the command line's
 
 
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
@@ -112,8 +116,9 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
     said = call("intervene", "builtin:critters-ifam", "--drop", "0", "--quantile", "0.97", "--limit", "4", "--device", "cpu")
     assert "critters:balanced:test, 4 pictures" in said and "without part 0 and tokens within 0.97" in said
     call("export", "builtin:critters-ifam", tmp_path / "shipped")
-    assert open_network(str(tmp_path / "shipped")).data == "critters:simplicity"
-    opened = open_network("builtin:critters-ifam")
+    copy, opened = open_network(str(tmp_path / "shipped")), open_network("builtin:critters-ifam")
+    assert copy.told() == opened.told() and copy.data == "critters:simplicity"
+    assert copy.test_pictures(4).fingerprint == opened.test_pictures(4).fingerprint and copy.val_pictures().name == opened.val_pictures().name
     assert opened.val_pictures().name == "critters:balanced:val" and opened.train_pictures(2).name == "critters:simplicity:train"
     assert "VisionTransformer" in call("evaluate", "builtin:critters-vit", "--device", "cpu", code=2)
     assert "critters-ifam" in call("evaluate", "builtin:critters-ifum", "--device", "cpu", code=2)

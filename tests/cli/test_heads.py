@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+from functools import partial
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.cli import heads as commands
+from seecause.cli.heads_open import TRAIN, open_asked
+from seecause.cli.options import Device, Dtype
 from seecause.cli.progress import counting
 from seecause.data import critters
 from tests.heads.toys import toy
@@ -200,6 +205,8 @@ def test_imagenet9_gives_a_gap_before_and_after(tmp_path):
     done = heads("prune", "--model", model, "--data", data, "--test", test, *words, *SMALL, tmp_path / "p")
     assert done.exit_code == 0 and re.search(r"^BG-gap: 0.750 -> ", done.stdout, re.MULTILINE), done.output
     assert sc.load(str(tmp_path / "p" / "model")).n_classes == 1000  # the model itself keeps its classes
+    done = heads("ablation-study", "k", "--model", model, "--data", data, "--test", test, "--top", 1, "--draws", 1, "--share", 1, *SMALL, tmp_path / "s")
+    assert done.exit_code == 0 and len(table(tmp_path / "s" / "table.csv")) >= 2, done.output
 
 
 def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
@@ -224,10 +231,22 @@ def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
         "--form='sliced'": ("prune", *words, "--form", "sliced"),
         "--classify name_ll or label_token beside it": ("score", "--scope", "llm"),
         "a vision-language model brings its own": ("score", *words, "--weights", "random"),
+        "--classify name_ll (or label_token) beside a vision-language model": ("score", "--model", model),
     }
     for said, given in cases.items():
         done = heads(*given, *SMALL, tmp_path / "out")
         assert done.exit_code == 2 and said in done.stderr, done.output
+
+
+def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(monkeypatch):
+    monkeypatch.setattr("seecause.cli.lvlm_open.open_lvlm", lambda name, device, dtype: dtype)
+    monkeypatch.setattr("seecause.lvlm.classifier", lambda opened, *_, **__: opened)
+    monkeypatch.setattr("seecause.cli.heads_open.open_model", lambda name, *, dtype, **_: dtype)
+    opened = partial(open_asked, data=TRAIN, weights=None, device=Device.cpu, seed=0, classify=None, scope=None, question=None)
+    assert opened("builtin:critters-llava", dtype=None) is None and opened("builtin:critters-llava", dtype=Dtype.bfloat16) is Dtype.bfloat16
+    assert opened("builtin:critters-vit", dtype=None) is Dtype.float32 and opened("builtin:critters-vit", dtype=Dtype.float64) is Dtype.float64
+    for command in (commands.audit, commands.score, commands.prune, commands.ablation_study):
+        assert signature(command).parameters["dtype"].default is None
 
 
 def test_critters_llava_looks_at_the_creature(tmp_path):

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from seecause.data.images import find_images, read_image
-from seecause.errors import BadImage
+from seecause.data.pictures import open_picture, open_pictures
+from seecause.data.registry import open_data
+from seecause.errors import BadImage, BadOption
 from tests.bad_files import REASONS, bad_file, write_huge_header
 
 
@@ -125,3 +127,14 @@ def test_nothing_found_is_an_error(tmp_path):
         find_images([tmp_path])
     with pytest.raises(BadImage, match="no file matches"):
         find_images([tmp_path / "*.png"])
+
+
+def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    opened = []
+    monkeypatch.setattr("seecause.data.pictures.open_data", lambda name: (opened.append(name), open_data(name))[1])
+    texts = ["critters:clean:test#3", str(tmp_path / "a.png"), "critters:clean:test#1", f"folder:{tmp_path}#0"]
+    third, red, first, same = open_pictures(texts)
+    assert opened == ["critters:clean:test", f"folder:{tmp_path}"] and red.tobytes() == same.tobytes() and third.size == first.size == (96, 96)
+    with pytest.raises(BadOption, match=r"sample='critters:clean:test#512'.*an index below 512"):
+        open_picture("critters:clean:test#512")

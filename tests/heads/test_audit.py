@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.data import critters, open_data
 from seecause.engine import forks
-from seecause.errors import BadOption, NothingRight, UnknownClass
+from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
 from seecause.heads.audit import Audit, audit
 from seecause.heads.backgrounds import background_gaps, nine
@@ -22,6 +22,7 @@ from seecause.heads.gains import Gains
 from seecause.heads.removal import Look, curve, logits_without, outcomes
 from seecause.heads.studies import STUDIES, Setup, run_study
 from seecause.metrics import background_gap, in9_answers, in9_right
+from seecause.metrics.sanity import copied
 from tests.heads.toys import toy
 from tests.tiny import scramble
 
@@ -205,14 +206,16 @@ def test_one_right_answer_has_no_interval(model, cases):
     assert "1 right answer, too few for an interval" in words and "nan" not in words
 
 
-def test_averages_over_groups_have_their_own_names(model, cases):
+def test_averages_over_groups_have_their_own_names(model, cases, caplog):
     labels = model(cases.images[:4]).argmax(dim=1)
     labels[1] = (labels[1] + 1) % model.n_classes  # one wrong answer, in group (0, 1)
     four = replace(cases.take(torch.arange(4)), groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels)
     found = outcomes(model, four, [[]], train={(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2})[0].numbers()
     assert found["mean of groups"] == pytest.approx(0.75) and found["groups weighted as in training"] == pytest.approx(0.9)
     assert found["worst group"] == found["worst of groups (0, 1) and (1, 0)"] == 0
-    assert "groups weighted as in training" not in outcomes(model, four, [[]], train={(2, 0): 1.0})[0].numbers()  # such a group was not tested
+    assert not caplog.records
+    assert "groups weighted as in training" not in outcomes(model, four, [[], []], train={(2, 0): 0.9, (0, 0): 0.1})[0].numbers()  # was not tested
+    assert [record.getMessage() for record in caplog.records if "no picture of group (2, 0)," in record.getMessage()]
     assert "worst of groups (0, 1) and (1, 0)" not in outcomes(model, cases, [[]])[0].numbers()  # Critters have more groups
 
 
@@ -224,6 +227,13 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     labels = torch.arange(40) % 9
     ten = nine(model, mapping)
     assert (ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10).all() and ten.n_classes == 10
+    swapped = torch.tensor([1, 0, *range(2, 9), -1, 3, -1, 0, 8])
+    assert len({model.fingerprint(), ten.fingerprint(), nine(model, swapped).fingerprint()}) == 3  # masks are kept by it
+    with ablate(ten, [(0, 0)]):
+        assert ten.fingerprint().startswith(model.fingerprint()) and ten.fingerprint() != nine(model, mapping).fingerprint()
+    for edit in (lambda: sc.heads.prune(ten, [(0, 0)]), lambda: sc.heads.export(ten, [(0, 0)], tmp_path / "out"), lambda: copied(ten)):
+        with pytest.raises(NotDefined, match="14 classes of VisionTransformer count as 10 answers"):  # a copy would have the 14
+            edit()
     same, random = (Cases(name, tuple(map(str, range(20))), images[part], labels[part]) for name, part in (("s", slice(20)), ("r", slice(20, 40))))
     heads = [(0, 1), (1, 2)]
     with ablate(model, heads):

@@ -102,6 +102,17 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
     assert shrunk.abs().max() < 1e-2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_heads_that_removals_cannot_tell_apart_are_refused(seed):
+    one = torch.randint(0, 3, (40, 7), generator=torch.Generator().manual_seed(seed))
+    other = torch.rand(40, 7, 5, generator=torch.Generator().manual_seed(seed + 10)) < 0.3
+    gone = torch.cat([torch.nn.functional.one_hot(one, 3), other], dim=-1).double()  # always exactly one of the first three: they add up to the intercept
+    lost = noise(40, 7, seed=seed)
+    with pytest.raises(BadOption, match="cannot tell all heads apart"):
+        fit(gone, lost)
+    assert fit(gone, lost, ridge=1e-3)[0].isfinite().all() and fit(gone[..., 1:], lost)[0].isfinite().all()
+
+
 def test_regression_is_a_fit_to_random_removals():
     native, model, images, masks = case(batch=3)
     found = regress(model, images, masks, draws=16, rate=0.2, seed=5)

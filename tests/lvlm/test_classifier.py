@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -14,6 +16,8 @@ from seecause.data.critters.questions import wordings
 from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
 from seecause.lvlm.prompt import render
 from seecause.lvlm.tree import plant
+from seecause.models.decoder import causal
+from seecause.types import wide
 from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
 from tests.helpers import hooks, noise
 from tests.reference import cigma, prompted
@@ -129,7 +133,17 @@ def test_the_exported_model_answers_like_the_ablated_one(family, scope, tmp_path
     again = sc.lvlm.classifier(sc.lvlm.wrap(native.module, native.processor), NAMES, question=QUESTION, scope=scope)
     assert_close(again(pictures()), ablated, atol=1e-10, rtol=0)
     assert not torch.allclose(before, ablated)
-    assert "chosen by hand" in (folder / "README.md").read_text() and (folder / "processor_config.json").is_file()
+    page = (folder / "README.md").read_text()
+    part = {"vision": "vision tower", "llm": "language model"}[scope]
+    assert "chosen by hand" in page and f"attention heads of its {part}" in page and "belongs to no head" in page and "template=" not in page
+    assert (folder / "processor_config.json").is_file()
+
+
+def test_an_exported_model_says_which_template_it_was_asked_with(tmp_path):
+    view, template = lvlm("llava"), "{image} a {question}"
+    model = sc.lvlm.classifier(replace(view, template=template), NAMES, question=QUESTION, check=False)
+    folder = sc.lvlm.export(model, [(0, 1)], tmp_path)
+    assert json.loads((folder / "seecause-heads.json").read_text())["template"] == template and f"template={template!r}" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])
@@ -174,10 +188,60 @@ def test_the_question_and_the_gates_are_part_of_the_fingerprint():
     model = asked("llava")
     other = sc.lvlm.classifier(lvlm("llava"), NAMES, question="what is in the picture ?", check=False)
     assert len({model.fingerprint(), other.fingerprint(), asked("llava", "llm").fingerprint()}) == 3
+    pairs = [sc.lvlm.classifier(lvlm("llava"), names, question=QUESTION, check=False) for names in (("cat", "dog"), ("cat", "blue"), ("dog", "cat"))]
+    assert len({pair.asked.sequences for pair in pairs}) == 1  # the last token of a name is read, never said
+    assert len({pair.fingerprint() for pair in pairs}) == 3
     whole = model.fingerprint()
     with sc.heads.ablate(model, [(0, 0)]):
         assert model.fingerprint() != whole
     assert model.fingerprint() == whole
+
+
+def test_branches_hide_from_each_other_by_one_table_in_a_run():
+    view, tree, made = lvlm("llava"), plant([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)]), []
+
+    def own(rows, keys):
+        made.append(len(rows.index))
+        return causal(rows, keys)
+
+    blocks = tree.grown([replace(block, additive=own) for block in view.blocks])
+    at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
+    some = at.take(torch.tensor([4, 1]))
+    found, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
+    assert made == [7] and all(torch.equal(one, found[0]) for one in found) and torch.equal(few, found[0][:, :, [4, 1]])
+    seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
+    assert [(row == 0).nonzero()[:, 0].tolist() for row in found[0][0, 0]] == seen
+
+
+class Counting:
+    """A processor that counts how often it is called."""
+
+    def __init__(self, processor):
+        self.processor, self.calls = processor, 0
+
+    def __getattr__(self, name):
+        return getattr(self.processor, name)
+
+    def __call__(self, **given):
+        self.calls += 1
+        return self.processor(**given)
+
+
+@pytest.mark.parametrize(("by", "calls"), [("name_ll", 1 + 4), ("label_token", 3 * (1 + 3))])
+def test_a_prompt_is_processed_once_and_each_answer_to_it_once(by, calls):
+    counting = Counting(lvlm("internvl").processor)
+    names = NAMES if by == "name_ll" else ("cat", "dog", "blue")
+    sc.lvlm.classifier(replace(lvlm("internvl"), processor=counting), names, question=QUESTION, by=by, check=False)
+    assert counting.calls == calls
+
+
+def test_half_precision_is_widened_only_where_it_is_read(monkeypatch):
+    logits, widened, models = noise(2, 9, 40).bfloat16(), [], [asked("llava", by=by) for by in ("name_ll", "label_token")]
+    monkeypatch.setattr("seecause.lvlm.asking.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1])
+    for model in models:
+        some = logits[:, : len(model.asked.rows)]
+        assert_close(model.asked.scores(some), model.asked.scores(some.float()), atol=1e-6, rtol=0)
+    assert widened == [[2, 9]] * 2  # three labels in each of three orders, and no vocabulary
 
 
 def test_critters_llava_names_its_creatures():
@@ -196,7 +260,15 @@ def test_critters_llava_names_its_creatures():
 def test_what_cannot_be_asked_is_refused(tmp_path):
     view, model, tiled = lvlm("llava"), asked("llava"), tiny_lvlm("llava_next")
     behind = sc.lvlm.wrap(view.module, view.processor, template="{question} {image} ASSISTANT", check=False)
+    bare, wide = sc.lvlm.wrap(view.module, template="{image} {question}", check=False), replace(model.preprocess, size=(32, 40))
     cases = {
+        "a model wrapped with its processor": (BadOption, lambda: sc.lvlm.classifier(bare, NAMES, question=QUESTION, preprocess=model.preprocess)),
+        "the size that the vision tower takes, .32, 32.": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=wide)),
+        "length='sum'.*it belongs to name_ll": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, by="label_token", length="sum")),
+        "labels='names'.*it belongs to label_token": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, labels="names")),
+        "orders=2.*it belongs to label_token": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, orders=2)),
+        "an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, ("cat", "dog"), question=" ", by="label_token")),
+        "^an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=" ")),
         "two different names": (BadOption, lambda: sc.lvlm.classifier(view, ["cat"])),
         "words that the model's tokenizer does not know": (BadPrompt, lambda: sc.lvlm.classifier(view, ["cat", "zebra"], question=QUESTION)),
         "not one token each": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, by="label_token", labels="names")),

@@ -27,7 +27,7 @@ SCHEMA = 3  # of rows and tensors; a new one makes every shard new
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
 
 Explained = Literal["label", "predicted"]
-Precision = Literal["highest", "high"]  # of float32 matrix products, as torch calls it: high is TF32 where a GPU has it
+Precision = Literal["highest", "high"]  # of float32 products and convolutions, as torch calls it: high is TF32 where a GPU has it
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
 
 
@@ -131,7 +131,8 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
         "metrics": [list(request.metrics), request.measures],
         "data": [plan.data["name"], data, start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
-        "run": [request.seed, request.dtype, request.precision, request.device, request.memory, request.threads],
+        "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
+        **({} if request.precision == "highest" else {"precision": request.precision}),  # the ids of plans that could not say it stay what they were
     }
     return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:24]
 

@@ -7,10 +7,11 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 
 from seecause.bench.measures import UNDEFINED
 from seecause.bench.plan import Plan, Shard
@@ -18,7 +19,6 @@ from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_worker, run_shard
 from seecause.errors import SeecauseError
 
-OUT_OF_TIME = "the time was over; run the same command again to go on"
 DIED = "a worker process died (killed, or out of memory); run the same command again to go on, with fewer --workers or less --memory"
 
 
@@ -75,12 +75,13 @@ def run(
     workers: int = 1,
     cluster: str | None = None,
     advance: Callable[[int], None] = lambda images: None,
-    enough: Callable[[], bool] = lambda: False,
+    enough: Callable[[], str] = lambda: "",
 ) -> Status:
     """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that ended.
 
     A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one. With `cluster` (auto,
-    local or an address) shards are Ray tasks. `enough` is asked after every shard and ends the run early.
+    local or an address) shards are Ray tasks. `enough` is asked before every shard; a reason
+    that it gives ends the run early. Worker processes end the shard they are at.
     """
     plan = worker.plan
     store.check()
@@ -90,14 +91,15 @@ def run(
         todo = [shard for shard in plan.shards if shard.id not in done]
         workers = min(workers, len(todo))
         try:
-            for shard in [] if enough() else _ended(store, worker, todo, workers, cluster):
+            reason = enough()
+            for shard in [] if reason else _ended(store, worker, todo, workers, cluster):
                 advance(len(shard))
-                if enough():
+                if reason := enough():
                     break
         except BrokenProcessPool:
             return inspect(store, plan, stopped=DIED)
         found = inspect(store, plan)
-        return replace(found, stopped=OUT_OF_TIME) if found.pending and enough() else found
+        return replace(found, stopped=reason) if found.pending else found
 
 
 def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
@@ -127,12 +129,17 @@ def _here(store: Store, worker: Worker, todo: Sequence[Shard]) -> Iterator[Shard
 
 
 def _in_processes(store: Store, plan: Plan, todo: Sequence[Shard], workers: int) -> Iterator[Shard]:
-    """Spawned, not forked: torch's threads and a GPU do not survive a fork."""
+    """Spawned, not forked: torch's threads and a GPU do not survive a fork. A worker is handed one shard at a time, so that few are left when it is enough."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(store, plan))
     try:
-        for future in as_completed([pool.submit(_perform, shard) for shard in todo]):
-            yield future.result()
+        left = iter(todo)
+        going = {pool.submit(_perform, shard) for shard in islice(left, workers)}
+        while going:
+            ended, going = wait(going, return_when=FIRST_COMPLETED)
+            for future in ended:
+                yield future.result()
+                going |= {pool.submit(_perform, shard) for shard in islice(left, 1)}
     finally:
         pool.shutdown(cancel_futures=True)
 

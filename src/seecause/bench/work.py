@@ -66,7 +66,7 @@ class Worker:
             batch = to_batch(self.model, list(samples.values())) if samples else None
             found = Loaded({index: sample.label for index, sample in samples.items()}, broken, batch)
             if sum(one.bytes for one in self.loaded.values()) + found.bytes > HELD:
-                self.loaded.clear()
+                return found  # every method goes through all shards, so the first ones are as good to keep as any
             self.loaded[bounds] = found
         return self.loaded[bounds]
 
@@ -229,10 +229,12 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _precision(wanted: Precision) -> Iterator[None]:
-    """Of float32 matrix products; the plan fixes it, and every process is left as it was."""
-    before = torch.get_float32_matmul_precision()
+    """Of float32 matrix products and convolutions, which torch sets apart; the plan fixes both, and every process is left as it was."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(wanted)
+    torch.backends.cudnn.allow_tf32 = wanted != "highest"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

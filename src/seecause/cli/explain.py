@@ -83,11 +83,11 @@ def _read(model: ImageModel, files: Sequence[str], advance: Callable[[int], None
     """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
     import torch
 
-    from seecause.data.pictures import open_picture
+    from seecause.data.pictures import open_pictures
 
     prepared = []
-    for file in files:
-        prepared.append(model.preprocess(open_picture(file)))
+    for picture in open_pictures(files):
+        prepared.append(model.preprocess(picture))
         advance(1)
     return torch.cat(prepared)
 

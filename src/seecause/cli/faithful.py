@@ -97,6 +97,8 @@ def evaluate(
 
     opened = _open(network, device)
     net = opened.net
+    if interventions:
+        _need_data(opened, "--no-interventions: they are chosen by pictures like those it was trained on")
     test, mapping = _test_data(opened, data, limit)
     found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet)}
     rows = {"plain": found["plain"]}
@@ -178,7 +180,7 @@ def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadOption("folder", str(folder), "a new or empty folder")
     opened = open_network(network)
-    card = opened.net.save(folder, data=opened.data, parts_found=opened.net.parts)
+    card = opened.net.save(folder, **opened.told(), parts_found=opened.net.parts)
     typer.echo(f"{card}: load it with sc.load({str(folder)!r})")
 
 
@@ -191,11 +193,21 @@ def _open(network: str, device: Device) -> Opened:
     return opened
 
 
+def _need_data(opened: Opened, without: str) -> None:
+    """Refuse a network that does not tell what it was trained on, and say what does without."""
+    from seecause.errors import BadOption
+
+    if opened.data is None:
+        raise BadOption("NETWORK", opened.name, f"one that tells what it was trained on, such as the folder of its run, or {without}")
+
+
 def _test_data(opened: Opened, data: str | None, limit: int | None) -> tuple[Any, Any]:
     """The pictures to test on, with labels as the network counts its classes, and the map of its answers where the dataset has classes of its own."""
     from seecause.data.registry import open_data
     from seecause.faithful.classes import fitting
 
+    if data is None and opened.test is None:
+        _need_data(opened, "--data with the pictures to test on")
     return fitting(opened.net, opened.test_pictures(limit) if data is None else open_data(data, limit=limit))
 
 
@@ -227,6 +239,7 @@ def _calibrate(opened: Opened, quantiles: list[float], batch: int, limit: int | 
     known = [net.thresholds.get((quantile, "distance")) for quantile in quantiles]
     if opened.run is None and limit is None and None not in known:
         return
+    _need_data(opened, "no --quantile: thresholds come from its training pictures")
     data = opened.train_pictures(limit)
     if all(found is not None and found.pictures == len(data) for found in known):
         return

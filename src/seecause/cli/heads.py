@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, QuestionOption, ScopeOption
+from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, DtypeOption, QuestionOption, ScopeOption
 from seecause.cli.heads_run import (
     AuditData,
     By,
@@ -32,7 +32,7 @@ from seecause.cli.heads_run import (
     TestOption,
 )
 from seecause.cli.heads_study import ablation_study
-from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
+from seecause.cli.options import Device, DeviceOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
 
 HEADS, OTHERS = "Which heads carry the background?", "Which heads go first?"
 
@@ -78,7 +78,7 @@ def audit(
     out: Out = Path("audit"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
+    dtype: DtypeOption = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -139,7 +139,7 @@ def score(
     out: Out = Path("scores"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
+    dtype: DtypeOption = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -197,7 +197,7 @@ def prune(
     out: Out = Path("repaired"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
+    dtype: DtypeOption = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seecause.cli.options import Device, Dtype, open_model
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
     from seecause.heads.cases import Cases
@@ -47,6 +47,7 @@ ScopeOption = Annotated[
 QuestionOption = Annotated[
     str | None, typer.Option("--question", help="With --classify: what to ask about the picture.", show_default="for Critters, the creature's name")
 ]
+DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Precision of the model.", show_default="float32; with --classify on a GPU, as stored")]
 
 
 def open_asked(
@@ -55,7 +56,7 @@ def open_asked(
     *,
     weights: str | None,
     device: Device,
-    dtype: Dtype,
+    dtype: Dtype | None,
     seed: int,
     classify: Classify | None,
     scope: Scope | None,
@@ -66,7 +67,10 @@ def open_asked(
         for flag, given in (("--scope", scope), ("--question", question)):
             if given is not None:
                 raise BadOption(flag, str(given), "--classify name_ll or label_token beside it: a classifier is asked nothing")
-        return open_model(name, weights=weights, device=device, dtype=dtype, seed=seed)
+        try:
+            return open_model(name, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed)
+        except NoClassifier:
+            raise BadOption("--model", name, "a classifier, or --classify name_ll (or label_token) beside a vision-language model such as this one") from None
     from seecause.cli.lvlm_open import open_lvlm
     from seecause.data.critters.questions import wordings
     from seecause.data.registry import open_data

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, QuestionOption, ScopeOption
+from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, DtypeOption, QuestionOption, ScopeOption
 from seecause.cli.heads_run import (
     Cap,
     DataOption,
@@ -24,7 +24,7 @@ from seecause.cli.heads_run import (
     Steps,
     TestOption,
 )
-from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
+from seecause.cli.options import Device, DeviceOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
 from seecause.errors import BadOption
 
 
@@ -60,7 +60,7 @@ def ablation_study(
     out: Out = Path("study"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
-    dtype: DtypeOption = Dtype.float32,
+    dtype: DtypeOption = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -68,7 +68,7 @@ def ablation_study(
 
     Writes index.html (table and charts) and table.csv.
     """
-    from seecause.cli.heads_open import open_asked
+    from seecause.cli.heads_open import fitted, open_asked
     from seecause.cli.heads_run import lead, look_for, masks_for, need_view, read, say, settings
     from seecause.cli.progress import counting
     from seecause.heads.cases import right_ones
@@ -81,6 +81,7 @@ def ablation_study(
     if fill is Filling.swap or guard is Guard.protect:
         raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
     opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
+    opened = fitted(opened, data)
     every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed)
     tested = read(opened, test, test_limit, quiet=quiet)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from seecause.data.dataset import Dataset
 from seecause.data.images import find_images, read_image
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, BadOption
@@ -15,14 +17,23 @@ from seecause.errors import BadImage, BadOption
 
 def open_picture(text: str) -> Image.Image:
     """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the order of the dataset."""
-    found = sample_of(text)
-    if found is None:
-        return read_image(text)
-    name, index = found
-    data = open_data(name)
-    if index >= len(data):
-        raise BadOption("IMAGE", text, f"an index below {len(data)}")
-    return to_pil(data[index].image)
+    return next(open_pictures([text]))
+
+
+def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
+    """The same for many, one after the other; a dataset is opened once."""
+    opened: dict[str, Dataset] = {}
+    for text in texts:
+        found = sample_of(text)
+        if found is None:
+            yield read_image(text)
+            continue
+        name, index = found
+        if name not in opened:
+            opened[name] = open_data(name)
+        if index >= len(opened[name]):
+            raise BadOption("sample", text, f"an index below {len(opened[name])}")
+        yield to_pil(opened[name][index].image)
 
 
 def find_pictures(texts: list[str]) -> list[str]:

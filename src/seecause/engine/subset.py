@@ -61,7 +61,7 @@ def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
 
 def _read(readout: Readout, h: Tensor, valid: Tensor, padding: Tensor | None, layout: TokenLayout) -> Tensor:
     """`readout` on kept rows h [B, R, D]: means and latent queries see those that are valid [B, R]."""
-    if not readout.has_mean and readout.latent is None:
+    if readout.reads_rows:
         return readout(h, layout)
     rows, first = readout.norm(h), readout.averaged(layout).start
     if readout.latent is not None:

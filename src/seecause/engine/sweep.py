@@ -127,7 +127,7 @@ class Sweep:
         for index in range(stop, self.model.n_layers):
             block = self.model.blocks[index]
             q, k, v = block.qkv(z, at)
-            if index == last and self.model.readout.kind in ("cls", "cls+dist"):
+            if index == last and self.model.readout.reads_rows:
                 q, z, rows = q[:, :, rows.special_rows], z[:, rows.special_rows], special
                 keep = Mask(outside[rows.groups.owner][None, None])
             o, _ = attend(q, [self.context.bank(index, keep)], Own(k, v, rows.groups, groups), scale=block.scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
@@ -15,6 +16,8 @@ from seecause.faithful.snapshot import CONFIG, open_run
 from seecause.models.sources import ZOO, only_card, saved
 
 BALANCED = "critters:balanced"  # every creature on every background equally often: in its own regime, some groups have hardly a picture
+
+_PICTURES = ("data", "val", "test", "limit", "val_limit")  # of `Opened`: what decides which pictures it is trained and tested on
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +35,18 @@ class Opened:
     run: Path | None = None  # where results are kept
 
     def train_pictures(self, limit: int | None = None) -> Dataset:
-        return open_train(self._known("thresholds from training pictures (--no-interventions, or no --quantile, does without)"), limit=limit or self.limit)
+        return open_train(self._known("thresholds from training pictures"), limit=limit or self.limit)
 
     def val_pictures(self) -> Dataset:
         """What interventions are chosen by."""
-        return open_validation(self._known("choosing an intervention (--no-interventions leaves that out)"), self.val, limit=self.val_limit)
+        return open_validation(self._known("choosing an intervention"), self.val, limit=self.val_limit)
 
     def test_pictures(self, limit: int | None = None) -> Dataset:
-        return open_test(self._known("its test pictures (or give --data)"), limit=limit) if self.test is None else open_data(self.test, limit=limit)
+        return open_test(self._known("its test pictures"), limit=limit) if self.test is None else open_data(self.test, limit=limit)
+
+    def told(self) -> dict[str, Any]:
+        """What a card says about the pictures, so that a copy is tested on the same ones."""
+        return {name: getattr(self, name) for name in _PICTURES}
 
     def _known(self, need: str) -> str:
         if self.data is None:
@@ -70,4 +77,4 @@ def _from_card(text: str, folder: Path, name: str) -> Opened:
     regime = card.get("recipe", {}).get("regime")
     if regime is not None:  # of the zoo
         return Opened(text, net.eval(), f"critters:{regime}", f"{BALANCED}:val", f"{BALANCED}:test")
-    return Opened(text, net.eval(), card.get("data"))
+    return Opened(text, net.eval(), **{name: card.get(name) for name in _PICTURES})

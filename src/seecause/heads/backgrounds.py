@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ def nine(model: VisionModel, mapping: Tensor) -> VisionModel:
 
     native = model.native
     readout = replace(model.readout, head=chain(model.readout.head, best))
-    return replace(model, readout=readout, native=lambda images: best(native(images)), classes=(*CLASSES, NONE), memo={})
+    told: dict[str, Any] = {"classes": (*CLASSES, NONE), "merged": tuple(mapping.tolist()), "memo": {}}
+    return replace(model, readout=readout, native=lambda images: best(native(images)), **told)
 
 
 def background_gaps(model: VisionModel, same: Cases, random: Cases, sets: Sequence[Sequence[Head]]) -> list[float]:

@@ -24,6 +24,7 @@ from seecause.heads.ablate import checked
 from seecause.heads.prune import check_sliceable, kept_heads, original_heads, prune, zero
 from seecause.heads.readme import readme
 from seecause.heads.result import Head
+from seecause.loading import need_own_classes
 from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
 from seecause.models.heads import CosineHead
 from seecause.models.preprocess import Preprocess
@@ -77,6 +78,7 @@ def check_form(model: VisionModel, form: str) -> None:
         raise BadOption("form", form, " or ".join(get_args(Form)))
     if model.architecture == "prompt":
         raise NotDefined("heads.export", f"{model.name} is a vision-language model", "Use lvlm.export, which zeroes heads in the whole model")
+    need_own_classes(model, "heads.export")
     if form == "zeroed" and "kept" in model.origin:
         raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
     if form == "sliced":

@@ -8,20 +8,27 @@ from typing import Any
 
 def readme(card: dict[str, Any], note: str) -> str:
     """Markdown for an exported model's card."""
-    total = sum(card["layers"])
+    more = [
+        *([_HEAD] if card["head"] is not None else []),
+        f"Inputs: {_frame(card['preprocess'])}.",
+        f"Weights: {card['fingerprint']} (seecause {card['seecause']}).",
+    ]
+    return page(card, note, of=f"its {sum(card['layers'])} attention heads", how=_how(card), more=more)
+
+
+def page(card: dict[str, Any], note: str, *, of: str, how: str, more: Sequence[str]) -> str:
+    """What every exported model has to say: how many heads are gone, which, and `how` to load the rest; `more` stands at the end."""
     told = [
-        f"# {card['model']} without {len(card['removed'])} of its {total} attention heads",
+        f"# {card['model']} without {len(card['removed'])} of {of}",
         "The heads below say nothing any more: their columns of the output projection "
         + ("are zero. The architecture is the original one." if card["form"] == "zeroed" else "were cut out, with their queries, keys and values."),
         "The bias of the output projection belongs to no head and is unchanged. Layers and heads count from 0.",
         removed_table(card["layers"], card["removed"]),
         *([note] if note else []),
-        *(["The weights this model came from were random."] if card["random_weights"] else []),
+        *(["The weights this model came from were random."] if card.get("random_weights") else []),
         "## Load it",
-        f"```python\n{_how(card)}\n```",
-        *([_HEAD] if card["head"] is not None else []),
-        f"Inputs: {_frame(card['preprocess'])}.",
-        f"Weights: {card['fingerprint']} (seecause {card['seecause']}).",
+        f"```python\n{how}\n```",
+        *more,
     ]
     return "\n\n".join(told) + "\n"
 

@@ -92,9 +92,10 @@ def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tens
     x = torch.cat([torch.ones_like(gone[..., :1]), gone], dim=-1)  # [B, n, 1 + P]
     penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
     penalty[0, 0] = 0
-    inverse, failed = torch.linalg.inv_ex(torch.einsum("bnp,bnq->pq", x, x) + penalty)
-    if failed:  # a head that never went, or two that always went together
+    gram = torch.einsum("bnp,bnq->pq", x, x) + penalty
+    if torch.linalg.matrix_rank(gram, hermitian=True) < len(gram):  # a head that never went, or some that always went together
         raise BadOption("draws", x.shape[1], "more of them, or ridge above 0: these removals cannot tell all heads apart")
+    inverse = torch.linalg.inv(gram)
     slopes = inverse @ torch.einsum("bnp,bn->p", x, lost)
     residual = lost - x @ slopes
     scores = torch.einsum("bnp,bn->bp", x, residual)  # summed within each image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from seecause.metrics.calibration import calibration, nll
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.view import VisionModel
 
+log = logging.getLogger(__name__)
 _TOGETHER = 16  # pictures whose versions are made at once: often enough to tell how far it is
 
 
@@ -77,6 +79,10 @@ def outcomes(
 
     `train` is how often training met each group, for the average that is weighted so. `progress` is told how many pictures are done.
     """
+    missing = [group for group, share in (train or {}).items() if share > 0 and group not in cases.groups] if cases.grouped else []
+    if missing:
+        log.warning("%s has no picture of group %s, so there is no average with the weights of training", cases.name, ", ".join(map(str, missing)))
+        train = None
     views = {look.name: Views(model, cases.images, look.masks, look.baseline) for look in looks}
     flipping = cases.swapped is not None and "exact swap" not in views
     logits, big, fig, moved = list[Tensor](), {n: list[Tensor]() for n in views}, {n: list[Tensor]() for n in views}, list[Tensor]()
@@ -148,8 +154,8 @@ def _outcome(heads: list[Head], logits: Tensor, cases: Cases, flips: float, gain
 def over_groups(groups: GroupAccuracy, train: Mapping[Group, float] | None = None) -> dict[str, float]:
     """What papers call worst-group accuracy and adjusted average, where the data has what each needs; names say which is which."""
     found = {"mean of groups": groups.unweighted_average}  # SubpopBench's adjusted accuracy
-    if train and all(group in groups.groups for group in train):
-        found["groups weighted as in training"] = groups.train_weighted_average({group: share for group, share in train.items()})  # Sagawa et al.
+    if train:
+        found["groups weighted as in training"] = groups.train_weighted_average(dict(train.items()))  # Sagawa et al.
     if set(groups.groups) == {(0, 0), (0, 1), (1, 0), (1, 1)}:
         found["worst of groups (0, 1) and (1, 0)"] = groups.worst_among([(0, 1), (1, 0)])
     return found

@@ -13,16 +13,17 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from seecause.errors import BadOption, BadPrompt
 from seecause.lvlm.tree import Tree, plant
-from seecause.types import wide
+from seecause.types import wide, wide_dtype
 
 By = Literal["name_ll", "label_token"]
+Length = Literal["mean", "sum"]
 Labels = Literal["letters", "numbers", "names"]
 LISTED = "{question}\n{options}\nAnswer with the {kind} of the right option."
 
@@ -46,20 +47,20 @@ class Asked:
         return found if self.prior is None else found - self.prior.to(found)
 
     def _scores(self, logits: Tensor) -> Tensor:
-        logits, places, tokens = wide(logits), self.places.to(logits.device), self.tokens.to(logits.device)
+        places, tokens = self.places.to(logits.device), self.tokens.to(logits.device)
         if self.share is not None:
-            return logits.log_softmax(dim=-1)[:, places, tokens] @ self.share.to(logits)
-        orders = len(self.sequences)
-        return logits[:, places, tokens].unflatten(1, (orders, -1)).log_softmax(dim=-1).mean(dim=1)
+            said = logits.log_softmax(dim=-1, dtype=wide_dtype(logits.dtype))[:, places, tokens]  # [B, n]
+            return said @ self.share.to(said)
+        return wide(logits[:, places, tokens]).unflatten(1, (len(self.sequences), -1)).log_softmax(dim=-1).mean(dim=1)
 
 
 Tokens = Callable[[str, str], list[int]]  # (question, answer) -> the answer's tokens, as they follow
 Prompt = Callable[[str], list[int]]  # question -> the prompt's tokens
 
 
-def ask_names(classes: Sequence[str], question: str, prompt: Prompt, tokens: Tokens, *, length: Literal["mean", "sum"] = "mean") -> Asked:
+def ask_names(classes: Sequence[str], question: str, prompt: Prompt, tokens: Tokens, *, length: Length = "mean") -> Asked:
     """Every class name as the answer, teacher forced."""
-    if length not in ("mean", "sum"):
+    if length not in get_args(Length):
         raise BadOption("length", length, "mean or sum")
     before, names = prompt(question), [tokens(question, name) for name in classes]
     clash = next((name for place, name in enumerate(classes) if names[place] in names[:place]), None)

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from seecause.engine.verify import TOLERANCE, compare
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm.asking import Asked, By, Labels, ask_labels, ask_names
+from seecause.lvlm.asking import Asked, By, Labels, Length, ask_labels, ask_names
 from seecause.lvlm.spoken import Described, PromptLayout, Spoken, refuse
 from seecause.lvlm.view import LVLM
 from seecause.models import tower as towers
@@ -61,10 +62,12 @@ class PromptClassifier(VisionModel):
         return super().forward_bytes(layout) + decoder + 2 * len(self.asked.rows) * self.lvlm.decoder.head.out_features * max(4, element)
 
     def fingerprint(self) -> str:
-        """Of the weights, the question and the gates."""
+        """Of the weights, the question, the classes and what is read for each, and the gates."""
         key = self.state_key()
         if self.memo.get("fingerprint", (None,))[0] != key:
-            told = repr((self.lvlm.fingerprint(), self.asked.said, self.asked.sequences, self.scope, self._gate_values()))
+            asked = self.asked
+            read = (self.classes, asked.sequences, asked.rows.tolist(), asked.places.tolist(), asked.tokens.tolist(), self.merged)
+            told = repr((self.lvlm.fingerprint(), asked.said, read, self.scope, self._gate_values()))
             self.memo["fingerprint"] = (key, hashlib.sha256(told.encode()).hexdigest()[:16])
         return self.memo["fingerprint"][1]
 
@@ -76,35 +79,42 @@ def classifier(
     question: str = "What is in the picture?",
     by: By = "name_ll",
     scope: Scope = "vision",
-    length: Literal["mean", "sum"] = "mean",
+    length: Length | None = None,
     labels: Labels | None = None,
-    orders: int = 3,
+    orders: int | None = None,
     prior: bool = False,
     preprocess: Preprocess | None = None,
     check: bool = True,
 ) -> PromptClassifier:
-    """A verified classifier for `classes`, read `by` name_ll (with `length`) or label_token (with `labels` and `orders`): see `asking`, also for `prior`.
+    """A verified classifier for `classes`, read `by` name_ll (with `length`, mean unless told) or label_token (with `labels` and `orders`, 3 unless
+    told): see `asking`, also for `prior`.
 
-    For LLaVA-1.5 and InternVL; others tile or pack their pictures. `preprocess` replaces what the processor tells about pictures.
+    For LLaVA-1.5 and InternVL; others tile or pack their pictures. `preprocess` replaces what the processor tells about pictures, but for their size.
     """
     if scope not in get_args(Scope) or by not in get_args(By):
         raise BadOption("scope, by", (scope, by), f"one of {', '.join(get_args(Scope))}, and one of {', '.join(get_args(By))}")
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise BadOption("classes", list(classes)[:8], "two different names or more")
+    for name, given, way in (("length", length, "name_ll"), ("labels", labels, "label_token"), ("orders", orders, "label_token")):
+        if given is not None and by != way:
+            raise BadOption(name, given, f"None where classes are read by {by}: it belongs to {way}")
     tower = towers.find(lvlm.module)
-    frame = preprocess or _frame(lvlm, tower)
+    frame = _frame(lvlm, tower, preprocess)
     picture = Image.new("RGB", frame.size[::-1])
+    prompts.render(lvlm.processor, question, lvlm.template)  # refused before it stands in a longer one
 
+    @cache
     def prompt(text: str) -> list[int]:
-        return prompts.native_inputs(lvlm, picture, _rendered(lvlm, text))["input_ids"][0].tolist()
+        return prompts.prompt_ids(lvlm, picture, _rendered(lvlm, text))
 
+    @cache
     def tokens(text: str, answer: str) -> list[int]:
-        return prompts.answer_ids(lvlm, picture, _rendered(lvlm, text), answer)
+        return prompts.answer_ids(lvlm, picture, _rendered(lvlm, text), answer, before=prompt(text))
 
     if by == "name_ll":
-        asked = ask_names(classes, question, prompt, tokens, length=length)
+        asked = ask_names(classes, question, prompt, tokens, length="mean" if length is None else length)
     else:
-        asked = ask_labels(classes, question, prompt, tokens, labels=labels, orders=orders)
+        asked = ask_labels(classes, question, prompt, tokens, labels=labels, orders=3 if orders is None else orders)
     made = _view(lvlm, tower, asked, tuple(classes), frame, scope)
     if prior:
         with torch.no_grad():
@@ -206,11 +216,15 @@ def _check_place(lvlm: LVLM, trunk: int, tokens: int, image: slice) -> None:
         raise UnsupportedModel(lvlm.name, f"{tokens} tokens do not fit its sliding window of {window}", "give fewer classes or a shorter question")
 
 
-def _frame(lvlm: LVLM, tower: Tower) -> Preprocess:
-    """What the processor does to pictures, as one tile of the tower's size."""
-    config = json.loads(lvlm.processor.image_processor.to_json_string()) if lvlm.processor is not None else None
-    if config is None:
+def _frame(lvlm: LVLM, tower: Tower, given: Preprocess | None) -> Preprocess:
+    """What is `given`, or what the processor does to pictures, as one tile of the tower's size."""
+    if lvlm.processor is None:
         raise BadOption("processor", None, "a model wrapped with its processor: wrap(module, processor)")
+    if given is not None:
+        if given.size != tower.size:
+            raise BadOption("preprocess", f"size {given.size}", f"pictures of the size that the vision tower takes, {tower.size}")
+        return given
+    config = json.loads(lvlm.processor.image_processor.to_json_string())
     if config.get("do_pad"):
         raise UnsupportedModel(lvlm.name, "its processor pads pictures to a square", "give preprocess= for pictures that need no padding")
     return replace(preprocess_from_processor(config), size=tower.size)

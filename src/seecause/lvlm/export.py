@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from seecause import __version__
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.ablate import checked
-from seecause.heads.readme import removed_table
+from seecause.heads.readme import page
 from seecause.heads.result import Head
 from seecause.lvlm.classifier import PromptClassifier
 from seecause.models.slicing import columns, output_weight
@@ -43,32 +44,28 @@ def export(model: PromptClassifier, heads: Iterable[Head], folder: str | Path, *
         module.save_pretrained(folder, state_dict=state)
     model.lvlm.processor.save_pretrained(folder)
     card = {
+        "form": "zeroed",
         "model": model.name,
         "scope": model.scope,
         "removed": removed,
         "layers": [block.heads for block in model.blocks],
         "asked": model.asked.said,
+        "template": model.lvlm.template,
         "classes": list(model.classes),
         "fingerprint": model.lvlm.fingerprint(),
         "seecause": __version__,
     }
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_readme(model, removed, note), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(card, type(module).__name__, note), encoding="utf-8")
     return folder
 
 
-def _readme(model: PromptClassifier, removed: list[Head], note: str) -> str:
-    layers = [block.heads for block in model.blocks]
-    part = "vision tower" if model.scope == "vision" else "language model"
-    kind = type(model.lvlm.module).__name__
-    told = [
-        f"# {model.name} without {len(removed)} of the {sum(layers)} attention heads of its {part}",
-        "The heads below say nothing any more: their columns of the output projection are zero. The architecture is the original one.",
-        removed_table(layers, removed),
-        *([note] if note else []),
-        "## Load it",
-        f"```python\nfrom transformers import AutoProcessor, {kind}\nmodel = {kind}.from_pretrained(FOLDER)\n"
-        "processor = AutoProcessor.from_pretrained(FOLDER)\n\n# or\nimport seecause as sc\nlvlm = sc.lvlm.load(FOLDER)\n```",
-        f"It came from weights {model.lvlm.fingerprint()} (seecause {__version__}).",
-    ]
-    return "\n\n".join(told) + "\n"
+def _readme(card: dict[str, Any], kind: str, note: str) -> str:
+    part = "vision tower" if card["scope"] == "vision" else "language model"
+    template = "" if card["template"] is None else f", template={card['template']!r}"
+    how = (
+        f"from transformers import AutoProcessor, {kind}\nmodel = {kind}.from_pretrained(FOLDER)\n"
+        f"processor = AutoProcessor.from_pretrained(FOLDER)\n\n# or\nimport seecause as sc\nlvlm = sc.lvlm.load(FOLDER{template})"
+    )
+    more = [f"It came from weights {card['fingerprint']} (seecause {card['seecause']})."]
+    return page(card, note, of=f"the {sum(card['layers'])} attention heads of its {part}", how=how, more=more)

@@ -75,10 +75,15 @@ def native_inputs(lvlm: LVLM, picture: Image.Image | Sequence[Image.Image], text
     return lvlm.send(made)
 
 
-def answer_ids(lvlm: LVLM, picture: Image.Image, text: str, answer: str) -> list[int]:
-    """The tokens of an answer as they follow the prompt."""
+def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:
+    """The tokens of a rendered text with its picture."""
+    return native_inputs(lvlm, picture, text)["input_ids"][0].tolist()
+
+
+def answer_ids(lvlm: LVLM, picture: Image.Image, text: str, answer: str, *, before: list[int] | None = None) -> list[int]:
+    """The tokens of an answer as they follow the prompt; `before` are the prompt's own, where they are known."""
     joined = text + answer if text[-1].isspace() else f"{text} {answer}"
-    before, both = (native_inputs(lvlm, picture, t)["input_ids"][0].tolist() for t in (text, joined))
+    before, both = prompt_ids(lvlm, picture, text) if before is None else before, prompt_ids(lvlm, picture, joined)
     if not answer.strip() or both[: len(before)] != before or len(both) == len(before):
         raise BadPrompt(f"answer {answer!r}", "its tokens do not continue the prompt's", "give the answer as the model would write it")
     said = both[len(before) :]

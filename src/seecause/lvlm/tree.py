@@ -40,12 +40,14 @@ class Tree:
         return [replace(block, additive=partial(self._bias, block)) for block in blocks]
 
     def _bias(self, block: Block, rows: At, keys: At) -> Tensor:
-        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]."""
-        branch = self.branch.to(rows.index.device)
-        mine, theirs = branch[rows.index][:, None], branch[keys.index]
-        own = block.bias(rows, keys)
-        assert own is not None
-        return own.masked_fill((theirs != 0) & (theirs != mine), -torch.inf)
+        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]. Blocks with the same bias share one table in each run."""
+        kept = ("tree", block.additive)
+        if kept not in keys.memo:
+            every, branch = keys.take(torch.arange(len(self.ids), device=keys.index.device)), self.branch.to(keys.index.device)
+            own = block.bias(every, every)
+            assert own is not None
+            keys.memo[kept] = own.masked_fill((branch != 0) & (branch != branch[:, None]), -torch.inf)  # [1, 1|H, S, S]
+        return keys.memo[kept][:, :, rows.index[:, None], keys.index]
 
 
 def plant(sequences: Sequence[Sequence[int]]) -> Tree:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
-from seecause.loading import wrap
+from seecause.loading import need_own_classes, wrap
 from seecause.metrics.pixels import checked
 from seecause.metrics.probe import Explain, bound_spec, probe
 from seecause.metrics.statistics import rank_correlation
@@ -79,16 +79,15 @@ def parameter_randomisation(
     """`attribute(model, images, target)` explains the model and each randomised copy: one for each layer, or only `steps` of them, evenly spread, the
     last with all layers redrawn. `rewrap` makes a view of the copied module where `wrap` alone
     cannot (zero-shot heads)."""
+    stops = _stops(len(layer_groups(model)), steps)
     with torch.no_grad():
         asked = probe(model, images, target)
     spec = bound_spec(asked.target, target)
     plain = attribute(model, asked.images, spec)
     other = copied(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
     generator = torch.Generator().manual_seed(seed)
-    groups = layer_groups(other)
-    stops = _stops(len(groups), steps)
     found = {}
-    for place, (layer, parameters) in enumerate(groups.items(), start=1):
+    for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
         for parameter in parameters:
             redraw(parameter, generator)
         if place in stops:
@@ -107,6 +106,8 @@ def _stops(layers: int, steps: int | None) -> set[int]:
 
 def copied(model: ImageModel) -> ImageModel:
     """A view of a deep copy: no tensor is shared."""
+    if isinstance(model, VisionModel):
+        need_own_classes(model, "a copy")
     module, head = copy.deepcopy((model.module, model.extra))
     pool = model.readout.kind if head is not None and isinstance(model, VisionModel) else None
     try:

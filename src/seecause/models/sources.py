@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, MissingExtra, MissingWeights, UnknownName, UnsupportedModel
+from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parent / "zoo"
@@ -47,7 +47,7 @@ def open_source(
             if given is not None:
                 raise BadOption(what, given, "None: a saved model has its own")
         if library == "builtin" and (ZOO / name / "config.json").is_file():
-            raise _vision_language(f"builtin:{name}")
+            raise NoClassifier(f"builtin:{name}")
         return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name), classes)
     return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[library](name, weights, size, classes)
 
@@ -94,7 +94,7 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     where = str(weights) if weights not in (None, "random") else name
     config = _fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where))
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in a for a in (config.architectures or ())):
-        raise _vision_language(name if Path(name).is_dir() else f"hf:{name}")
+        raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
     dual = hasattr(config, "text_config") and hasattr(config, "vision_config")
     bare = not any("ForImageClassification" in a for a in (config.architectures or ())) or dual
     loader = AutoModel if bare else AutoModelForImageClassification
@@ -218,10 +218,6 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
     except RuntimeError as mismatch:
         first = str(mismatch).split("\n", 2)[1].strip()
         raise MissingWeights(source, f"the file does not fit {type(module).__name__}: {first[:200]}", "Give the weights of this architecture") from mismatch
-
-
-def _vision_language(what: str) -> UnsupportedModel:
-    return UnsupportedModel(what, "this is a vision-language model, not a classifier", "use `seecause lvlm heads | tokens | study` or sc.lvlm.load")
 
 
 def _fetched(what: str, fetch: Any) -> Any:

@@ -34,6 +34,7 @@ class VisionModel(ImageModel):
     blocks: list[Block]
     readout: Readout
     gates: Tensor | None = None
+    merged: tuple[int, ...] = ()  # which answer each class of the module counts for, where several count as one (heads.backgrounds)
     beside: int = 0  # channels of a state after the residual stream, which say things about tokens (visibility.py)
 
     @property
@@ -90,8 +91,9 @@ class VisionModel(ImageModel):
         return (*super().state_key(), self._gate_values())
 
     def fingerprint(self) -> str:
-        values = self._gate_values()
-        return super().fingerprint() if values is None else f"{super().fingerprint()}-{hashlib.sha256(repr(values).encode()).hexdigest()[:8]}"
+        """Of the weights, of the gates, and of which classes count as one."""
+        told = [hashlib.sha256(repr(values).encode()).hexdigest()[:8] for values in (self._gate_values(), self.merged) if values]
+        return "-".join([super().fingerprint(), *told])
 
     def _gate_values(self) -> tuple[float, ...] | None:
         return None if self.gates is None else tuple(self.gates.detach().flatten().tolist())

@@ -1,0 +1,31 @@
+"""Many sets of heads at once, against one run of the ablated model for each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.engine.forks import logits_of_sets
+from seecause.heads import ablate
+from seecause.heads.ablate import gates_without
+from tests.helpers import hooks, view
+from tests.tiny import FAMILIES, pictures, tiny
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sets_of_heads_are_what_ablated_models_answer_also_inside_an_ablated_one(family):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    last = model.n_layers - 1
+    sets = [[], [(0, 0)], [(last, 0)], [(0, 1), (last, 1)], [(0, 0)]]
+    gates = torch.stack([gates_without(model, heads) for heads in sets])
+    with torch.no_grad(), ablate(model, [(0, 1)]):  # gates that were there before still count
+        expected = []
+        for heads in sets:
+            with ablate(model, heads):
+                expected.append(model(images))
+        assert_close(logits_of_sets(model, images, gates), torch.stack(expected), atol=1e-10, rtol=0)
+    with torch.no_grad():
+        assert_close(logits_of_sets(model, images, gates)[0], native.forward(images), atol=1e-10, rtol=0)
+    assert model.gates is None and hooks(native.module) == 0
