@@ -13,7 +13,9 @@ from seecause.cli import app
 from seecause.data.registry import open_data
 from seecause.faithful import calibrate
 from seecause.faithful.classes import fitting
+from seecause.faithful.keypoints import key_points
 from seecause.faithful.opened import open_network
+from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.runs import tiny_config
 
 
@@ -105,6 +107,20 @@ def test_a_network_that_is_no_run(run, tmp_path):
     assert not (tmp_path / "shipped" / "evaluation.json").exists()
     assert "or give --data" in call("parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2)
     assert "--no-interventions" in call("evaluate", run / "best", "--data", f"folder:{run.parent / 'pictures' / 'test'}", "--device", "cpu", code=2)
+
+
+def test_key_points_of_birds_are_found_from_parts(tmp_path):
+    birds = tiny_cub(tmp_path / "CUB_200_2011")
+    net = bird_net(birds).float()
+    net.save(tmp_path / "shipped", data=f"cub:{birds}")
+    said = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
+    test = open_data(f"cub:{birds}")
+    found = key_points(net, open_data(f"cub:{birds}:trainval"), test)
+    plain = next(line.split() for line in said.splitlines() if "plain" in line)
+    assert f"{found['keypoints']:.2f}" in plain and f"{found['nmi']:.4f}" in plain and "lower is better" in said
+    for told in (("--data", f"waterbird200:{birds}"), ()):
+        told = (*told, "--device", "cpu", "--no-interventions", "--calibration", "10")
+        assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call("evaluate", tmp_path / "shipped", "--no-keypoints", *told)
 
 
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):

@@ -159,6 +159,13 @@ class IFAM(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self._select(*self.assign(features, noise), noise).hard
 
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Tensor:
+        """Stage 1 alone: the soft maps [B, K + 1, gh, gw], background last."""
+        noise, features = self._noise(images, None), self.stage1.tower.features(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.assign(features, noise)[1].unflatten(2, self.stage1.tower.layout(images).grid)
+
     def assign(self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS) -> tuple[Assignment, Tensor]:
         """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], with what an intervention does to them."""
         assigned = self.stage1.assign(features)
