@@ -4,20 +4,19 @@
     python scripts/faithful_study.py report                             # docs/results/faithful-critters.md and .csv from what is there
 
 How reliable the background of `simplicity` is, is chosen by what ERM alone does, before any other method runs: the least of RELIABILITIES at which it fails.
-Every training is one JSON file under --work, so a run can be stopped at any time. Toy networks keep a GPU waiting for the next kernel, so several
-trainings share it (--workers).
+Every training is one JSON file under --work, so a run can be stopped at any time. It holds a digest of what decides it: `run` does again what other settings
+made, and `report` refuses it. `--accept-old` takes files without a digest at their word. Toy networks keep a GPU waiting for the next kernel, so several
+trainings share it (--workers). `scripts/faithful_plan.py` has the rows, `scripts/faithful_page.py` the page.
 """
 
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import json
-import statistics
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +24,28 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import seecause
-from seecause.data.critters import REGIMES, Regime
-from seecause.faithful import IFAM, LossWeights
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts.faithful_page import page, write_csv
+from scripts.faithful_plan import (
+    CHANGEABLE,
+    RATES,
+    ROWS,
+    SEEDS,
+    Result,
+    Training,
+    backbone_recipe,
+    digest,
+    first_plan,
+    fits,
+    kind,
+    pictures,
+    read_results,
+    second_plan,
+    sized,
+    where_erm_fails,
+)
+from seecause.faithful import IFAM
 from seecause.train.ifam import fit, seen_in_training
 from seecause.train.ifam_backbone import pretrain
 from seecause.train.ifam_evaluate import balanced, choose, measure, measure_changed
@@ -36,87 +54,8 @@ from seecause.train.ifam_recipe import IfamRecipe, Pretraining, build
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-BASE = IfamRecipe("study", pretraining_samples=409_600, samples=122_880, epochs=30)
-SEEDS = (0, 1, 2)
-SHAPING_OFF = LossWeights(presence=0, background=0, total_variation=0, entropy=0, equivariance=0, orthogonality=0)
-NO_STAGE_1 = dataclasses.replace(BASE.weights, class1=0)
-MAIN: dict[str, dict[str, Any]] = {
-    "ERM ViT": {"reads": "everything"},
-    "PDiscoFormer, K = 4": {"options": {"stages": 1}},
-    "early mask, ground truth": {"reads": "creature"},
-    "early mask, ground truth, whole patches": {"reads": "creature", "covered": 1.0},
-    "iFAM, K = 4": {},
-    "iFAM, K = 1": {"parts": 1},
-    "iFAM, K = 8": {"parts": 8},
-}
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "no straight-through gradient": {"options": {"gradient": "none"}},
-    "soft masks": {"options": {"gradient": "soft"}},
-    "no stage-1 loss": {"weights": NO_STAGE_1},
-    "stage 2 frozen": {"options": {"freeze": "both"}},
-    "no shaping, K = 1": {"parts": 1, "weights": SHAPING_OFF},
-    "stage-2 part dropout 0": {"options": {"part_dropout2": 0.0}},
-    "stage-2 part dropout 0.1": {"options": {"part_dropout2": 0.1}},
-    "stage-2 part dropout 0.5": {"options": {"part_dropout2": 0.5}},
-    "background loss at the paper's weight 2": {"weights": LossWeights()},
-    "stage 1 trained whole": {"options": {"freeze": "none"}},
-    "backbone: DINO": {"pretraining": "dino"},
-    "ERM ViT, from scratch": {"reads": "everything", "pretraining": "none"},
-}
-CHANGEABLE = ("PDiscoFormer, K = 4", "iFAM, K = 1", "iFAM, K = 4", "iFAM, K = 8")  # rows that are tried with interventions too
-RATES = ((5e-4, 1.0), (2e-4, 1.0), (1e-3, 1.0))  # learning rate and factor of the head, tried for ERM
-RELIABILITIES = (0.95, 0.97, 0.99)  # of the background of `simplicity`
-FAILS = 0.9  # worst-group accuracy on validation, mean over seeds, below which ERM is said to fail
-TEST, VAL, CALIBRATION = 4096, 2048, 2048  # pictures
-
-
-@dataclass(frozen=True)
-class Training:
-    """One row, one regime, one seed."""
-
-    row: str
-    regime: str
-    seed: int
-
-    @property
-    def recipe(self) -> IfamRecipe:
-        return dataclasses.replace(BASE, regime=regime_of(self.regime), seed=self.seed, **{**MAIN, **ABLATIONS}[self.row])
-
-    @property
-    def file(self) -> str:
-        word = "".join(c if c.isalnum() else "-" for c in self.row.lower())
-        return f"{self.regime}_{word}_{self.seed}.json"
-
-
-def simplicity(reliability: float) -> str:
-    return f"simplicity {reliability:g}"
-
-
-def regime_of(name: str) -> Regime:
-    """`certified`, or `simplicity` and how reliable its background is."""
-    kind, _, reliability = name.partition(" ")
-    return dataclasses.replace(REGIMES[kind], background_reliability=float(reliability)) if reliability else REGIMES[kind]
-
-
-def first_plan() -> list[Training]:
-    """ERM on everything."""
-    return [Training("ERM ViT", regime, seed) for regime in (*map(simplicity, RELIABILITIES), "certified") for seed in SEEDS]
-
-
-def second_plan(regime: str) -> list[Training]:
-    """Most important first: the main rows on both regimes, other K, then ablations seed by seed."""
-    first, others = list(MAIN)[1:5], list(MAIN)[5:]
-    jobs = [Training(row, where, seed) for rows in (first, others) for where in (regime, "certified") for seed in SEEDS for row in rows]
-    return jobs + [Training(row, regime, seed) for seed in SEEDS for row in ABLATIONS]
-
-
-def where_erm_fails(results: list[dict[str, Any]]) -> str:
-    """The least reliable `simplicity` at which ERM fails on validation pictures; the most reliable if it fails nowhere."""
-    for regime in map(simplicity, RELIABILITIES):
-        found = _seeds(results, "ERM ViT", regime)
-        if len(found) == len(SEEDS) and statistics.mean(result["val"]["worst"] for result in found) < FAILS:
-            return regime
-    return simplicity(RELIABILITIES[-1])
+AcceptOld = Annotated[bool, typer.Option(help="Take results without a digest at their word.")]
+_FIRST_GUESS = 30.0  # seconds, for a training of a kind that was never timed
 
 
 @app.command()
@@ -127,68 +66,89 @@ def run(
     workers: int = 6,
     rows: Annotated[str, typer.Option(help="Only rows with this text in their name.")] = "",
     quick: Annotated[bool, typer.Option(help="A handful of steps: that it runs, not what it shows.")] = False,
+    accept_old: AcceptOld = False,
 ) -> None:
     """Train what is missing."""
     work.mkdir(parents=True, exist_ok=True)
-    ends = time.time() + 60 * minutes
+    began = time.time()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for eyes in [pool.submit(learn_to_see, work, "parts", seed, device, quick) for seed in SEEDS]:
-            eyes.result()
+
+        def there() -> list[Result]:
+            return [result for result in read_results(work).values() if fits(result, device, quick=quick, accept_old=accept_old)]
 
         def follow_all(jobs: list[Training]) -> None:
-            todo = [job for job in jobs if not (work / job.file).exists() and rows.lower() in job.row.lower()]
+            done = {(result["row"], result["regime"], result["seed"]) for result in there()}
+            todo = [job for job in jobs if dataclasses.astuple(job) not in done and rows.lower() in job.row.lower()]
             print(f"{len(todo)} of {len(jobs)} trainings are missing", flush=True)
-            for job, done in [(job, pool.submit(follow, work, job, device, ends, quick)) for job in todo]:
-                print(f"{job.regime:<15} seed {job.seed}  {job.row:<32} {done.result()}", flush=True)
+            told = (device, (began, began + 60 * minutes), quick, accept_old)
+            for job, said in [(job, pool.submit(follow, work, job, *told)) for job in todo]:
+                print(f"{job.regime:<15} seed {job.seed}  {job.row:<32} {said.result()}", flush=True)
 
+        for eyes in [pool.submit(learn_to_see, work, "parts", seed, device, quick, accept_old) for seed in SEEDS]:
+            eyes.result()
         follow_all(first_plan())
-        if all((work / job.file).exists() for job in first_plan()):
-            chosen = where_erm_fails(_results(work))
+        results = there()
+        if all((job.row, job.regime, job.seed) in {(r["row"], r["regime"], r["seed"]) for r in results} for job in first_plan()):
+            chosen = where_erm_fails(results)
             print(f"{chosen} is where ERM is compared with the others", flush=True)
             follow_all(second_plan(chosen))
 
 
-def _results(work: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(work.glob("*.json"))]
-
-
-def learn_to_see(work: Path, kind: Pretraining, seed: int, device: str, quick: bool) -> Path:
-    """The backbone all rows of a seed start from."""
-    path = work / f"backbone-{kind}-{seed}.pt"
+def learn_to_see(work: Path, pretraining: Pretraining, seed: int, device: str, quick: bool, accept_old: bool) -> dict[str, Any]:
+    """The weights all rows of a seed start from, trained if they are not there."""
+    path, recipe = work / f"backbone-{pretraining}-{seed}.pt", backbone_recipe(pretraining, seed, quick=quick)
+    mark = digest(recipe=dataclasses.asdict(recipe), device=kind(device))
     if path.exists():
-        return path
+        found = torch.load(path, map_location=device, weights_only=True)
+        if found["digest"] == mark if "digest" in found else accept_old:
+            return found["weights"]
     torch.set_num_threads(1)
-    recipe = _sized(dataclasses.replace(BASE, seed=seed, pretraining=kind), quick)
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     model = pretrain(recipe, device=torch.device(device), hear=rows.append, every=max(1, recipe.pretraining_steps // 8))
-    torch.save({"weights": model.state_dict(), "log": rows, "seconds": time.perf_counter() - began}, path.with_suffix(".partial"))
-    return path.with_suffix(".partial").rename(path)
+    made = {"weights": model.state_dict(), "log": rows, "seconds": time.perf_counter() - began, "digest": mark}
+    torch.save(made, path.with_suffix(".partial"))
+    path.with_suffix(".partial").rename(path)
+    return made["weights"]
 
 
-def follow(work: Path, job: Training, device: str, ends: float, quick: bool) -> str:
-    """Train and measure one row, if there is time; says how it went."""
-    took = [json.loads(path.read_text())["seconds"] for path in work.glob("*.json")]
-    if time.time() + (1.1 * max(took) if took else 30) > ends:
+def follow(work: Path, job: Training, device: str, window: tuple[float, float], quick: bool, accept_old: bool) -> str:
+    """Train and measure one row, if there is time between the two ends of `window`; says how it went."""
+    if time.time() + expected(work, job, window[0]) > window[1]:
         return "left for the next run"
     torch.set_num_threads(1)
-    began, recipe, where = time.perf_counter(), _sized(job.recipe, quick), torch.device(device)
+    began, recipe, where = time.perf_counter(), sized(job.recipe, quick), torch.device(device)
     backbone = build(recipe).to(where)
     if recipe.pretraining != "none":
-        eyes = learn_to_see(work, recipe.pretraining, job.seed, device, quick)
-        backbone.load_state_dict(torch.load(eyes, map_location=where, weights_only=True)["weights"])
-    few = 64 if quick else None
-    test, val = (balanced(split, count, seed=job.seed, size=recipe.size, device=where) for split, count in (("test", few or TEST), ("val", few or VAL)))
+        backbone.load_state_dict(learn_to_see(work, recipe.pretraining, job.seed, device, quick, accept_old))
+    tested, chosen_by, calibrated = pictures(quick)
+    test, val = (balanced(split, count, seed=job.seed, size=recipe.size, device=where) for split, count in (("test", tested), ("val", chosen_by)))
     net, told = fit_best(recipe, backbone, where, val)
-    found: dict[str, Any] = {"row": job.row, "regime": job.regime, "seed": job.seed, **measure(net, recipe, test).row(), **told}
+    found: Result = {"row": job.row, "regime": job.regime, "seed": job.seed, **measure(net, recipe, test).row(), **told}
     if job.row in CHANGEABLE:
-        chosen = choose(net, recipe, seen_in_training(recipe, few or CALIBRATION, where), val)
+        chosen = choose(net, recipe, seen_in_training(recipe, calibrated, where), val)
         found["chosen"] = chosen
         found["changed"] = measure_changed(net, recipe, test, chosen).row()
     found |= {"seconds": time.perf_counter() - began, "device": _machine(where), "torch": torch.__version__, "quick": quick}
-    (work / job.file).with_suffix(".partial").write_text(json.dumps(found, indent=1))
+    found["digest"] = job.digest(device, quick=quick)
+    (work / job.file).with_suffix(".partial").write_text(json.dumps(found, indent=1), encoding="utf-8")
     (work / job.file).with_suffix(".partial").rename(work / job.file)
     return f"AA {found['average']:.3f}  WGA {found['worst']:.3f}  {found['seconds']:.0f} s"
+
+
+def expected(work: Path, job: Training, since: float) -> float:
+    """Seconds a training may take: a tenth more than the longest that reads the same, of this run if one has ended, else of any; and its backbone's."""
+    took: list[tuple[bool, float]] = []
+    for path in work.glob("*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if ROWS.get(result["row"], {}).get("reads", "parts") == job.recipe.reads:
+            took.append((path.stat().st_mtime >= since, result["seconds"]))
+    fresh = [seconds for new, seconds in took if new]
+    training = 1.1 * max(fresh or [seconds for _, seconds in took], default=_FIRST_GUESS)
+    if job.recipe.pretraining == "none" or (work / f"backbone-{job.recipe.pretraining}-{job.seed}.pt").exists():
+        return training
+    seen = [torch.load(path, map_location="cpu", weights_only=True)["seconds"] for path in work.glob("backbone-*.pt")]
+    return training + 2 * max(seen, default=_FIRST_GUESS)  # DINO runs two networks on two views
 
 
 def fit_best(recipe: IfamRecipe, backbone: torch.nn.Module, device: torch.device, val: Scenes) -> tuple[IFAM, dict[str, Any]]:
@@ -204,102 +164,21 @@ def fit_best(recipe: IfamRecipe, backbone: torch.nn.Module, device: torch.device
 
 
 @app.command()
-def report(work: Path = Path("faithful-study"), out: Path = Path("docs/results/faithful-critters.md")) -> None:
-    """Write the tables from the trainings that are there; rows with fewer than three seeds say so."""
-    results = _results(work)
-    if not results or any(result["quick"] for result in results):
-        raise typer.BadParameter("no full trainings there (quick ones are not reported); use `run` first")
-    chosen = where_erm_fails(results)
-    page = ["# iFAM on Critters", "", *_protocol(results[0]), "", *_first_section(results, chosen)]
-    for regime in (chosen, "certified"):
-        lines = []
-        for row in MAIN:
-            found = _seeds(results, row, regime)
-            if found:
-                lines.append(_line(row, found, found))
-                if row in CHANGEABLE:
-                    lines.append(_line(f"{row}, with interventions", found, [result["changed"] for result in found]))
-        if lines:
-            page += ["", f"## `{regime}`", "", *_head("method"), *lines, "", _gap(results, regime)]
-    lines = [_line(row, found, found) for row in ABLATIONS if (found := _seeds(results, row, chosen))]
-    if lines:
-        reference = [_line(row, found, found) for row in ("iFAM, K = 4", "PDiscoFormer, K = 4") if (found := _seeds(results, row, chosen))]
-        page += ["", f"## What matters? (`{chosen}`, K = 4 unless said)", "", *_head("change"), *reference, *lines]
+def report(
+    work: Path = Path("faithful-study"), out: Path = Path("docs/results/faithful-critters.md"), device: str = "cuda", accept_old: AcceptOld = False
+) -> None:
+    """Write the tables from the trainings that are there; what is missing is said."""
+    found = read_results(work)
+    strange = [name for name, result in found.items() if not fits(result, device, accept_old=accept_old)]
+    if strange or not found:
+        said = f"{len(strange)} trainings were made by other settings, such as {strange[0]}" if strange else "no trainings there"
+        raise typer.BadParameter(f"{said}; `run` (does them again) first, or --accept-old for those without a digest")
+    results = list(found.values())
+    text = page(results)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(page) + "\n", encoding="utf-8")
-    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("row", "regime", "seed", "average", "worst", "iou", "kept", "changed_average", "changed_worst", "drop", "quantile", "seconds"))
-        for r in results:
-            changed, chosen = r.get("changed", {}), r.get("chosen", {})
-            numbers = [f"{r[key]:.4f}" if key in r else "" for key in ("average", "worst", "iou", "kept")]
-            after = [f"{changed[key]:.4f}" if key in changed else "" for key in ("average", "worst")]
-            writer.writerow((r["row"], r["regime"], r["seed"], *numbers, *after, chosen.get("drop", ""), chosen.get("quantile", ""), f"{r['seconds']:.1f}"))
-    print("\n".join(page))
-
-
-def _protocol(result: dict[str, Any]) -> list[str]:
-    return [
-        f"Written by `python scripts/faithful_study.py report` (seecause {seecause.__version__}, torch {result['torch']}, {result['device']}). "
-        f"Percent, mean ± standard deviation over seeds {', '.join(map(str, SEEDS))}.",
-        "",
-        "AA is the accuracy against the creature on balanced test pictures (every creature on every background equally often), WGA that of the worst "
-        f"of the 32 groups (creature, background), {TEST // 32} pictures each. IoU: selected patches against the creature's pixels, over all test "
-        "pictures. Kept: the share of patches the classifier reads.",
-        "",
-        f"All rows of a seed start from the same backbone, pretrained on `clean` by naming parts ({BASE.pretraining_samples:,} pictures). Then come "
-        f"{BASE.samples:,} pictures of the regime in batches of {BASE.batch}, with the paper's loss weights but {BASE.weights.background:g} for the "
-        "background. The average of the last weights is tested, and nothing is chosen on test. "
-        f"ERM is trained at {len(RATES)} rates, and the one with the best worst group on {VAL:,} balanced validation pictures is kept; other rows are "
-        "trained once. "
-        f"`with interventions`: one part left out, tokens beyond a quantile rejected, both or neither, whatever has the best WGA on {VAL:,} balanced "
-        "validation pictures. The early mask with ground truth shows the patches that the creature covers by half or more: its edge, with some background "
-        "around it. `whole patches`: only those that it covers wholly, so that no pixel of the background is read.",
-    ]
-
-
-def _first_section(results: list[dict[str, Any]], chosen: str) -> list[str]:
-    """Where does ERM fail?"""
-    lines = ["## Where does ERM fail?", "", "| pictures | WGA, validation | AA | WGA |", "|---|---|---|---|"]
-    for regime in (*map(simplicity, RELIABILITIES), "certified"):
-        if found := _seeds(results, "ERM ViT", regime):
-            columns = ([r["val"]["worst"] for r in found], [r["average"] for r in found], [r["worst"] for r in found])
-            lines.append(f"| `{regime}` | " + " | ".join(map(_spread, columns)) + " |")
-    rule = f"the least reliable background at which its WGA on validation is below {100 * FAILS:.0f}, or else the most reliable"
-    return [*lines, "", f"Compared with the others on `{chosen}`: {rule}."]
-
-
-def _seeds(results: list[dict[str, Any]], row: str, regime: str) -> list[dict[str, Any]]:
-    return [result for result in results if result["row"] == row and result["regime"] == regime]
-
-
-def _head(first: str) -> list[str]:
-    return [f"| {first} | AA | WGA | IoU | kept |", "|---|---|---|---|---|"]
-
-
-def _line(title: str, runs: list[dict[str, Any]], values: list[dict[str, Any]]) -> str:
-    few = "" if len(runs) == len(SEEDS) else f" ({len(runs)} of {len(SEEDS)} seeds)"
-    return f"| {title}{few} | " + " | ".join(_spread([v[key] for v in values if key in v]) for key in ("average", "worst", "iou", "kept")) + " |"
-
-
-def _spread(values: list[float]) -> str:
-    if not values:
-        return "-"
-    return f"{100 * statistics.mean(values):.1f}" + (f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def _gap(results: list[dict[str, Any]], regime: str) -> str:
-    """iFAM against ERM, seed by seed, where both are there."""
-    erm, ifam = ({r["seed"]: r["worst"] for r in _seeds(results, row, regime)} for row in ("ERM ViT", "iFAM, K = 4"))
-    gains = [100 * (ifam[seed] - erm[seed]) for seed in SEEDS if seed in erm and seed in ifam]
-    return f"WGA of iFAM (K = 4) minus that of ERM, seed by seed: {', '.join(f'{gain:+.1f}' for gain in gains) or 'not measured'} points."
-
-
-def _sized(recipe: IfamRecipe, quick: bool) -> IfamRecipe:
-    if not quick:
-        return recipe
-    shape = recipe.architecture | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    return dataclasses.replace(recipe, architecture=shape, pretraining_samples=32, pretraining_batch=16, samples=32, batch=16, epochs=2)
+    out.write_text(text, encoding="utf-8")
+    write_csv(results, out.with_suffix(".csv"))
+    print(text)
 
 
 def _machine(device: torch.device) -> str:

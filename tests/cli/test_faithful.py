@@ -9,12 +9,19 @@ import pytest
 from typer.testing import CliRunner
 
 import seecause as sc
+from seecause.bench.store import Store
+from seecause.bench.table import values
 from seecause.cli import app
+from seecause.data.batch import to_batch
+from seecause.data.critters import CLASSES
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import calibrate
 from seecause.faithful.classes import fitting
+from seecause.faithful.keypoints import key_points
 from seecause.faithful.opened import open_network
+from tests.faithful.birds import bird_net, tiny_cub
+from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_config
 
 
@@ -109,6 +116,40 @@ def test_a_network_that_is_no_run(run, tmp_path):
     with pytest.raises(BadOption, match="what it was trained on, for its test pictures") as said:
         open_network(str(run / "best")).test_pictures()
     assert "--" not in str(said.value)  # flags are the command line's
+
+
+def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
+    """The benchmark runner and the audit of heads take its folder; maps of the run are those of sc.attribute."""
+    tiny_net(classes=CLASSES).float().save(tmp_path / "shipped")
+    told = ("--model", str(tmp_path / "shipped"), "--data", "critters:balanced:test", "--limit", "8", "--device", "cpu", "--quiet", "--out")
+    small = ("--method", "caap,gae,random", "--metric", "insertion,aupr1", "--metric-option", "order=patch", "--metric-option", "steps=2")
+    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all")):
+        done = CliRunner().invoke(app, [*command, *told, str(tmp_path / command[1])])
+        assert done.exit_code == 0, done.output
+    store = Store(tmp_path / "run")
+    table = values(store.rows(store.plan()), store.plan())
+    model = sc.load(str(tmp_path / "shipped"))
+    batch = to_batch(model, list(open_data("critters:balanced:test", limit=8)))
+    for method in ("caap", "gae"):
+        maps = sc.attribute(model, batch.images, target=batch.labels, method=method).maps
+        insertion = sc.metrics.insertion_deletion(model, batch.images, maps, batch.labels, order="patch", steps=2).insertion_area
+        assert table[method]["insertion"].tolist() == pytest.approx(insertion.tolist(), abs=1e-5)
+    assert len((tmp_path / "score" / "scores.csv").read_text().splitlines()) == 1 + 3 * 3  # heads of stage 2
+    assert len((tmp_path / "audit" / "audit.csv").read_text().splitlines()) == 1 + 8
+
+
+def test_key_points_of_birds_are_found_from_parts(tmp_path):
+    birds = tiny_cub(tmp_path / "CUB_200_2011")
+    net = bird_net(birds).float()
+    net.save(tmp_path / "shipped", data=f"cub:{birds}")
+    said = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
+    test = open_data(f"cub:{birds}")
+    found = key_points(net, open_data(f"cub:{birds}:trainval"), test)
+    plain = next(line.split() for line in said.splitlines() if "plain" in line)
+    assert f"{found['keypoints']:.2f}" in plain and f"{found['nmi']:.4f}" in plain and "lower is better" in said
+    for told in (("--data", f"waterbird200:{birds}"), ()):
+        told = (*told, "--device", "cpu", "--no-interventions", "--calibration", "10")
+        assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call("evaluate", tmp_path / "shipped", "--no-keypoints", *told)
 
 
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):

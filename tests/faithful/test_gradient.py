@@ -98,6 +98,25 @@ def test_the_attention_itself_has_the_masked_gradients():
     assert_close(together, got[3], **EXACT)
 
 
+@pytest.mark.parametrize("sloping", [[], [0], [0, 2, 5]])
+def test_rows_without_a_slope_cost_nothing_and_change_nothing(sloping, monkeypatch):
+    """Against the derivative of the formula. Only rows that some image has a slope at are computed again."""
+    from seecause.faithful import attention
+
+    q, k, v = (noise(2, 3, 7, 4, seed=s).requires_grad_() for s in range(3))
+    weights = (noise(2, 7, seed=4) > -0.5).double().requires_grad_()
+    slope = torch.zeros(2, 7, 3, 4, dtype=torch.float64)
+    slope[0, sloping] = noise(len(sloping), 3, 4, seed=6)
+    slope[1, sloping[:1]] = noise(len(sloping[:1]), 3, 4, seed=7)
+    odds = weights[:, None, None] * (0.5 * q @ k.transpose(-1, -2)).exp()
+    slow = torch.autograd.grad((odds / odds.sum(dim=-1, keepdim=True) @ v).transpose(1, 2), (q, k, v, weights), slope)
+    seen, plain = [], attention._relaxed_grads
+    monkeypatch.setattr(attention, "_relaxed_grads", lambda rows, *others, scale: seen.append(rows.shape[2]) or plain(rows, *others, scale=scale))
+    for got, expected in zip(torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope), slow, strict=True):
+        assert_close(got, expected, **EXACT)
+    assert seen == [max(1, len(sloping))]
+
+
 def test_a_hidden_key_that_is_very_hot_gives_no_nan():
     q, k, v = (torch.ones(1, 1, 3, 4) for _ in range(3))
     k = torch.tensor([0.0, 1.0, 400.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4)

@@ -64,6 +64,8 @@ def test_a_key_point_nobody_sees_weighs_nothing():
     hidden[:, 1] = False
     found = keypoint_error(fit, Located(test.centers, test.active, test.points, hidden, test.winners))
     assert found.distance[1].isnan() and found.mean == pytest.approx(100 * float(keypoint_error(fit, test).distance[0]))
+    unfitted = keypoint_error(Located(fit.centers, fit.active, fit.points, fit.visible & torch.tensor([True, False]), fit.winners), test)
+    assert unfitted.distance[1].isnan() and unfitted.mean == pytest.approx(100 * float(unfitted.distance[0]))  # not as if it were found exactly
     with pytest.raises(BadOption, match="4 parts"):
         keypoint_error(fit, random_located(5, 1, parts=4))
 

@@ -9,9 +9,12 @@ import re
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file
 
 import seecause as sc
+from scripts import faithful_page as page
+from scripts import faithful_plan as plan
 from scripts import faithful_study as study
 from seecause.data.critters import CLASSES, Regime
 from seecause.demo import Setting, build
@@ -113,24 +116,88 @@ def test_dino_asks_the_other_view():
     assert [row["step"] for row in heard] == [1, 2] and not model.training
 
 
+def write_result(folder, job, worst, **more):
+    found = {"row": job.row, "regime": job.regime, "seed": job.seed, "average": 0.75, "worst": worst, "kept": 0.5, "val": {"worst": worst}}
+    extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in plan.CHANGEABLE else {}
+    (folder / job.file).write_text(json.dumps({**found, **extra, "seconds": 1.0, "device": "here", "torch": "2", "quick": False, **more}))
+
+
 def test_the_study_does_the_most_important_first_and_reports_what_is_there(tmp_path, capsys):
-    first, later = study.first_plan(), study.second_plan("simplicity 0.97")
+    first, later = plan.first_plan(), plan.second_plan("simplicity 0.97")
     jobs = first + later
-    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 6 * 3 + len(study.ABLATIONS) * 3
-    assert {(job.row, job.regime) for job in later[:12]} == {(row, "simplicity 0.97") for row in list(study.MAIN)[1:5]}
+    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 6 * 3 + len(plan.ABLATIONS) * 3
+    assert {(job.row, job.regime) for job in later[:12]} == {(row, "simplicity 0.97") for row in list(plan.MAIN)[1:5]}
+    assert [job.row for job in later[24:27]] == [plan.NO_PATH] * 3
+    order = [job.row for job in later]
+    assert order.index("backbone: DINO") < order.index("stage-2 part dropout 0")
     assert all(job.recipe.steps for job in jobs) and later[0].recipe.regime.background_reliability == 0.97
     for job, worst in ((later[3], 0.5), *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6])):
-        found = {"row": job.row, "regime": job.regime, "seed": job.seed, "average": 0.75, "worst": worst, "kept": 0.5, "val": {"worst": worst}}
-        extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in study.CHANGEABLE else {}
-        (tmp_path / job.file).write_text(json.dumps({**found, **extra, "seconds": 1.0, "device": "here", "torch": "2", "quick": False}))
+        write_result(tmp_path, job, worst, digest=job.digest("cuda"))
     study.report(tmp_path, tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text()
-    assert "| `simplicity 0.95` | 95.0 ± 0.0 | 75.0 ± 0.0 | 95.0 ± 0.0 |" in page and "Compared with the others on `simplicity 0.97`" in page
-    assert "| ERM ViT | 75.0 ± 0.0 | 25.0 ± 0.0 | - | 50.0 ± 0.0 |" in page and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in page
-    assert "+25.0 points" in page and "certified" not in page and "[1]" in (tmp_path / "page.csv").read_text()
+    text = (tmp_path / "page.md").read_text()
+    assert "| `simplicity 0.95` | 95.0 ± 0.0 | 75.0 ± 0.0 | 95.0 ± 0.0 |" in text and "Compared with the others on `simplicity 0.97`" in text
+    assert "| ERM ViT | 75.0 ± 0.0 | 25.0 ± 0.0 | - | 50.0 ± 0.0 |" in text and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in text
+    assert "**iFAM against ERM: better so far.** WGA seed by seed +25.0 points" in text and "## `certified`" not in text
+    assert "**Not finished: 77 of 84 trainings are missing.**" in text and "iFAM, K = 4 (2 of 3 seeds)" in text and "at their word" not in text
+    assert "`ste` against `none`): not measured yet" in text and "[1]" in (tmp_path / "page.csv").read_text()
     capsys.readouterr()
 
 
+def test_results_of_other_settings_are_not_reported_and_are_trained_again(tmp_path, monkeypatch, capsys):
+    job = plan.first_plan()[0]
+    assert job.digest("cuda:1") == job.digest("cuda") != job.digest("cpu") and job.digest("cuda", quick=True) != job.digest("cuda")
+    write_result(tmp_path, job, 0.5)
+    with pytest.raises(typer.BadParameter, match="accept-old"):
+        study.report(tmp_path, tmp_path / "page.md")
+    study.report(tmp_path, tmp_path / "page.md", accept_old=True)
+    assert "1 of 1 results carry no digest" in (tmp_path / "page.md").read_text()
+    write_result(tmp_path, job, 0.5, digest=job.digest("cuda"))
+    monkeypatch.setattr(plan, "RATES", ((1e-2, 1.0),))
+    assert not plan.fits(json.loads((tmp_path / job.file).read_text()), "cuda", accept_old=True)
+    with pytest.raises(typer.BadParameter, match="other settings"):
+        study.report(tmp_path, tmp_path / "page.md", accept_old=True)  # a digest that differs is never accepted
+    capsys.readouterr()
+
+
+def test_a_quick_training_carries_its_digest_and_is_done_once(tmp_path):
+    job, ends = plan.Training("iFAM, K = 4", "certified", 0), (0.0, float("inf"))
+    assert study.follow(tmp_path, job, "cpu", ends, True, False).startswith("AA ")
+    result = json.loads((tmp_path / job.file).read_text())
+    assert plan.fits(result, "cpu", quick=True) and not plan.fits(result, "cpu") and not plan.fits(result, "cuda", quick=True)
+    assert study.follow(tmp_path, job, "cpu", (0.0, 1.0), True, False) == "left for the next run"
+    eyes, made = tmp_path / "backbone-parts-0.pt", (tmp_path / "backbone-parts-0.pt").stat().st_mtime_ns
+    study.learn_to_see(tmp_path, "parts", 0, "cpu", True, False)
+    assert eyes.stat().st_mtime_ns == made
+    old = torch.load(eyes, weights_only=True)
+    del old["digest"]
+    torch.save(old, eyes)
+    made = eyes.stat().st_mtime_ns
+    study.learn_to_see(tmp_path, "parts", 0, "cpu", True, True)
+    assert eyes.stat().st_mtime_ns == made
+    study.learn_to_see(tmp_path, "parts", 0, "cpu", True, False)
+    assert eyes.stat().st_mtime_ns != made
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [([], "not measured yet"), ([2.0, 0.5, 3.0], "better"), ([-2.0, -0.5], "worse so far"), ([5.0, 0.0, 9.0], "undecided"), ([0.5, 0.5, 0.5], "undecided")],
+)
+def test_a_difference_is_one_that_holds_in_every_seed(points, said):
+    assert page.verdict(points) == said
+
+
+def test_a_defeat_by_the_baseline_is_said():
+    def results(ours):
+        return [
+            {"row": row, "regime": "simplicity 0.99", "seed": seed, "worst": worst}
+            for row, worst in (("iFAM, K = 4", ours), ("PDiscoFormer, K = 4", 0.9))
+            for seed in range(3)
+        ]
+
+    losing, winning = (" ".join(page._findings(results(ours), "simplicity 0.99")) for ours in (0.8, 1.0))
+    assert "iFAM loses to its own baseline" in losing and "loses" not in winning and "builds on: better" in winning
+
+
 def test_erm_is_compared_at_the_most_reliable_background_if_it_fails_nowhere():
-    found = [{"row": "ERM ViT", "regime": job.regime, "val": {"worst": 1.0}} for job in study.first_plan()]
-    assert study.where_erm_fails(found) == "simplicity 0.99"
+    found = [{"row": "ERM ViT", "regime": job.regime, "val": {"worst": 1.0}} for job in plan.first_plan()]
+    assert plan.where_erm_fails(found) == "simplicity 0.99"

@@ -33,9 +33,13 @@ _NAMES = {
     "stage1_average": "stage 1",
     "auc": "AUC",
     "miou": "mIoU",
+    "keypoints": "Kp",
+    "nmi": "NMI",
+    "ari": "ARI",
     "kept": "kept",
     "empty": "empty",
 }
+_DIGITS = {"keypoints": ".2f", "empty": ".0f"}  # others have four
 
 
 def register(app: typer.Typer) -> None:
@@ -82,13 +86,14 @@ def evaluate(
     data: DataOption = None,
     interventions: Annotated[bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")] = True,
     quantiles: Quantiles = "0.97,0.99",
-    calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds.", min=1, show_default="all")] = None,
+    calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds and key points.", min=1, show_default="all")] = None,
+    keypoints: Annotated[bool, typer.Option(help="Also find key points from parts, where the photos have some (cub, waterbird200).")] = True,
     limit: Limit = None,
     batch: BatchOption = 32,
     device: DeviceOption = Device.auto,
     quiet: Quiet = False,
 ) -> None:
-    """AA, WGA, AUC and mIoU on the test split, plain and with the intervention that validation recommends. A run also gets RUN/evaluation.json."""
+    """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation recommends. A run also gets RUN/evaluation.json."""
     import json
     from dataclasses import asdict
 
@@ -100,7 +105,8 @@ def evaluate(
     if interventions:
         _need_data(opened, "--no-interventions: they are chosen by pictures like those it was trained on")
     test, mapping = _test_data(opened, data, limit)
-    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet)}
+    located = _key_points(opened, test, batch, calibration, quiet=quiet) if keypoints else {}
+    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet) | located}
     rows = {"plain": found["plain"]}
     if interventions:
         wanted = _numbers("--quantiles", quantiles)
@@ -109,7 +115,9 @@ def evaluate(
         tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted)
         best = best_of(tried)
         with change(net, drop_parts=best.drop, quantile=best.quantile):
-            changed = _examined(opened, test, batch, mapping, quiet=quiet)
+            if located and best.quantile is not None:  # parts left out of the mask stay in the maps
+                located = _key_points(opened, test, batch, calibration, quiet=quiet)
+            changed = _examined(opened, test, batch, mapping, quiet=quiet) | located
         found |= {"chosen_on": val.name, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
         rows[_words(best.drop, best.quantile)] = changed
     if opened.run is not None:
@@ -225,6 +233,20 @@ def _examined(opened: Opened, data: Any, batch: int, mapping: Any, *, quiet: boo
     return row
 
 
+def _key_points(opened: Opened, test: Any, batch: int, limit: int | None, *, quiet: bool) -> dict[str, float]:
+    """Nothing for photos without key points."""
+    from seecause.cli.progress import counting
+    from seecause.data.registry import open_data
+    from seecause.faithful.keypoints import fitted_on, key_points
+
+    name = fitted_on(test.name)
+    if name is None:
+        return {}
+    fit = open_data(name, limit=limit)
+    with counting("key points", len(fit) + len(test), quiet=quiet) as advance:
+        return key_points(opened.net, fit, test, batch=batch, workers=opened.workers, advance=advance)
+
+
 def _calibrate(opened: Opened, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
     """Thresholds from training pictures, prepared as test pictures are. Those of all training pictures are kept in RUN/best; those of `limit` are not.
 
@@ -303,9 +325,11 @@ def _table(rows: dict[str, dict[str, float]], *, title: str) -> None:
     columns = [key for key in _NAMES if any(key in row for row in rows.values())]
     table = Table("network", *(_NAMES[key] for key in columns), title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for name, row in rows.items():
-        table.add_row(name, *(f"{row[key]:.0f}" if key == "empty" else f"{row[key]:.4f}" if key in row else "-" for key in columns))
+        table.add_row(name, *(f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-" for key in columns))
     console = Console(highlight=False)
     console.print(table)
+    if "keypoints" in columns:
+        console.print("Kp: mean distance of key points from where parts put them, in percent of the object's box; lower is better")
     if "worst_public" in columns:
         console.print("WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)")
 

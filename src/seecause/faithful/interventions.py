@@ -134,7 +134,7 @@ def leave_one_out(
         fixed = net.removed.clone()
         for images, labels, *groups in batches:
             images = images.to(net.stage1.prototypes)
-            _, maps, _, votes = net.first(images, net._noise(images, None))
+            _, maps, _, votes = net.first(net.stage1.tower.features(images), net._noise(images, None))
             answers = [_without(net, images, maps, votes, fixed | (torch.arange(net.parts, device=fixed.device) == k)) for k in range(net.parts)]
             rows.append((_without(net, images, maps, votes, fixed).cpu(), torch.stack(answers).cpu(), labels.cpu(), (groups or [labels])[0].cpu()))
     if not rows:

@@ -122,22 +122,21 @@ class IFAM(nn.Module):
         layout = self.stage1.tower.layout(images)
         self._check_layout(layout)
         noise = self._noise(images, noise)
-        assigned, maps, embeddings, votes = self.first(images, noise)
+        features, *moved = self.stage1.tower.features(images if warped is None else torch.cat([images, warped])).split(len(images))  # [B, N, D] each
+        assigned, maps, embeddings, votes = self.first(features, noise)
         with torch.autocast(images.device.type, enabled=False):
             selection = self._select(assigned, maps, noise) if mask is None else _given(mask, maps)
         second = None
-        if warped is not None:
-            other = self.stage1.tower.features(warped)
+        if moved:
             with torch.autocast(images.device.type, enabled=False):
-                second = self.assign(other, noise, Purpose.WARPED)[1].unflatten(2, layout.grid)
+                second = self.assign(moved[0], noise, Purpose.WARPED)[1].unflatten(2, layout.grid)
         logits = self.mean_vote(votes) if self.stage2 is None else self.answer(images, selection, packed, hard=mask is not None)
         grids = [t.unflatten(-1, layout.grid) for t in (maps, selection.hard, selection.pair, assigned.dots, assigned.distances)]
         return IFAMOutput(logits, grids[0], grids[1], grids[2], embeddings, votes, grids[3], grids[4], second)
 
-    def first(self, images: Tensor, noise: Noise | None) -> tuple[Assignment, Tensor, Tensor, Tensor]:
-        """Stage 1: distances, maps [B, K + 1, N], modulated embeddings [B, D, K + 1] and votes [B, C, K]."""
-        features = self.stage1.tower.features(images)  # [B, N, D]
-        with torch.autocast(images.device.type, enabled=False):  # distances decide by small differences
+    def first(self, features: Tensor, noise: Noise | None) -> tuple[Assignment, Tensor, Tensor, Tensor]:
+        """Stage 1 from patch features [B, N, D]: distances, maps [B, K + 1, N], modulated embeddings [B, D, K + 1] and votes [B, C, K]."""
+        with torch.autocast(features.device.type, enabled=False):  # distances decide by small differences
             assigned, maps = self.assign(features, noise, Purpose.MAPS)
             embeddings = self.stage1.modulation(part_embeddings(maps, features))
             return assigned, maps, embeddings, self.votes(embeddings, noise)
@@ -158,6 +157,13 @@ class IFAM(nn.Module):
         noise, features = self._noise(images, None), self.stage1.tower.features(images)
         with torch.autocast(images.device.type, enabled=False):
             return self._select(*self.assign(features, noise), noise).hard
+
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Tensor:
+        """Stage 1 alone: the soft maps [B, K + 1, gh, gw], background last."""
+        noise, features = self._noise(images, None), self.stage1.tower.features(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.assign(features, noise)[1].unflatten(2, self.stage1.tower.layout(images).grid)
 
     def assign(self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS) -> tuple[Assignment, Tensor]:
         """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], with what an intervention does to them."""

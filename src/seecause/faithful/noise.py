@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,10 +56,14 @@ class Noise:
         digests = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows]
         return cls(0, 0, torch.tensor(digests, device=images.device))
 
+    @cached_property
+    def _sample(self) -> Tensor:
+        """[B] what the draws of a sample in this step hash; made once for all purposes."""
+        return bits(self.ids, self.seed) | (self.step << 32)
+
     def uniform(self, purpose: Purpose, rows: int, columns: int, like: Tensor) -> Tensor:
         """[B, rows, columns] in (0, 1), without its ends."""
-        sample = bits(self.ids.to(like.device), self.seed) | (self.step << 32)
-        return lattice(sample, purpose, rows, columns).to(wide_dtype(like.dtype)).add(2.0**-25).clamp(max=1 - 2.0**-24)
+        return lattice(self._sample.to(like.device), purpose, rows, columns).to(wide_dtype(like.dtype)).add(2.0**-25).clamp(max=1 - 2.0**-24)
 
     def gumbel(self, purpose: Purpose, like: Tensor) -> Tensor:
         """Gumbel(0, 1) noise for logits [B, K + 1, N]."""

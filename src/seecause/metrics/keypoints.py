@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from seecause.data.sample import Sample
 from seecause.errors import BadOption
 from seecause.metrics.segmentation import part_labels
 from seecause.models.base import ImageModel
+from seecause.models.preprocess import Preprocess
 
 ACTIVE = 0.5
 _READ = 16  # photos at once
@@ -54,8 +56,9 @@ class KeyPointError:
 
     @property
     def mean(self) -> float:
-        """In percent of the box, weighted by visibility."""
-        return 100 * float((self.distance.nan_to_num(nan=0.0) * self.visible).sum() / self.visible.sum())
+        """In percent of the box, weighted by visibility, over the key points that could be measured; NaN where none could."""
+        known = ~self.distance.isnan()
+        return 100 * float((self.distance * self.visible)[known].sum() / self.visible[known].sum())
 
 
 @torch.no_grad()
@@ -66,9 +69,14 @@ def locate(model: ImageModel, data: Dataset, part_maps: Callable[[Tensor], Tenso
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
         images = to_batch(model, samples).images
         maps = part_maps(images if normalised else model.preprocess.raw(images)).double().cpu()
-        parts.append(_locate(maps, *_in_frame(model, samples), model.preprocess.size))
+        parts.append(located(maps, marks_of(model.preprocess, samples), model.preprocess.size))
     if not parts:
         raise BadOption("data", data.name, "at least one photo")
+    return together(parts)
+
+
+def together(parts: Sequence[Located]) -> Located:
+    """Photos of several batches, as one."""
     return Located(*(torch.cat([getattr(part, name) for part in parts]) for name in Located.__dataclass_fields__))
 
 
@@ -126,28 +134,36 @@ def _twice(active: Tensor) -> np.ndarray:
     return active.repeat_interleave(2, dim=1).double().numpy()
 
 
-def _in_frame(model: ImageModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes [B, 4], key points [B, P, 2] and whether each is seen [B, P], in the model's frame. Boxes are not cut at its edge."""
-    height, width = model.preprocess.size
+class Marks(NamedTuple):
+    """What is known about some photos, in a model's frame. Boxes are not cut at its edge."""
+
+    boxes: Tensor  # [B, 4] x, y, width, height
+    points: Tensor  # [B, P, 2]
+    visible: Tensor  # [B, P] bool: marked so, and in the frame
+
+
+def marks_of(frame: Preprocess, samples: Sequence[Sample]) -> Marks:
+    height, width = frame.size
     boxes, points, seen = [], [], []
     for sample in samples:
         if sample.box is None or sample.points is None:
             raise BadOption("data", sample.id, "photos with box and key points, such as cub")
         size = (sample.image.shape[1], sample.image.shape[2])
         x, y, wide, high = sample.box
-        corners = model.preprocess.points(torch.tensor([[x, y], [x + wide, y + high]], dtype=torch.float64), *size)
-        place = model.preprocess.points(sample.points[:, :2].double(), *size)
+        corners = frame.points(torch.tensor([[x, y], [x + wide, y + high]], dtype=torch.float64), *size)
+        place = frame.points(sample.points[:, :2].double(), *size)
         inside = ((place >= 0) & (place < place.new_tensor([width, height]))).all(dim=1)
         boxes.append(torch.cat([corners[0], corners[1] - corners[0]]))
         points.append(place)
         seen.append(inside & (sample.points[:, 2] > 0))
-    return torch.stack(boxes), torch.stack(points), torch.stack(seen)
+    return Marks(torch.stack(boxes), torch.stack(points), torch.stack(seen))
 
 
-def _locate(maps: Tensor, boxes: Tensor, points: Tensor, visible: Tensor, size: tuple[int, int]) -> Located:
+def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
+    """Of part maps [B, K + 1, h, w] of photos of `size`, on the CPU."""
     centers, active = part_centers(maps, size)
     labels = part_labels(maps, size)
-    x, y = (points[..., axis].long().clamp(0, side - 1) for axis, side in ((0, size[1]), (1, size[0])))
+    x, y = (marks.points[..., axis].long().clamp(0, side - 1) for axis, side in ((0, size[1]), (1, size[0])))
     winners = labels[torch.arange(len(labels))[:, None], y, x]
-    corner, extent = boxes[:, None, :2], boxes[:, None, 2:]
-    return Located((centers - corner) / extent, active, (points - corner) / extent, visible, winners)
+    corner, extent = marks.boxes[:, None, :2], marks.boxes[:, None, 2:]
+    return Located((centers - corner) / extent, active, (marks.points - corner) / extent, marks.visible, winners)

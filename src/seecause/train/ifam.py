@@ -91,7 +91,7 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, hear: He
     groups = parameter_groups(net, recipe.learning_rate, recipe.weight_decay, prototype_factor=factor, head_factor=factor)
     optimizer = torch.optim.AdamW(groups, fused=device.type == "cuda")
     every, round_steps = max(1, recipe.steps // _LOG_LINES), max(1, recipe.steps // recipe.epochs)
-    running: dict[str, Tensor] = {}
+    running: Tensor | None = None
     for step, scenes in enumerate(batches(recipe.regime, recipe.batch, recipe.steps, seed=recipe.seed, size=recipe.size, device=device)):
         set_pace(optimizer.param_groups, cosine(min(step // round_steps, recipe.epochs - 1), recipe.epochs))
         scenes = scenes.mirrored()
@@ -102,10 +102,11 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, hear: He
         nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
         optimizer.step()
         move_average(average, net, step, recipe.average)
-        running = {name: running.get(name, torch.zeros((), device=device)) + value for name, value in said.items()}
+        latest = torch.stack(list(said.values()))
+        running = latest if running is None else running + latest
         if (step + 1) % every == 0:
-            means = {name: (value / every).item() for name, value in running.items()}  # read rarely, so the device is not kept waiting
-            running = {}
+            means = dict(zip(said, (running / every).tolist(), strict=True))  # read rarely, so the device is not kept waiting
+            running = None
             hear({"phase": recipe.reads, "step": step + 1, "learning_rate": optimizer.param_groups[0]["lr"], **means})
     return average
 

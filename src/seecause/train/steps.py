@@ -48,8 +48,7 @@ def pace(step: int, steps: int, warm_up: float) -> float:
 def move_average(average: nn.Module, model: nn.Module, step: int, decay: float) -> None:
     """Exponential average of the weights; it follows closely in the first steps, so that short runs get one too."""
     pull = max(1 - decay, 9 / (10 + step))
-    for kept, fresh in zip(average.parameters(), model.parameters(), strict=True):
-        kept.lerp_(fresh, pull)
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), pull)  # one kernel for all
 
 
 def write_log(log: list[dict[str, Any]], path: Path) -> None:
