@@ -102,12 +102,9 @@ def helped(removals: Removals, *, complete: bool) -> Iterator[str]:
     yield f"Many sets are tried, so some pass by luck. Sets that pass without the comparison: {rates}."
     if complete or passing:
         yield advice(list(passing.values()), good["BG-gap"])
-    costs = [
-        f"K = {k} ({len(one.heads)} removed): ImageNet {one.effects[ACCURACIES[0]].change.signed}, pets {one.effects[ACCURACIES[1]].change.signed}"
-        for (method, k), one in removals.chosen.items()
-        if method == PRINTED and one.heads
-    ]
-    yield f"What CIGMA as printed costs in accuracy: {'; '.join(dict.fromkeys(costs)) or 'nothing: it removes no head'}."
+    printed = [one for (method, _), one in removals.chosen.items() if method == PRINTED and one.heads]
+    costs = [", ".join([f"without {spelled(one.heads)}", *(f"{name} {one.effects[name].change.signed}" for name in ACCURACIES)]) for one in printed]
+    yield f"What CIGMA as printed costs: {'; '.join(dict.fromkeys(costs)) or 'nothing, it removes no head'}."
 
 
 def first(one: Removal, removals: Removals, measure: str) -> bool:
