@@ -7,7 +7,7 @@
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (images, trimaps, imagenet_labels.csv) and imagenet/val/. Every finished piece is a JSON file under
 --work: the same command again goes on where it stopped. No piece begins after --minutes; while something is missing, the exit code is 1 and the page has
 holes. Heads are scored on one half of the pets (each breed cut in two), numbers are those of the other half: nothing is chosen on what is reported.
-`background/composites.py` makes the photos, `background/page.py` puts the numbers into words.
+`background/composites.py` makes the photos, `background/words.py` puts the numbers into words.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from scripts.background import figures, page
-from scripts.background.audit import MASKED, audited, masks_of, of_composites, plain, searched
-from scripts.background.numbers import by_lot, removed
+from scripts.background.audit import MASKED, audited, masks_of, of_composites, plain, searched, verdict
+from scripts.background.numbers import removed
 from scripts.background.photos import SMALL, Sizes, Study, opened
-from scripts.background.removal import Bench, records, scorers, scores_of
+from scripts.background.removal import Bench, Heads, best, methods, records, scorers, spelled
 from scripts.kept_pieces import OutOfTime, Pieces
 from scripts.tables import machine
 from seecause.heads import random_sets
@@ -58,7 +58,7 @@ def main(
         if not (real / part).exists():
             raise typer.BadParameter(f"{real / part} is not there; expected a folder with {WEIGHTS}, pets/ and imagenet/", param_hint="--real")
     sizes, fast, here = Sizes() if limit is None else SMALL, tf32 and device.startswith("cuda"), "cpu" if only_page else device
-    study = opened(load(real, here), real, sizes=sizes, limit=limit, seed=seed, fast=fast)
+    study = opened(load(real, here), real, sizes=sizes, limit=limit, seed=seed, fast=fast, device=device)
     pieces = Pieces(work / f"background-{study.state}", ends, f"torch {torch.__version__}, timm {timm.__version__}, {machine(here)}")
     missing = None
     try:
@@ -67,9 +67,10 @@ def main(
         missing = str(late)
         print(f"out of time before {missing!r}: run the same command again to go on", flush=True)
     command = f"python scripts/evidence_background.py --real PATH{'' if limit is None else f' --limit {limit}'} --seed {seed} --device {device.split(':')[0]}"
-    removals, lots = removed(pieces.found, study.sizes.ks), by_lot(pieces.found)
-    page.write(pieces, {**study.about, "command": command, "missing": missing}, removals, lots, out)
-    figures.write(study.pets, study.composites, masks_of(study, pieces), pieces.found, removals, lots, out)
+    masks, removals = masks_of(study, pieces), removed(pieces.found, study.sizes.ks, single_heads(study.model))
+    said = verdict(study, masks, pieces.found) if masks is not None and "audit" in pieces.found else None
+    page.write(pieces, {**study.about, "command": command, "missing": missing, "verdict": said}, removals, out)
+    figures.write(study.pets, study.composites, masks, pieces.found, removals, out)
     raise typer.Exit(1 if missing else 0)
 
 
@@ -79,25 +80,38 @@ def load(real: Path, device: str) -> VisionModel:
     return model
 
 
+def single_heads(model: VisionModel) -> list[Heads]:
+    return [((layer, head),) for layer, block in enumerate(model.blocks) for head in range(block.heads)]
+
+
 def run(study: Study, pieces: Pieces) -> None:
-    """Every piece, the cheapest and most wanted first."""
+    """Every piece, the cheapest and most wanted first. A removal is a piece by the heads that go, so no set is measured twice."""
+    pieces.look()
     known = pieces.get("plain", partial(plain, study))
     pieces.get("composites", partial(of_composites, study))
     for start in range(0, len(study.pets), MASKED):
         pieces.get(f"masks {start}", partial(searched, study, slice(start, start + MASKED)))
     masks = masks_of(study, pieces)
     assert masks is not None
-    pieces.get("audit", partial(audited, study, masks, known))
-    bench = Bench.of(study, masks, known)
+    pieces.get("audit", partial(audited, study, masks))
+    bench = Bench.of(study, masks, pieces.found)
     pieces.get("nothing removed", partial(bench.without, [()]))
+
+    def remove(sets: list[Heads]) -> None:
+        for heads in sets:
+            if heads not in bench.known:
+                pieces.get(f"without {spelled(heads)}", partial(bench.without, [heads]))
+
     sizes = set[int]()
     for name, make in scorers(study, masks, known).items():
-        for method, record in pieces.get(f"scores, {name}", partial(records, make)).items():
-            sets = [tuple(sorted(scores_of(record).top(k))) for k in study.sizes.ks]
-            pieces.get(f"removed by {method}", partial(bench.without, sets))
-            sizes |= {len(heads) for heads in sets if heads}
+        piece = f"scores, {name}"
+        scored = methods({piece: pieces.get(piece, partial(records, make))})
+        sets = [best(record, k) for record in scored.values() for k in study.sizes.ks]
+        remove(sets)
+        sizes |= {len(heads) for heads in sets if heads}
         for size in sorted(sizes):  # as many as are really removed: heads with scores of 0 or less stay
             pieces.get(f"random {size}", partial(bench.without, random_sets(study.model, size, draws=study.sizes.draws, seed=study.seed)))
+    remove(single_heads(study.model))
 
 
 if __name__ == "__main__":

@@ -42,10 +42,19 @@ class Pieces:
             seconds = time.perf_counter() - start
             print(f"{seconds:7.1f} s  {name}", flush=True)
             write_whole(path, json.dumps({"name": name, "machine": self.machine, "seconds": seconds, "content": made}))
-        kept = json.loads(path.read_text(encoding="utf-8"))  # also what was just made: the same whether it is new or not
-        self.found[name], self.seconds[name] = kept["content"], kept["seconds"]
-        self.machines.add(kept["machine"])
+        self._read(path)  # also what was just made: the same whether it is new or not
         return self.found[name]
+
+    def look(self) -> None:
+        """Take up all that is finished, asked for or not."""
+        for path in sorted(self.folder.glob("*.json")):
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        self.found.pop(kept["name"], None)  # what is asked for stands in the order it is asked for
+        self.found[kept["name"]], self.seconds[kept["name"]] = kept["content"], kept["seconds"]
+        self.machines.add(kept["machine"])
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What `evidence_background.py` measures on the whole model: accuracy, composites, discovered masks, FIG and BIG."""
+"""What `evidence_background.py` measures on the whole model: accuracy, composites, discovered masks, FIG and BIG; and what an audit says of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.background.composites import ALONE
 from scripts.background.photos import Study
 from scripts.kept_pieces import Pieces, pack, unpack
 from seecause.data.sample import IGNORE
-from seecause.heads import Audit, Look, Masks, discover_masks, information_gains, iou
+from seecause.heads import Audit, Gains, Look, Masks, discover_masks, information_gains, iou
 from seecause.heads.binarise import harden
 from seecause.heads.cases import logits_of
 from seecause.heads.divergence import log_probs
@@ -70,13 +70,16 @@ def masks_of(study: Study, pieces: Pieces) -> Masks | None:
     return Masks(hard, soft, ties, protocol={"source": "discovered", "rho": RHO, "steps": study.sizes.mask_steps})
 
 
-def audited(study: Study, masks: Masks, known: Row) -> Row:
+def fair_looks(study: Study, masks: Masks) -> dict[str, Look]:
+    """What `seecause heads audit` can do on these photos: discovered and true masks, each with every fill."""
+    return {look.name: look for source in (masks, Masks.oracle(study.shapes)) for look in (Look(source, fill) for fill in FILLS)}
+
+
+def audited(study: Study, masks: Masks) -> Row:
     """FIG and BIG of all photos by every look, and how well discovered masks meet the animal, beside masks that know nothing of it."""
     model, pets, truth = study.model, study.pets, study.pets.truth
     assert truth is not None
-    whole, bare = Masks.oracle(study.shapes), Masks.oracle(truth)
-    fair = {look.name: look for source in (masks, whole) for look in (Look(source, fill) for fill in FILLS)}
-    other = Masks.oracle(study.shapes.roll(1, dims=0))
+    bare, other = Masks.oracle(truth), Masks.oracle(study.shapes.roll(1, dims=0))
     guess = {
         "discovered masks": masks.hard,
         "control: another photo's discovered mask": masks.hard.roll(1, dims=0),
@@ -84,22 +87,30 @@ def audited(study: Study, masks: Masks, known: Row) -> Row:
         "control: random pixels": scattered(masks.hard),
     }
     looks = {
-        **fair,
+        **fair_looks(study, masks),
         "true masks, border left in both, grey": Look(bare, "grey"),
         "the animal on another breed's photo": Look(None, study.swapped),
         "control: another photo's true mask, grey": Look(other, "grey"),
         "control: centre, grey": Look(Masks.oracle(guess["control: centre"]), "grey"),
     }
     gains = {name: information_gains(model, pets.images, look.masks, baseline=look.baseline) for name, look in looks.items()}
-    overlap = iou(masks, truth).cpu()
-    report = Audit(pets, logits_of(model, pets.images).cpu(), fair, {name: gains[name] for name in fair}, overlap, None, None, unbits(known["pets"]["top 1"]))
     return {
         "gains": {name: {"fig": one.fig.tolist(), "big": one.big.tolist(), "noise": one.noise_floor} for name, one in gains.items()},
         "iou": {name: iou(hard, truth).tolist() for name, hard in guess.items()},
-        "verdict": report.verdict(),
         "ties": float(masks.ties.mean()) if masks.ties is not None else None,
         "border": float((truth == IGNORE).double().mean()),
     }
+
+
+def verdict(study: Study, masks: Masks, found: Row) -> Row:
+    """What an audit says of kept gains, by the rules it has when the page is written: the look it believes, and its words."""
+    looks, told = fair_looks(study, masks), found["audit"]
+    kept = {name: told["gains"][name] for name in looks}
+    gains = {name: Gains(*(torch.tensor(one[key], dtype=torch.float64) for key in ("fig", "big")), one["noise"]) for name, one in kept.items()}
+    unasked = torch.empty(len(study.pets), 0)  # a verdict does not look at logits
+    overlap = torch.tensor(told["iou"]["discovered masks"], dtype=torch.float64)
+    report = Audit(study.pets, unasked, looks, gains, overlap, counted=unbits(found["plain"]["pets"]["top 1"]))
+    return {"trusted": report.trusted, "words": report.verdict()}
 
 
 def centre(like: Tensor) -> Tensor:
@@ -124,5 +135,5 @@ def unbits(text: str) -> Tensor:
 
 
 def shares(values: Tensor) -> list[float]:
-    """Means over draws [draws, N] -> [N]."""
-    return [round(v, 6) for v in values.double().mean(dim=0).tolist()]
+    """Means over draws [draws, N] -> [N], to the last digit: `numbers.counts` makes counts of them again."""
+    return values.double().mean(dim=0).tolist()

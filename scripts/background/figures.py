@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from scripts.background.composites import ALONE, MIXED, Composites
-from scripts.background.numbers import ACCURACIES, Lots, Removals, effects, mean, tensor
-from scripts.background.page import NAME, bir, right_ones
+from scripts.background.numbers import ACCURACIES, Removals, bir, effects, mean, right_ones, tensor
+from scripts.background.page import NAME
 from scripts.head_methods import GREY, GUARD, PRINTED
 from seecause.heads import Cases, Masks
 
@@ -26,10 +26,12 @@ WORDS = {
     "only_bg_t": "only background, box tiled", "only_bg_f": "only background, shape filled",
     "mixed_same": "animal on a photo of its breed", "mixed_rand": "animal on another breed's photo",
 }  # fmt: skip
-DRAWN = {PRINTED: "#d1552a", f"{GREY}{GUARD}": "#2f7ed8", "regression, true masks, grey": "#2a9d6f", "taylor": "#9b59b6", "gating": "#c9a227"}
+DRAWN = {
+    PRINTED: "#d1552a", f"{GREY}{GUARD}": "#2f7ed8", "regression, true masks, grey": "#2a9d6f", "smallest Taylor": "#9b59b6", "gating, contrastive": "#c9a227",
+}  # fmt: skip
 
 
-def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, removals: Removals, lots: Lots, out: Path) -> None:
+def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, removals: Removals, out: Path) -> None:
     """evidence-background-photos.png, and evidence-background.png from what is there."""
     sheet(pets, made, masks).save(out / f"{NAME}-photos.png", optimize=True)
     matplotlib.use("Agg")
@@ -42,10 +44,10 @@ def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, remova
         rows = right_ones(found)
         bars(second, {name: bir(one, rows) for name, one in reversed(found["audit"]["gains"].items())}, "BIR, ratio of means")
         second.set_title("BIR, by how the background is taken away", fontsize=11)
-    if lots:
+    if removals.lots:
         whole = effects(found["nothing removed"][0], found["nothing removed"][0])
         for axes, measure, title in ((third, ACCURACIES[0], "ImageNet accuracy without heads"), (fourth, "BG-gap", "BG-gap without heads")):
-            curves(axes, removals, lots, whole[measure].value, measure)
+            curves(axes, removals, whole[measure].value, measure)
             axes.set_title(title, fontsize=11)
         figure.legend(*third.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(out / f"{NAME}.png", dpi=90)
@@ -83,18 +85,18 @@ def bars(axes: Axes, values: Row, label: str) -> None:
     axes.tick_params(axis="y", labelsize=8)
 
 
-def curves(axes: Axes, removals: Removals, lots: Lots, start: float, measure: str) -> None:
+def curves(axes: Axes, removals: Removals, start: float, measure: str) -> None:
     """A measure against K: some methods in colour with the intervals of their changes, moved apart a little where they would hide each other; random sets
     as a band from the lowest to the highest. All others are in the tables."""
-    drawn = {size: [lot[measure].value for lot in some] for size, some in lots.items()}
+    drawn = {size: [lot.effects[measure].value for lot in some] for size, some in removals.lots.items()}
     axes.axhline(start, color="#444444", linewidth=0.8, linestyle=":", label="the whole model")
     axes.fill_between(
         [0, *drawn], [start, *map(min, drawn.values())], [start, *map(max, drawn.values())], color="#e4e4e4", label="random heads, lowest to highest"
     )
-    ks = sorted({k for _, k in removals})
+    ks = sorted({k for _, k in removals.chosen})
     for place, (method, colour) in enumerate(DRAWN.items()):
-        if any((method, k) in removals for k in ks):
-            aside, found = 0.12 * (place - (len(DRAWN) - 1) / 2), [removals[method, k].effects[measure] for k in ks]
+        if all((method, k) in removals.chosen for k in ks):
+            aside, found = 0.12 * (place - (len(DRAWN) - 1) / 2), [removals.chosen[method, k].effects[measure] for k in ks]
             at, values = [k + aside for k in ks], [one.value for one in found]
             axes.plot([0, *at], [start, *values], color=colour, label=method, linewidth=1.4, marker="o", markersize=4)
             axes.vlines(at, [start + one.change.low for one in found], [start + one.change.high for one in found], color=colour, linewidth=0.8, alpha=0.7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -52,7 +53,8 @@ class Study:
     seed: int
     limit: int | None
     fast: bool  # TF32 where it is allowed
-    data: tuple[str, ...]  # fingerprints
+    device: str  # what the pieces are made on, "cuda" or "cpu": they round differently
+    data: tuple[str, ...]  # fingerprints of the lists of photos
 
     @property
     def shapes(self) -> Tensor:
@@ -78,8 +80,11 @@ class Study:
     @property
     def state(self) -> str:
         """What decides the numbers, as a short name."""
-        told = (VERSION, sc.__version__, self.model.fingerprint(), self.data, self.sizes, self.seed, self.limit, self.fast)
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+        told = {
+            "protocol": VERSION, "seecause": sc.__version__, "weights": self.model.fingerprint(), "photos": self.data, "sizes": asdict(self.sizes),
+            "seed": self.seed, "limit": self.limit, "tf32": self.fast, "device": self.device,
+        }  # fmt: skip
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def about(self) -> Row:
@@ -87,7 +92,7 @@ class Study:
         return {
             **asdict(self.sizes), "model": self.model.name, "heads": self.model.n_layers * self.model.n_heads, "classes": self.model.n_classes,
             "pets": len(self.pets), "breeds": len(self.pets.labels.unique()), "chosen on": int((self.half == 0).sum()), "imagenet": len(self.imagenet),
-            "half": self.half.tolist(), "limit": self.limit, "seed": self.seed, "tf32": self.fast,
+            "half": self.half.tolist(), "labels": self.pets.labels.tolist(), "limit": self.limit, "seed": self.seed, "tf32": self.fast,
         }  # fmt: skip
 
     @contextmanager
@@ -100,8 +105,11 @@ class Study:
             torch.set_float32_matmul_precision("highest")
 
 
-def opened(model: VisionModel, real: Path, *, sizes: Sizes, limit: int | None, seed: int, fast: bool) -> Study:
-    """The study of a folder. A small one has four photos of each of some breeds, so that either half has two: one to paste and one to paste on."""
+def opened(model: VisionModel, real: Path, *, sizes: Sizes, limit: int | None, seed: int, fast: bool, device: str) -> Study:
+    """The study of a folder, of pieces that are made on `device`.
+
+    A small one has four photos of each of some breeds, so that either half has two: one to paste and one to paste on.
+    """
     pets, imagenet = open_data(f"pets:{real / 'pets'}"), open_data(f"imagenet:{real / 'imagenet'}", limit=limit)
     if limit is not None:
         labels = list(dict.fromkeys(pets.labels))
@@ -111,6 +119,5 @@ def opened(model: VisionModel, real: Path, *, sizes: Sizes, limit: int | None, s
         pets = replace(pets, photos=tuple(photo for photo in pets.photos if photo in few))
     cases = gather(model, pets)
     assert cases.labels is not None
-    return Study(
-        model, cases, gather(model, imagenet), halves(cases.labels.cpu(), seed=seed), sizes, seed, limit, fast, (pets.fingerprint, imagenet.fingerprint)
-    )
+    half, told = halves(cases.labels.cpu(), seed=seed), (pets.fingerprint, imagenet.fingerprint)
+    return Study(model, cases, gather(model, imagenet), half, sizes, seed, limit, fast, device.split(":")[0], told)

@@ -21,7 +21,14 @@ from seecause.heads.result import Head
 
 AFTER = ("true masks, grey", "discovered masks, mean")  # looks that are measured without heads too
 SWAP = "another breed's photo"
+ENDS = {
+    "weight norm": "largest weight norm", "output norm": "largest output norm", "taylor": "smallest Taylor", "attention mass": "most attention on background",
+    "loss change": "largest loss change",
+}  # fmt: skip  # which end goes first, where a method's name does not say
+BESIDE = {"accuracy": "accuracy", "shut": "facilitation"}  # what is kept with scores, and where `HeadScores.after` has it
+OPEN = 0.5  # a gate above it is open (Nam et al. 2025)
 Row = dict[str, Any]
+Heads = tuple[Head, ...]
 
 
 def scorers(study: Study, masks: Masks, known: Row) -> dict[str, Callable[[], dict[str, HeadScores]]]:
@@ -55,13 +62,44 @@ def scorers(study: Study, masks: Masks, known: Row) -> dict[str, Callable[[], di
 
 
 def records(make: Callable[[], dict[str, HeadScores]]) -> Row:
-    """By method: scores, their errors, and accuracy without each head where it was measured."""
-    tables = {method: {"value": one.value, "error": one.error, "accuracy": one.after.get("accuracy")} for method, one in make().items()}
+    """By method: scores, their errors, and accuracy without each head where it was measured. Of gating, interference (1 - G+) and G-, without a rule."""
+    tables = {
+        method: {"value": one.after.get("interference", one.value), "error": one.error, **{name: one.after.get(key) for name, key in BESIDE.items()}}
+        for method, one in make().items()
+    }
     return {method: {name: None if table is None else table.tolist() for name, table in some.items()} for method, some in tables.items()}
 
 
-def scores_of(record: Row) -> HeadScores:
-    return HeadScores(torch.tensor(record["value"], dtype=torch.float64))
+def methods(found: Row) -> dict[str, Row]:
+    """Records of every finished method, under the name that is printed."""
+    kept = {method: one for name, some in found.items() if name.startswith("scores, ") for method, one in some.items()}
+    return {ENDS.get(method, method): interfering(one) if method.startswith("gating") else one for method, one in kept.items()}
+
+
+def interfering(record: Row) -> Row:
+    """Gating with scores above 0 only for heads it calls interfering: 1 - G+ where both gates are shut in the mean over fits, else -G+.
+
+    A record without G- goes by G+ alone.
+    """
+    opened = 1 - torch.tensor(record["value"], dtype=torch.float64)
+    shut = torch.zeros_like(opened) if record.get("shut") is None else torch.tensor(record["shut"], dtype=torch.float64)
+    return {**record, "value": torch.where((opened <= OPEN) & (shut <= OPEN), 1 - opened, -opened).tolist()}
+
+
+def best(record: Row, k: int) -> Heads:
+    """The `k` heads with the highest scores, fewer if fewer are above 0."""
+    return tuple(sorted(HeadScores(torch.tensor(record["value"], dtype=torch.float64)).top(k)))
+
+
+def measured(found: Row) -> dict[Heads, Row]:
+    """Every removal that is finished, by the heads that went: it does not matter who chose them."""
+    rows = (row for kept in found.values() if isinstance(kept, list) for row in kept)
+    return {tuple(sorted((layer, head) for layer, head in row["heads"])): row for row in rows}
+
+
+def spelled(heads: Heads) -> str:
+    """layer.head, both from 0."""
+    return " ".join(f"{layer}.{head}" for layer, head in heads)
 
 
 @dataclass
@@ -74,14 +112,15 @@ class Bench:
     labels: Tensor  # of the pets
     right: Tensor  # [pets of this half] bool: BIR is that of what the whole model answers right
     back: Tensor  # [pets] whose animal stands on each pet's background in the first mixed_rand
-    known: dict[tuple[Head, ...], Row] = field(default_factory=dict)  # methods often choose the same heads
+    known: dict[Heads, Row] = field(default_factory=dict)  # methods often choose the same heads
 
     @classmethod
-    def of(cls, study: Study, masks: Masks, known: Row) -> Bench:
+    def of(cls, study: Study, masks: Masks, found: Row) -> Bench:
+        """With what `found` has of removals already."""
         rows = (study.half == 1).nonzero()[:, 0]
         here, made = rows.to(study.model.device), study.composites
         place = torch.full((len(study.half),), -1).index_copy(0, rows, torch.arange(len(rows)))
-        right = unbits(known["pets"]["top 1"])[rows]
+        right = unbits(found["plain"]["pets"]["top 1"])[rows]
         sure = rows[right]
         if len(sure) == 0:
             raise NothingRight("none of the pets that numbers are taken on")
@@ -93,7 +132,8 @@ class Bench:
             pictures |= {f"{look.name}, no background": erased.no_background, f"{look.name}, no foreground": erased.no_foreground}
         assert study.pets.labels is not None
         back = place[made.donors["mixed_rand"][0].argsort()[rows]]
-        return cls(study, torch.cat(list(pictures.values())), {name: len(some) for name, some in pictures.items()}, study.pets.labels[here], right, back)
+        counts = {name: len(some) for name, some in pictures.items()}
+        return cls(study, torch.cat(list(pictures.values())), counts, study.pets.labels[here], right, back, measured(found))
 
     def without(self, sets: Sequence[Sequence[Head]]) -> list[Row]:
         """What each photo does without each set of heads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 
 import seecause as sc
 from scripts import evidence_background as study
-from scripts.background import composites, numbers
+from scripts.background import composites, numbers, removal, words
+from scripts.background.numbers import Effect, Estimate, Removal, Removals
 from scripts.kept_pieces import Pieces, pack, unpack
 from seecause.data.imagenet import imagenet_wnids
 from seecause.errors import BadOption
@@ -71,7 +73,7 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
         return ended.value.exit_code, (tmp_path / "out" / "evidence-background.md").read_text()
 
     code, page = run(-1.0)
-    assert code == 1 and "stopped before 'plain'" in page and page.count("Not there yet") == 6
+    assert code == 1 and "stopped before 'plain'" in page and page.count("Not there yet") == 7
     code, page = run(5.0)
     assert code == 0 and "Not there yet" not in page and "nan" not in page
     said = capsys.readouterr().out
@@ -88,17 +90,28 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
 
     rows = list(csv.DictReader((tmp_path / "out" / "evidence-background.csv").read_text().splitlines()))
     methods = {row["row"] for row in rows if row["table"] == "removal"}
-    assert {"cigma as printed", "cigma as printed + guard", "cigma, true masks, grey", "regression, true masks, grey", "weight norm", "taylor"} <= methods
-    assert {"attention mass", "loss gain", "gating", "gating, contrastive", "random"} <= methods
+    assert {"cigma as printed", "cigma as printed + guard", "cigma, true masks, grey", "regression, true masks, grey", "largest weight norm"} <= methods
+    assert {"smallest Taylor", "most attention on background", "loss gain", "gating", "gating, contrastive", "random"} <= methods
+    assert {f"head {layer}.{head}" for layer in range(2) for head in range(2)} <= methods and "Not measured yet" not in page  # each alone
     gap = {row["row"]: float(row["value"]) for row in rows if row["table"] == "composites" and row["measure"] == "right"}
     assert gap["BG-gap"] == pytest.approx(gap["mixed_same"] - gap["mixed_rand"], abs=1e-5)
-    assert all(f"| {method} |" in page for method in methods - {"random"})
+    assert all(f"| {method} |" in page for method in methods if method != "random" and not method.startswith("head "))
     assert "| random, 1 head | 1 |" in page and "control: another photo's true mask" in page
     for picture in ("evidence-background.png", "evidence-background-photos.png"):
         with Image.open(tmp_path / "out" / picture) as drawn:
             assert drawn.width > 300
     kept.unlink()
-    assert run(5.0, only_page=True)[0] == 1 and not kept.is_file()
+    monkeypatch.setattr("seecause.heads.Audit.verdict", lambda self: [f"It believes {self.trusted}, with {int(self.counted.sum())} right answers."])
+    code, page = run(5.0, only_page=True)
+    assert code == 1 and not kept.is_file()
+    assert re.search(r"\n> It believes (true|discovered) masks, \w+, with [1-8] right answers\.\n", page)  # by the rules an audit has when it is written
+
+
+def test_pieces_of_other_sizes_or_another_device_are_not_taken(real, model):
+    one = study.opened(model, real, sizes=study.SMALL, limit=9, seed=0, fast=False, device="cuda:1")
+    changes = ({"device": "cpu"}, {"sizes": study.Sizes()}, {"limit": 12}, {"seed": 1}, {"fast": True}, {"data": ("other", "photos")})
+    states = [one.state, *(replace(one, **some).state for some in changes)]
+    assert one.device == "cuda" and len(set(states)) == len(states)
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path):
@@ -156,21 +169,100 @@ def test_composites_are_what_their_names_say():
         assert torch.equal(made.mixed[kind][0, 0][:, ~shown], made.alone["only_bg_f"][donor][:, ~shown])
 
 
-def test_changes_are_paired_and_help_needs_more_than_luck():
-    whole = {"imagenet": "1110", "pets": "1100", "mixed_same": [1, 1, 0, 0], "mixed_rand": [0, 0, 0, 0]}
+def whole_and_better():
+    whole = {"heads": [], "imagenet": "1110", "pets": "1100", "mixed_same": [1, 1, 0, 0], "mixed_rand": [0, 0, 0, 0]}
     whole["gains"] = {name: [[0.2, 0.4], [0.2, 0.2]] for name in (*numbers.AFTER, numbers.SWAP)}
-    better = {**whole, "mixed_rand": [1, 1, 0, 0], "gains": {name: [[0.2, 0.4], [0.0, 0.0]] for name in whole["gains"]}}
-    found = numbers.effects(better, whole)
+    better = {**whole, "heads": [[0, 1]], "mixed_rand": [1, 1, 0, 0], "gains": {name: [[0.2, 0.4], [0.0, 0.0]] for name in whole["gains"]}}
+    return whole, better
+
+
+def test_changes_are_paired():
+    whole, better = whole_and_better()
+    found, same = numbers.effects(better, whole), numbers.effects(whole, whole)
     assert found["BG-gap"].value == 0 and found["BG-gap"].change.value == -0.5
     grey = found["BIR, true masks, grey"]
     assert grey.value == 0 and grey.change.value == pytest.approx(-0.4) and grey.change.low == pytest.approx(-0.5) and grey.change.high < 0
-    assert numbers.falls(found, "BIR, true masks, grey") and not numbers.falls(numbers.effects({**better, "pets": "1000"}, whole), "BIR, true masks, grey")
-    same = numbers.effects(whole, whole)
-    assert not numbers.falls(same, "BIR, true masks, grey") and same["pets accuracy"].change == numbers.Estimate(0.0, 0.0, 0.0)
-    assert numbers.beyond(found, [same], "BG-gap") and not numbers.beyond(found, [same, found], "BG-gap")
+    worse = numbers.effects({**better, "pets": "1000"}, whole)
+    assert [numbers.falls(Removal((), one), "BIR, true masks, grey") for one in (found, worse, same)] == [True, False, False]
+    assert same["pets accuracy"].change == Estimate(0.0, 0.0, 0.0)
+
+
+def test_a_set_is_measured_against_others_and_never_against_itself():
+    whole, better = whole_and_better()
+    rows = [{**whole, "heads": [[0, 0]]}, better, {**better, "heads": [[1, 1]], "gains": whole["gains"]}]
+    found = {
+        "nothing removed": [whole], "random 1": [rows[1], rows[0], rows[1]], "without 1.1": [rows[2]],
+        "scores, a": {"cigma as printed": {"value": [[0.0, 2.0], [-1.0, -1.0]], "error": [[1.0, 0.5], [1.0, 1.0]]}},
+    }  # fmt: skip
+    every = [((layer, head),) for layer in (0, 1) for head in (0, 1)]
+    removals = numbers.removed(found, (1, 2), every)
+    one = removals.chosen["cigma as printed", 2]
+    assert one.heads == ((0, 1),) and removals.unseen == [((1, 0),)] and len(removals.lots[1]) == 3
+    assert [other.heads for other in removals.rivals(one)] == [((0, 0),), ((1, 1),)]  # it was drawn by lot too, twice
+    assert words.first(one, removals, "BIR, true masks, grey") and not words.first(one, removals, "BG-gap")  # without 1.1 it falls as far
+    said = " ".join(words.helped(removals, complete=False))
+    assert "BIR, true masks, grey: without 0.1 to 0.000, -0.400" in said and "the lowest of 3 single heads, 1 are not measured yet" in said
+    assert "Without 0.1 (chosen by cigma as printed) BG-gap does not clearly change: -0.500 [-1.000, +0.000]" in said
+
+
+def test_advice_needs_a_smaller_gap_and_an_excluded_cost():
+    def without(head, low, gap):
+        accuracy, fallen = Effect(0.7, Estimate(-0.005, low, 0.005)), Effect(0.1, Estimate(-0.02, -0.03, -0.01))
+        return Removal(((0, head),), {name: accuracy for name in numbers.ACCURACIES} | {name: fallen for name in numbers.BACKGROUND} | {"BG-gap": gap})
+
+    closed, same = Effect(0.01, Estimate(-0.02, -0.03, -0.01)), Effect(0.03, Estimate(0.0, -0.01, 0.01))
+    other = Removal(((0, 9),), {name: Effect(0.3, Estimate(0.1, 0.1, 0.1)) for name in numbers.MEASURES})
+
+    def advised(one, *, complete=True):
+        return " ".join(words.helped(Removals({("a", 1): one}, {}, [one, other], []), complete=complete))
+
+    assert "**Worth trying: the model without 0.1.**" in advised(without(1, -0.01, closed))
+    unsure = advised(without(1, -0.012, closed))
+    assert "No removal is shown to be worth it" in unsure and "A cost of more than 0.01 is not excluded" in unsure
+    assert "No removal is shown to be worth it" in advised(without(1, -0.01, same)) and "BG-gap does not clearly change" in advised(without(1, -0.01, same))
+    assert "**So remove no head" in advised(other) and "remove no head" not in advised(other, complete=False)
+
+
+def test_a_gap_is_judged_as_it_is_printed():
+    same, rand = [1, 0.666667, 0.333333, 0] * 5, [0.666667, 0.333333, 0, 0.333333] * 5  # thirds, kept with six digits
+    gap = numbers.gap_of({"kinds": {"mixed_same": {"right": same}, "mixed_rand": {"right": rand}}}, "right", 3)
+    assert gap.value == 10 / 20 / 3
+    sure, at_end, inside, negative = (Estimate(0.022, low, 0.04) for low in (0.004, 1.98e-8, -0.004, -0.03))
+    verdicts = [words.repair(*pair).split(".**")[0] for pair in ((sure, sure), (at_end, sure), (sure, inside), (inside, negative))]
+    borderline = "**Borderline, and little to repair at most"
+    assert verdicts == ["**Little to repair", borderline, borderline, "**Nothing to repair that these photos could show"]
+    assert words.repair(Estimate(0.2, 0.1, 0.3), Estimate(0.2, 0.1, 0.3)).startswith("**Something to repair.**")
+
+
+def test_breeds_are_drawn_whole():
+    values, breeds = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64), [7, 3, 7, 7, 3, 5]
+    found, drawn = numbers.mean_by_group(values, breeds), []
+    for weights in numbers.resamplings(3).tolist():
+        breed_of = [breed for breed, weight in zip((3, 5, 7), weights, strict=True) for _ in range(int(weight))]
+        taken = [value for drawn_breed in breed_of for value, breed in zip(values.tolist(), breeds, strict=True) if breed == drawn_breed]
+        drawn.append(sum(taken) / len(taken))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert found.value == 0.5 and (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_gating_removes_only_heads_it_calls_interfering():
+    kept = {"value": [[0.9, 0.8], [0.45, 0.0162]], "error": None, "accuracy": None}  # 1 - G+
+    assert removal.best(removal.interfering(kept), 4) == ((0, 0), (0, 1))
+    both = {**kept, "shut": [[0.1, 0.7], [0.1, 0.1]]}  # pushed shut, head 0.1 is open: unclear
+    assert removal.best(removal.interfering(both), 4) == ((0, 0),) and removal.interfering(both)["value"][1] == pytest.approx([-0.55, -0.9838])
+    named = removal.methods({"scores, gating": {"gating": kept}, "scores, controls": {"taylor": kept}})
+    assert list(named) == ["gating", "smallest Taylor"] and named["smallest Taylor"] is kept
 
 
 def test_numbers_are_kept_to_the_last_bit(tmp_path):
     values = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     kept = Pieces(tmp_path).get("a, b", lambda: pack(values))
     assert torch.equal(unpack(kept), values) and [path.name for path in tmp_path.iterdir()] == ["a--b.json"]
+
+
+def test_finished_pieces_are_taken_up_and_stand_in_the_order_they_are_asked_for(tmp_path):
+    for name in ("b", "a", "c"):
+        Pieces(tmp_path).get(name, lambda name=name: name)
+    pieces = Pieces(tmp_path, ends=float("-inf"))
+    pieces.look()
+    assert [pieces.get(name, lambda: pytest.fail("made again")) for name in ("b", "a")] == ["b", "a"] and list(pieces.found) == ["c", "b", "a"]
