@@ -111,7 +111,8 @@ def carry_out(setup: Setup, *, ends: float, workers: int) -> None:
 
 def _left(results: Results) -> str:
     holes = missing(results, guess=True)
-    return f"about {len(holes)} are missing, at most about {sum(expected(job, results) for job in holes):.0f} seconds of work if the best settings so far stay the best"
+    seconds = sum(expected(job, results) for job in holes)
+    return f"{len(holes)} are missing, at most about {seconds:.0f} seconds of work, if the best settings so far stay the best"
 
 
 def _said(found: dict[str, Any]) -> str:

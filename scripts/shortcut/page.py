@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from scripts.shortcut.choice import choice_told, interventions, removals, rules, settings
 from scripts.shortcut.data import GROUPS, Cutouts, training_shares
 from scripts.shortcut.figure import draw
-from scripts.shortcut.methods import Setup, open_cutouts
-from scripts.shortcut.plan import CONTROLS, SEEDS, Results, chosen, expected, missing
+from scripts.shortcut.methods import Job, Setup, open_cutouts
+from scripts.shortcut.plan import CONTROLS, SEEDS, TUNING_SEED, Results, chosen, expected, missing
 from scripts.shortcut.protocol import protocol
 from scripts.shortcut.rows import NAMES, OF_PARTS, Line, group_name, lines, percent, spread
 
@@ -138,10 +139,10 @@ def status(setup: Setup, results: Results) -> list[str]:
     told = ["\n**A small run: its numbers mean nothing.**"] if setup.limit is not None or setup.architecture is not None else []
     if holes := missing(results, guess=True):
         seconds = sum(expected(job, results) for job in holes)
-        names = ", ".join(job.file.removesuffix(".json") for job in holes)
+        kinds = "; ".join(f"{count} x {kind}" for kind, count in Counter(map(_kind, holes)).items())
         told.append(
-            f"\n**Not finished.** {len(holes)} trainings or repairs are missing, at most about {seconds:.0f} seconds of work, if the best settings so far stay the "
-            f"best: {names}."
+            f"\n**Not finished.** {len(holes)} trainings or repairs are missing, at most about {seconds:.0f} seconds of work, if the best settings so far stay "
+            f"the best: {kinds}."
         )
     return told
 
@@ -153,3 +154,8 @@ def caption(results: Results) -> str:
         "writes the same figure with the animals beside this page, as `evidence-shortcut-photos.png`; it is not in the repository because it shows photos. "
         "Photos and outlines: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut out here."
     )
+
+
+def _kind(job: Job) -> str:
+    name = "repairs of ERM" if job.method == "repair" else NAMES[job.method].partition(":")[0]
+    return f"settings of {name}" if job.seed == TUNING_SEED else f"{name}, K = {job.parts}" if job.method in OF_PARTS else name

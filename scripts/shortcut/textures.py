@@ -25,7 +25,7 @@ def texture(family: int, numbers: Tensor, size: int) -> Tensor:
     return (_boards(first, second, shape, warp, size) if family == 0 else _leaves(first, second, blades, size)).clamp(0, 1)
 
 
-def brightness(*, draws: int = 128, size: int = 56) -> tuple[float, float, float]:
+def brightness(*, draws: int = 256, size: int = 32) -> tuple[float, float, float]:
     """Mean pixel of boards, of leaves, and the share of pairs of one of each in which the boards are brighter."""
     numbers = torch.rand(draws, NUMBERS, generator=torch.Generator().manual_seed(0))
     boards, leaves = (texture(family, numbers, size).mean(dim=(1, 2, 3)) for family in range(2))
