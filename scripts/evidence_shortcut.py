@@ -4,12 +4,13 @@
     python scripts/evidence_shortcut.py --real PATH --limit 40 --device cpu           # small: the same code, no meaning
 
 PATH holds `pets_small/` (Oxford-IIIT Pet in the layout of its release) and `vit_tiny_patch16_224.safetensors`. Every training is one JSON file under --work, so
-a run can be stopped at any time. Several trainings share a GPU. Writes evidence-shortcut.md, .csv and two .png; the exit code is 3 while something is missing.
---minutes 0 trains nothing and writes the page of what is there.
+a run can be stopped at any time. Several trainings share a GPU. Writes evidence-shortcut.md, .csv and two .png; the exit code is 1 while something is missing.
+--minutes 0 trains nothing and writes the page of what is there, on any machine: give the --device of the run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -27,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.shortcut.methods import FILE, Job, Setup, run
 from scripts.shortcut.page import write
-from scripts.shortcut.plan import Results, is_complete, plan
+from scripts.shortcut.plan import Results, expected, is_complete, missing
 from seecause.errors import DataMissing, SeecauseError
 
-UNKNOWN = 60.0  # seconds a job is expected to take before one of its kind is done
 SMALL: dict[str, Any] = {"epochs": 1, "batch": 8, "mask_steps": 5, "scored": 16, "draws": 2}
-MISSING = 3
+MISSING = 1  # exit code
+SLACK = 1.1  # times the expected seconds must be left
 
 
 def main(
@@ -56,22 +57,28 @@ def main(
     except SeecauseError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if not is_complete(results):
-        print(f"not finished: {len(missing(results))} trainings are missing that are known of; run the same command again")
+        print(f"not finished: {_left(results)}; run the same command again")
         raise typer.Exit(MISSING)
 
 
 def open_study(real: Path, work: Path, **told: Any) -> Setup:
-    """A study in a folder of its own: runs of other sizes do not mix."""
+    """A study in a folder of its own: runs of other sizes, weights, photos or kinds of device do not mix."""
     lists = [real / "pets_small" / "annotations" / name for name in ("trainval.txt", "test.txt")]
     for needed in (*lists, *([] if "architecture" in told else [real / FILE])):
         if not needed.is_file():
             raise DataMissing(str(needed), "no such file", "give --real the folder with pets_small/ and the weights")
-    settings = {name: value for name, value in told.items() if name != "device"}
-    decides = json.dumps({"version": 2, **settings}, sort_keys=True).encode() + b"".join(path.read_bytes() for path in lists)
-    name = hashlib.sha256(decides).hexdigest()[:8]
-    folder = work / f"shortcut-{name}"
+    setup = Setup(real, work, **told)
+    folder = work / f"shortcut-{_key(setup, lists)}"
     folder.mkdir(parents=True, exist_ok=True)
-    return Setup(real, folder, **told)
+    return dataclasses.replace(setup, folder=folder)
+
+
+def _key(setup: Setup, lists: list[Path]) -> str:
+    """Of all that decides a number."""
+    sizes = {name: value for name, value in dataclasses.asdict(setup).items() if name not in ("real", "folder", "device")}
+    files = [*lists, *([] if setup.architecture is not None else [setup.real / FILE])]
+    decides = {"version": 3, **sizes, "device": torch.device(setup.device).type, "files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def finished(setup: Setup) -> Results:
@@ -81,14 +88,14 @@ def finished(setup: Setup) -> Results:
 def carry_out(setup: Setup, *, ends: float, workers: int) -> None:
     """Do what the plan asks for, `workers` jobs at once (0: in this process), as long as there is time."""
     results = finished(setup)
-    print(f"{len(missing(results))} trainings are missing that are known of, {len(results)} are there", flush=True)
+    print(f"{len(results)} trainings are there; {_left(results)}", flush=True)
     running: dict[Future[Any], Job] = {}
     failed: set[Job] = set()
     with _pool(workers) as pool:
         while True:
             waiting = [job for job in missing(results) if job not in failed and job not in running.values()]
             for job in waiting[: max(1, workers) - len(running)]:
-                if time.time() + _expected(job, results) <= ends:
+                if time.time() + SLACK * expected(job, results) <= ends:
                     running[pool.submit(run, setup, job)] = job
             if not running:
                 return
@@ -102,13 +109,10 @@ def carry_out(setup: Setup, *, ends: float, workers: int) -> None:
                     print(f"{job.file:<40} failed: {wrong}", flush=True)
 
 
-def missing(results: Results) -> list[Job]:
-    return [job for job in plan(results) if job.file not in results]
-
-
-def _expected(job: Job, results: Results) -> float:
-    took = [found["seconds"] for found in results.values() if found["method"] == job.method]
-    return 1.1 * max(took) if took else UNKNOWN
+def _left(results: Results) -> str:
+    holes = missing(results, guess=True)
+    seconds = sum(expected(job, results) for job in holes)
+    return f"{len(holes)} are missing, at most about {seconds:.0f} seconds of work, if the best settings so far stay the best"
 
 
 def _said(found: dict[str, Any]) -> str:

@@ -117,8 +117,18 @@ def train_pictures(cutouts: Cutouts, *, seed: int, size: int, device: torch.devi
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     for kind in range(2):
         of_kind = order[species[order] == kind]
-        places[of_kind[: max(1, round(UNUSUAL * len(of_kind)))]] = 1 - kind
+        places[of_kind[: _unusual(len(of_kind))]] = 1 - kind
     return compose(cutouts, rows, places, seed=seed, size=size, device=device)
+
+
+def training_shares(cutouts: Cutouts) -> list[float]:
+    """How often training meets each of GROUPS; the same for all seeds."""
+    many = torch.bincount(cutouts.species[cutouts.rows("train")], minlength=len(SPECIES)).tolist()
+    return [(_unusual(many[species]) if place != species else many[species] - _unusual(many[species])) / sum(many) for species, place in GROUPS]
+
+
+def _unusual(photos: int) -> int:
+    return max(1, round(UNUSUAL * photos))
 
 
 def both_ways(cutouts: Cutouts, split: str, *, size: int, device: torch.device) -> Pictures:

@@ -5,6 +5,8 @@ repair   what can be done to a fine-tuned one: a new last layer (DFR), heads rem
 pdisco   PDiscoFormer: parts vote, from features that have seen the whole picture (one stage)
 ifam     iFAM: a second transformer answers from the patches of the parts alone
 mask     the same second transformer with the true mask instead of parts: a bound that no method can be expected to pass
+centre   the same with patches around the centre: a control that knows nothing of the animal
+scatter  the same with patches drawn for each photo by lot: another
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel
 from seecause.train.steps import pace
 
-Method = Literal["erm", "repair", "pdisco", "ifam", "mask"]
+Method = Literal["erm", "repair", "pdisco", "ifam", "mask", "centre", "scatter"]
 Loss = Callable[[Pictures, Tensor, int], Tensor]  # pictures, normalised images, step -> what is to be small
 BACKBONE, FILE = "vit_tiny_patch16_224", "vit_tiny_patch16_224.safetensors"
 HALF = Preprocess(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -87,17 +89,21 @@ class Job:
     variation: float = 1.0  # weight of the total variation
     whole: bool = False  # stage 1 is trained whole, not its special tokens and positions only
     parts: int = 4
+    length: float = 1.0  # of training, as a share of the study's epochs
+    kept: float | None = None  # share of patches that a control mask shows
 
     @property
     def file(self) -> str:
+        """The name of its results. Repairs have a version: the first had other random controls."""
         more = f"_bg{self.background:g}_tv{self.variation:g}_{'whole' if self.whole else 'tokens'}_k{self.parts}" if self.method in ("pdisco", "ifam") else ""
-        return f"{self.method}_{self.seed}_{self.rate:g}{more}.json"
+        more += f"_x{self.length:.2g}" * (self.length != 1) + (f"_kept{self.kept:g}" if self.kept is not None else "")
+        return f"{self.method}{'-v2' * (self.method == 'repair')}_{self.seed}_{self.rate:g}{more}.json"
 
 
 def run(setup: Setup, job: Job) -> Row:
     """Do a job and keep what it found. The file is there whole or not at all."""
     began, pictures = time.perf_counter(), open_pictures(setup, job.seed)
-    do = {"erm": _erm, "repair": _repair, "mask": _mask, "pdisco": _parts, "ifam": _parts}[job.method]
+    do = {"erm": _erm, "repair": _repair, "pdisco": _parts, "ifam": _parts}.get(job.method, _mask)
     with budget(_ROOM if setup.device.startswith("cuda") else None):
         found: Row = {**dataclasses.asdict(job), **do(setup, job, *pictures)}
     found |= {"seconds": time.perf_counter() - began, "machine": _machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
@@ -144,36 +150,54 @@ def _erm(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures)
     model = _seeded(job.seed, lambda: _with_head(new_backbone(setup))).to(setup.device).train().requires_grad_(True)
     head = set(model.head.parameters())
     groups = [{"params": [p for p in model.parameters() if p not in head], "lr": job.rate}, {"params": list(head), "lr": 10 * job.rate}]
-    fit(setup, job.seed, groups, train, lambda pictures, images, step: F.cross_entropy(model(images).float(), pictures.labels))
+    fit(setup, job, groups, train, lambda pictures, images, step: F.cross_entropy(model(images).float(), pictures.labels))
     model.eval()
     save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, weights_of(setup, job))
     return {"val": measure(_answers(setup, val, model), val), "test": measure(_answers(setup, test, model), test), "train": _right(setup, train, model)}
 
 
 def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
-    """Stage 2 alone, which sees the patches that the animal covers by half or more."""
+    """Stage 2 alone, which sees some patches: those that the animal covers by half or more, or those of a control."""
     net = _new_net(setup, job)
     net.stage1.requires_grad_(False)
-    grid = _grid(net, setup)
+    shows = _shows(setup, job, _grid(net, setup))
 
     def answer(images: Tensor, pictures: Pictures) -> Tensor:
-        return net.classify(images, pictures.patches(grid), packed=False)
+        return net.classify(images, shows(pictures), packed=False)
 
-    fit(setup, job.seed, _groups(net, job), train, lambda pictures, images, step: F.cross_entropy(answer(images, pictures).float(), pictures.labels))
+    fit(setup, job, _groups(net, job), train, lambda pictures, images, step: F.cross_entropy(answer(images, pictures).float(), pictures.labels))
     net.eval()
     found = {}
     for name, some in (("val", val), ("test", test)):
         found[name] = measure(_over(setup, some, answer), some)
-        shown = some.patches(grid)
+        shown = shows(some)
         found[name] |= {"kept": float(shown.float().mean()), "iou": overlap(_pixels(shown, setup), some.masks).iou}
     return found
+
+
+def _shows(setup: Setup, job: Job, grid: int) -> Callable[[Pictures], Tensor]:
+    """From pictures to the patches [N, grid, grid] that stage 2 sees."""
+    if job.kept is None:
+        return lambda pictures: pictures.patches(grid)
+    photos = len(open_cutouts(setup).names)
+    shown = control_masks(photos, grid, job.kept, by_lot=job.method == "scatter", seed=job.seed).to(setup.device)
+    return lambda pictures: shown[pictures.photos]
+
+
+def control_masks(photos: int, grid: int, kept: float, *, by_lot: bool, seed: int) -> Tensor:
+    """[photos, grid, grid] bool: a share `kept` of the patches, those nearest to the centre, or for each photo some `by_lot`."""
+    line = torch.arange(grid) - (grid - 1) / 2
+    far = (line[:, None].square() + line.square()).flatten()  # [grid * grid]
+    rank = torch.rand(photos, len(far), generator=torch.Generator().manual_seed(seed)) if by_lot else far.expand(photos, -1)
+    order = rank.argsort(dim=1, stable=True)[:, : max(1, round(kept * len(far)))]
+    return torch.zeros(photos, len(far), dtype=torch.bool).scatter(1, order, value=True).unflatten(1, (grid, grid))
 
 
 def _parts(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
     """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on validation pictures."""
     net = _new_net(setup, job)
     lesson = Lesson(net, LossWeights(background=job.background, total_variation=job.variation))
-    fit(setup, job.seed, _groups(net, job), train, lambda pictures, images, step: lesson(images, pictures.labels, pictures.photos, job.seed, step)[0])
+    fit(setup, job, _groups(net, job), train, lambda pictures, images, step: lesson(images, pictures.labels, pictures.photos, job.seed, step)[0])
     net.eval()
     found: Row = {"val": _measure_net(setup, net, val), "test": _measure_net(setup, net, test)}
     with fast(setup.device):
@@ -199,17 +223,17 @@ def _repair(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictur
     return repairs(model, job.seed, train, val, test, mask_steps=setup.mask_steps, scored=setup.scored, draws=setup.draws)
 
 
-def fit(setup: Setup, seed: int, groups: list[dict[str, Any]], train: Pictures, loss: Loss) -> None:
-    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU. The order of pictures is drawn by `seed`."""
+def fit(setup: Setup, job: Job, groups: list[dict[str, Any]], train: Pictures, loss: Loss) -> None:
+    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU. The order of pictures is drawn by the job's seed."""
     device = torch.device(setup.device)
     optimizer = torch.optim.AdamW(groups, weight_decay=DECAY, fused=device.type == "cuda")
-    draw, batch = torch.Generator().manual_seed(seed), min(setup.batch, len(train))
-    each = len(train) // batch
-    for epoch in range(setup.epochs):
+    draw, batch = torch.Generator().manual_seed(job.seed), min(setup.batch, len(train))
+    each, epochs = len(train) // batch, max(1, round(setup.epochs * job.length))
+    for epoch in range(epochs):
         order = torch.randperm(len(train), generator=draw)
         for number in range(each):
             step = epoch * each + number
-            set_pace(optimizer.param_groups, pace(step, setup.epochs * each, WARM_UP))
+            set_pace(optimizer.param_groups, pace(step, epochs * each, WARM_UP))
             rows = order[number * batch : (number + 1) * batch].to(device)
             pictures = train.take(rows).mirrored((torch.rand(batch, generator=draw) < 0.5).to(device))
             images = setup.frame.normalise(pictures.images.float() / 255)

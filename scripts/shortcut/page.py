@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import statistics
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from scripts.shortcut.data import GROUPS, SPECIES, Cutouts
+from scripts.shortcut.choice import choice_told, interventions, removals, rules, settings
+from scripts.shortcut.data import GROUPS, Cutouts, training_shares
 from scripts.shortcut.figure import draw
-from scripts.shortcut.methods import Job, Method, Setup, open_cutouts
-from scripts.shortcut.plan import OTHER_PARTS, SEEDS, TUNED, Results, chosen, is_complete, plan, seeds_of, tuning
+from scripts.shortcut.methods import Job, Setup, open_cutouts
+from scripts.shortcut.plan import CONTROLS, SEEDS, TUNING_SEED, Results, chosen, expected, missing
 from scripts.shortcut.protocol import protocol
-from scripts.shortcut.textures import FAMILIES
+from scripts.shortcut.rows import NAMES, OF_PARTS, Line, group_name, lines, percent, spread
 
 CLEAR = 0.02  # a gain in worst-group accuracy that is told as one, if every seed has the same sign
 USUAL, OTHER = (GROUPS.index((0, 0)), GROUPS.index((1, 1))), (GROUPS.index((0, 1)), GROUPS.index((1, 0)))
-NAMES: dict[Method, str] = {
-    "erm": "ERM: fine-tuned whole",
-    "pdisco": "PDiscoFormer",
-    "ifam": "iFAM",
-    "mask": "early mask by the true trimap",
-}
-OF_PARTS: tuple[Method, ...] = ("pdisco", "ifam")
-LABELS, GROUPS_TO_CHOOSE = "class labels", "class labels; groups of validation pictures, to choose"
-REPAIRS = {
-    "dfr": ("DFR: ERM with a new last layer", "class labels; groups of validation pictures, to fit"),
-    "printed": ("ERM without heads: CIGMA as printed", GROUPS_TO_CHOOSE),
-    "guarded": ("ERM without heads: CIGMA, true masks, guard", f"{GROUPS_TO_CHOOSE}; trimaps of training pictures"),
-    "random": ("ERM without as many random heads", LABELS),
-    "random best": ("ERM without heads: the best random set", GROUPS_TO_CHOOSE),
-}
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the table: a method with the numbers of each seed, on test pictures."""
-
-    title: str
-    uses: str
-    seeds: dict[int, dict[str, Any]]
-
-    def values(self, key: str) -> list[float]:
-        return [row[key] for row in self.seeds.values() if key in row]
-
-    @property
-    def few(self) -> str:
-        return "" if len(self.seeds) == len(SEEDS) else f" ({len(self.seeds)} of {len(SEEDS)} seeds)"
 
 
 def write(setup: Setup, results: Results, out: Path) -> None:
     """evidence-shortcut.md, .csv and .png, and evidence-shortcut-photos.png, of what is there."""
     out.mkdir(parents=True, exist_ok=True)
     table, cutouts = lines(results), open_cutouts(setup)
+    there, shares = [line for line in table if line.seeds], training_shares(cutouts)
     (out / "evidence-shortcut.png").write_bytes(draw(setup, results, cutouts, photos=False))
     (out / "evidence-shortcut-photos.png").write_bytes(draw(setup, results, cutouts, photos=True))
     page = [
@@ -66,12 +35,15 @@ def write(setup: Setup, results: Results, out: Path) -> None:
         *status(setup, results),
         "\n## What the numbers say\n",
         *conclusions(table),
+        *choice_told(results, shares),
         "\n## Results\n",
         *main_table(table, fewest(cutouts)),
         "\n## By group\n",
-        *group_table(table),
+        *group_table(there),
         "\n## What was chosen on validation pictures\n",
         *settings(results),
+        *rules(results, shares, len(cutouts.rows("val"))),
+        "",
         *removals(results),
         *interventions(results),
         "\n## How it was made\n",
@@ -80,47 +52,40 @@ def write(setup: Setup, results: Results, out: Path) -> None:
     (out / "evidence-shortcut.md").write_text("\n".join(page) + "\n", encoding="utf-8")
     with (out / "evidence-shortcut.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("method", "seed", "average", "worst", *map(_group, GROUPS), "flips", "iou", "kept", "empty"))
-        for line in table:
+        writer.writerow(("method", "seed", "average", "worst", *map(group_name, GROUPS), "flips", "iou", "kept", "empty"))
+        for line in there:
             for seed, row in line.seeds.items():
                 numbers = [row["average"], row["worst"], *row["groups"], row["flips"], *(row.get(key) for key in ("iou", "kept", "empty"))]
                 writer.writerow((line.title, seed, *("" if value is None else round(value, 5) for value in numbers)))
 
 
-def lines(results: Results) -> list[Line]:
-    """Every row of which at least one seed is there."""
-    found: list[Line] = []
-    if (best := chosen("erm", results)) is not None:
-        found.append(Line(NAMES["erm"], LABELS, _seeds(best, results, "test")))
-        repair = dataclasses.replace(best, method="repair")
-        found += [Line(title, uses, _seeds(repair, results, key, "test")) for key, (title, uses) in REPAIRS.items()]
-    for method in OF_PARTS:
-        for job in _part_jobs(method, results):
-            title = f"{NAMES[method]}, K = {job.parts}"
-            found.append(Line(title, LABELS, _seeds(job, results, "test")))
-            found.append(Line(f"{title}, with interventions", GROUPS_TO_CHOOSE, _seeds(job, results, "changed")))
-    if (best := chosen("mask", results)) is not None:
-        found.append(Line(NAMES["mask"], "class labels; trimaps of all pictures, also at test", _seeds(best, results, "test")))
-    return [line for line in found if line.seeds]
-
-
 def conclusions(table: list[Line]) -> list[str]:
     """One sentence a row, by the rule that stands first."""
-    erm = next((line for line in table if line.title == NAMES["erm"]), None)
+    erm = next((line for line in table if line.title == NAMES["erm"] and line.seeds), None)
     if erm is None:
-        return ["Nothing yet: ERM is not tuned."]
+        return ["Nothing yet: no reported seed of ERM is done."]
     usual, other = (statistics.fmean(row["groups"][place] for row in erm.seeds.values() for place in places) for places in (USUAL, OTHER))
     told = [
         "Rule: accuracy of the worst group (WGA) is compared with ERM's, seed by seed. A method *helps* or *costs* if all seeds have the same sign and "
-        f"the mean is at least {100 * CLEAR:.0f} points; otherwise it makes no clear difference. {len(SEEDS)} seeds describe; they do not prove.\n",
-        f"- **The shortcut.** ERM is right on {_percent(usual)} % of the animals on their usual texture and on {_percent(other)} % on the other one; "
-        f"{_percent(statistics.fmean(erm.values('flips')))} % of its answers change with the texture. "
+        f"the mean is at least {100 * CLEAR:.0f} points; otherwise it makes no clear difference. There is no verdict before all seeds of both are done and "
+        f"their settings are final. {len(SEEDS)} seeds describe; they do not prove.\n",
+        f"- **The shortcut.** ERM{erm.few} is right on {percent(usual)} % of the animals on their usual texture and on {percent(other)} % on the other one; "
+        f"{percent(statistics.fmean(erm.values('flips')))} % of its answers change with the texture. "
         + ("It has learnt the shortcut." if usual - other >= CLEAR else "It has hardly learnt the shortcut, so there is little to mend."),
-        *(f"- **{line.title}** {verdict(line, erm)}" for line in table if line is not erm),
+        *(f"- **{line.title}** {verdict(line, erm)}" for line in table if line is not erm and line.seeds),
     ]
-    others = [line for line in table if line.title != NAMES["mask"]]
-    best = max(others, key=lambda line: statistics.fmean(line.values("worst")))
-    return [*told, f"- **The best worst group**, the true mask aside: {best.title}{best.few}, {_spread(best.values('worst'))} %. It uses {best.uses}."]
+    return [*told, f"- **The best worst group**, the true mask aside: {best_row(table)}"]
+
+
+def best_row(table: list[Line]) -> str:
+    """Only rows with all their seeds can be the best."""
+    rivals = [line for line in table if line.title not in (NAMES[method] for method in ("mask", *CONTROLS))]
+    ready = [line for line in rivals if line.is_ready]
+    if not ready:
+        return "not told before rows have all their seeds and a final setting."
+    best = max(ready, key=lambda line: statistics.fmean(line.values("worst")))
+    waiting = f" {len(rivals) - len(ready)} rows that are not finished are not compared." if len(ready) < len(rivals) else ""
+    return f"{best.title}, {spread(best.values('worst'))} %. It uses {best.uses}.{waiting}"
 
 
 def verdict(line: Line, erm: Line) -> str:
@@ -131,9 +96,11 @@ def verdict(line: Line, erm: Line) -> str:
         return "cannot be compared yet."
     mean = statistics.fmean(gains)
     word = "helps" if min(gains) > 0 and mean >= CLEAR else "costs" if max(gains) < 0 and mean <= -CLEAR else "makes no clear difference"
+    if not (line.is_ready and erm.is_ready):
+        word = f"has no verdict yet{line.few or erm.few}"
     average = statistics.fmean(line.seeds[seed]["average"] - erm.seeds[seed]["average"] for seed in shared)
     each = ", ".join(f"{100 * gain:+.1f}" for gain in gains)
-    return f"{word}{line.few}: WGA {100 * mean:+.1f} points ({each}), average accuracy {100 * average:+.1f}."
+    return f"{word}: WGA {100 * mean:+.1f} points ({each}), average accuracy {100 * average:+.1f}."
 
 
 def fewest(cutouts: Cutouts) -> int:
@@ -142,78 +109,41 @@ def fewest(cutouts: Cutouts) -> int:
 
 
 def main_table(table: list[Line], smallest: int) -> list[str]:
-    rows = ["| method | average | worst group | each seed | flips | IoU | kept | uses |", "|---|---|---|---|---|---|---|---|"]
-    for line in table:
-        each = " / ".join(map(_percent, line.values("worst")))
-        cells = [*(_spread(line.values(key)) for key in ("average", "worst")), each, *(_spread(line.values(key)) for key in ("flips", "iou", "kept"))]
+    rows = [f"| method | average | worst group | seeds {' / '.join(map(str, SEEDS))} | flips | IoU | kept | uses |", "|---|---|---|---|---|---|---|---|"]
+    for line in (one for one in table if one.seeds):
+        each = " / ".join(percent(line.seeds[seed]["worst"]) if seed in line.seeds else "-" for seed in SEEDS)
+        cells = [*(spread(line.values(key)) for key in ("average", "worst")), each, *(spread(line.values(key)) for key in ("flips", "iou", "kept"))]
         rows.append(f"| {line.title}{line.few} | " + " | ".join(cells) + f" | {line.uses} |")
+    empty = [line.title for line in table if not line.seeds]
     return [
         *rows,
+        *([f"\nNo reported seed is done of: {'; '.join(empty)}."] if empty else []),
         "\nPercent, mean ± standard deviation over seeds. Worst group: the lowest accuracy of the four groups. Flips: test photos whose answer changes with "
         "the texture. IoU: patches of the mask against the animal's pixels, over all test pictures. Kept: patches that belong to the mask. PDiscoFormer has a "
-        "mask too, but its features have seen everything. Settings of every method were chosen by the worst group of "
-        f"validation pictures. The smallest groups have {smallest} test pictures: there an accuracy of 80 % has a standard error of "
-        f"{_percent((0.8 * 0.2 / smallest) ** 0.5)} points.",
+        "mask too, but its features have seen everything. Uses: settings of every method were chosen by the worst group of validation pictures, so every "
+        "method uses their groups; interventions, and how many heads go, were chosen so on each seed. "
+        f"The smallest groups have {smallest} test pictures: there an accuracy of 80 % has a standard error of "
+        f"{percent((0.8 * 0.2 / smallest) ** 0.5)} points.",
     ]
 
 
 def group_table(table: list[Line]) -> list[str]:
-    rows = ["| method | " + " | ".join(map(_group, GROUPS)) + " |", "|---|" + "---|" * len(GROUPS)]
+    rows = ["| method | " + " | ".join(map(group_name, GROUPS)) + " |", "|---|" + "---|" * len(GROUPS)]
     for line in table:
-        rows.append(f"| {line.title} | " + " | ".join(_spread([row["groups"][place] for row in line.seeds.values()]) for place in range(len(GROUPS))) + " |")
+        cells = [spread([row["groups"][place] for row in line.seeds.values()]) for place in range(len(GROUPS))]
+        rows.append(f"| {line.title}{line.few} | " + " | ".join(cells) + " |")
     return rows
-
-
-def settings(results: Results) -> list[str]:
-    """Every setting that was tried."""
-    rows = [
-        f"Every setting that was tried, on seed {SEEDS[0]}, with what it reached on validation pictures. The chosen one is bold.\n",
-        "| method | rate of backbones | background, total variation | trained of stage 1 | worst group | average | IoU |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for method in TUNED:
-        best = chosen(method, results)
-        for job in tuning(method):
-            if job.file in results:
-                val, mark = results[job.file]["val"], "**" if job == best else ""
-                of_parts = (f"{job.background:g}, {job.variation:g}", "everything" if job.whole else "tokens, positions") if method in OF_PARTS else ("-", "-")
-                reached = (_percent(val["worst"]), _percent(val["average"]), _percent(val["iou"]) if "iou" in val else "-")
-                rows.append(f"| {mark}{NAMES[method]}{mark} | {job.rate:g} | " + " | ".join((*of_parts, *reached)) + " |")
-    return [*rows, ""]
-
-
-def removals(results: Results) -> list[str]:
-    """Which heads went."""
-    told = []
-    for job in plan(results):
-        if job.method == "repair" and job.file in results:
-            row = results[job.file]
-            taken = {key: " ".join(f"{layer}.{head}" for layer, head in row[key]["heads"]) or "none" for key in ("printed", "guarded", "random best")}
-            told.append(
-                f"- Seed {job.seed}, heads removed (layer.head). CIGMA as printed: {taken['printed']}, of {row['positive']['printed']} with a positive score. "
-                f"True masks and guard: {taken['guarded']}, of {row['positive']['guarded']}. Best random set: {taken['random best']}. Random control: "
-                f"{row['random']['removed']}. IoU of discovered masks: {row['scored']['iou']:.2f}, on {row['scored']['pictures']} training pictures."
-            )
-    return told
-
-
-def interventions(results: Results) -> list[str]:
-    """What was changed at test time."""
-    told = []
-    for job in (one for method in OF_PARTS for best in _part_jobs(method, results) for one in seeds_of(best)):
-        if job.file in results:
-            took = results[job.file]["chosen"]
-            words = [f"part {', '.join(map(str, took['drop']))} left out"] if took["drop"] else []
-            words += [] if took["quantile"] is None else [f"tokens beyond quantile {took['quantile']:g} rejected"]
-            told.append(f"- {NAMES[job.method]}, K = {job.parts}, seed {job.seed}: {' and '.join(words) or 'nothing changed'}.")
-    return told
 
 
 def status(setup: Setup, results: Results) -> list[str]:
     told = ["\n**A small run: its numbers mean nothing.**"] if setup.limit is not None or setup.architecture is not None else []
-    if not is_complete(results):
-        holes = [job.file.removesuffix(".json") for job in plan(results) if job.file not in results]
-        told.append(f"\n**Not finished.** Missing, as far as is known: {', '.join(holes)}.")
+    if holes := missing(results, guess=True):
+        seconds = sum(expected(job, results) for job in holes)
+        kinds = "; ".join(f"{count} x {kind}" for kind, count in Counter(map(_kind, holes)).items())
+        told.append(
+            f"\n**Not finished.** {len(holes)} trainings or repairs are missing, at most about {seconds:.0f} seconds of work, if the best settings so far stay "
+            f"the best: {kinds}."
+        )
     return told
 
 
@@ -226,33 +156,6 @@ def caption(results: Results) -> str:
     )
 
 
-def _part_jobs(method: Method, results: Results) -> list[Job]:
-    """The chosen setting; of iFAM with other numbers of parts too."""
-    best = chosen(method, results)
-    return [] if best is None else [best, *(dataclasses.replace(best, parts=parts) for parts in (OTHER_PARTS if method == "ifam" else ()))]
-
-
-def _seeds(job: Job, results: Results, *keys: str) -> dict[int, dict[str, Any]]:
-    """What is found under `keys` for each seed that is there."""
-    found = {}
-    for one in seeds_of(job):
-        row: Any = results.get(one.file)
-        if row is not None:
-            for key in keys:
-                row = row[key]
-            found[one.seed] = row
-    return found
-
-
-def _group(group: tuple[int, int]) -> str:
-    return f"{SPECIES[group[0]]} on {FAMILIES[group[1]]}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _spread(values: list[float]) -> str:
-    if not values:
-        return "-"
-    return _percent(statistics.fmean(values)) + (f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else "")
+def _kind(job: Job) -> str:
+    name = "repairs of ERM" if job.method == "repair" else NAMES[job.method].partition(":")[0]
+    return f"settings of {name}" if job.seed == TUNING_SEED else f"{name}, K = {job.parts}" if job.method in OF_PARTS else name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from scripts.shortcut.data import HELD_OUT, LARGEST, SMALLEST, SPLITS, UNUSUAL, Cutouts
 from scripts.shortcut.methods import CLIP, DECAY, HEADS_RATE, PROTOTYPE_RATE, QUANTILES, Setup
-from scripts.shortcut.plan import OTHER_PARTS, PART_RATES, RATES, SEEDS, SHAPING, Results
+from scripts.shortcut.plan import LENGTHS, OTHER_PARTS, PART_RATES, RATES, SEEDS, SHAPING, TUNING_SEED, Results
 from scripts.shortcut.repair import KS
-from scripts.shortcut.textures import FAMILIES
+from scripts.shortcut.textures import FAMILIES, brightness
 from seecause import __version__
 
 
@@ -19,26 +20,28 @@ def protocol(setup: Setup, results: Results, cutouts: Cutouts) -> list[str]:
 
 def _command(setup: Setup, results: Results) -> str:
     limit = "" if setup.limit is None else f" --limit {setup.limit}"
-    told: dict[str, Any] = next(iter(results.values()), {})
-    versions = f"seecause {__version__}, torch {told.get('torch')}, timm {told.get('timm')}, {told.get('machine')}"
+    made = Counter(f"{row['machine']} with torch {row['torch']} and timm {row['timm']}" for row in results.values())
+    machines = "; ".join(f"{count} jobs on {where}" for where, count in made.items())
     return (
         f"Command: `python scripts/evidence_shortcut.py --real PATH --device {setup.device.partition(':')[0]}{limit}`, run until nothing is missing. "
-        f"{versions}; training seeds {numbers(SEEDS)}. "
+        f"seecause {__version__}. Machines: {machines or 'none yet'}. Settings are chosen on seed {TUNING_SEED}; seeds {numbers(SEEDS)} are reported. "
         f"{sum(row['seconds'] for row in results.values()):.0f} seconds of work in {len(results)} jobs, several of them at once."
     )
 
 
 def _pictures(setup: Setup, cutouts: Cutouts) -> str:
+    boards, leaves, pairs = brightness()
     left = f" Left out, because their trimap shows no animal: {', '.join(cutouts.without)}." if cutouts.without else ""
     return (
         f"**Pictures.** Cats and dogs of Oxford-IIIT Pet, cut out by their trimaps (the border fades out), pasted on generated {' or '.join(FAMILIES)}. "
-        "Both textures draw their colours from the same distribution, so only the pattern tells them apart. The animal's longer side is "
+        f"Both textures draw two colours from the same distribution, but leaves are shaded more: their mean pixel is {leaves:.2f}, that of boards "
+        f"{boards:.2f}, and in {100 * pairs:.0f} % of pairs the boards are brighter. So the shortcut is pattern and brightness. The animal's longer side is "
         f"{100 * SMALLEST:.0f} to {100 * LARGEST:.0f} % of the picture's, anywhere in it; {setup.size} pixels.{left}"
     )
 
 
 def _splits(results: Results, cutouts: Cutouts) -> str:
-    data = next((row["data"] for row in results.values() if "data" in row), cutouts.fingerprint)  # of the pixels trained on: decoders differ
+    data = ", ".join(dict.fromkeys(row["data"] for row in results.values())) or cutouts.fingerprint  # of the pixels trained on: decoders differ
     counts = {split: len(cutouts.rows(split)) for split in SPLITS}
     cats = {split: int((cutouts.species[cutouts.rows(split)] == 0).sum()) for split in SPLITS}
     return (
@@ -53,7 +56,9 @@ def _training(setup: Setup) -> str:
     return (
         f"**All methods** start from the same ViT-Ti/16 (ImageNet weights) and train for {setup.epochs} epochs in batches of {setup.batch}: AdamW, decay "
         f"{DECAY:g}, gradients clipped at {CLIP:g}, a tenth of the steps up and a cosine down, mirrored pictures, bfloat16 on a GPU. The last weights are "
-        f"tested. Rates of ERM (its head ten times as fast) and of the early mask: {numbers(RATES)}."
+        f"tested. Rates of ERM (its head ten times as fast) and of the early mask: {numbers(RATES)}. ERM's training is also made {LENGTHS[1]:.2g} and "
+        f"{LENGTHS[2]:g} times as long, so that it has as many settings as the methods of parts; the early mask has {len(RATES)}. iFAM has two "
+        "transformers, the others one."
     )
 
 
@@ -64,8 +69,8 @@ def _parts() -> str:
         f"special tokens and positions only (the paper's way, with DINOv2). Prototypes learn at {PROTOTYPE_RATE:g}, heads at {HEADS_RATE:g}. All other losses, "
         "presence among them, have the paper's weights and were not tuned. Total variation counts borders per patch: the same shape costs 37 / 14 times as "
         "much on 14 x 14 patches as on the paper's 37 x 37. Which weights and rates to try was decided by trials of stage 1 alone on training pictures, "
-        "judged by their trimaps, in which weight 1 shrank the parts to a few patches. Between what was tried here, validation accuracy decides. "
-        f"iFAM with K = {numbers(OTHER_PARTS)} takes the settings found for K = 4."
+        "judged by their trimaps, in which weight 1 shrank the parts to a few patches. Between what was tried here, the worst group of validation pictures "
+        f"decides. iFAM with K = {numbers(OTHER_PARTS)} takes the settings found for K = 4."
     )
 
 
@@ -73,10 +78,13 @@ def _rest(setup: Setup) -> list[str]:
     return [
         f"**Interventions**: one part left out, tokens beyond the {numbers(QUANTILES)} quantile of training tokens rejected, both or neither; taken is what "
         "has the best worst group on validation pictures.",
-        f"**Heads** are scored on at most {setup.scored} training pictures that ERM answers right; {numbers(KS)} of them go, or none. Random sets: "
-        f"{setup.draws} draws for each size. Mask search: {setup.mask_steps} steps. Answers are counted in TF32 on a GPU, heads scored in float32.",
-        "**DFR** fits its last layer on the validation pictures: it is the only method that learns from their groups.",
-        "**The early mask** shows stage 2 the patches that the animal covers by half or more. A bound, not a method: it is given the trimaps of test pictures.",
+        f"**Heads** are scored on at most {setup.scored} training pictures that ERM answers right; {numbers(KS)} of them go, or none. Random heads: "
+        f"{setup.draws} draws of as many as each way removes, and {setup.draws} random orders that choose among as many sets as CIGMA does. "
+        f"Mask search: {setup.mask_steps} steps. Answers are counted in TF32 on a GPU, heads scored in float32.",
+        "**DFR** fits its last layer on the validation pictures: it is the only method that learns from their groups. All methods are chosen by them.",
+        "**The early mask** shows stage 2 the patches that the animal covers by half or more. A bound, not a method: it is given the trimaps of test pictures. "
+        "Its controls show as many patches as iFAM keeps of validation pictures (chosen setting), around the centre or drawn for each photo, and take its "
+        "rate.",
     ]
 
 

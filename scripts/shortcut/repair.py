@@ -1,10 +1,12 @@
 """What can be done to a fine-tuned model without training it again, for `evidence_shortcut.py`.
 
-    dfr            a new last layer, fitted on validation pictures with their groups (Kirichenko et al. 2023)
-    printed        CIGMA as printed: discovered masks, the mean colour outside them, no guard
-    guarded        CIGMA with true masks, grey outside, and the guard
-    random         as many random heads as `guarded` removes (at least one), mean over draws
-    random best    of all random sets of all sizes, the one that is best on validation pictures
+    whole              the model as it is
+    dfr                a new last layer, fitted on validation pictures with their groups (Kirichenko et al. 2023)
+    printed            CIGMA as printed: discovered masks, the mean colour outside them, no guard
+    guarded            CIGMA with true masks, grey outside, and the guard
+    random, printed    as many random heads as `printed` removes, mean over draws; none where it removes none
+    random, guarded    as many as `guarded` removes
+    random, chosen     a random order instead of CIGMA's, with the same choice of none or its first 1, 2, 4, 8; mean over orders
 
 Heads are scored on training pictures that are answered right. How many go is decided on validation pictures: worst group first, then average, then the
 fewest heads; none is allowed.
@@ -49,18 +51,24 @@ def repairs(model: VisionModel, seed: int, train: Pictures, val: Pictures, test:
 
     ks = [k for k in KS if k <= model.n_layers * model.n_heads]
     wanted = {(name, k): one.top(k) for name, one in scores.items() for k in ks}
-    lots = [heads for k in ks for heads in random_sets(model, k, draws=draws, seed=seed)]
+    lots = [heads for nested in random_orders(model, ks, draws=draws, seed=seed) for heads in nested]
     without = _outcomes(model, [[], *wanted.values(), *lots], images, pictures)
     whole, chosen, drawn = without[0], dict(zip(wanted, without[1:], strict=False)), without[1 + len(wanted) :]
+    found["whole"] = whole
     for name, one in scores.items():
         found[name] = best([whole, *(chosen[name, k] for k in ks)])
         found[name]["every"] = {str(k): chosen[name, k]["test"]["worst"] for k in ks}
         found[name]["order"] = _words(one, max(ks))
-    many = max(1, len(found["guarded"]["heads"]))
-    as_many = _outcomes(model, random_sets(model, many, draws=draws, seed=seed + 1000), images, pictures)
-    found["random"] = {"removed": many, "draws": draws, "test": _mean([one["test"] for one in as_many]), "val": _mean([one["val"] for one in as_many])}
-    found["random best"] = best([whole, *drawn])
+        many = len(found[name]["heads"])
+        found[f"random, {name}"] = _over(_outcomes(model, random_sets(model, many, draws=draws, seed=seed + 1000), images, pictures) if many else [whole])
+    found["random, chosen"] = _over([best([whole, *drawn[start : start + len(ks)]]) for start in range(0, len(drawn), len(ks))])
     return found
+
+
+def random_orders(model: VisionModel, ks: list[int], *, draws: int, seed: int) -> list[list[list[Head]]]:
+    """For each of `draws` orders of all heads, its first k for every k: as many candidates as an order by score has."""
+    sizes = [random_sets(model, k, draws=draws, seed=seed) for k in ks]  # the same draw is the same order, whatever k
+    return [list(nested) for nested in zip(*sizes, strict=True)]
 
 
 def best(outcomes: list[Row]) -> Row:
@@ -76,6 +84,12 @@ def _outcomes(model: VisionModel, sets: list[list[Head]], images: dict[str, Tens
         for row, logits in zip(rows, answers, strict=True):
             row[name] = measure(logits, pictures[name])
     return rows
+
+
+def _over(rows: list[Row]) -> Row:
+    """The mean of several outcomes, with the worst group of each on test pictures and how many heads each lost."""
+    each: Row = {"worst": [row["test"]["worst"] for row in rows], "removed": [len(row["heads"]) for row in rows]}
+    return {**each, **{name: _mean([row[name] for row in rows]) for name in ("val", "test")}}
 
 
 def _mean(rows: list[Row]) -> Row:

@@ -1,6 +1,6 @@
 """Two families of generated backgrounds, in any colour: painted boards (stripes of one direction) and leaves (overlapping blades).
 
-Both take the same numbers and draw their two colours from the same distribution, so a family is told by its texture and by nothing else.
+Both take the same numbers and draw their two colours from the same distribution. Leaves are shaded more and so darker: `brightness` says by how much.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ def texture(family: int, numbers: Tensor, size: int) -> Tensor:
     colours, shape, warp, blades = numbers.split([_COLOURS, _SHAPE, _WARP**2, 6 * LEAVES], dim=1)
     first, second = _rgb(colours[:, :3]), _rgb(colours[:, 3:])
     return (_boards(first, second, shape, warp, size) if family == 0 else _leaves(first, second, blades, size)).clamp(0, 1)
+
+
+def brightness(*, draws: int = 256, size: int = 32) -> tuple[float, float, float]:
+    """Mean pixel of boards, of leaves, and the share of pairs of one of each in which the boards are brighter."""
+    numbers = torch.rand(draws, NUMBERS, generator=torch.Generator().manual_seed(0))
+    boards, leaves = (texture(family, numbers, size).mean(dim=(1, 2, 3)) for family in range(2))
+    return float(boards.mean()), float(leaves.mean()), float((boards[:, None] > leaves).double().mean())
 
 
 def _boards(first: Tensor, second: Tensor, shape: Tensor, warp: Tensor, size: int) -> Tensor:
