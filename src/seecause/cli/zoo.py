@@ -54,7 +54,8 @@ def train(
     device: DeviceOption = Device.auto,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and pictures; other seeds than 0 are part of the name.", min=0)] = None,
     background_reliability: Annotated[
-        float | None, typer.Option(help="How often a class stands on its usual background (r_s); part of the name.", min=0.0, max=1.0, show_default="the recipe's")
+        float | None,
+        typer.Option(help="How often a class stands on its usual background (r_s); part of the name.", min=0.0, max=1.0, show_default="the recipe's"),
     ] = None,
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
