@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts import heads_hypotheses, heads_numbers, heads_page, heads_study
 from scripts.head_methods import GREY, PRINTED
@@ -17,6 +18,7 @@ from tests.heads.toys import toy
 def test_the_study_writes_every_table_and_answers_every_hypothesis(tmp_path, monkeypatch):
     monkeypatch.setattr(heads_study, "RETRAINED", {"refits": 1, "strengths": (0.1,)})
     monkeypatch.setattr(heads_study, "KS", (1, 4))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the study turns it off; this turns it back
     models = {name: Path(toy(tmp_path / name, planted=name == "known", seed=seed)) for seed, name in enumerate(("biased", "known", "clean"))}
     toy(tmp_path / "more", "critters-biased-1", seed=3)
     toy(tmp_path / "more", "critters-biased-rs0.5", seed=4)  # one folder may hold seeds and a sweep
