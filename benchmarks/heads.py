@@ -70,7 +70,9 @@ def main(
         for name, baseline in found[3].items():
             compare(f"critters-biased, {len(found[1])} pictures", found[0], found[1], found[2], name, baseline)
         if real is not None:
-            compare(*real_views(real, where, recall_pictures or (200 if cuda else 16)), "mean", "mean")
+            photos = real_views(real, where, recall_pictures or (200 if cuda else 16))
+            for fill in ("mean", "grey"):
+                compare(*photos, fill, fill)
         print(f"\n| critters-biased, {len(found[1])} pictures, true masks | FIG | BIG | BIR (mean of ratios) | BIR (ratio of means) |\n|---|---|---|---|---|")
         for name, baseline in found[3].items():
             gains = information_gains(found[0], found[1], found[2], baseline=baseline)

@@ -50,7 +50,7 @@ def main(
     ceiling = None
     if "ceiling" in chosen:
         ceiling = measured_ceiling(where)
-        print(f"matrix products: {ceiling / 1e12:.0f} TFLOP/s measured\n")
+        print("matrix products: not measured, only on a GPU\n" if ceiling is None else f"matrix products: {ceiling / 1e12:.0f} TFLOP/s measured\n")
     for name in models.split(","):
         run_model(name, chosen, masks, calibration, block or None, where, ceiling)
         gc.collect()
@@ -81,7 +81,9 @@ def run_model(name: str, parts: list[str], masks: int, calibration: int, block: 
         print(f"fit: {taken:.2f} s (three elastic nets: all masks, and two halves)")
         if "adaptive" in parts:
             adaptive(drawn, found, engine, where)
-    if "float32" in parts and where.type == "cuda":
+    if "float32" in parts and dtype is torch.float32:
+        print("bf16 against float32: not measured, everything is float32 here")
+    elif "float32" in parts:
         float32(lvlm, engine, drawn[:FLOAT32_MASKS], inputs, calibration)
     print()
 
@@ -97,12 +99,12 @@ def responses(
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     found, taken = clock(lambda: engine.evaluate(drawn), where)
-    peak = torch.cuda.max_memory_allocated(where) / 2**30 if where.type == "cuda" else float("nan")
+    peak = f", {torch.cuda.max_memory_allocated(where) / 2**30:.1f} GiB" if where.type == "cuda" else ""
     work = flops(lvlm, engine) * len(drawn)
     share = "" if ceiling is None else f" = {work / taken / ceiling:.0%} of the ceiling"
     print(
-        f"{mode}: {taken:.2f} s for {len(drawn):,} responses, {len(drawn) / taken:,.0f} masks/s, {size} at once, {peak:.1f} GiB; "
-        f"{work / taken / 1e12:.0f} TFLOP/s{share} (warm-up {warm:.1f} s)"
+        f"{mode}: {taken:.2f} s for {len(drawn):,} responses, {len(drawn) / taken:,.0f} masks/s, {size} at once{peak}; "
+        f"{work / taken / 1e12:.3g} TFLOP/s{share} (warm-up {warm:.1f} s)"
     )
     return found, taken
 
@@ -170,10 +172,10 @@ def _recalled(drawn: Tensor, found: Tensor) -> Callable[[Tensor], Tensor]:
     return respond
 
 
-def measured_ceiling(where: torch.device) -> float:
-    """The best of a few large bf16 products, FLOP/s."""
+def measured_ceiling(where: torch.device) -> float | None:
+    """The best of a few large bf16 products, FLOP/s; None on a CPU."""
     if where.type != "cuda":
-        return float("nan")
+        return None
     best = 0.0
     for m, k, n in ((8192, 8192, 8192), (11000, 4096, 11008), (16384, 4096, 4096)):
         a, b = torch.randn(m, k, device=where, dtype=torch.bfloat16), torch.randn(k, n, device=where, dtype=torch.bfloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from seecause.heads.erase import erase
 from seecause.models.view import VisionModel
 
 PRINTED, GREY = "cigma as printed", "cigma, true masks, grey"
-GUARD = " + guard"
+GUARD, FORCED = " + guard", ", forced"
 CONTROLS = {
     "weight norm": "weight-norm", "output norm": "output-norm", "taylor": "taylor", "attention mass": "attention-mass", "loss gain": "loss-gain",
     "loss change": "loss-change",
@@ -30,7 +31,7 @@ def cigma(model: VisionModel, images: Tensor, labels: Tensor, looks: Mapping[str
 
 
 def controls(model: VisionModel, images: Tensor, labels: Tensor, masks: Masks) -> dict[str, HeadScores]:
-    """Norms, Taylor importance, attention on the background, and loss differences."""
+    """Norms and attention on the background (the largest go first), Taylor importance (the smallest), and loss differences."""
     return {name: select(by, model, images, labels, **({"masks": masks} if by == "attention-mass" else {})) for name, by in CONTROLS.items()}
 
 
@@ -39,6 +40,11 @@ def contrastive_gating(model: VisionModel, images: Tensor, labels: Tensor, objec
     erased = erase(model, images, objects, "grey")
     assert erased.no_foreground is not None
     return select("gating", model, erased.no_background, labels, suppress=(erased.no_foreground, labels), **options)
+
+
+def forced(found: HeadScores) -> HeadScores:
+    """Gating that removes as many heads as it is told to: by soft interference, whatever the heads are called."""
+    return replace(found, value=found.after["interference"], protocol={**found.protocol, "forced": True})
 
 
 def as_scores(model: VisionModel, heads: list[tuple[int, int]]) -> HeadScores:

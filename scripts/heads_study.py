@@ -1,8 +1,9 @@
 """Does CIGMA find the heads that read the background, and does removing them help? Known answers, five models, every control.
 
-    python scripts/heads_study.py --device cuda --models DIR --out docs/results      # DIR: critters-biased-1.json, .safetensors and so on; seed 0 is built in
+    python scripts/heads_study.py --device cuda --models DIR --sweep DIR             # minutes on an H200; seed 0 of critters-biased is built in
     python scripts/heads_study.py --limit 16 --out /tmp/study                          # small: the same code, no meaning
 
+DIR is what `seecause zoo train critters-biased --seed 1 --out DIR` (and so on) and `--background-reliability 0.5 --out DIR` write; docs/heads.md has the lines.
 Heads are scored on training pictures that are answered right, K is chosen on balanced validation pictures, numbers are those of balanced test pictures.
 Writes heads-critters.md and heads-critters.csv; every number of the page is computed here. `scripts/heads_page.py` puts them into words.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -28,38 +30,20 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from scripts.head_methods import GREY, PRINTED, as_scores, cigma, contrastive_gating, controls
-from scripts.heads_page import AS_MANY, write
+from scripts.heads_numbers import AS_MANY, DFR, ERM, RANDOM
+from scripts.heads_page import write
+from scripts.heads_parts import GATING, about, agreement, cases, gold_facts, measure, screen_facts, selections
 from scripts.kept_pieces import write_whole
 from seecause.data import critters
 from seecause.engine.chunks import budget
-from seecause.heads import (
-    HeadScores,
-    Masks,
-    discover_masks,
-    first_order,
-    greedy,
-    information_gains,
-    interchange,
-    iou,
-    mediated,
-    penalised,
-    protected,
-    random_sets,
-    regress,
-    retrain,
-    score,
-    select,
-)  # fmt: skip
-from seecause.heads.cases import Cases, critter_cases, logits_of, right_ones
-from seecause.heads.removal import Look, logits_without, outcomes
-from seecause.metrics import group_accuracy, rank_correlation
+from seecause.heads import Look, discover_masks, random_sets, retrain
+from seecause.heads.cases import Cases, right_ones
+from seecause.heads.removal import logits_without
 from seecause.models.sources import saved
 from seecause.models.view import VisionModel
 
-KS = (1, 2, 4, 8)
-GATING = {"masks": 5, "batch": 32}
-DFR = {"refits": 5, "strengths": (1.0, 0.3, 0.1, 0.03, 0.01)}
+KS = (1, 2, 4, 8, 16)
+RETRAINED = {"refits": 5, "strengths": (1.0, 0.3, 0.1, 0.03, 0.01)}
 Row = dict[str, Any]
 
 
@@ -74,6 +58,7 @@ class Sizes:
     iid: int = 1024
     retrained: int = 1024
     draws: int = 20
+    bir_draws: int = 5  # random sets whose BIR is measured by every look; the others by exact swap alone
     mask_steps: int = 250
     gating_steps: int = 100
     regression_draws: int = 32
@@ -128,17 +113,19 @@ def main(
     work: Annotated[Path | None, typer.Option(help="Keep finished seeds here, so that the same command goes on where it stopped.")] = None,
 ) -> None:
     """Run the study and write its page."""
+    torch.backends.cudnn.allow_tf32 = False  # its default rounds the patch embedding even where everything else is float32
     sizes = Sizes(gating_steps=gating_steps)
     if limit is not None:
-        sizes = Sizes(limit, limit, 32, 32, limit, 64, draws=2, mask_steps=3, gating_steps=2, regression_draws=32)
+        sizes = Sizes(limit, limit, 32, 32, limit, 64, draws=2, mask_steps=3, gating_steps=2, regression_draws=32, bir_draws=1)
     study = Study(sizes)
-    seeds = {"0": sc.load(biased, device=device), **({} if models is None else opened(models, device))}
+    seeds = {"0": sc.load(biased, device=device), **opened(models, device, seeds=True)}
     study.about = {
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
         "tf32": tf32 and device.startswith("cuda"),
         "limit": limit,
         "seeds": list(seeds),
-        "dfr": DFR,
+        "dfr": RETRAINED,
+        "command": command(models=models, sweep=sweep, limit=limit, gating_steps=gating_steps, tf32=tf32),
     }
     room = budget(memory << 30) if device.startswith("cuda") else budget(256 << 20)
     with room, ThreadPoolExecutor(4) as pool, study.timed("all"):
@@ -151,105 +138,53 @@ def main(
         with study.timed("planted"):
             planted(study, sc.load(known, device=device))
         with study.timed("clean model, sweep"):
-            others = {"critters-vit": sc.load(clean, device=device), **({} if sweep is None else opened(sweep, device))}
+            others = {"critters-vit": sc.load(clean, device=device), **opened(sweep, device, seeds=False)}
             for name, model in others.items():
-                study.facts.append({"model": name, "r_s": reliability(name, sweep), **about(model, cases(model, "balanced", "test", sizes.measured), sizes)[0]})
+                row, _ = about(model, cases(model, "balanced", "test", sizes.measured), sizes.mask_steps)
+                study.facts.append({"model": name, "r_s": reliability(name, sweep), **row})
     write(study, out)
     for what, seconds in study.seconds.items():
         print(f"{seconds:7.1f} s  {what}")
 
 
-def opened(folder: Path, device: str) -> dict[str, VisionModel]:
-    """All models of a folder, by the last word of their names."""
+def command(**given: Any) -> str:
+    """The command line of a page: what was asked for, folders as DIR."""
+    usual = {"gating_steps": Sizes.gating_steps, "tf32": True}
+    told = {name: "DIR" if isinstance(value, Path) else value for name, value in given.items() if value is not None and value != usual.get(name)}
+    flags = [f"--no-{name.replace('_', '-')}" if value is False else f"--{name.replace('_', '-')} {value}" for name, value in told.items()]
+    return " ".join(["python scripts/heads_study.py", *flags])
+
+
+def opened(folder: Path | None, device: str, *, seeds: bool) -> dict[str, VisionModel]:
+    """Models of a folder: more seeds of critters-biased, by seed, or all others, by name. One folder may hold both."""
     found = {}
-    for card in sorted(folder.rglob("*.json")):
-        if card.with_suffix(".safetensors").is_file():
+    for card in [] if folder is None else sorted(folder.rglob("*.json")):
+        seed = re.fullmatch(r"critters-biased-(\d+)", card.stem)
+        if card.with_suffix(".safetensors").is_file() and (seed is not None) == seeds:
             source = saved(card.parent, card.stem)
-            found[card.stem.rpartition("-")[2] if card.stem.startswith("critters-biased-") else card.stem] = sc.wrap(
-                source.module.to(device), name=card.stem, **source.told
-            )
+            found[seed[1] if seed else card.stem] = sc.wrap(source.module.to(device), name=card.stem, **source.told)
     return found
 
 
 def reliability(name: str, folder: Path | None) -> float:
     """r_s of the pictures a model was trained on, from its card."""
-    if folder is None or not (folder / f"{name}.json").is_file():
+    card = None if folder is None else next(folder.rglob(f"{name}.json"), None)
+    if card is None:
         return critters.REGIMES["clean"].background_reliability
-    recipe = json.loads((folder / f"{name}.json").read_text())["recipe"]
-    return recipe.get("background_reliability", critters.REGIMES[recipe["regime"]].background_reliability)
-
-
-def cases(model: VisionModel, regime: str, split: str, count: int, *, start: int = 0, mat: bool = False, swaps: bool = True) -> Cases:
-    latents = critters.draw(regime, split, count, start=start, device=model.device)
-    return critter_cases(model, latents.on_mat(mat) if mat else latents, name=f"critters:{regime}:{split}", swaps=swaps)
+    recipe = json.loads(card.read_text())["recipe"]
+    own = recipe.get("background_reliability")
+    return critters.REGIMES[recipe["regime"]].background_reliability if own is None else own
 
 
 def retrained(model: VisionModel, sizes: Sizes) -> VisionModel:
     """DFR on balanced validation pictures that nothing else uses."""
     held = cases(model, "balanced", "val", sizes.retrained, start=8192, swaps=False)
-    return retrain(model, held.images, held.labels, torch.tensor(held.groups), **DFR)  # type: ignore[arg-type]
-
-
-def about(model: VisionModel, measured: Cases, sizes: Sizes) -> tuple[Row, list[Look]]:
-    """What an audit says of the whole model, and the looks it used."""
-    found = discover_masks(model, measured.images, steps=sizes.mask_steps)
-    looks = [Look(found, "mean"), Look(measured.oracle, "mean"), Look(measured.oracle, "grey"), Look(None, measured.swapped)]  # type: ignore[arg-type]
-    gains = {look.name: information_gains(model, measured.images, look.masks, baseline=look.baseline) for look in looks}
-    assert measured.truth is not None and measured.swapped is not None
-    flips = logits_of(model, measured.swapped.background).argmax(dim=1) != logits_of(model, measured.images).argmax(dim=1)
-    row: Row = {"IoU": float(iou(found, measured.truth).nanmean()), "flips": float(flips.double().mean())}
-    for name, one in gains.items():
-        row |= {f"BIR, {name}": one.bir_ratio_of_means, f"BIR (mean of ratios), {name}": one.bir_mean_of_ratios, f"BIG, {name}": float(one.big.mean())}
-    return row, looks
-
-
-def selections(study: Study, model: VisionModel, train: Cases, balanced: Cases, masks: Masks) -> dict[str, HeadScores]:
-    """Scores of every method, on the same pictures."""
-    truth, swap, images, labels, sizes = train.oracle, train.swapped, train.images, train.labels, study.sizes
-    assert truth is not None and swap is not None and labels is not None
-    given = {"target": labels}
-    with study.timed("cigma scores"):
-        looks = {
-            PRINTED: Look(masks, "mean"),
-            "cigma, discovered masks, grey": Look(masks, "grey"),
-            "cigma, true masks": Look(truth, "mean"),
-            GREY: Look(truth, "grey"),
-            "cigma, exact swap": Look(None, swap),
-        }
-        found = cigma(model, images, labels, looks)
-    found[f"{GREY} + strict guard"] = protected(found[GREY])
-    with study.timed("mean ablation, regression"):
-        found["mean ablation, true masks, grey"] = penalised(score(model, images, truth, baseline="grey", operator="mean", **given))
-        found["regression, true masks, grey"] = regress(model, images, truth, baseline="grey", draws=sizes.regression_draws, **given)
-    with study.timed("greedy"):
-        picked = greedy(model, images, truth, top=max(KS), rule=penalised, baseline="grey", **given)
-        found["greedy, true masks, grey"] = as_scores(model, picked.heads)
-    with study.timed("controls"):
-        found |= controls(model, images, labels, truth)
-    with study.timed("gating"), study.fast():
-        found |= gating(model, train, balanced, sizes)
-    with study.timed("interchange"):
-        gold = interchange(model, images, swap)
-        assert gold.foreground is not None
-        found["interchange (gold)"] = HeadScores(gold.background, gold.background_error)
-        found["interchange, background less object"] = HeadScores(gold.background - gold.foreground)
-    return found
-
-
-def gating(model: VisionModel, train: Cases, balanced: Cases, sizes: Sizes) -> dict[str, HeadScores]:
-    """Causal Head Gating on biased labels, on balanced ones, and contrastive: keep the object's pictures, suppress the background's."""
-    options: dict[str, Any] = {**GATING, "steps": sizes.gating_steps}
-    assert train.labels is not None and balanced.labels is not None and train.truth is not None
-    return {
-        "gating, biased labels": select("gating", model, train.images, train.labels, **options),
-        "gating, balanced labels": select("gating", model, balanced.images, balanced.labels, **options),
-        "gating, contrastive": contrastive_gating(model, train.images, train.labels, train.truth == 1, **options),
-    }
+    return retrain(model, held.images, held.labels, torch.tensor(held.groups), **RETRAINED)  # type: ignore[arg-type]
 
 
 def state(model: VisionModel, sizes: Sizes) -> str:
     """What decides the numbers of a seed, as a short name."""
-    return hashlib.sha256(f"2 {sc.__version__} {model.fingerprint()} {sizes} {KS} {DFR} {GATING}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"3 {sc.__version__} {model.fingerprint()} {sizes} {KS} {RETRAINED} {GATING}".encode()).hexdigest()[:12]
 
 
 def is_done(kept: Path | None) -> bool:
@@ -279,83 +214,34 @@ def one_seed(study: Study, seed: str, model: VisionModel) -> None:
         measured = cases(model, "balanced", "test", sizes.measured)
     with study.timed("masks"):
         masks = discover_masks(model, train.images, steps=sizes.mask_steps)
-        row, looks = about(model, measured, sizes)
-    found = selections(study, model, train, balanced, masks)
-    study.facts.append({"model": f"critters-biased {seed}", "r_s": 0.95, **row, **screen_facts(model, train, found), **gold_facts(found)})
+        row, looks = about(model, measured, sizes.mask_steps)
+    found = selections(study, model, train, balanced, masks, max(KS))
+    told = {"model": f"critters-biased {seed}", "r_s": critters.REGIMES["certified"].background_reliability}
+    study.facts.append({**told, **row, **screen_facts(model, train, found), **gold_facts(found)})
     study.heads += [{"seed": seed, "method": name, **agreement(model, train, one, found)} for name, one in found.items()]
+    seen = (val, test, iid, measured)
     with study.timed("removals"), study.fast():
         wanted = {(name, k): tuple(sorted(one.top(min(k, one.value.numel())))) for name, one in found.items() for k in KS}
         sets = list(dict.fromkeys([(), *wanted.values()]))
-        measured_by = dict(zip(sets, measure(model, sets, val, test, iid, measured, looks), strict=True))
+        measured_by = dict(zip(sets, measure(model, sets, *seen, looks), strict=True))
         study.rows += [{"seed": seed, "method": name, "K": k, **measured_by[heads]} for (name, k), heads in wanted.items()]
-        study.rows.append({"seed": seed, "method": "none (ERM)", "K": 0, **measured_by[()]})
+        study.rows.append({"seed": seed, "method": ERM, "K": 0, **measured_by[()]})
     with study.timed("random removals"), study.fast():
-        lots = [
-            (k, heads)
-            for k in KS
-            for heads in random_sets(model, min(k, model.n_layers * model.n_heads), draws=sizes.draws, seed=int(seed) if seed.isdigit() else 0)
-        ]
-        for draw, ((k, _), one) in enumerate(zip(lots, measure(model, [h for _, h in lots], val, test, iid, measured, looks[-1:]), strict=True)):
-            study.rows.append({"seed": seed, "method": "random", "K": k, "draw": draw % sizes.draws, **one})
-        really = random_sets(model, len(wanted[f"{GREY} + guard", max(k for k in KS if k <= 4)]), draws=sizes.draws, seed=int(seed) if seed.isdigit() else 0)
-        study.facts[-1][AS_MANY] = [one["test worst group"] for one in measure(model, really, val, test, iid, measured, looks[-1:])]
+        by_lot(study, seed, model, {len(heads) for heads in wanted.values()}, seen, looks)
     with study.timed("retrained model"), study.fast():
-        study.rows.append(
-            {"seed": seed, "method": "retrained last layer (DFR)", "K": 0, **measure(study.waiting[seed].result(), [()], val, test, iid, measured, looks)[0]}
-        )
+        study.rows.append({"seed": seed, "method": DFR, "K": 0, **measure(study.waiting[seed].result(), [()], *seen, looks)[0]})
 
 
-def measure(model: VisionModel, sets: list[Any], val: Cases, test: Cases, iid: Cases, measured: Cases, looks: list[Look]) -> list[Row]:
-    """Numbers of the model without each set of heads."""
-    rows = [{"removed": len(heads)} for heads in sets]
-    for name, some in (("val", val), ("test", test), ("iid", iid)):
-        answers = torch.cat([logits_without(model, part, sets).argmax(dim=-1).cpu() for part in some.images.split(512)], dim=1)  # [S, N]
-        assert some.labels is not None
-        right = answers == some.labels.cpu()
-        for row, one in zip(rows, right, strict=True):
-            row[f"{name} accuracy"] = float(one.double().mean())
-            if name != "iid":
-                row[f"{name} worst group"] = group_accuracy(one, some.groups).worst
-    for row, one in zip(rows, outcomes(model, measured, sets, looks), strict=True):
-        row |= {"flips": one.flips, **{key: value for key, value in one.numbers().items() if key.startswith("BIR")}}
-        row["FIG, exact swap"] = float(one.gains["exact swap"].fig.mean())
-    return rows
-
-
-def agreement(model: VisionModel, train: Cases, one: HeadScores, found: dict[str, HeadScores]) -> Row:
-    """How like the gold score a method's ranking is, and how much of the background's effect passes through its four best heads."""
-    gold, value = found["interchange (gold)"].value, one.value.nan_to_num(neginf=-1e9)
-    assert train.swapped is not None
-    few = slice(0, 64)
-    through = mediated(model, train.images[few], train.swapped.background[few], one.top(4))
-    guarded = found["cigma, exact swap"]
-    harmed = protected(guarded).value == -torch.inf
-    top = one.top(4)
-    costly = sum(bool(harmed[head]) for head in top) / len(top) if top else float("nan")
-    return {
-        "Spearman with gold": float(rank_correlation(value.flatten()[None], gold.flatten()[None])[0]),
-        "mediated by top 4": through,
-        "costly among top 4": costly,
-        "costly among all": float(harmed.double().mean()),
-        "top 8": " ".join(f"{layer}.{head}" for layer, head in one.top(min(8, one.value.numel()))),
-    }
-
-
-def screen_facts(model: VisionModel, train: Cases, found: dict[str, HeadScores]) -> Row:
-    """Recall of the exact top 4 among the 16 likeliest heads of the first-order guess (H4)."""
-    row: Row = {"heads": model.n_layers * model.n_heads}
-    for name, masks, baseline in (("grey", train.oracle, "grey"), ("exact swap", None, train.swapped)):
-        guess = first_order(model, train.images, masks, baseline=baseline)  # type: ignore[arg-type]
-        exact = set(found[GREY if name == "grey" else "cigma, exact swap"].order(positive=False)[:4])
-        row[f"recall at 16, {name}"] = len(exact & set(guess.order(positive=False)[:16])) / 4
-    return row
-
-
-def gold_facts(found: dict[str, HeadScores]) -> Row:
-    """How concentrated the background's effect is (H5)."""
-    values = found["interchange (gold)"].value.flatten().sort().values
-    place = torch.arange(1, len(values) + 1)
-    return {"Gini": float((2 * place - len(values) - 1).double() @ values / (len(values) * values.sum()))}
+def by_lot(study: Study, seed: str, model: VisionModel, sizes: set[int], seen: tuple[Cases, Cases, Cases, Cases], looks: list[Look]) -> None:
+    """Random sets for every K, and as large as each set that was really removed: heads with scores of 0 or less stay, so some are smaller than K."""
+    total, draws, number = model.n_layers * model.n_heads, study.sizes.draws, int(seed) if seed.isdigit() else 0
+    asked = {min(k, total): k for k in reversed(KS)}
+    for size in sorted((sizes | asked.keys()) - {0}):
+        sets = random_sets(model, size, draws=draws, seed=number)
+        most = study.sizes.bir_draws
+        found = measure(model, sets[:most], *seen, looks) + (measure(model, sets[most:], *seen, looks[-1:]) if sets[most:] else [])
+        name = {"method": RANDOM, "K": asked[size]} if size in asked else {"method": AS_MANY, "K": size}
+        study.rows += [{"seed": seed, **name, "draw": draw, **one} for draw, one in enumerate(found)]
 
 
 def planted(study: Study, model: VisionModel) -> None:
@@ -365,7 +251,7 @@ def planted(study: Study, model: VisionModel) -> None:
     balanced = cases(model, "balanced", "train", study.sizes.scored, mat=True)
     masks = discover_masks(model, train.images, steps=study.sizes.mask_steps)
     quiet = replace(study, seconds={})  # counted as a whole
-    for name, one in selections(quiet, model, train, balanced, masks).items():
+    for name, one in selections(quiet, model, train, balanced, masks, max(KS)).items():
         values = one.value.nan_to_num(neginf=-1e9)
         study.planted.append(
             {"method": name, "AUROC": float(roc_auc_score([role == "background" for role in roles.values()], [float(values[h]) for h in roles]))}

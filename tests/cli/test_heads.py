@@ -78,6 +78,24 @@ def test_score_can_screen_first_and_protect(tmp_path, folder):
     assert "not scored" in (tmp_path / "s" / "index.html").read_text()
 
 
+def test_the_mask_search_takes_options_and_an_earlier_result_is_named(tmp_path, folder):
+    words = ("audit", "--model", folder, "--limit", 2, "--steps", 1, "--masks", "discovered", *SMALL, tmp_path / "a")
+    assert "replaced" not in heads(*words).stdout
+    before = table(tmp_path / "a" / "audit.csv")
+    done = heads(*words, "--mask-option", "rho=0.9", "--mask-option", "grid=4", "--mask-option", "param=sigmoid")
+    assert done.exit_code == 0 and f"replaced the earlier result in {tmp_path / 'a'}" in done.stdout, done.output
+    assert all(row["IoU"] != old["IoU"] for row, old in zip(table(tmp_path / "a" / "audit.csv"), before, strict=True))  # other masks
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert manifest["run"]["options"]["mask options"] == "rho=0.9, grid=4, param=sigmoid"
+
+    told = ("--model", folder, "--limit", 24, "--share", 1, "--steps", 1, "--masks", "discovered", "--mask-option", "grid=4", "--mask-option", "early_stop=0.5")
+    for command, more in (("score", ()), ("prune", ("--test-limit", 32, "--draws", 1, "--top", 1))):
+        done = heads(command, *told, *more, *SMALL, tmp_path / command)
+        assert done.exit_code == 0, done.output
+        assert json.loads((tmp_path / command / "manifest.json").read_text())["mask options"] == {"grid": 4, "early_stop": 0.5}
+        assert "replaced the earlier result" in heads(command, *told, *more, *SMALL, tmp_path / command).stdout
+
+
 @pytest.mark.parametrize(("form", "by"), [("zeroed", "cigma"), ("sliced", "weight-norm")])
 def test_prune_leaves_a_checkpoint_that_answers_like_the_ablated_model(tmp_path, folder, form, by):
     words = ("--by", by, "--top", 3, "--form", form, "--limit", 24, "--test-limit", 32, "--draws", 2)
@@ -157,6 +175,13 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
         "by taylor fills no background": ("score", "--by", "taylor", "--fill", "mean"),
         "k=1.5": ("prune", "--top", "1.5"),
         "--screen=1": ("prune", "--top", 2, "--screen", 1),
+        "option 'blur' of the mask search": ("audit", "--mask-option", "blur=1"),
+        "option 'rho' of the mask search": ("score", "--mask-option", "rho=much"),
+        "expected --steps, which is a flag of": ("prune", "--mask-option", "steps=5"),
+        "such as rho=0.2": ("audit", "--mask-option", "rho"),
+        "give --masks discovered or both": ("audit", "--masks", "oracle", "--mask-option", "rho=0.2"),
+        "has masks of its own": ("score", "--mask-option", "rho=0.2"),
+        "not --by taylor": ("score", "--by", "taylor", "--mask-option", "rho=0.2"),
     }
     for said, words in cases.items():
         done = heads(*words, "--model", folder, *(() if words[0] == "ablation-study" else ("--limit", 24)), *SMALL, tmp_path / "out")

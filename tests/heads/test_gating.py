@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
@@ -100,16 +103,46 @@ def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     assert towards.roles()[NOISY[0]][NOISY[1]] == "facilitating"
 
 
-def test_running_out_of_memory_between_two_tasks_counts_nothing_twice(planted, monkeypatch):
+def test_only_heads_called_interfering_score_above_zero():
+    """The rule of removal: both gates at most 0.5. The order within each kind is that of soft interference."""
+    opened, shut = torch.tensor([[[0.9, 0.6, 0.1, 0.3, 0.2]]]), torch.tensor([[[0.8, 0.2, 0.3, 0.4, 0.9]]])
+    found = Gating(opened, opened, shut)
+    assert_close(found.scores(), torch.tensor([[-0.9, -0.6, 0.9, 0.7, -0.2]]))
+    assert [role == "interfering" for role in found.roles()[0]] == (found.scores()[0] > 0).tolist()
+
+
+def test_no_head_need_interfere(planted):
+    """A model that is its own teacher has nothing to remove: top(6) of six heads may be empty, and forcing it is another matter."""
+    model, images, labels = planted
+    with ablate(model, [NOISY]):
+        scores = select("gating", model, images, labels, masks=2, steps=15, batch=64)
+    assert [head for head in scores.top(6) if head in CARRYING] == []
+    assert len(scores.top(6, positive=False)) == 6
+
+
+def test_slopes_are_those_of_the_loss_as_written(planted):
+    """All tasks and masks in one pass are the same as one after another, and the push is the slope of the clipped mean."""
+    model, images, labels = planted
+    tasks = [(images[:8], labels[:8]), (images[8:20], labels[8:20])]
+    theta = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
+    for place, one in enumerate(theta):
+        gates = one.clone().requires_grad_()
+        first, second = (F.cross_entropy(gated_logits(model, x, gates.sigmoid().expand(len(x), -1, -1)), y, reduction="none") for x, y in tasks)
+        (slope,) = torch.autograd.grad(first.mean() - second.clamp(max=math.log(5)).mean(), gates)
+        assert_close(gating._slopes(model, tasks, theta)[place], slope, atol=1e-5, rtol=1e-4)
+
+
+def test_running_out_of_memory_counts_nothing_twice(planted, monkeypatch):
     model, images, labels = planted
     tasks, theta = [(images[:8], labels[:8]), (images[8:16], labels[8:16])], torch.zeros(4, 2, 3)
     expected, calls = gating._slopes(model, tasks, theta), []
 
     def failing(*given):
         calls.append(given)
-        if len(calls) == 2:  # the first task of the chunk is through
+        if len(calls) == 1:
             raise torch.cuda.OutOfMemoryError("too large")
         return gated_logits(*given)
 
     monkeypatch.setattr(gating, "gated_logits", failing)
     assert_close(gating._slopes(model, tasks, theta), expected)
+    assert len(calls) == 3  # all, then two halves

@@ -170,7 +170,8 @@ def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     found = select("contrastive-gating", model, images, labels, masks=masks, fits=2, steps=3, batch=2)
     shown, hidden = (torch.where(keep[:, None], images, 0.0) for keep in (masks, ~masks))  # grey is 0
     gates = sc.heads.head_gates(model, (shown, labels), suppress=(hidden, labels), masks=2, steps=3, batch=2)
-    assert_close(found.value, gates.interference)
+    assert_close(found.value, gates.scores().double())
+    assert_close(found.after["interference"], gates.interference.double())
     assert found.protocol["contrastive"]
 
 

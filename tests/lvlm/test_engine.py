@@ -37,7 +37,7 @@ def test_the_engine_equals_the_slow_twin(family):
     assert_close(plain, everyday @ engine.readout, atol=1e-10, rtol=0)  # what benchmarks/lvlm.py races against
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_float32_is_close_to_the_slow_twin(family):
     here = scene(family, torch.float32)
     twin = twin_of(here.lvlm, here.engine, here.pictures)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from seecause.cli.heads_masks import MaskCacheOption, MaskPairs, Steps
 from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, DtypeOption, QuestionOption, ScopeOption
 from seecause.cli.heads_run import (
     AuditData,
@@ -19,7 +20,6 @@ from seecause.cli.heads_run import (
     Guard,
     GuardOption,
     Limit,
-    MaskCacheOption,
     MaskOption,
     OperatorOption,
     OptionPairs,
@@ -27,7 +27,6 @@ from seecause.cli.heads_run import (
     Screen,
     Share,
     Source,
-    Steps,
     Stratified,
     TestOption,
 )
@@ -74,6 +73,7 @@ def audit(
     count: Annotated[Count, typer.Option(help="Average over right answers (the paper), or over all, as where there are no labels.")] = Count.right,
     masks: Annotated[AuditMasks, typer.Option(help="Masks from the model (discovered), from the data (oracle), or both.")] = AuditMasks.both,
     steps: Steps = 250,
+    mask_option: MaskPairs = None,
     mask_cache: MaskCacheOption = None,
     out: Out = Path("audit"),
     overwrite: Overwrite = False,
@@ -86,6 +86,7 @@ def audit(
 
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv with a line for each picture.
     """
+    from seecause.cli.heads_masks import search_of
     from seecause.cli.heads_open import fitted, open_asked, twin_of
     from seecause.cli.heads_run import lead, read, say
     from seecause.cli.progress import counting
@@ -97,13 +98,15 @@ def audit(
     from seecause.report.heads_gallery import audit_gallery
     from seecause.report.page import protocol_section, write_page
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
+    search = search_of(steps, mask_cache, mask_option)
+    search.check_used(masks is not AuditMasks.oracle, "give --masks discovered or both")
     opened = open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question)
     opened = fitted(opened, data) if isinstance(opened, VisionModel) else opened
     cases = read(opened, data, limit, quiet=quiet)
     same = twin_of(opened, data, limit, quiet=quiet) if isinstance(opened, VisionModel) else None
     with counting("searching masks", len(cases) * (masks is not AuditMasks.oracle), quiet=quiet) as advance:
-        found = run(opened, cases, masks=masks.value, count=count.value, steps=steps, cache=mask_cache, progress=advance)
+        found = run(opened, cases, masks=masks.value, count=count.value, steps=steps, mask_options=search.options, cache=mask_cache, progress=advance)
     said = found.verdict()
     if same is not None and isinstance(opened, VisionModel):
         (gap,) = background_gaps(opened, same, cases, [[]])
@@ -113,7 +116,7 @@ def audit(
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_page(folder / "index.html", f"Does {opened.name} answer from the background?", sections, lead=lead(opened, cases))
         (folder / "audit.csv").write_text(audit_csv(found, opened.classes), encoding="utf-8")
-    say([*said, f"page: {out / 'index.html'}"], quiet)
+    say(said, out, replaced=replaces, quiet=quiet)
 
 
 def score(
@@ -135,6 +138,7 @@ def score(
     guard: GuardOption = Guard.penalty,
     screen: Screen = None,
     steps: Steps = 250,
+    mask_option: MaskPairs = None,
     mask_cache: MaskCacheOption = None,
     out: Out = Path("scores"),
     overwrite: Overwrite = False,
@@ -144,6 +148,7 @@ def score(
     quiet: Quiet = False,
 ) -> None:
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and what each removal costs."""
+    from seecause.cli.heads_masks import search_of
     from seecause.cli.heads_open import fitted, open_asked
     from seecause.cli.heads_run import TAKES, lead, look_for, need_view, options_of, plain, read, recorded, say, scored, settings
     from seecause.heads.cases import right_ones
@@ -151,22 +156,24 @@ def score(
     from seecause.report.heads import scores_csv, scores_section
     from seecause.report.page import write_page
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
     options = options_of(by, option or [], operator=operator, guard=guard, screen=screen, fill=fill)
+    search = search_of(steps, mask_cache, mask_option)
+    search.check_used(by in TAKES and fill is not Filling.swap, f"not --by {by} --fill {fill.value}")
     opened = fitted(
         need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question)), data
     )
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=share, cap=cap, stratified=stratified, seed=seed)
-    look = look_for(opened, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in TAKES else None
+    look = look_for(opened, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
-    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options}
+    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options, **search.record}
     manifest = {"command": "heads score", "page": "index.html", "table": "scores.csv", **told, "run": plain(found.protocol)}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         sections = [scores_section(found, by=by, title=HEADS if by == "cigma" else OTHERS), settings(opened, told)]
         write_page(folder / "index.html", f"{opened.name}: heads by {by}", sections, lead=lead(opened, cases))
         (folder / "scores.csv").write_text(scores_csv(found), encoding="utf-8")
     best = ", ".join(f"({layer}, {head}) {float(found.value[layer, head]):.3g}" for layer, head in found.order()[:5])
-    say([*said, f"highest (layer, head): {best or 'no head has a score above 0'}", f"page: {out / 'index.html'}"], quiet)
+    say([*said, f"highest (layer, head): {best or 'no head has a score above 0'}"], out, replaced=replaces, quiet=quiet)
 
 
 def prune(
@@ -193,6 +200,7 @@ def prune(
     form: Annotated[Form, typer.Option(help="zeroed: loads without seecause; sliced: smaller, loads by sc.load.")] = Form.zeroed,
     draws: Annotated[int, typer.Option(help="Random sets of heads for the band beside the curves.", min=1)] = 20,
     steps: Steps = 250,
+    mask_option: MaskPairs = None,
     mask_cache: MaskCacheOption = None,
     out: Out = Path("repaired"),
     overwrite: Overwrite = False,
@@ -205,6 +213,7 @@ def prune(
 
     Heads with a score of 0 or less stay. Writes OUT/model (a checkpoint), a page with numbers before and after, scores.csv and curve.csv.
     """
+    from seecause.cli.heads_masks import search_of
     from seecause.cli.heads_open import check_export, fitted, open_asked, twin_of, write_model
     from seecause.cli.heads_run import TAKES, check_top, count_of, lead, look_for, need_view, options_of, plain, read, recorded, say, scored, settings, spread
     from seecause.cli.progress import counting
@@ -217,9 +226,9 @@ def prune(
     from seecause.report.heads_gallery import SHOWN, repair_gallery
     from seecause.report.page import write_page
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
     k = count_of(top)
-    options = options_of(by, option or [], operator=operator, guard=guard, screen=screen)
+    options, search = options_of(by, option or [], operator=operator, guard=guard, screen=screen), search_of(steps, mask_cache, mask_option)
     opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
     most = check_top(opened, k, screen)
     if by == "greedy":
@@ -228,19 +237,19 @@ def prune(
     scorer, judge = fitted(opened, data), fitted(opened, test)
     seen = read(scorer, data, limit, quiet=quiet)
     cases = right_ones(scorer, seen, share=share, cap=cap, stratified=stratified, seed=seed)
-    look = look_for(scorer, cases, masks, fill, steps=steps, cache=mask_cache, quiet=quiet) if by in TAKES else None
+    look = look_for(scorer, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(scorer, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
     heads = found.top(k)
     said += [] if heads else ["nothing is removed: no head was asked for, or none has a score above 0"]
     tested, same = read(judge, test, test_limit, quiet=quiet), twin_of(judge, test, test_limit, quiet=quiet)
-    looks = [look_for(judge, tested, masks, Filling.grey if fill is Filling.swap else fill, steps=steps, cache=mask_cache, quiet=quiet)]
-    looks += [look_for(judge, tested, masks, Filling.swap, steps=steps, cache=mask_cache, quiet=quiet)] if tested.swapped is not None else []
+    looks = [look_for(judge, tested, masks, Filling.grey if fill is Filling.swap else fill, search, quiet=quiet)]
+    looks += [look_for(judge, tested, masks, Filling.swap, search, quiet=quiet)] if tested.swapped is not None else []
     ks = sorted({0, *(max(1, len(heads) * part // 4) for part in (1, 2, 4, 8) if len(heads) * part // 4 <= found.value.isfinite().sum()), len(heads)})
     with counting("measuring", len(tested), quiet=quiet) as advance:
         line = curve(judge, tested, found, ks, looks, draws=draws, seed=seed, train=group_shares(seen.groups), progress=advance)
     gaps = background_gaps(judge, same, tested, [[], heads]) if same is not None else []
     before, after = line.chosen[0], line.chosen[ks.index(len(heads))]
-    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options, "form": form.value}
+    told = {"data": cases.name, "pictures": len(cases), **recorded(by, look, operator=operator, guard=guard), **options, **search.record, "form": form.value}
     manifest = {"command": "heads prune", "page": "index.html", "model": "model", "removed": heads, **told, "run": plain(found.protocol)}
     note = f"Heads were chosen by {by} on {len(cases)} pictures of {cases.name}: the {len(heads)} highest scores."
     with result_folder(out, manifest, overwrite=overwrite) as folder:
@@ -259,7 +268,7 @@ def prune(
     first, second = changes(before, after, gaps)
     shown = [name for name in first if name in second and name != "removed" and not name.startswith(("FIG", "BIG"))]
     lines = [f"{name}: {first[name]:.3f} -> {second[name]:.3f}" for name in shown]
-    say([*said, f"removed {len(heads)} heads: {heads}", *lines, f"checkpoint: {out / 'model'}", f"page: {out / 'index.html'}"], quiet)
+    say([*said, f"removed {len(heads)} heads: {heads}", *lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
 
 
 def selectors() -> None:

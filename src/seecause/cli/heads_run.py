@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +11,9 @@ import typer
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from seecause.cli.heads_masks import Search
     from seecause.heads.cases import Cases
     from seecause.heads.erase import Baseline
     from seecause.heads.masks import Masks
@@ -61,8 +63,6 @@ OperatorOption = Annotated[Removal, typer.Option(help="What a removed head carri
 GuardOption = Annotated[
     Guard, typer.Option(help="Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of accuracy (protect), or none.")
 ]
-Steps = Annotated[int, typer.Option(help="Steps of the mask search; a step costs a picture about two forwards.", min=1)]
-MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
 By = Annotated[str, typer.Option(help="How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads selectors` lists them.")]
 FLAGS = {"steps": "--steps", "masks": "--masks", "baseline": "--fill", "operator": "--operator", "guard": "--guard", "seed": "--seed", "top": "--screen"}
 TAKES = {  # selectors that take masks, and which options of theirs are flags here
@@ -101,21 +101,18 @@ def need_view(model: ImageModel) -> VisionModel:
     return model
 
 
-def masks_for(model: ImageModel, cases: Cases, source: Source, *, steps: int, cache: Path | None, quiet: bool) -> Masks:
+def masks_for(model: ImageModel, cases: Cases, source: Source, search: Search, *, quiet: bool) -> Masks:
     """True masks, or the model's own."""
-    from seecause.cli.progress import counting
-    from seecause.heads.masks import discover_masks
-
     truth = cases.oracle
     if source is Source.oracle and truth is None:
         raise BadOption("--masks", "oracle", f"data with a mask for every picture; {cases.name} has none, so give --masks discovered")
     if truth is not None and source is not Source.discovered:
+        search.check_used(False, f"{cases.name} has masks of its own, so give --masks discovered")
         return truth
-    with counting("searching masks", len(cases), quiet=quiet) as advance:
-        return discover_masks(model, cases.images, steps=steps, cache=cache, progress=advance)
+    return search.masks(model, cases, quiet=quiet)
 
 
-def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, *, steps: int, cache: Path | None, quiet: bool) -> Look:
+def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, search: Search, *, quiet: bool) -> Look:
     """How the background is taken away: masks and a fill, or exact swaps."""
     from seecause.heads.removal import Look
 
@@ -123,13 +120,13 @@ def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, *, 
         if cases.swapped is None:
             raise BadOption("--fill", "swap", f"mean, grey, blur or noise: {cases.name} has no exact counterfactuals, only Critters have")
         return Look(None, cases.swapped)
-    return Look(masks_for(model, cases, source, steps=steps, cache=cache, quiet=quiet), fill.value)  # type: ignore[arg-type]
+    return Look(masks_for(model, cases, source, search, quiet=quiet), fill.value)  # type: ignore[arg-type]
 
 
 def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard, screen: int | None, fill: Filling | None = None) -> dict[str, Any]:
     """Everything that was asked of a selector, checked before any mask is searched. `fill`: None where it serves other ends too."""
     from seecause.bench.options import check_kinds
-    from seecause.cli.options import value_of
+    from seecause.cli.heads_masks import pairs_of
     from seecause.errors import UnknownName
     from seecause.heads import score, selectors
     from seecause.heads.screen import screen as screened
@@ -137,12 +134,7 @@ def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard
     known = selectors()
     if by not in known:
         raise UnknownName("head selector", by, known)
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise BadOption("--option", pair, "key=value, such as temperature=2")
-        options[key] = value_of(text)
+    options = pairs_of("--option", pairs, "temperature=2")
     own, flags = by == "cigma", TAKES.get(by, ("seed",))
     free = [*FREE, *(FREE_SCREEN if screen is not None else ())] if own else [name for name in known[by].options if name not in (*flags, "suppress")]
     for name, value in options.items():
@@ -278,6 +270,11 @@ def spread(total: int, count: int) -> Any:
     return torch.linspace(0, total - 1, min(count, total)).round().long()
 
 
-def say(lines: list[str], quiet: bool) -> None:
-    for line in [] if quiet else lines:
-        typer.echo(line)
+def say(lines: list[str], out: Path, *, replaced: bool, quiet: bool) -> None:
+    """What was found, then where the page is."""
+    from seecause.cli.options import tell_page
+
+    if not quiet:
+        for line in lines:
+            typer.echo(line)
+        tell_page(out, replaced=replaced)

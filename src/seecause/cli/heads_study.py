@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from seecause.cli.heads_masks import MaskCacheOption, Steps
 from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, DtypeOption, QuestionOption, ScopeOption
 from seecause.cli.heads_run import (
     Cap,
@@ -17,11 +18,9 @@ from seecause.cli.heads_run import (
     Guard,
     GuardOption,
     Limit,
-    MaskCacheOption,
     MaskOption,
     Share,
     Source,
-    Steps,
     TestOption,
 )
 from seecause.cli.options import Device, DeviceOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
@@ -68,6 +67,7 @@ def ablation_study(
 
     Writes index.html (table and charts) and table.csv.
     """
+    from seecause.cli.heads_masks import Search
     from seecause.cli.heads_open import fitted, open_asked
     from seecause.cli.heads_run import lead, look_for, masks_for, need_view, read, say, settings
     from seecause.cli.progress import counting
@@ -77,7 +77,7 @@ def ablation_study(
     from seecause.report.heads import rows_csv, study_section
     from seecause.report.page import write_page
 
-    check_out(out, overwrite=overwrite)
+    replaces = check_out(out, overwrite=overwrite)
     if fill is Filling.swap or guard is Guard.protect:
         raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
     opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
@@ -85,9 +85,10 @@ def ablation_study(
     every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed)
     tested = read(opened, test, test_limit, quiet=quiet)
-    found_masks = masks_for(opened, cases, masks, steps=steps, cache=mask_cache, quiet=quiet)
-    looks = [look_for(opened, tested, masks, fill, steps=steps, cache=mask_cache, quiet=quiet)]
-    looks += [look_for(opened, tested, masks, Filling.swap, steps=steps, cache=mask_cache, quiet=quiet)] if tested.swapped is not None else []
+    search = Search(steps, mask_cache)
+    found_masks = masks_for(opened, cases, masks, search, quiet=quiet)
+    looks = [look_for(opened, tested, masks, fill, search, quiet=quiet)]
+    looks += [look_for(opened, tested, masks, Filling.swap, search, quiet=quiet)] if tested.swapped is not None else []
     setup = Setup(
         model=opened,
         train=cases,
@@ -112,4 +113,4 @@ def ablation_study(
             folder / "index.html", f"CIGMA on {opened.name}: study {study.value}", [study_section(found), settings(opened, told)], lead=lead(opened, tested)
         )
         (folder / "table.csv").write_text(rows_csv(found.rows), encoding="utf-8")
-    say([f"{len(found.rows)} settings", f"page: {out / 'index.html'}"], quiet)
+    say([f"{len(found.rows)} settings"], out, replaced=replaces, quiet=quiet)

@@ -53,11 +53,15 @@ def train(
     start: Annotated[Path | None, typer.Option(help="Go on from this folder (critters-llava): answering only, at a tenth of the rate.")] = None,
     device: DeviceOption = Device.auto,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and pictures; other seeds than 0 are part of the name.", min=0)] = None,
+    background_reliability: Annotated[
+        float | None,
+        typer.Option(help="How often a class stands on its usual background (r_s); part of the name.", min=0.0, max=1.0, show_default="the recipe's"),
+    ] = None,
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
     from seecause.cli.options import pick_device
     from seecause.train import zoo
 
-    recipe = zoo.find_recipe(name.removeprefix("builtin:"), samples=samples, batch=batch, seed=seed)
+    recipe = zoo.find_recipe(name.removeprefix("builtin:"), samples=samples, batch=batch, seed=seed, background_reliability=background_reliability)
     measured = zoo.train(recipe, out=out, start=start, device=pick_device(device), test_samples=test_samples)
-    typer.echo(f"{out / recipe.stem}: accuracy {measured['accuracy']:.3f} on {measured['samples']} test pictures of {recipe.regime}")
+    typer.echo(f"{out / recipe.stem}: accuracy {measured['accuracy']:.3f} on {measured['samples']} test pictures of {measured.get('regime', recipe.regime)}")

@@ -8,7 +8,7 @@ exact swap         the same object elsewhere: where it can be had, believe it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -114,6 +114,7 @@ def audit(
     masks: MaskSource = "both",
     fills: Sequence[Fill] = ("mean", "grey"),
     steps: int = 250,
+    mask_options: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
     count: Counted = "right",
     cache: str | Path | None = None,
@@ -122,7 +123,8 @@ def audit(
     """Measure every look there is: discovered and true masks, each with every fill, and exact swaps. `progress` is told of masks as they are found.
 
     `both` takes true masks where the data has them; `oracle` insists on them. Means are those of right answers (CIGMA, section 1.1), or of all with
-    `count="all"`; without labels, or without a right answer, all count. Flips and groups are always of all pictures.
+    `count="all"`; without labels, or without a right answer, all count. Flips and groups are always of all pictures. `mask_options` are more options of
+    `discover_masks`.
     """
     if masks not in get_args(MaskSource):
         raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
@@ -131,7 +133,8 @@ def audit(
     truth = cases.oracle
     if masks == "oracle" and truth is None:
         raise BadOption("masks", "oracle", f"a dataset with a mask for every picture; {cases.name} has none, so give masks='discovered'")
-    found = discover_masks(model, cases.images, steps=steps, temperature=temperature, cache=cache, progress=progress) if masks != "oracle" else None
+    search = {"steps": steps, "temperature": temperature, **(mask_options or {})}
+    found = discover_masks(model, cases.images, cache=cache, progress=progress, **search) if masks != "oracle" else None
     sources: list[Masks] = [source for source in (found, truth if masks != "discovered" else None) if source is not None]
     looks = [*(Look(source, fill) for source in sources for fill in fills), *([Look(None, cases.swapped)] if cases.swapped is not None else [])]
     gains = {look.name: information_gains(model, cases.images, look.masks, baseline=look.baseline, temperature=temperature) for look in looks}
@@ -143,7 +146,7 @@ def audit(
     overlap = iou(found, cases.truth) if found is not None and cases.truth is not None else None
     said = {
         "method": "audit",
-        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature, "count": count},
+        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature, "count": count, **_asked(mask_options)},
         **protocol(model, cases.images),
     }
     return Audit(
@@ -157,6 +160,10 @@ def audit(
         counted=counted,
         protocol=said,
     )
+
+
+def _asked(options: Mapping[str, Any] | None) -> dict[str, str]:
+    return {"mask options": ", ".join(f"{name}={value}" for name, value in options.items())} if options else {}
 
 
 def _ratio(gains: Gains) -> float:

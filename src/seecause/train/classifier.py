@@ -43,7 +43,7 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
 
     shipped = build(recipe.architecture, network=recipe.network)
     shipped.load_state_dict({name: value.float() for name, value in load_file(out / f"{recipe.stem}.safetensors").items()})
-    evaluation = evaluate(shipped.to(device).eval(), recipe.regime, preprocess=recipe.preprocess, samples=test_samples, device=device)
+    evaluation = evaluate(shipped.to(device).eval(), recipe.law, preprocess=recipe.preprocess, samples=test_samples, device=device)
     card = {
         "name": recipe.stem,
         "architecture": {"library": "timm", "class": recipe.network, "arguments": recipe.architecture},
@@ -74,7 +74,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
     optimizer = adamw(model, part_heads, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, recipe.steps, recipe.warm_up))
     every = max(1, recipe.steps // _LOG_LINES)
-    seeing_steps, matted = int(recipe.seeing * recipe.steps), REGIMES[recipe.regime].mat
+    seeing_steps, matted = int(recipe.seeing * recipe.steps), recipe.law.mat
     running = torch.zeros(2, device=device)  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
     log: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -83,8 +83,8 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
         bar = progress.add_task("training", total=recipe.steps, said="")
         for step in range(recipe.steps):
             seeing = step < seeing_steps
-            regime = "clean" if seeing else recipe.regime
-            latents = critters.draw(regime, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device).on_mat(matted)
+            law = REGIMES["clean"] if seeing else recipe.law
+            latents = critters.draw(law, "train", recipe.batch, seed=recipe.seed, start=step * recipe.batch, device=device).on_mat(matted)
             latents = critters.drop_parts(latents, share=recipe.part_drop)
             image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
             with half(image.device):
@@ -101,7 +101,7 @@ def _fit(recipe: Recipe, device: torch.device | str) -> tuple[VisionTransformer,
             if (step + 1) % every == 0:
                 mean_loss, accuracy = (running / every).tolist()
                 running.zero_()
-                row = {"step": step + 1, "regime": "clean + parts" if seeing else regime, "loss": mean_loss, "accuracy": accuracy}
+                row = {"step": step + 1, "regime": "clean + parts" if seeing else law.name, "loss": mean_loss, "accuracy": accuracy}
                 log.append(row | {"learning_rate": schedule.get_last_lr()[0], "seconds": time.perf_counter() - began})
                 progress.update(bar, said=f"loss {mean_loss:.3f}  accuracy {accuracy:.3f}")
     return average, log

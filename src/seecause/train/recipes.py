@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from timm.models import VisionTransformer
 
-from seecause.data.critters import CLASSES
+from seecause.data.critters import CLASSES, REGIMES, Regime
+from seecause.errors import BadOption
 from seecause.models.planted import PlantedViT
 from seecause.train.drawn import Drawn
 from seecause.train.steps import seeded
@@ -67,10 +68,27 @@ class Recipe(Drawn):
     seeing: float = 1 / 3  # share of the steps spent on `clean` with part heads
     part_drop: float = 0.5  # share of the pictures that lose some parts
     seed: int = 0
+    background_reliability: float | None = None  # r_s; None: the regime's own
+
+    def __post_init__(self) -> None:
+        if self.background_reliability is not None and not 0 <= self.background_reliability <= 1:
+            raise BadOption("background_reliability", self.background_reliability, "a probability between 0 and 1, or None for the regime's own")
 
     @property
     def size(self) -> int:
         return self.architecture["img_size"]
+
+    @property
+    def stem(self) -> str:
+        """What its files are called; a reliability of its own is part of the name, before the seed: critters-biased-rs0.5-1."""
+        own = self.background_reliability
+        return super().stem if own is None else f"{self.name}-rs{own:g}" + (f"-{self.seed}" if self.seed else "")
+
+    @property
+    def law(self) -> Regime:
+        """How labels, creatures and backgrounds go together in its pictures."""
+        regime, own = REGIMES[self.regime], self.background_reliability
+        return regime if own is None else replace(regime, name=f"{regime.name}, r_s {own:g}", background_reliability=own)
 
 
 RECIPES = {

@@ -27,7 +27,10 @@ def find_recipe(name: str, **changes: Any) -> Any:
     known = recipes()
     if name not in known:
         raise UnknownName("recipe", name, known)
-    return dataclasses.replace(known[name], **{key: value for key, value in changes.items() if value is not None})
+    told = {key: value for key, value in changes.items() if value is not None}
+    for key in told.keys() - {field.name for field in dataclasses.fields(known[name])}:
+        raise BadOption(key, told[key], f"nothing: {name} is not made that way")
+    return dataclasses.replace(known[name], **told)
 
 
 def train(recipe: Any, *, out: Path, device: str = "cpu", test_samples: int = TEST_SAMPLES, start: Path | None = None) -> dict[str, Any]:
