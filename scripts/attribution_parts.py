@@ -155,7 +155,7 @@ def some(data: Photos, count: int, seed: int) -> Photos:
 
 
 def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], sizes: Sizes, base: Request) -> list[Part]:
-    """All of the study, what matters most first: a run that is stopped leaves out the end."""
+    """All of the study, what tells most for its time first: a run that is stopped leaves out the end, where the expensive methods are."""
     cheap, dear = ([m for m in methods if (m in tables.EXPENSIVE) == wanted] for wanted in (False, True))
     pets = sets[0]
 
@@ -177,11 +177,11 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
 
     found = [
         *(table(photos, "label", cheap) for photos in sets),
-        table(pets, "label", dear),
         sanity(cheap),
-        sanity(dear),
         *(ablation(study) for study in STUDIES),
         *(table(photos, "predicted", cheap) for photos in sets),
+        table(pets, "label", dear),
+        sanity(dear),
         table(pets, "predicted", dear),
         *(table(photos, target, dear) for photos in sets[1:] for target in ("label", "predicted")),
     ]
