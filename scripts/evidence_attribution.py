@@ -44,7 +44,7 @@ from seecause.models.base import ImageModel
 MACHINE = "machine.txt"  # in the work folder: where its shards were made
 MODEL = "timm:vit_tiny_patch16_224"
 OUT_OF_TIME = "the time was over; run the same command again to go on"
-WARM = 64  # photos of the call that no one times
+WARM = 8  # photos of the call that no one times
 SETS = {"pets": "Oxford-IIIT Pet photos", "imagenet": "ImageNet validation photos"}
 
 
@@ -147,7 +147,7 @@ def _kept(part: Part, model: ImageModel, work: Path) -> Done:
 def _warm_up(model: ImageModel, photos: Photoset) -> None:
     """One forward and backward that no one times: what a device loads first is not the cost of the first method."""
     samples, _ = read_samples(photos.data, 0, min(WARM, len(photos.data)))
-    if samples and model.device.type == "cuda":
+    if samples:
         attribute(model, to_batch(model, list(samples.values())).images, None, "integrated-gradients", steps=2)
 
 

@@ -31,7 +31,7 @@ from seecause.metrics import insertion_deletion, localization
 from tests.files import grey, lines, photo
 
 MODEL = "timm:test_vit"
-METHODS = "caap,center,random,sobel"
+METHODS = "caap,random,sobel"
 FOLDER = evidence_attribution.work_folder(None, METHODS, MODEL)
 
 
@@ -67,12 +67,12 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     monkeypatch.setattr(tables, "EXPENSIVE", ("random",))
     assert study(real, tmp_path, minutes=0) == 1  # nothing yet
     page = tmp_path / "page" / "evidence-attribution.md"
-    assert "not complete" in page.read_text() and "- pets-label: 0 of 3 shards are done (3 methods, 2 photos)" in page.read_text()
+    assert "not complete" in page.read_text() and "- pets-label: 0 of 2 shards are done (2 methods, 2 photos)" in page.read_text()
     assert "no value" not in page.read_text()  # one line for each part that is not done
 
     assert study(real, tmp_path) == 0
     whole, said = page.read_text(), capsys.readouterr().out
-    assert said.index("answered right") < said.index("forwards") < said.rindex("pets-label: 3 of")
+    assert said.index("answered right") < said.index("forwards") < said.rindex("pets-label: 2 of")
     assert "not complete" not in whole and "random *" in whole and "not made yet" not in whole and "Not done yet" not in whole
     assert "| sobel † |" in whole and "| sobel, patches |" in whole
     assert "](evidence-attribution-gallery.png)" in whole and "](evidence-attribution-photos.png)" not in whole  # photos are not in the repository
@@ -85,14 +85,14 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     assert {row["table"] for row in rows} == {
         *(f"{photos}, {kind}" for photos in ("pets", "imagenet") for kind in ("label", "predicted", "pixels and patches")), "sanity", "ablate score",
     }  # fmt: skip
-    assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "center", "sobel", "random *"}
+    assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "sobel", "random *"}
     assert all(row["missing"] == "0" for row in rows if row["table"] == "pets, predicted" and row["metric"] == "ins-del" and row["method"] != "random *")
 
     store = Store(tmp_path / "work" / FOLDER / "imagenet-label")
-    lost = next(shard for shard in store.plan().shards if shard.method == "center")
+    lost = next(shard for shard in store.plan().shards if shard.method == "sobel")
     store.rows_file(lost.id).unlink()
     assert study(real, tmp_path, minutes=0) == 1
-    assert "- imagenet-label: 2 of 3 shards are done (3 methods, 2 photos)" in page.read_text()
+    assert "- imagenet-label: 1 of 2 shards are done (2 methods, 2 photos)" in page.read_text()
     assert "imagenet, label (" not in page.read_text() and "imagenet, predicted (" not in page.read_text()  # no place before all methods have one
     assert study(real, tmp_path) == 0
     assert _timeless(page.read_text()) == _timeless(whole)  # the same numbers
