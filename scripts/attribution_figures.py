@@ -144,7 +144,9 @@ def _curves(done: Done) -> dict[str, dict[str, tuple[Tensor, Tensor, Tensor]]]:
         known = [one for one in tensors if "shares" in one]
         if known:
             joined = {kind: torch.cat([one[kind] for one in known]) for kind in ("insertion", "deletion")}
-            found[method] = {kind: (known[0]["shares"], v.mean(dim=0), v.std(dim=0, correction=0) / len(v) ** 0.5) for kind, v in joined.items()}
+            found[method] = {
+                kind: (known[0]["shares"], v.mean(dim=0), v.std(dim=0, correction=min(1, len(v) - 1)) / len(v) ** 0.5) for kind, v in joined.items()
+            }
     return found
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 import seecause as sc
 from scripts import attribution_figures as figures
 from scripts import tables as shared
-from scripts.attribution_parts import STEPS, Done, Photoset, Sizes
-from scripts.attribution_words import conclusions, standing
-from scripts.tables import Values, differences, holes, losses, over, starred
+from scripts.attribution_parts import FAITHFUL, PIXELS, STEPS, Done, Photoset, Sizes
+from scripts.attribution_patches import Patched
+from scripts.attribution_tables import By, costs, counted, fewer, marked, merged, missing, on_patches, plain, sanity
+from scripts.attribution_words import conclusions, losses, standing
+from scripts.tables import differences, holes, over
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
+from seecause.bench.measures import SETS
 from seecause.bench.table import Table, table_of, to_csv, to_markdown
 from seecause.metrics import summarise
 
@@ -26,114 +28,109 @@ CONTROLS = ("random", "center")  # in every picture; sobel is in every table
 LEADERS = 6
 TARGETS = {"label": "the given label", "predicted": "the predicted class"}
 Tables = dict[tuple[str, str], Table]  # by set and target
-By = Mapping[str, Done]  # parts by name
 
 
-def write(out: Path, work: Path, sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, *, command: str, machine: str) -> None:
+def write(
+    out: Path, work: Path, sets: Sequence[Photoset], done: Sequence[Done], patches: Mapping[str, Patched], sizes: Sizes, *, command: str, machine: str
+) -> None:
     """The page, its CSV files and its pictures."""
     out.mkdir(parents=True, exist_ok=True)
     by = {one.part.name: one for one in done}
-    found = {(photos.name, target): _starred(merged(photos, target, by)) for photos in sets for target in TARGETS}
-    tables = {key: table_of(values, unranked=_fewer()) for key, values in found.items() if values}
-    ablations = {study: (by[f"ablate-{study}"], _table(by[f"ablate-{study}"])) for study in STUDIES if f"ablate-{study}" in by}
-    alike = {study: agreement(one.store, one.plan) for study, (one, _) in ablations.items()}
-    sane = _sanity(by)
-    drawn = _pictures(out, tables, by)
-    ended = all(one.status.complete for one in done)
+    asked = [method for one in done if one.part.name in ("pets-label", "pets-label-few") for method in one.plan.request.methods]
+    found = {(photos.name, target): merged(photos, target, by) for photos in sets for target in TARGETS}
+    tables = {key: table_of(values, unranked=fewer()) for key, values in found.items() if values}
+    coarse = {photos.name: on_patches(photos, found[photos.name, "label"], by, patches) for photos in sets if (photos.name, "label") in tables}
+    studies = {study: by[f"ablate-{study}"] for study in STUDIES if f"ablate-{study}" in by}
+    ended = {study: one for study, one in studies.items() if not one.status.pending}
+    ablations = {study: table_of(over(one.plan.samples, one.store, one.plan)) for study, one in ended.items()}
+    alike = {study: agreement(one.store, one.plan) for study, one in ended.items()}
+    sane = sanity(by)
+    gaps = _holes(done, patches)
     page = [
         "# Which attribution method can be trusted on a real ViT?\n",
-        *([] if ended else ["**This run is not complete.** Numbers below are of what is done; see Holes at the end, and run the same command again.\n"]),
+        *(["**This run is not complete.** Only what is done is shown; see Holes at the end, and run the same command again.\n"] if gaps else []),
         _accuracy(sets),
         "## In short\n",
-        conclusions(tables, found, {study: table for study, (_, table) in ablations.items()}, alike, sane),
+        conclusions(tables, found, ablations, alike, coarse, sane, asked, done[0].plan.request),
         "## Where does CAAP stand?\n",
         standing(tables),
-        *drawn,
-        *(text for photos in sets for target in TARGETS if (photos.name, target) in tables for text in _section(photos, target, tables, sizes)),
-        *_sanity_section(sane, sizes),
+        *_pictures(out, tables, by),
+        *(text for photos in sets for target in TARGETS if (photos.name, target) in tables for text in _section(photos, target, tables, asked)),
+        *_patches_section(sets, coarse),
+        *_sanity_section(sane, asked),
         "## Do CAAP's settings decide the result?\n",
         f"One setting of CAAP changed at a time, {_size(sets[0])}, target = the given label. The first row is the default; the second table is the "
         "difference from it, image by image; the third is Spearman's rank correlation between the maps of two settings.\n",
-        *(text for study, (one, table) in ablations.items() for text in _ablation(study, one, table, alike[study])),
+        *(text for study, table in ablations.items() for text in _ablation(study, ended[study], table, alike[study])),
+        *([f"Not done yet: {', '.join(study for study in studies if study not in ended)}.\n"] if len(ended) < len(studies) else []),
         "## What does a map cost?\n",
-        _cost(by),
+        _cost(done),
         "## Protocol\n",
         _protocol(sets, done, sizes, command, machine, work),
-        *holes([one.status for one in done]),
+        *gaps,
     ]
     (out / f"{NAME}.md").write_text("\n".join(page), encoding="utf-8")
-    named = {f"{name}, {target}": table for (name, target), table in tables.items()} | ({"sanity": sane} if sane else {})
-    (out / f"{NAME}.csv").write_text(_joined(named | {f"ablate {study}": table for study, (_, table) in ablations.items()}), encoding="utf-8")
+    named = {f"{name}, {target}": table for (name, target), table in tables.items()}
+    named |= {f"{name}, pixels and patches": table for name, table in coarse.items() if table} | ({"sanity": sane} if sane else {})
+    (out / f"{NAME}.csv").write_text(_joined(named | {f"ablate {study}": table for study, table in ablations.items()}), encoding="utf-8")
     (out / f"{NAME}-agreement.csv").write_text(_agreements(alike), encoding="utf-8")
 
 
-def merged(photos: Photoset, target: str, by: By) -> Values:
-    """Values of all methods over all photos of a set. For the predicted class those of the label are taken where it is what the model answers."""
-    found: Values = {}
-    for few in ("", "-few"):
-        label = by.get(f"{photos.name}-label{few}")
-        if label is None:
-            continue
-        values = over(photos.names, label.store, label.plan)
-        if target == "predicted":
-            other = by.get(f"{photos.name}-predicted{few}")
-            instead = over(photos.names, other.store, other.plan) if other else None
-            wrong = photos.predicted != photos.labels
-            for method, columns in values.items():
-                for metric, value in columns.items():
-                    value[wrong] = torch.nan if instead is None else instead[method][metric][wrong]
-        found |= values
-    return found
-
-
-def _section(photos: Photoset, target: str, tables: Tables, sizes: Sizes) -> list[str]:
+def _section(photos: Photoset, target: str, tables: Tables, asked: Sequence[str]) -> list[str]:
     table = tables[photos.name, target]
-    few = [m for m in table.methods if m.endswith("*")]
-    less = (
-        f" {', '.join(m.removesuffix(' *') for m in few)} are asked about a fixed random {sizes.dear(photos)} of {_size(photos)} (*) and are not ranked."
-        if few
-        else ""
-    )
+    seen, metric = table.cells[shared.REFERENCE], table.metrics[0]
+    few = [f"{plain(m)} {table.cells[m][metric].n}" for m in table.methods if m.endswith("*")]
+    left = missing(asked, table)
     return [
         f"## {photos.title}, target = {TARGETS[target]}\n",
-        f"{_so_far(photos, target, table)}.{less} Mean ± standard error; the best mean in bold, which is no claim that the next is worse.\n",
-        to_markdown(table),
+        f"{seen[metric].n} photos. Mean ± standard error; the best mean in bold, which is no claim that the next is worse. "
+        + (f"Methods with * saw a fixed random part of the photos ({', '.join(few)}) and are not ranked. " if few else "")
+        + (f"Not done yet: {', '.join(left)}. " if left else "")
+        + "† is scored on its own map of pixels, all others on a map of patches, upsampled.\n",
+        to_markdown(marked(table)),
         "The method less CAAP, image by image over the photos both have, and how many standard errors that is. Positive favours the method, "
         "except for deletion.\n",
-        differences(table),
+        differences(marked(table)),
         losses(table),
     ]
 
 
-def _sanity(by: By) -> Table | None:
-    """The checks of all methods; those of the expensive ones over fewer photos."""
-    first = by.get("sanity")
-    if first is None:
-        return None
-    found: Values = {}
-    for name in ("sanity", "sanity-few"):
-        if name in by:
-            found |= over(first.plan.samples, by[name].store, by[name].plan)
-    return table_of(_starred(found), unranked=_fewer())
+def _patches_section(sets: Sequence[Photoset], coarse: Mapping[str, Table | None]) -> list[str]:
+    text = [
+        "## Pixels or patches?\n",
+        f"{', '.join(PIXELS)} give a value to every pixel, and the tables above score that; all other methods give one to every patch, which is upsampled "
+        "bilinearly. Here the maps of those methods are summed or averaged by patch and treated like the others', from the maps that the run "
+        "kept; localization needs no model then. The second table is the difference from CAAP, image by image, with how many standard errors that is.\n",
+    ]
+    for photos in sets:
+        table = coarse.get(photos.name)
+        if table is None:
+            text.append(f"{photos.title}: not done yet.\n")
+            continue
+        left = [m for m in (SETS["paper"] if photos.data.read_mask is not None else FAITHFUL) if m not in table.metrics]
+        text += [f"### {photos.title}, target = the given label\n", to_markdown(table), differences(table)]
+        text += [f"Not done yet: {', '.join(left)}.\n"] if left else []
+    return text
 
 
-def _sanity_section(table: Table | None, sizes: Sizes) -> list[str]:
+def _sanity_section(table: Table | None, asked: Sequence[str]) -> list[str]:
+    title = "## Do the maps depend on the model and on the class?\n"
     if table is None:
-        return []
-    same = [m for m in table.methods if not find(m.removesuffix(" *")).class_specific]
+        return [title, "Not done yet.\n"]
+    same, left = [m for m in table.methods if not find(plain(m)).class_specific], missing(asked, table)
     return [
-        "## Do the maps depend on the model and on the class?\n",
+        title,
         f"Spearman's correlation of a map with the map of a randomised model (mprt: weights redrawn from the head down to the embedding, mean over "
         f"{STEPS} stages, the last with nothing left of the model) and of another class (random-logit); of signed values, and of their sizes (-abs). "
-        f"Low is good: a map that stays the same shows neither. {sizes.sane} photos; {sizes.sane_expensive} for those with *. "
-        f"Not class-specific by design: {', '.join(same)}; random, center and sobel do not look at the model at all.\n",
-        to_markdown(table),
+        "A map that stays the same, near 1, shows neither; near 0 is good, and below 0 is no better than 0: the map is turned round. "
+        "In brackets how many photos have a value: a flat map has no ranks. "
+        + (f"Not done yet: {', '.join(left)}. " if left else "")
+        + f"Not class-specific by design: {', '.join(same)}; random, center and sobel do not look at the model at all.\n",
+        counted(table),
     ]
 
 
 def _ablation(study: str, one: Done, table: Table, alike: Agreement) -> list[str]:
-    if not alike.images:
-        return [f"### {STUDIES[study]}\n", "Not done yet.\n"]
     text = [f"### {STUDIES[study]}\n", to_markdown(table), differences(table)]
     if study == "layers":  # too many settings for a square
         head = ["| layers | rank correlation with the default |", "|---|---|"]
@@ -157,18 +154,29 @@ def _depth(one: Done) -> list[str]:
     return [f"Attention of the class token, mean over heads and photos; {found.uniform:.5f} if it looked everywhere alike.\n", "\n".join(lines) + "\n"]
 
 
-def _cost(by: By) -> str:
-    """Seconds for one map as they were measured, and what the registry says."""
-    spent: dict[str, tuple[float, int]] = {}
-    for name in ("pets-label", "pets-label-few"):
-        for shard in by[name].store.finished(by[name].plan) if name in by else ():
-            said = by[name].store.said(shard)
-            before = spent.get(shard.method, (0.0, 0))
-            spent[shard.method] = (before[0] + said["seconds"].get("attribute", 0.0), before[1] + said["images"])
-    lines = ["| method | forwards | ms for one photo |", "|---|---|---|"]
-    for method, (seconds, count) in sorted(spent.items(), key=lambda item: item[1][0] / max(1, item[1][1])):
-        lines.append(f"| {method} | {find(method).forwards} | {1000 * seconds / max(1, count):.2f} |")
-    return "All photos of a shard at once; the first call of a method, with what it compiles and loads, is included.\n\n" + "\n".join(lines) + "\n"
+def _cost(done: Sequence[Done]) -> str:
+    """Milliseconds for one map as they were measured, and what the registry says."""
+    timed = [one for one in done if one.part.name.partition("-")[2] in ("label", "label-few")]
+    lines = ["| method | forwards | ms for one photo | shards |", "|---|---|---|---|"]
+    lines += [f"| {method} | {find(method).forwards} | {spent:.2f} | {count} |" for method, (spent, count) in costs(timed).items()]
+    return (
+        "All photos of a shard at once; the median over shards. The first shard of a run is left out, because it pays for starting the device. With one or two "
+        "shards the first call of a method, and what it loads, still shows. The row of center, which computes nothing, is what any call costs.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def _holes(done: Sequence[Done], patches: Mapping[str, Patched]) -> list[str]:
+    """What is not there, one line for each part, and why; nothing if all is there."""
+    lines = [
+        f"- {one.part.name}: {one.status.done} of {one.status.total} shards are done ({len(one.plan.request.methods)} methods, {len(one.plan.samples)} photos)"
+        for one in done
+        if one.status.pending
+    ]
+    lines += [f"- {name}: scores on patches that are not made yet: {found.missing}" for name, found in patches.items() if found.missing]
+    _, *rest = holes([replace(one.status, pending=()) for one in done]) or [""]
+    return ["## Holes\n", "\n".join(lines) + "\n" * bool(lines) + "".join(rest)] if lines or rest else []
 
 
 def _pictures(out: Path, tables: Tables, by: By) -> list[str]:
@@ -207,7 +215,8 @@ def _protocol(sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, comm
         "model": f"{request.model}, fingerprint {plan.model['fingerprint']}",
         "photos": "; ".join(f"{photos.name}: {len(photos.data)}, fingerprint {photos.data.fingerprint}" for photos in sets),
         "insertion, deletion": ", ".join(f"{key} {value}" for key, value in curve.items()),
-        "localization": "upsampled bilinearly; trimap border ignored; pointing game without tolerance",
+        "maps": f"of patches, upsampled bilinearly; of pixels as they are ({', '.join(PIXELS)})",
+        "localization": "trimap border ignored; pointing game without tolerance",
         "methods": "default options of this version",
         "target": "of photos that are answered right, the maps of the label are those of the predicted class",
         "fewer photos": f"{', '.join(shared.EXPENSIVE)}: {', '.join(f'{sizes.dear(photos)} {photos.name}' for photos in sets)}; "
@@ -245,28 +254,6 @@ def _joined(tables: Mapping[str, Table]) -> str:
         lines += [] if lines else [f"table,{head}"]
         lines += [f'"{name}",{row}' for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _table(one: Done) -> Table:
-    return table_of(over(one.plan.samples, one.store, one.plan))
-
-
-def _starred(values: Values) -> Values:
-    return {starred(method): columns for method, columns in values.items()}
-
-
-def _fewer() -> list[str]:
-    return [starred(method) for method in shared.EXPENSIVE]
-
-
-def _so_far(photos: Photoset, target: str, table: Table) -> str:
-    """How many photos the reference has seen, and which they are if those with another predicted class are not done."""
-    count, right = table.cells[shared.REFERENCE][table.metrics[0]].n, int(photos.right.sum())
-    if count == len(photos.data):
-        return _size(photos)
-    return f"{count} of {_size(photos)}" + (
-        ", those that are answered right: the others are not done yet" if target == "predicted" and 0 < count == right else " so far"
-    )
 
 
 def _size(photos: Photoset) -> str:

@@ -26,6 +26,7 @@ from seecause.models.base import ImageModel
 
 CURVE = 58  # forwards for insertion and deletion of one map: RISE's 28 steps at 224 pixels, both ways
 FAITHFUL = ("insertion", "deletion", "ins-del")
+PIXELS = ("integrated-gradients", "rise", "smoothgrad", "sobel", "vit-cx")  # explain pixels with their default options; all others patches
 SANITY = ("mprt", "mprt-abs", "random-logit", "random-logit-abs")
 STEPS = 4  # models that the randomisation check explains, of one for each layer
 EXPLAINED = 2 + STEPS + 2  # maps that a sanity check makes of a picture: the map itself, both checks' plain ones, redrawn models, another class
@@ -105,7 +106,13 @@ class Part:
         each = EXPLAINED if "mprt" in self.request.metrics else 1
         curve = CURVE if "ins-del" in self.request.metrics else 0
         own = [MANY.get(name, lambda n: FEW)(patches) for name in map(self.request.method, self.request.methods)]
-        return len(self.data) * sum(each * one + curve for one in own)
+        again = curve * sum(name in PIXELS for name in self.request.methods) if self.on_patches else 0
+        return len(self.data) * (sum(each * one + curve for one in own) + again)
+
+    @property
+    def on_patches(self) -> bool:
+        """Whether maps of pixels are scored on patches too."""
+        return self.name.endswith(("-label", "-label-few"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +123,12 @@ class Done:
     store: Store
     plan: Plan
     status: Status
+
+    def finished(self) -> list[str]:
+        """The methods of which every map was made."""
+        made = {shard.id for shard in self.store.finished(self.plan)}
+        lacking = {shard.method for shard in self.plan.shards if shard.id not in made}
+        return [method for method in self.plan.request.methods if method not in lacking]
 
 
 def photoset(name: str, title: str, data: Photos, model: ImageModel) -> Photoset:
@@ -142,7 +155,7 @@ def some(data: Photos, count: int, seed: int) -> Photos:
 
 
 def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], sizes: Sizes, base: Request) -> list[Part]:
-    """All of the study, what matters most first: a run that is stopped leaves out the end."""
+    """All of the study, what tells most for its time first: a run that is stopped leaves out the end, where the expensive methods are."""
     cheap, dear = ([m for m in methods if (m in tables.EXPENSIVE) == wanted] for wanted in (False, True))
     pets = sets[0]
 
@@ -164,11 +177,11 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
 
     found = [
         *(table(photos, "label", cheap) for photos in sets),
-        table(pets, "label", dear),
         sanity(cheap),
-        sanity(dear),
         *(ablation(study) for study in STUDIES),
         *(table(photos, "predicted", cheap) for photos in sets),
+        table(pets, "label", dear),
+        sanity(dear),
         table(pets, "predicted", dear),
         *(table(photos, target, dear) for photos in sets[1:] for target in ("label", "predicted")),
     ]
@@ -176,11 +189,11 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
 
 
 def _part(name: str, request: Request, data: Photos) -> Part:
-    """On a GPU a shard is one method on all pictures, or on fifty where each is dear; elsewhere a shard must end within minutes."""
+    """On a GPU a shard is one method on a hundred pictures, or on fifty where each is dear; elsewhere a shard must end within minutes."""
     dear = any(method in tables.EXPENSIVE for method in request.methods)
     large = request.device.startswith("cuda")
-    size = (50 if dear else len(data)) if large else (1 if dear else 10)
-    return Part(name, replace(request, data=data.name, shard_size=max(1, size)), data)
+    size = (50 if dear else 100) if large else (1 if dear else 10)
+    return Part(name, replace(request, data=data.name, shard_size=size), data)
 
 
 def _default(methods: Sequence[str]) -> Mapping[str, Mapping[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,24 @@ import typer
 from PIL import Image
 from safetensors.torch import save_file
 
-from scripts import attribution_figures, attribution_parts, evidence_attribution, tables
-from scripts.attribution_page import merged
+import seecause as sc
+from scripts import attribution_figures, attribution_parts, attribution_words, evidence_attribution, tables
+from scripts.attribution_parts import PIXELS
+from scripts.attribution_patches import read_patches
+from scripts.attribution_tables import costs, counted, merged, missing
+from seecause.attribution.registry import methods
+from seecause.bench.depth import FILE as DEPTH
+from seecause.bench.plan import Request
 from seecause.bench.store import Store
+from seecause.bench.table import table_of
+from seecause.data.batch import to_batch
 from seecause.data.imagenet import imagenet_wnids
+from seecause.metrics import insertion_deletion, localization
 from tests.files import grey, lines, photo
 
-METHODS = "caap,center,random"
+MODEL = "timm:test_vit"
+METHODS = "caap,random,sobel"
+FOLDER = evidence_attribution.work_folder(None, METHODS, MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +56,7 @@ def real(tmp_path_factory) -> Path:
 def study(real: Path, out: Path, *, minutes: float = 9, method: str = METHODS, only_page: bool = False) -> int:
     """The exit code."""
     try:
-        evidence_attribution.main(str(real), None, "cpu", minutes, out / "page", out / "work", method, "timm:test_vit", only_page)
+        evidence_attribution.main(str(real), None, "cpu", minutes, out / "page", out / "work", method, MODEL, only_page)
     except typer.Exit as ended:
         return ended.exit_code
     return 0
@@ -55,12 +67,14 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     monkeypatch.setattr(tables, "EXPENSIVE", ("random",))
     assert study(real, tmp_path, minutes=0) == 1  # nothing yet
     page = tmp_path / "page" / "evidence-attribution.md"
-    assert "not complete" in page.read_text() and "maps are not made yet" in page.read_text()
+    assert "not complete" in page.read_text() and "- pets-label: 0 of 2 shards are done (2 methods, 2 photos)" in page.read_text()
+    assert "no value" not in page.read_text()  # one line for each part that is not done
 
     assert study(real, tmp_path) == 0
     whole, said = page.read_text(), capsys.readouterr().out
     assert said.index("answered right") < said.index("forwards") < said.rindex("pets-label: 2 of")
-    assert "not complete" not in whole and "random *" in whole and "not made yet" not in whole
+    assert "not complete" not in whole and "random *" in whole and "not made yet" not in whole and "Not done yet" not in whole
+    assert "| sobel † |" in whole and "| sobel, patches |" in whole
     assert "](evidence-attribution-gallery.png)" in whole and "](evidence-attribution-photos.png)" not in whole  # photos are not in the repository
     for part in ("radar", "curves", "gallery", "photos"):
         with Image.open(tmp_path / "page" / f"evidence-attribution-{part}.png") as drawn:
@@ -68,15 +82,18 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     for picture in ("radar", "curves", "gallery"):  # once is enough
         monkeypatch.setattr(attribution_figures, picture, lambda *given, **told: None)
     rows = list(csv.DictReader((tmp_path / "page" / "evidence-attribution.csv").read_text().splitlines()))
-    assert {row["table"] for row in rows} == {"pets, label", "pets, predicted", "imagenet, label", "imagenet, predicted", "sanity", "ablate score"}
-    assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "center", "random *"}
-    assert all(row["missing"] == "0" for row in rows if row["table"].startswith("pets") and row["metric"] == "ins-del" and row["method"] != "random *")
+    assert {row["table"] for row in rows} == {
+        *(f"{photos}, {kind}" for photos in ("pets", "imagenet") for kind in ("label", "predicted", "pixels and patches")), "sanity", "ablate score",
+    }  # fmt: skip
+    assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "sobel", "random *"}
+    assert all(row["missing"] == "0" for row in rows if row["table"] == "pets, predicted" and row["metric"] == "ins-del" and row["method"] != "random *")
 
-    store = Store(tmp_path / "work" / "attribution" / "imagenet-label")
-    lost = next(shard for shard in store.plan().shards if shard.method == "center")
+    store = Store(tmp_path / "work" / FOLDER / "imagenet-label")
+    lost = next(shard for shard in store.plan().shards if shard.method == "sobel")
     store.rows_file(lost.id).unlink()
     assert study(real, tmp_path, minutes=0) == 1
-    assert "- center: 2 maps are not made yet; run the same command again" in page.read_text()
+    assert "- imagenet-label: 1 of 2 shards are done (2 methods, 2 photos)" in page.read_text()
+    assert "imagenet, label (" not in page.read_text() and "imagenet, predicted (" not in page.read_text()  # no place before all methods have one
     assert study(real, tmp_path) == 0
     assert _timeless(page.read_text()) == _timeless(whole)  # the same numbers
     again = page.read_text()
@@ -84,9 +101,11 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
         elsewhere.setattr("seecause.bench.plan.versions", lambda: {"torch": "0.0"})
         elsewhere.setattr(evidence_attribution, "machine", lambda device: "another machine")
         assert study(real, tmp_path, only_page=True) == 0 and page.read_text() == again
-        with pytest.raises(typer.Exit):
-            evidence_attribution.main(str(real), 1, "cpu", 9, tmp_path / "page", tmp_path / "work", METHODS, "timm:test_vit", True)
-    assert "other photos" in capsys.readouterr().err
+        for folder, refused in ((evidence_attribution.work_folder, "no work of this study"), (lambda *asked: FOLDER, "other photos")):
+            elsewhere.setattr(evidence_attribution, "work_folder", folder)
+            with pytest.raises(typer.Exit):
+                evidence_attribution.main(str(real), 1, "cpu", 9, tmp_path / "page", tmp_path / "work", METHODS, MODEL, True)
+            assert refused in capsys.readouterr().err
     ended = [event["shard"] for event in store.events() if event["event"] == "done"]
     assert sorted(ended) == sorted([*(shard.id for shard in store.plan().shards), lost.id])  # nothing else was done twice
 
@@ -107,23 +126,135 @@ def test_what_is_missing_is_named(real, tmp_path, capsys):
     evidence = [("", "REAL=PATH"), (str(tmp_path), "test_vit.safetensors")]
     for given, said in evidence:
         with pytest.raises(typer.Exit):
-            evidence_attribution.main(given, None, "cpu", 0, tmp_path / "page", tmp_path / "work", METHODS, "timm:test_vit")
+            evidence_attribution.main(given, None, "cpu", 0, tmp_path / "page", tmp_path / "work", METHODS, MODEL)
         assert said in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
 
 
-def test_the_predicted_class_is_computed_where_it_is_another(real, monkeypatch):
+def _part(real: Path, name: str, method: str, options: dict) -> tuple[attribution_parts.Part, sc.VisionModel]:
+    """One part of the study on the pets, with one method."""
+    model = sc.load(MODEL, weights=str(real / "test_vit.safetensors"))
+    sets = [attribution_parts.photoset("pets", "", evidence_attribution._photos(f"pets:{real / 'pets'}", None), model)]
+    base = Request(model=MODEL, data="", methods={}, weights=str(real / "test_vit.safetensors"))
+    part = next(p for p in attribution_parts.parts(model, sets, ["caap"], attribution_parts.Sizes(), base) if p.name == name)
+    return replace(part, request=replace(part.request, methods={method: options or part.request.methods[method]})), model
+
+
+def test_maps_of_pixels_are_scored_on_patches_too(real, tmp_path):
+    part, model = _part(real, "pets-label", "integrated-gradients", {"steps": 2})
+    found = read_patches(evidence_attribution._perform(part, model, tmp_path, float("inf")))
+    assert list(found.values) == ["integrated-gradients"] and not found.missing
+    plan = Store(tmp_path / "pets-label").plan()
+
+    batch = to_batch(model, [part.data[0], part.data[1]])
+    target = torch.tensor(plan.places)[batch.labels]
+    maps = sc.attribute(model, batch.images, target, "integrated-gradients", steps=2).maps  # of patches
+    placed, curves = localization(maps, batch.masks), insertion_deletion(model, batch.images, maps, target)
+    torch.testing.assert_close(found.values["integrated-gradients"]["aupr1"], placed.aupr1, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.values["integrated-gradients"]["ins-del"], curves.difference, atol=1e-5, rtol=0)
+    (file,) = (tmp_path / "pets-label" / "patches").glob("*insertion*")
+    file.unlink()  # without an answer of the model there is no curve
+    left = read_patches(evidence_attribution._kept(part, model, tmp_path))
+    assert left.missing == 1 and set(left.values["integrated-gradients"]) == {"aupr1", "aupr0", "pointing"}
+
+
+def test_methods_of_pixels_are_those_that_are_marked(real):
+    model = sc.load(MODEL, weights=str(real / "test_vit.safetensors"))
+    cheap = {"integrated-gradients": {"steps": 1}, "smoothgrad": {"samples": 1}, "rise": {"masks": 2}}
+    slow = {"mda", "tis", "atman", "simple-insertion", "simple-deletion", "caap"}  # many forwards; they sweep over patches
+    names = [name for name in sorted(methods()) if name not in slow]
+    native = [
+        name
+        for name in names
+        if sc.attribute(model, torch.linspace(-1, 1, 3 * 160 * 160).view(1, 3, 160, 160), 0, name, **cheap.get(name, {})).native is not None
+    ]
+    assert native == list(PIXELS)
+
+
+def test_the_attention_by_depth_is_that_of_these_photos(real, tmp_path):
+    part, model = _part(real, "ablate-layers", "from 0", {})
+    evidence_attribution._perform(part, model, tmp_path, float("inf"))
+    file = tmp_path / "ablate-layers" / DEPTH
+    fresh = file.read_bytes()
+    file.write_bytes(b"of other photos")
+    evidence_attribution._perform(part, model, tmp_path, float("inf"))
+    assert file.read_bytes() == fresh
+
+
+def test_every_choice_has_a_work_folder_of_its_own():
+    folder = evidence_attribution.work_folder
+    names = {
+        folder(*given) for given in ((None, None, evidence_attribution.MODEL), (40, None, evidence_attribution.MODEL), (None, None, MODEL), (40, "gae", MODEL))
+    }
+    assert len(names) == 4 and folder(None, None, evidence_attribution.MODEL) == "attribution"
+
+
+def _run(kept: dict[str, list[float]], *, pending: bool = False):
+    """A part whose rows are given by method."""
+    status = type("Status", (), {"pending": [1] if pending else []})
+    return type("Run", (), {"store": kept, "plan": None, "status": status, "finished": lambda self: [] if pending else list(kept)})()
+
+
+def test_the_predicted_class_is_computed_where_it_is_another(monkeypatch):
     class Photos(attribution_parts.Photoset):
         names = ("a", "b", "c")
 
     photos = Photos("pets", "", None, torch.tensor([1, 2, 3]), torch.tensor([1, 5, -1]))
-    runs = {"pets-label": [1.0, 2.0, 3.0], "pets-predicted": [torch.nan, 20.0, torch.nan]}
-    by = {name: type("Run", (), {"store": values, "plan": None}) for name, values in runs.items()}
-    monkeypatch.setattr("scripts.attribution_page.over", lambda names, store, plan: {"caap": {"ins-del": torch.tensor(store)}})
+    monkeypatch.setattr(
+        "scripts.attribution_tables.over", lambda names, store, plan: {m: {"ins-del": torch.tensor(v, dtype=torch.float64)} for m, v in store.items()}
+    )
+    by = {"pets-label": _run({"caap": [1.0, 2.0, 3.0]}), "pets-predicted": _run({"caap": [torch.nan, 20.0, torch.nan]})}
     assert merged(photos, "label", by)["caap"]["ins-del"].tolist() == [1, 2, 3]
     found = merged(photos, "predicted", by)["caap"]["ins-del"]
     assert found[:2].tolist() == [1, 20] and found[2].isnan()
     assert photos.right.tolist() == [True, False]
+
+    by["pets-predicted"] = _run({"caap": []}, pending=True)
+    assert merged(photos, "predicted", by) == {} and merged(photos, "label", by)  # no table of the photos that are answered right alone
+    by["pets-label-few"] = _run({"mda": [1.0, 2.0, 3.0]}, pending=True)
+    assert list(merged(photos, "label", by)) == ["caap"]
+
+
+def _table(count: int = 20, **means: float):
+    noise = torch.linspace(-0.1, 0.1, count, dtype=torch.float64)
+    turned = torch.stack([noise, noise.flip(0)])
+    return table_of({m.replace("_", " *"): {"ins-del": mean + turned[place % 2]} for place, (m, mean) in enumerate(means.items())})
+
+
+def test_a_claim_is_held_at_the_first_place_only():
+    def said(table):
+        return attribution_words._claim(table, "pets", "ins-del", "CAAP is best")
+
+    assert "held. CAAP has place 1 of 2 methods" in said(_table(caap=0.5, gae=0.4, center=0.45))  # a control has no place
+    assert "not contradicted (gae has the best mean" in said(_table(caap=0.5, gae=0.51))
+    assert "did not hold: gae is clearly better" in said(_table(caap=0.5, gae=0.7))
+    assert "held" in said(_table(9, caap=0.5, random_=0.9)) and "random * +0.400 (n 9)" in said(_table(9, caap=0.5, random_=0.9))  # nine photos say nothing
+    assert "clearly better" in said(_table(10, caap=0.5, random_=0.9))
+
+
+def test_sanity_names_its_counts_its_highest_and_what_is_missing():
+    values = {
+        m: {k: v.clone() for k in ("mprt", "random-logit")}
+        for m, v in (("caap", torch.tensor([0.1, 0.2, torch.nan])), ("rollout", torch.tensor([0.4, 0.5, 0.4])))
+    }
+    table = table_of(values)
+    assert "(2) |" in counted(table) and "(3) |" in counted(table) and "**" not in counted(table)
+    (said,) = attribution_words._sane(table, ["caap", "rollout", "rise"])
+    assert "none of 2; the highest is rollout with 0.433. Not checked yet: rise." in said
+    assert missing(["caap", "rise"], None) == ["caap", "rise"]
+
+
+def test_the_first_shard_of_a_run_is_no_cost():
+    shards = {m: [type("Shard", (), {"id": f"{m}{i}", "method": m})() for i in range(3)] for m in ("caap", "gae")}
+    seconds = {"caap0": 9.0, "caap1": 0.1, "caap2": 0.3, "gae0": 0.5, "gae1": 0.2, "gae2": 0.2}
+
+    class Kept:
+        events = staticmethod(lambda: [{"event": "start", "process": 7, "time": t, "shard": s} for t, s in enumerate(seconds)])
+        finished = staticmethod(lambda plan: [one for some in shards.values() for one in some])
+        said = staticmethod(lambda shard: {"images": 10, "seconds": {"attribute": seconds[shard.id]}})
+
+    found = costs([type("Run", (), {"store": Kept, "plan": None})])
+    assert {m: (round(spent, 6), count) for m, (spent, count) in found.items()} == {"caap": (20.0, 2), "gae": (20.0, 3)}
 
 
 def test_the_pictures_of_a_small_part_are_among_those_of_a_larger_one(real):
