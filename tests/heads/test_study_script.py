@@ -141,4 +141,4 @@ def test_h1_is_decided_along_three_values_of_r_s_or_not_at_all():
     study.facts = [fact(r, 0.3) for r in (0.25, 0.5, 0.95)]
     assert "rise: in part.**" in heads_hypotheses._h1(study) and "flips rises: no" in heads_hypotheses._h1(study)
     study.facts = [fact(0.25, 0.25), fact(0.95, 0.95), fact(0.5, 0.5, name="critters-vit")]  # another recipe is no point of this line
-    assert "not decided.** A trend takes models at 3 values of r_s or more; here are 2." in heads_hypotheses._h1(study)
+    assert "not decided.** A trend takes 3 values of r_s or more, and here are 2." in heads_hypotheses._h1(study)
