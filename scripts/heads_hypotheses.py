@@ -33,7 +33,7 @@ def _h1(study: Study) -> str:
     told = "; ".join(f"{key} {', '.join(f'{value:.3f}' for value in values)}" for key, values in along.items())
     told = f"At r_s = {', '.join(f'{r:g}' for r in points)}: {told}."
     if len(points) < POINTS:
-        return f"**{said}: not decided.** A trend takes {POINTS} values of r_s or more, and here {"is" if len(points) == 1 else "are"} {len(points)}. {told}"
+        return f"**{said}: not decided.** A trend takes {POINTS} values of r_s or more, and here {'is' if len(points) == 1 else 'are'} {len(points)}. {told}"
 
     def trend(key: str) -> int:
         """1: rises, -1: falls, 0: neither."""
