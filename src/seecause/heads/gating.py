@@ -31,8 +31,9 @@ from seecause.heads.erase import Baseline
 from seecause.heads.gains import Views
 from seecause.heads.masks import Masks
 from seecause.heads.registry import checked_labels, selector
-from seecause.heads.result import HeadScores, standard_error
+from seecause.heads.result import HeadScores
 from seecause.heads.values import absent
+from seecause.metrics import standard_error
 from seecause.models.view import VisionModel
 
 ROLES = ("facilitating", "irrelevant", "interfering", "unclear")

@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 
 from seecause.errors import NotDefined
-from seecause.heads.result import HeadScores, standard_error
+from seecause.heads.result import HeadScores
+from seecause.metrics import standard_error
 
 
 def penalised(scores: HeadScores, *, alpha: float = 1.0) -> HeadScores:

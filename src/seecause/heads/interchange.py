@@ -22,8 +22,9 @@ from seecause.errors import BadOption
 from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import Swapped
 from seecause.heads.gains import need_distribution
-from seecause.heads.result import Head, standard_error
+from seecause.heads.result import Head
 from seecause.heads.study import all_heads, check_heads, need_heads
+from seecause.metrics import standard_error
 from seecause.models.view import VisionModel
 
 Cue = Literal["background", "foreground"]

@@ -38,11 +38,6 @@ class HeadScores:
         return self.order(positive=positive)[: head_count(k, total)]
 
 
-def standard_error(values: Tensor) -> Tensor:
-    """Of the mean over the first dimension of values [B, ...]; NaN for one image, which says nothing of others."""
-    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.full_like(values[0], torch.nan)
-
-
 def head_count(k: int | float, total: int) -> int:
     """`k` of `total` heads: a count, or a share between 0.0 and 1.0."""
     count = round(k * total) if isinstance(k, float) and 0 <= k <= 1 else k

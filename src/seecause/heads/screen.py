@@ -21,9 +21,10 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.heads.masks import Masks
-from seecause.heads.result import Head, HeadScores, standard_error
+from seecause.heads.result import Head, HeadScores
 from seecause.heads.score import score
 from seecause.heads.study import Study, check_options
+from seecause.metrics import standard_error
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 

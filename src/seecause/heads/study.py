@@ -18,7 +18,8 @@ from seecause.heads.erase import Baseline, Swapped
 from seecause.heads.gains import Views, need_distribution
 from seecause.heads.masks import Masks
 from seecause.heads.responses import OF_MASKS, Measure, Response, View, matched_temperature, views_for
-from seecause.heads.result import Head, HeadScores, standard_error
+from seecause.heads.result import Head, HeadScores
+from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
 from seecause.models.constant import is_silent
 from seecause.models.view import VisionModel

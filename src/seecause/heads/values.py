@@ -11,7 +11,8 @@ from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
-from seecause.heads.result import HeadScores, standard_error
+from seecause.heads.result import HeadScores
+from seecause.metrics import standard_error
 from seecause.models.constant import is_silent
 from seecause.models.view import VisionModel
 

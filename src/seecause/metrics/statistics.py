@@ -41,7 +41,7 @@ def summarise(values: Tensor) -> Summary:
 
 def standard_error(values: Tensor) -> Tensor:
     """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below two images."""
-    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.full(values.shape[1:], torch.nan, dtype=values.dtype)
+    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else values.new_full(values.shape[1:], torch.nan)
 
 
 def error_text(error: float, digits: int) -> str:
