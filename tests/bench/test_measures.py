@@ -116,6 +116,13 @@ def test_a_metric_that_is_equal_for_all_has_no_best():
     assert not any(cells["gini"].best for cells in table_of({"caap": same, "random": same}).cells.values())
 
 
+def test_a_saturated_metric_has_no_best_however_many_digits_tell_methods_apart():
+    near = {"caap": {"insertion": torch.tensor([0.99974, 0.99975])}, "random": {"insertion": torch.tensor([0.99976, 0.99977])}}
+    assert not any(cells["insertion"].best for cells in table_of(near).cells.values())
+    small = {"caap": {"infidelity": torch.tensor([1e-6, 2e-6])}, "random": {"infidelity": torch.tensor([3e-6, 4e-6])}}
+    assert table_of(small).cells["caap"]["infidelity"].best
+
+
 def test_all_that_are_equal_as_shown_are_the_best():
     def best(**found):
         table = table_of({method: {"pointing": torch.tensor(values)} for method, values in found.items()})

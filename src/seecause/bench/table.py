@@ -19,6 +19,8 @@ from seecause.metrics import Summary, bootstrap_interval, error_text, paired_dif
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 
+SATURATED = 1e-3  # share of the largest mean within which all means must lie for none to be the best
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -142,9 +144,9 @@ def _cell(mine: Tensor, reference: Tensor | None) -> Cell:
 
 
 def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
-    """The methods whose mean is best as it is shown. None if nothing is known, or all are equal: the metric is saturated, or tells of the model alone."""
+    """The methods whose mean is best as shown. None if nothing is known, or all are nearly equal: the metric is saturated, or tells of the model alone."""
     shown = {m: round(table.cells[m][metric].mean, table.digits(metric)) for m in ranked if table.cells[m][metric].n}
-    if not shown or (len(shown) > 1 and len(set(shown.values())) == 1):
+    if not shown or (len(shown) > 1 and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))):
         return set()
     top = (max if higher_is_better(metric) else min)(shown.values())
     return {method for method, mean in shown.items() if mean == top}

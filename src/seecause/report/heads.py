@@ -133,7 +133,10 @@ def curves_section(found: Curve, *, by: str, title: str = "What do more removed 
         random = Series("random", found.ks, [mean for mean, _ in band], [spread for _, spread in band], COLOURS[7])
         chosen = Series(by, found.ks, [row[name] for row in numbers], (), COLOURS[0])
         charts.append(chart([random, chosen], title=name, x_title="heads removed at most", y_title=name))
-    note = "A repair raises the worst group and lowers BIR and flips more than random removals do, at no cost in accuracy. Heads with scores of 0 or less stay."
+    note = (
+        "A repair raises the worst group and lowers BIR and flips more than random removals do, at no cost in accuracy. Heads with scores of 0 or less stay. "
+    )
+    note += " BIR here is of all test pictures, right or wrong, so that the same ones are compared before and after; an audit takes right answers only."
     return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
 
 
