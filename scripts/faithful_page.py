@@ -35,6 +35,7 @@ from scripts.faithful_plan import (
     simplicity,
     where_erm_fails,
 )
+from scripts.seeds import spread
 from seecause.data.critters.regimes import REGIMES, joint
 
 FEW_MANY, FROZEN = ("iFAM, K = 1", "iFAM, K = 8"), "stage 2 frozen"
@@ -117,7 +118,7 @@ def _where(results: Sequence[Result], chosen: str) -> list[str]:
     for regime in (*map(simplicity, RELIABILITIES), "certified"):
         if found := seeds(results, ERM, regime):
             columns = ([r["val"]["worst"] for r in found], [r["average"] for r in found], [r["worst"] for r in found])
-            lines.append(f"| `{regime}` | " + " | ".join(map(_spread, columns)) + " |")
+            lines.append(f"| `{regime}` | " + " | ".join(map(spread, columns)) + " |")
     rule = f"the least reliable background at which its WGA on validation is below {100 * FAILS:.0f}, or else the most reliable"
     return [*lines, "", f"Compared with the others on `{chosen}`: {rule}."]
 
@@ -182,10 +183,10 @@ def _certified(results: Sequence[Result]) -> str:
         "show as an AA far above that figure. It can show how much of the background gets through a mask; it cannot show who classifies better."
     )
     if edge := seeds(results, EARLY, "certified"):
-        said += f" The true mask of half-covered patches has AA {_spread([r['average'] for r in edge])}: what it shows of the background is enough to read it."
+        said += f" The true mask of half-covered patches has AA {spread([r['average'] for r in edge])}: what it shows of the background is enough to read it."
     whole = seeds(results, WHOLE, "certified")
-    said += f" Whole patches only: {'AA ' + _spread([r['average'] for r in whole]) if whole else 'not measured yet'}."
-    ours = [f"{row} {_spread([r['average'] for r in found])}" for row in (IFAM4, PDISCO) if (found := seeds(results, row, "certified"))]
+    said += f" Whole patches only: {'AA ' + spread([r['average'] for r in whole]) if whole else 'not measured yet'}."
+    ours = [f"{row} {spread([r['average'] for r in found])}" for row in (IFAM4, PDISCO) if (found := seeds(results, row, "certified"))]
     return f"{said} AA of the methods: {'; '.join(ours)}." if ours else said
 
 
@@ -213,13 +214,7 @@ def _head(first: str, *more: str) -> list[str]:
 
 def _line(title: str, runs: Sequence[Result], values: Sequence[Result], *more: str) -> str:
     few = "" if len(runs) == len(SEEDS) else f" ({len(runs)} of {len(SEEDS)} seeds)"
-    return "| " + " | ".join([title + few, *(_spread([v[key] for v in values if key in v]) for key in ("average", "worst", "iou", "kept")), *more]) + " |"
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{100 * statistics.mean(values):.1f}" + (f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    return "| " + " | ".join([title + few, *(spread([v[key] for v in values if key in v]) for key in ("average", "worst", "iou", "kept")), *more]) + " |"
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:

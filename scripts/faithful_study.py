@@ -45,6 +45,7 @@ from scripts.faithful_plan import (
     sized,
     where_erm_fails,
 )
+from scripts.kept_pieces import write_whole
 from seecause.faithful import IFAM
 from seecause.train.ifam import fit, seen_in_training
 from seecause.train.ifam_backbone import pretrain
@@ -131,8 +132,7 @@ def follow(work: Path, job: Training, device: str, window: tuple[float, float], 
         found["changed"] = measure_changed(net, recipe, test, chosen).row()
     found |= {"seconds": time.perf_counter() - began, "device": _machine(where), "torch": torch.__version__, "quick": quick}
     found["digest"] = job.digest(device, quick=quick)
-    (work / job.file).with_suffix(".partial").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    (work / job.file).with_suffix(".partial").rename(work / job.file)
+    write_whole(work / job.file, json.dumps(found, indent=1))
     return f"AA {found['average']:.3f}  WGA {found['worst']:.3f}  {found['seconds']:.0f} s"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 
+from scripts.seeds import percent
 from scripts.shortcut.methods import Job, Method
 from scripts.shortcut.plan import SEEDS, TUNED, TUNING_SEED, Results, best_so_far, is_tuned, plan, seeds_of, tried
-from scripts.shortcut.rows import NAMES, OF_PARTS, part_jobs, percent, repair_of, settings_tried
+from scripts.shortcut.rows import NAMES, OF_PARTS, part_jobs, repair_of, settings_tried
 
 
 def as_trained(row: dict[str, list[float]], shares: list[float]) -> float:

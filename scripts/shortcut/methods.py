@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import seecause as sc
+from scripts.kept_pieces import write_whole
 from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, Pictures, both_ways, read_cutouts, train_pictures
 from scripts.shortcut.measure import Row, fast, measure
 from scripts.shortcut.repair import repairs
@@ -108,9 +109,7 @@ def run(setup: Setup, job: Job) -> Row:
         found: Row = {**dataclasses.asdict(job), **do(setup, job, *pictures)}
     found |= {"seconds": time.perf_counter() - began, "machine": _machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
     found["data"] = open_cutouts(setup).fingerprint
-    draft = setup.folder / f"{job.file}.partial"
-    draft.write_text(json.dumps(found))
-    draft.replace(setup.folder / job.file)
+    write_whole(setup.folder / job.file, json.dumps(found))
     return found
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from scripts.seeds import percent, spread
 from scripts.shortcut.choice import choice_told, interventions, removals, rules, settings
 from scripts.shortcut.data import GROUPS, Cutouts, training_shares
 from scripts.shortcut.figure import draw
 from scripts.shortcut.methods import Job, Setup, open_cutouts
 from scripts.shortcut.plan import CONTROLS, SEEDS, TUNING_SEED, Results, chosen, expected, missing
 from scripts.shortcut.protocol import protocol
-from scripts.shortcut.rows import NAMES, OF_PARTS, Line, group_name, lines, percent, spread
+from scripts.shortcut.rows import NAMES, OF_PARTS, Line, group_name, lines
 
 CLEAR = 0.02  # a gain in worst-group accuracy that is told as one, if every seed has the same sign
 USUAL, OTHER = (GROUPS.index((0, 0)), GROUPS.index((1, 1))), (GROUPS.index((0, 1)), GROUPS.index((1, 0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,17 +95,6 @@ def repair_of(job: Job, results: Results) -> dict[str, Any] | None:
 def settings_tried(method: Method, results: Results) -> str:
     done, planned = len(tried(method, results)), len(tuning(method))
     return f"{done}" if done == planned else f"{done} of {planned}"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    if not values:
-        return "-"
-    return percent(statistics.fmean(values)) + (f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def group_name(group: tuple[int, int]) -> str:
