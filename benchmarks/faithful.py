@@ -45,7 +45,7 @@ def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", quick: bo
         if training:
             part = images[: max(2, batches[0] // 2)]
             print(f"## {size} pixels, batch {len(part)}: training steps\n")
-            report(race(steps(backbone, part, dtype), where, repeats=max(3, repeats // 2), warm_ups=2), len(part))
+            report(race(steps(backbone, part, dtype), where, repeats=repeats), len(part))
 
 
 def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Callable[[], object]]:

@@ -52,13 +52,13 @@ FEW = 4  # of any other
 class Sizes:
     """Pictures of what is too dear for all of them."""
 
-    expensive: int = 100  # of the pets; half as many of the other photos
+    expensive: int = 100  # of each set
     sane: int = 20
     sane_expensive: int = 3
 
     def dear(self, photos: Photoset) -> int:
         """Photos of a set that the expensive methods see."""
-        return min(len(photos.data), self.expensive if photos.name == "pets" else math.ceil(self.expensive / 2))
+        return min(len(photos.data), self.expensive)
 
     @classmethod
     def of(cls, limit: int | None) -> Sizes:
