@@ -15,7 +15,7 @@ from scripts.attribution_parts import FAITHFUL, PIXELS, STEPS, Done, Photoset, S
 from scripts.attribution_patches import Patched
 from scripts.attribution_tables import By, costs, counted, fewer, marked, merged, missing, on_patches, plain, sanity
 from scripts.attribution_words import conclusions, losses, standing
-from scripts.tables import differences, holes, over
+from scripts.tables import differences, holes, over, undefined
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
@@ -67,6 +67,7 @@ def write(
         _cost(done),
         "## Protocol\n",
         _protocol(sets, done, sizes, command, machine, work),
+        *undefined([one.status for one in done]),
         *gaps,
     ]
     (out / f"{NAME}.md").write_text("\n".join(page), encoding="utf-8")

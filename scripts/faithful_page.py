@@ -140,7 +140,7 @@ def _findings(results: Sequence[Result], chosen: str) -> list[str]:
             "selection, and of the noise and dropped parts that selection is trained with.",
         ),
         ("iFAM with interventions, chosen on validation, against iFAM", _changed(results, IFAM4, chosen), ""),
-        ("The straight-through gradient (`ste` against `none`)", against(IFAM4, NO_PATH), "The paper claims this path; its public code cuts it."),
+        ("The straight-through gradient (`ste` against `none`)", against(IFAM4, NO_PATH), _masks(gains(results, IFAM4, NO_PATH, chosen, key="iou"))),
     ]
     return [
         "## What it shows",
@@ -159,6 +159,12 @@ def _goal(found: Sequence[float]) -> str:
     mean, rest = statistics.mean(found), sorted(found)[:-1]
     said = f"The goal of {WANTED:g} points on average is {'reached' if mean >= WANTED else 'missed'}."
     return f"{said} Without its best seed the mean would be {statistics.mean(rest):+.1f}." if rest else said
+
+
+def _masks(found: Sequence[float]) -> str:
+    """What the path does to the selection it was made for."""
+    said = "The paper claims this path; its public code cuts it."
+    return f"{said} IoU with the creature, by the same rule: {_words(found)}." if found else said
 
 
 def _loss(found: Sequence[float], frozen: Sequence[float]) -> str:

@@ -299,7 +299,7 @@ def _adaptive(found: Found) -> list[str]:
     return [
         "", "## How many masks does it take?", "",
         f"Masks are asked for a few at a time until two half fits correlate so far, over {len(found.adaptive[0].masks)} pictures. "
-        "The fit is compared with that of all masks.", "",
+        "The fit is compared with that of all masks. Seconds are of this run, whatever else used the device.", "",
         f"| halves agree by | masks | {halves} | {whole} | cosine with all masks | seconds | reached |", "|---|---|---|---|---|---|---|", *rows,
     ]  # fmt: skip
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from scripts import tables
-from scripts.tables import Values, differences, holes, losses, machine, over, with_reference
+from scripts.tables import Values, differences, holes, losses, machine, over, undefined, with_reference
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import SETS
 from seecause.bench.plan import Request, make_plan
@@ -122,6 +122,7 @@ def page(found: Values, done: list[tuple[Store, Worker, Status]], chosen: list[s
         losses(table),
         "## Against the truth\n",
         _truth([(store, worker) for store, worker, _ in done]),
+        *undefined([status for _, _, status in done]),
         *holes([status for _, _, status in done]),
     ]
     return "\n".join(parts)

@@ -78,9 +78,14 @@ def holes(statuses: Sequence[Status]) -> list[str]:
     lines = [f"- {', '.join(some)}: {count} maps are not made yet{', each' * (len(some) > 1)}; run the same command again" for count, some in alike.items()]
     lines += [f"- a shard failed: {reason}" for status in statuses for reason in status.failed.values()]
     lines += [f"- {hole.method} on {hole.image}, {hole.metric}: {hole.reason}" for status in statuses for hole in status.holes]
-    undefined = sum((Counter(status.undefined) for status in statuses), Counter[str]())
-    lines += [f"- {metric}: {count} values are not defined (the picture does not ask the question)" for metric, count in undefined.items()]
     return ["## Holes\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def undefined(statuses: Sequence[Status]) -> list[str]:
+    """Values that no run can fill in, such as the rank correlation with a map of zeros; nothing if there are none."""
+    counts = sum((Counter(status.undefined) for status in statuses), Counter[str]())
+    lines = [f"- {metric}: {count} values are not defined (the picture does not ask the question, or a map is constant)" for metric, count in counts.items()]
+    return ["## Not defined\n", "\n".join(lines) + "\n"] if lines else []
 
 
 def machine(device: str) -> str:
