@@ -163,9 +163,7 @@ def _cost(done: Sequence[Done]) -> str:
     return (
         "All photos of a shard at once; the median over shards. The first shard of a run is left out, because it pays for starting the device. With one or two "
         "shards the first call of a method, and what it loads, still shows. The row of center, which computes nothing, is what any call costs. "
-        "Other work may have shared the device: `benchmarks/methods.py` measures methods alone and side by side.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        "Other work may have shared the device: `benchmarks/methods.py` measures methods alone and side by side.\n\n" + "\n".join(lines) + "\n"
     )
 
 

@@ -12,7 +12,7 @@ from seecause.faithful.objective import LossWeights
 from seecause.train.drawn import Drawn
 from seecause.train.steps import seeded
 
-_WEIGHTS = LossWeights(background=5.0)  # at the paper's 2, a part may settle on a texture, which gives the class away here
+_WEIGHTS = LossWeights(background=5.0)  # the paper's 2 let a part settle on a texture in small runs; the study finds 2 no worse: docs/decisions.md
 
 Reads = Literal["parts", "everything", "creature"]
 Pretraining = Literal["parts", "dino", "none"]
