@@ -123,7 +123,8 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     tiny_net(classes=CLASSES).float().save(tmp_path / "shipped")
     told = ("--model", str(tmp_path / "shipped"), "--data", "critters:balanced:test", "--limit", "8", "--device", "cpu", "--quiet", "--out")
     small = ("--method", "caap,gae,random", "--metric", "insertion,aupr1", "--metric-option", "order=patch", "--metric-option", "steps=2")
-    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all")):
+    cut = ("heads", "prune", "--share", "1", "--test-limit", "8", "--draws", "1", "--by", "weight-norm", "--top", "2")
+    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all"), cut):
         done = CliRunner().invoke(app, [*command, *told, str(tmp_path / command[1])])
         assert done.exit_code == 0, done.output
     store = Store(tmp_path / "run")
@@ -136,6 +137,7 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
         assert table[method]["insertion"].tolist() == pytest.approx(insertion.tolist(), abs=1e-5)
     assert len((tmp_path / "score" / "scores.csv").read_text().splitlines()) == 1 + 3 * 3  # heads of stage 2
     assert len((tmp_path / "audit" / "audit.csv").read_text().splitlines()) == 1 + 8
+    assert "plain" in call("evaluate", tmp_path / "prune" / "model", "--no-interventions", *told[2:7])
 
 
 def test_key_points_of_birds_are_found_from_parts(tmp_path):

@@ -48,9 +48,9 @@ _HEAD = "`head.safetensors` holds the classifier, which is not part of the libra
 
 def _how(card: dict[str, Any]) -> str:
     ours = "import seecause as sc\nmodel = sc.load(FOLDER)"
-    if card["form"] == "sliced":
-        return ours
     origin = card["origin"]
+    if card["form"] == "sliced" or origin.get("library") == "seecause":
+        return ours
     if not origin:
         known = card["model"].startswith("builtin:")
         made = f"import seecause as sc\nmodule = sc.load({card['model']!r}).module\n" if known else ""
