@@ -240,7 +240,7 @@ def prune(
     look = look_for(scorer, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(scorer, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
     heads = found.top(k)
-    said += [] if heads else ["nothing is removed: no head was asked for, or none has a score above 0"]
+    said += [] if heads else ["nothing is removed: no head has a score above 0"]
     tested, same = read(judge, test, test_limit, quiet=quiet), twin_of(judge, test, test_limit, quiet=quiet)
     looks = [look_for(judge, tested, masks, Filling.grey if fill is Filling.swap else fill, search, quiet=quiet)]
     looks += [look_for(judge, tested, masks, Filling.swap, search, quiet=quiet)] if tested.swapped is not None else []
