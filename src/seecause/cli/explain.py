@@ -55,8 +55,9 @@ def explain(
 
     Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a manifest.
     """
-    from seecause.cli.options import method_options, open_model
+    from seecause.cli.options import method_options, open_model, tell_outside
     from seecause.cli.progress import counting
+    from seecause.data.critters import CLASSES
     from seecause.data.pictures import find_pictures
     from seecause.report.explain import explain as run
     from seecause.report.folder import check_out
@@ -67,6 +68,8 @@ def explain(
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
+    if not quiet and tuple(opened.classes) == tuple(CLASSES):
+        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
     target = None if class_ is None else opened.class_index(class_)
     with counting("reading pictures", len(files), quiet=quiet) as advance:

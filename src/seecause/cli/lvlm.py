@@ -26,6 +26,7 @@ from seecause.cli.lvlm_open import (
     open_bank,
     open_engine,
     open_lvlm,
+    tell_if_outside,
 )
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed
 from seecause.errors import BadOption
@@ -87,6 +88,8 @@ def heads(
 
     replaces = check_out(out, overwrite=overwrite)
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
+    if not quiet:
+        tell_if_outside(model, image)
     with counting("tracing", 2, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
         check_sizes(engine, masks, seed=seed)
@@ -129,6 +132,8 @@ def tokens(
 
     replaces = check_out(out, overwrite=overwrite)
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
+    if not quiet:
+        tell_if_outside(model, image)
     with counting("tracing", 3, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
         check_sizes(engine, masks, token_masks or masks, seed=seed)
