@@ -28,7 +28,7 @@ def methods(
         entry = find(name, architecture)  # type: ignore[arg-type]
         table = Table("option", "default", title=f"{name}: {entry.summary}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for option, default in entry.options.items():
-            table.add_row(option, "none" if default is None else str(default))
+            table.add_row(option, entry.unset.get(option, "decided when it runs") if default is None else str(default))
     else:
         table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
         table.columns[1].max_width = 14  # words wrap here rather than in the last column
