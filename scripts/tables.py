@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Sequence
 
@@ -81,7 +80,3 @@ def holes(statuses: Sequence[Status]) -> list[str]:
     undefined = sum((Counter(status.undefined) for status in statuses), Counter[str]())
     lines += [f"- {metric}: {count} values are not defined (the picture does not ask the question)" for metric, count in undefined.items()]
     return ["## Holes\n", "\n".join(lines) + "\n"] if lines else []
-
-
-def machine(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
