@@ -88,6 +88,7 @@ REFUSED = {
     "bad option value": (("--option", "tail=sauce"), "patched"),
     "unknown model": (("--model", "timm:tset_vit"), "test_vit"),
     "unknown library": (("--model", "tim:test_vit"), "timm:NAME"),
+    "no such folder": (("--model", "./nowhere"), "the path of a saved folder"),
     "no adapter": (("--model", "timm:test_mambaout"), "not supported"),
     "missing weights": (("--weights", "nowhere.safetensors"), "does not exist"),
 }

@@ -68,12 +68,12 @@ def explain(
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
-    if not quiet and tuple(opened.classes) == tuple(CLASSES):
-        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
     target = None if class_ is None else opened.class_index(class_)
     with counting("reading pictures", len(files), quiet=quiet) as advance:
         batch = _read(opened, files, advance)
+    if not quiet and tuple(opened.classes) == tuple(CLASSES):
+        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     with counting(f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet) as advance:
         found = run(opened, batch, names=short_names(files), methods=methods, target=target, options=options, advance=advance)
     with counting("writing", len(files), quiet=quiet) as advance:

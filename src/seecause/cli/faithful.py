@@ -142,6 +142,8 @@ def intervene(
 
     dropped = _parts("--drop", drop)
     shares = [] if quantile is None else _checked_shares("--quantile", quantile)
+    if not dropped and not shares:
+        raise BadOption("--drop", drop, "parts to leave out, such as 2,5, or a --quantile, or both: nothing would be changed")
     opened = _open(network, device)
     if any(part >= opened.net.parts for part in dropped):
         raise BadOption("--drop", drop, f"parts 0-{opened.net.parts - 1} of {network}; `seecause faithful parts {network}` shows them")

@@ -23,6 +23,7 @@ from seecause.cli.lvlm_open import (
     Position,
     Share,
     check_bank,
+    check_question,
     open_bank,
     open_engine,
     open_lvlm,
@@ -88,10 +89,10 @@ def heads(
 
     replaces = check_out(out, overwrite=overwrite)
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
-    if not quiet:
-        tell_if_outside(model, image)
     with counting("tracing", 2, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
+        if not quiet:
+            tell_if_outside(model, image)
         check_sizes(engine, masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed, adaptive=adaptive)
@@ -132,10 +133,10 @@ def tokens(
 
     replaces = check_out(out, overwrite=overwrite)
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
-    if not quiet:
-        tell_if_outside(model, image)
     with counting("tracing", 3, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
+        if not quiet:
+            tell_if_outside(model, image)
         check_sizes(engine, masks, token_masks or masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed)
@@ -178,6 +179,7 @@ def study(
     from seecause.report.lvlm_study import write_study
 
     check_folder(out)
+    check_question(question)
     check_bank(model, bank_folder, calibration)
     samples = open_data(data, limit=limit)
     opened = open_lvlm(model, device, dtype)

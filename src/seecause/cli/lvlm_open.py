@@ -54,6 +54,7 @@ def open_engine(
     from seecause.data.pictures import open_picture
     from seecause.lvlm import MaskEngine
 
+    check_question(question)
     check_bank(model, bank, calibration)
     check_compile(asked.get("compile", False), device)
     shown, opened = open_picture(image), open_lvlm(model, device, dtype)
@@ -61,9 +62,15 @@ def open_engine(
 
 
 def tell_if_outside(model: str, image: str) -> None:
-    """Warn, before minutes of work, that a model which knows Critters only is asked about another picture."""
+    """Warn that a model which knows Critters only is asked about another picture."""
     if _knows_critters(model):
         tell_outside(model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
+
+
+def check_question(question: str) -> None:
+    """Refuse, before a model is loaded, an empty question."""
+    if not question.strip():
+        raise BadOption("--question", question, "a question; heads carry the picture into its words")
 
 
 def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -> None:

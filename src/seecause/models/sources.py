@@ -45,7 +45,7 @@ def open_source(
     if library in ("builtin", "folder"):
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
-                raise BadOption(what, given, "None: a saved model has its own")
+                raise BadOption(what, given, "nothing: a saved model has its own")
         if library == "builtin" and (ZOO / name / "config.json").is_file():
             raise NoClassifier(f"builtin:{name}")
         return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name), classes)
