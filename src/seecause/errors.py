@@ -61,7 +61,7 @@ class OtherClasses(UnknownClass):
     """A dataset with a class that the model does not have."""
 
     def __init__(self, data: str, model: str, name: str, known: Sequence[str]):
-        few = ", ".join(known[:3]) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
+        few = ", ".join(map(repr, known[:3])) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
         SeecauseError.__init__(
             self, f"{data} is not data for {model}: no class is called {name!r} there, its classes are {few}. Give data with its classes, or another model."
         )

@@ -90,6 +90,7 @@ REFUSED = {
     "unknown library": (("--model", "tim:test_vit"), "timm:NAME"),
     "no such folder": (("--model", "./nowhere"), "the path of a saved folder"),
     "no adapter": (("--model", "timm:test_mambaout"), "not supported"),
+    "no hf folder": (("--model", "hf:./nowhere"), "./nowhere is no folder"),
     "missing weights": (("--weights", "nowhere.safetensors"), "does not exist"),
 }
 

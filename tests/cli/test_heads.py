@@ -195,6 +195,7 @@ def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, 
     for said, words in (
         ("--top=13 cannot be used; expected a count from 1 to 12", ("prune", "--model", folder, "--top", 13)),
         ("--top=0.01", ("prune", "--model", folder, "--top", 0.01)),
+        ("--screen=13", ("score", "--model", folder, "--screen", 13)),
         ("--top=13", ("ablation-study", "k", "--model", folder, "--top", 13)),
         ("cutting heads out", ("prune", "--model", planted, "--form", "sliced")),
     ):

@@ -237,9 +237,19 @@ def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
     count = head_count(k, total) if isinstance(k, float) else k
     if not 1 <= count <= total:
         raise BadOption("--top", k, f"a count from 1 to {total}, as many heads as {model.name} has, or a share of them from {1 / total:.2g} to 1.0")
+    check_screen(model, screen)
     if screen is not None and count > screen:
         raise BadOption("--screen", screen, f"{count} or more, the number of heads that --top may remove: a screen looks for its best N only")
     return count
+
+
+def check_screen(model: VisionModel, screen: int | None) -> None:
+    """A screen cannot look for more heads than there are."""
+    from seecause.heads.study import all_heads
+
+    total = len(all_heads(model))
+    if screen is not None and screen > total:
+        raise BadOption("--screen", screen, f"1 to {total}, as many heads as {model.name} has, or no --screen to measure all")
 
 
 def lead(model: Any, cases: Cases) -> str:

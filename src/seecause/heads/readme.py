@@ -52,9 +52,7 @@ def _how(card: dict[str, Any]) -> str:
     if card["form"] == "sliced" or origin.get("library") == "seecause":
         return ours
     if not origin:
-        known = card["model"].startswith("builtin:")
-        made = f"import seecause as sc\nmodule = sc.load({card['model']!r}).module\n" if known else ""
-        return f"{made}from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
+        return "from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
     options = "".join(f", {key}={value!r}" for key, value in origin.get("options", {}).items())
     plain = {
         "transformers": f"from transformers import {origin.get('class')}\nmodel = {origin.get('class')}.from_pretrained(FOLDER)",

@@ -99,6 +99,8 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
     where = str(weights) if weights not in (None, "random") else name
+    if where.startswith((".", "/", "~")) and not Path(where).is_dir():  # no name of the hub begins so
+        raise MissingWeights(f"hf:{name}", f"{where} is no folder", "Check the path")
     config = fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where), repo=None if Path(where).is_dir() else where)
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in a for a in (config.architectures or ())):
         raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
@@ -189,7 +191,7 @@ def only_card(folder: Path) -> Path:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """A state dict from a safetensors file or a weights-only torch file; half-precision files are widened when copied."""
     if not path.is_file():
-        raise MissingWeights(str(path), "the file does not exist", "Give the path of a .safetensors or torch file")
+        raise MissingWeights(str(path), "it is a folder" if path.is_dir() else "the file does not exist", "Give the path of a .safetensors or torch file")
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, UnpicklingError) as broken:
