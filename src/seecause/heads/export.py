@@ -64,10 +64,10 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
         "fingerprint": edited.fingerprint(),
         "seecause": __version__,
     }
-    folder.mkdir(parents=True, exist_ok=True)
     if _writes_itself(model):
         edited.module.save(folder, **{name: card[name] for name in ("model", "removed", "layers", "fingerprint", "seecause")})  # type: ignore[operator]
     else:
+        folder.mkdir(parents=True, exist_ok=True)
         _save_weights(edited, folder, form, library=origin.get("library"))
         if head is not None:
             _save(edited.extra, folder / HEAD)

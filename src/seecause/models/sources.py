@@ -165,7 +165,7 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
     pretrained = None if weights == "random" else str(weights) if weights is not None else tag or None
     if pretrained is None and weights != "random":
         raise MissingWeights(f"open_clip:{name}", "no pretrained tag", f"Write open_clip:{arch}/TAG, or pass weights=")
-    repo = (open_clip.get_pretrained_cfg(arch, tag) or {}).get("hf_hub", "").strip("/") if pretrained == tag else ""
+    repo = (open_clip.get_pretrained_cfg(arch, tag) or {}).get("hf_hub", "").rpartition("/")[0] if pretrained == tag else ""
     module = fetched(f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained), repo=repo or None)
     return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, {"library": "open_clip", "name": arch})
 
