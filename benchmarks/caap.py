@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import Timing, machine, race
+from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.select import selection
 from seecause.engine.blanks import blank_image
@@ -45,7 +45,7 @@ def main(
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     sizes = [int(b) for b in (batches or ("32,128" if where.type == "cuda" else "1")).split(",")]
-    print(f"# {machine(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
+    print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
     for name in models.split(","):
         module = timm.create_model(SIZES[name], num_classes=1000).to(where, dtype)
         model = wrap(module, name=name)

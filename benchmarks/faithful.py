@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import Timing, machine, race
+from benchmarks.timing import Timing, measured_on, race
 from seecause.faithful import IFAM, Affine, Noise, objective, parameter_groups
 
 LEAST, MOST = 0.15, 0.60  # share of patches that a picture keeps
@@ -33,7 +33,7 @@ def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", quick: bo
     """Measure and print one table per size and job."""
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    print(f"# {machine(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
+    print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
     for size in [int(s) for s in (sizes or ("56" if quick else "224,518")).split(",")]:
         batches = (2,) if quick else (128, 512) if size <= 224 else (32, 128)  # the second saturates the GPU
         backbone = _backbone(size, quick)

@@ -29,7 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from benchmarks.timing import machine
+from benchmarks.timing import measured_on
 from seecause.data import critters, open_data
 from seecause.data.batch import to_batch
 from seecause.engine.chunks import budget
@@ -58,7 +58,7 @@ def main(
     """Print the tables."""
     where = torch.device(device)
     cuda = where.type == "cuda"
-    print(f"# {machine(where)}\n")
+    print(f"# {measured_on(where)}\n")
     if speed:
         print("| model | contender | seconds | x faster than naive | peak GiB | |\n|---|---|---|---|---|---|")
         for model, images, masks, repeats in _models(where, pictures or (256 if cuda else 16), dtypes.split(",")):

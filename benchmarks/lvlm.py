@@ -25,7 +25,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.lvlm_shapes import SHAPES
-from benchmarks.timing import machine
+from benchmarks.timing import measured_on
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, bank_of_prompts, draw_masks, wrap
 from seecause.lvlm.regress import Sampling, correlation, regress
 from tests.reference import hear
@@ -46,7 +46,7 @@ def main(
     """Measure and print."""
     where = torch.device(device)
     chosen = parts.split(",")
-    print(f"# {machine(where)}; {masks:,} masks, 75 % of the heads ablated in each; {calibration} calibration pictures; random weights\n")
+    print(f"# {measured_on(where)}; {masks:,} masks, 75 % of the heads ablated in each; {calibration} calibration pictures; random weights\n")
     ceiling = None
     if "ceiling" in chosen:
         ceiling = measured_ceiling(where)

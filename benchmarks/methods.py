@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import seecause as sc
 from benchmarks import peers
 from benchmarks.peers import Entry
-from benchmarks.timing import Timing, machine, race
+from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.registry import find, methods
 from seecause.engine.chunks import fit
 from seecause.loading import load, wrap
@@ -76,7 +76,7 @@ def main(
     module = timm.create_model(name, num_classes=1000).to(where, dtype)
     model = wrap(module, name=name)
     module.blocks[-1].norm1.requires_grad_()  # what pytorch-grad-cam's hooks differentiate, and no more
-    print(f"# {machine(where)}; {str(dtype).removeprefix('torch.')}; {name}; contenders interleaved\n")
+    print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; {name}; contenders interleaved\n")
     with sc.budget(BUDGET[where.type]):
         seconds: dict[str, float] = {}  # for one image, at the last batch
         for batch in sizes:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from seecause.engine.machine import machine
+
 WARM_UPS, REPEATS = 3, 10
 
 
@@ -120,7 +122,7 @@ def _summary(taken: list[float], queued: list[float], peak: int, device: torch.d
     return Timing(middle, (max(taken) - min(taken)) / middle, peak, bound, len(taken))
 
 
-def machine(device: torch.device) -> str:
+def measured_on(device: torch.device) -> str:
     """What the figures were measured on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return f"{name}; torch {torch.__version__}"
+    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    return f"{machine(device)}{threads}; torch {torch.__version__}"

@@ -8,7 +8,6 @@ Writes one results page (Markdown) with the exact protocol. Every number in it i
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ import seecause as sc
 from seecause.data import critters, open_data
 from seecause.data.batch import to_batch
 from seecause.engine.blanks import blank_image
+from seecause.engine.machine import machine
 from seecause.metrics import Summary, insertion_deletion, localization, paired_difference, rank_correlation, summarise
 from seecause.models.view import VisionModel
 
@@ -240,9 +240,8 @@ def _batches(model: VisionModel, data: Any, size: int) -> list[tuple[Tensor, Ten
 
 
 def _title(title: str, command: str, model: VisionModel) -> str:
-    where = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else f"{platform.machine()} CPU"
     return (
-        f"# {title}\n\nWritten by `python scripts/caap_study.py {command}` (seecause {sc.__version__}, torch {torch.__version__}, {where}, "
+        f"# {title}\n\nWritten by `python scripts/caap_study.py {command}` (seecause {sc.__version__}, torch {torch.__version__}, {machine(model.device)}, "
         f"{str(model.dtype).removeprefix('torch.')}). Percent, mean ± standard error; higher is better except deletion.\n"
     )
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.attribution_page import write
 from scripts.attribution_parts import Done, Part, Photoset, Sizes, parts, photoset
 from scripts.attribution_patches import read_patches, score_patches
-from scripts.tables import machine, with_reference
+from scripts.tables import with_reference
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.attribution.registry import methods as all_methods
@@ -38,6 +38,7 @@ from seecause.bench.work import Worker, open_model, read_samples
 from seecause.data import open_data
 from seecause.data.batch import to_batch
 from seecause.data.photos import Photos
+from seecause.engine.machine import machine
 from seecause.errors import DataMissing, SeecauseError
 from seecause.models.base import ImageModel
 

@@ -32,7 +32,7 @@ from scripts.background.numbers import removed
 from scripts.background.photos import SMALL, Sizes, Study, opened
 from scripts.background.removal import Bench, Heads, best, methods, records, scorers, spelled
 from scripts.kept_pieces import OutOfTime, Pieces
-from scripts.tables import machine
+from seecause.engine.machine import machine
 from seecause.heads import random_sets
 from seecause.models.view import VisionModel
 

@@ -46,6 +46,7 @@ from scripts.faithful_plan import (
     where_erm_fails,
 )
 from scripts.kept_pieces import write_whole
+from seecause.engine.machine import machine
 from seecause.faithful import IFAM
 from seecause.train.ifam import fit, seen_in_training
 from seecause.train.ifam_backbone import pretrain
@@ -130,7 +131,7 @@ def follow(work: Path, job: Training, device: str, window: tuple[float, float], 
         chosen = choose(net, recipe, seen_in_training(recipe, calibrated, where), val)
         found["chosen"] = chosen
         found["changed"] = measure_changed(net, recipe, test, chosen).row()
-    found |= {"seconds": time.perf_counter() - began, "device": _machine(where), "torch": torch.__version__, "quick": quick}
+    found |= {"seconds": time.perf_counter() - began, "device": machine(where), "torch": torch.__version__, "quick": quick}
     found["digest"] = job.digest(device, quick=quick)
     write_whole(work / job.file, json.dumps(found, indent=1))
     return f"AA {found['average']:.3f}  WGA {found['worst']:.3f}  {found['seconds']:.0f} s"
@@ -179,10 +180,6 @@ def report(
     out.write_text(text, encoding="utf-8")
     write_csv(results, out.with_suffix(".csv"))
     print(text)
-
-
-def _machine(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from scripts.heads_parts import GATING, about, agreement, cases, gold_facts, mea
 from scripts.kept_pieces import write_whole
 from seecause.data import critters
 from seecause.engine.chunks import budget
+from seecause.engine.machine import machine
 from seecause.heads import Look, discover_masks, random_sets, retrain
 from seecause.heads.cases import Cases, right_ones
 from seecause.heads.removal import logits_without
@@ -120,7 +121,7 @@ def main(
     study = Study(sizes)
     seeds = {"0": sc.load(biased, device=device), **opened(models, device, seeds=True)}
     study.about = {
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
+        "device": machine(device),
         "tf32": tf32 and device.startswith("cuda"),
         "limit": limit,
         "seeds": list(seeds),

@@ -29,6 +29,7 @@ from seecause.data.critters import PARTS
 from seecause.data.critters.picture import STYLES
 from seecause.data.critters.questions import answers, wordings
 from seecause.data.pictures import to_pil
+from seecause.engine.machine import machine
 from seecause.errors import SeecauseError, WeakAnswer
 from seecause.lvlm import (
     LVLM,
@@ -88,8 +89,7 @@ def main(
     planted_truth(planted, device, found, planted_masks)
     _lap(began, "planted heads")
     out.parent.mkdir(parents=True, exist_ok=True)
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    versions = f"seecause {seecause.__version__}, torch {torch.__version__}, {where}"
+    versions = f"seecause {seecause.__version__}, torch {torch.__version__}, {machine(device)}"
     command = "python scripts/lvlm_study.py" + " --planted DIR/critters-llava-planted" * (planted != PLANTED)
     page = report(found, command=command, versions=versions, model=model, masks=masks, floor=floor, seconds=time.perf_counter() - began)
     out.write_text("\n".join(page) + "\n", encoding="utf-8")

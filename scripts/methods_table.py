@@ -23,7 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from scripts import tables
+<<<<<<< HEAD
 from scripts.tables import Values, differences, holes, losses, machine, over, undefined, with_reference
+=======
+from scripts.tables import Values, differences, holes, losses, over, with_reference
+>>>>>>> cli
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import SETS
 from seecause.bench.plan import Request, make_plan
@@ -33,6 +37,7 @@ from seecause.bench.table import table_of, to_csv, to_markdown
 from seecause.bench.truth import COLUMNS, against_truth, shown
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
+from seecause.engine.machine import machine
 from seecause.errors import BadOption
 
 TRUTH = ("part-correctness", "part-contrastivity")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Sequence
 
@@ -79,6 +78,7 @@ def holes(statuses: Sequence[Status]) -> list[str]:
     lines += [f"- a shard failed: {reason}" for status in statuses for reason in status.failed.values()]
     lines += [f"- {hole.method} on {hole.image}, {hole.metric}: {hole.reason}" for status in statuses for hole in status.holes]
     return ["## Holes\n", "\n".join(lines) + "\n"] if lines else []
+<<<<<<< HEAD
 
 
 def undefined(statuses: Sequence[Status]) -> list[str]:
@@ -90,3 +90,5 @@ def undefined(statuses: Sequence[Status]) -> list[str]:
 
 def machine(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
+=======
+>>>>>>> cli

@@ -33,6 +33,7 @@ from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, Pictures, both_ways,
 from scripts.shortcut.measure import Row, fast, measure
 from scripts.shortcut.repair import repairs
 from seecause.engine.chunks import budget
+from seecause.engine.machine import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
 from seecause.faithful.evaluate import best_of, try_interventions
 from seecause.faithful.interventions import packing
@@ -107,7 +108,7 @@ def run(setup: Setup, job: Job) -> Row:
     do = {"erm": _erm, "repair": _repair, "pdisco": _parts, "ifam": _parts}.get(job.method, _mask)
     with budget(_ROOM if setup.device.startswith("cuda") else None):
         found: Row = {**dataclasses.asdict(job), **do(setup, job, *pictures)}
-    found |= {"seconds": time.perf_counter() - began, "machine": _machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
+    found |= {"seconds": time.perf_counter() - began, "machine": machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
     found["data"] = open_cutouts(setup).fingerprint
     write_whole(setup.folder / job.file, json.dumps(found))
     return found
@@ -325,7 +326,3 @@ def _pixels(mask: Tensor, setup: Setup) -> Tensor:
     """Patches [N, g, g] -> pixels [N, H, W]."""
     each = setup.size // mask.shape[1]
     return mask.repeat_interleave(each, dim=1).repeat_interleave(each, dim=2)
-
-
-def _machine(device: str) -> str:
-    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else "CPU"

@@ -57,6 +57,16 @@ class UnknownClass(SeecauseError):
         super().__init__(said)
 
 
+class OtherClasses(UnknownClass):
+    """A dataset with a class that the model does not have."""
+
+    def __init__(self, data: str, model: str, name: str, known: Sequence[str]):
+        few = ", ".join(map(repr, known[:3])) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
+        SeecauseError.__init__(
+            self, f"{data} is not data for {model}: no class is called {name!r} there, its classes are {few}. Give data with its classes, or another model."
+        )
+
+
 class UnsupportedModel(SeecauseError):
     """No adapter fits this module, or a part of it cannot be split exactly."""
 

@@ -119,7 +119,7 @@ def load(
         if Path(spec).is_dir():
             library, name = "folder", spec
         else:
-            raise UnknownName("model", spec, [f"{lib}:NAME" for lib in LIBRARIES])
+            raise UnknownName("model", spec, [*(f"{lib}:NAME" for lib in LIBRARIES), "the path of a saved folder"])
     found = sources.open_source(library, name, weights=weights, size=(size, size) if isinstance(size, int) else size, classes=classes)
     found.module.to(device=_device(device), dtype=_dtype(dtype))
     model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})

@@ -72,7 +72,7 @@ def test_pointing_at_a_patch_reads_it_in_every_map_of_its_card(shown):
     box = stack.bounding_box()
     stack.hover(position={"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 4})  # row 1, column 2 of 4 x 6
     read = card.locator(".read").all_text_contents()
-    assert read[0] == f"1, 2: {values[1, 2]:.3g}" and read[1].startswith("1, 2: ")
+    assert read[0] == f"row 1, column 2: {values[1, 2]:.3g}" and read[1].startswith("row 1, column 2: ")
     assert page.locator(".card").nth(1).locator(".read").all_text_contents() == ["", ""]
     page.mouse.move(0, 0)
     assert card.locator(".read").all_text_contents() == ["", ""]
@@ -83,7 +83,7 @@ def test_a_top_patch_is_shown_when_it_is_reached_by_keyboard(shown):
     button = page.locator(".top button").first
     button.focus()
     row, column = (button.get_attribute(f"data-{axis}") for axis in ("row", "column"))
-    assert page.locator(".read").first.text_content().startswith(f"{row}, {column}: ")
+    assert page.locator(".read").first.text_content().startswith(f"row {row}, column {column}: ")
 
 
 def test_a_narrow_window_does_not_scroll_sideways(shown):

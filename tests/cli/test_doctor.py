@@ -47,6 +47,11 @@ def test_a_model_that_does_not_exist_is_one_line():
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "test_vit" in done.stderr
 
 
+def test_every_embedded_model_is_named_where_a_name_is_wrong():
+    said = invoke("doctor", "--model", "builtin:foo").stderr
+    assert all(name in said for name in ("critters-vit", "critters-ifam", "critters-llava"))
+
+
 @pytest.mark.parametrize("command", [("doctor",), ("explain", "critters:clean:test#3"), ("bench", "run")])
 def test_a_vision_language_model_is_told_where_to_go(command, tmp_path):
     folder = Path(sources.ZOO / "critters-llava")

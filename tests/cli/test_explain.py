@@ -88,7 +88,9 @@ REFUSED = {
     "bad option value": (("--option", "tail=sauce"), "patched"),
     "unknown model": (("--model", "timm:tset_vit"), "test_vit"),
     "unknown library": (("--model", "tim:test_vit"), "timm:NAME"),
+    "no such folder": (("--model", "./nowhere"), "the path of a saved folder"),
     "no adapter": (("--model", "timm:test_mambaout"), "not supported"),
+    "no hf folder": (("--model", "hf:./nowhere"), "./nowhere is no folder"),
     "missing weights": (("--weights", "nowhere.safetensors"), "does not exist"),
 }
 
@@ -160,8 +162,22 @@ def test_pictures_of_datasets_are_explained_by_index(tmp_path):
     images = sc.Attribution.load(tmp_path / "out" / "maps" / "center").images
     torch.testing.assert_close(images[0], open_data("critters:clean:test")[3].image, atol=1 / 255, rtol=0)
     assert torch.equal(images[1], images[2])
+    assert "warning: builtin:critters-vit knows only Critters pictures, so what it says about folder:" in done.stderr
+    assert "#0 and 2 more means nothing" in done.stderr and done.stderr.count("\n") == 1
     assert "below 512" in explain("critters:clean:test#512", "--out", tmp_path / "no").stderr
     assert "no dataset is called" in explain("criters:clean#1", "--out", tmp_path / "no").stderr
+
+
+@pytest.mark.parametrize("text", ["critters:clean:test#0-3", "critters:clean:test", "critters:clean:test#", "critters:clean:test#one", "criters:clean#1,2"])
+def test_several_samples_in_one_word_are_refused_before_a_model_is_loaded(tmp_path, text):
+    done = explain(text, "--model", "nowhere", "--out", tmp_path / "out")
+    refused(done, "one sample of a dataset, DATA#INDEX, such as cri", tmp_path / "out")
+    refused(explain("missing.png", "--model", "nowhere", "--out", tmp_path / "out"), "no such file", tmp_path / "out")
+
+
+def test_critters_and_models_of_photos_are_explained_without_a_warning(tmp_path):
+    for picture, model in (("critters:clean:test#3", ()), (photo(tmp_path / "a.png"), MODEL)):
+        assert explain(picture, *model, "--method", "center", "--out", tmp_path / "out").stderr == ""
 
 
 def test_usage_mistakes_leave_with_two():

@@ -75,9 +75,17 @@ def test_intervening_shows_before_and_after(run):
     said = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
     after = next(line for line in said.splitlines() if "without part 0, 1 and tokens within 0.95" in line)
     assert after.split()[-1] == "6"  # nothing is left to see in any of the six pictures
-    assert "drop_parts=[5]" in call("intervene", run, "--drop", "5", "--device", "cpu", code=2)
+
+
+def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
+    monkeypatch.setattr("seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined"))
+    assert "--drop='5'" in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2)) and "parts 0-1 of" in said
     for drop in ("two", "0.7"):
         assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
+    assert "nothing would be changed" in call("intervene", run, "--device", "cpu", code=2)
+    assert "--quantile='1.5'" in call("intervene", run, "--quantile", "1.5", "--device", "cpu", code=2)
+    for quantiles in ("0,0.9", "most", ""):
+        assert "--quantiles" in call("evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2)
 
 
 def test_labels_of_another_dataset_go_by_name(run, tmp_path):
@@ -89,7 +97,7 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
     assert [sample.label for sample in data] == [1, 1, 1] and data.classes == ("left", "right") and mapping is None
     (tmp_path / "one" / "right").rename(tmp_path / "one" / "sinister")
     for command in ("evaluate", "intervene", "parts"):
-        told = ("--out", tmp_path / "page") if command == "parts" else ()
+        told = {"parts": ("--out", tmp_path / "page"), "intervene": ("--drop", 0)}.get(command, ())
         assert "'sinister' is none of them" in call(command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2)
 
 
@@ -123,7 +131,8 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     tiny_net(classes=CLASSES).float().save(tmp_path / "shipped")
     told = ("--model", str(tmp_path / "shipped"), "--data", "critters:balanced:test", "--limit", "8", "--device", "cpu", "--quiet", "--out")
     small = ("--method", "caap,gae,random", "--metric", "insertion,aupr1", "--metric-option", "order=patch", "--metric-option", "steps=2")
-    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all")):
+    cut = ("heads", "prune", "--share", "1", "--test-limit", "8", "--draws", "1", "--by", "weight-norm", "--top", "2")
+    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all"), cut):
         done = CliRunner().invoke(app, [*command, *told, str(tmp_path / command[1])])
         assert done.exit_code == 0, done.output
     store = Store(tmp_path / "run")
@@ -136,6 +145,7 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
         assert table[method]["insertion"].tolist() == pytest.approx(insertion.tolist(), abs=1e-5)
     assert len((tmp_path / "score" / "scores.csv").read_text().splitlines()) == 1 + 3 * 3  # heads of stage 2
     assert len((tmp_path / "audit" / "audit.csv").read_text().splitlines()) == 1 + 8
+    assert "plain" in call("evaluate", tmp_path / "prune" / "model", "--no-interventions", *told[2:-1])
 
 
 def test_key_points_of_birds_are_found_from_parts(tmp_path):

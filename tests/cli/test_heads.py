@@ -155,13 +155,13 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
     cases = {
         "--masks='oracle'": ("score", "--data", data, "--masks", "oracle", "--share", 1),
         "has no exact counterfactuals": ("score", "--data", data, "--fill", "swap", "--share", 1),
-        "k=99": ("prune", "--top", 99, "--by", "weight-norm"),
+        "--top=99": ("prune", "--top", 99, "--by", "weight-norm"),
         "--top='many'": ("prune", "--top", "many"),
         "no head selector is called 'cigmo'": ("score", "--by", "cigmo"),
         "choosing heads by random has no screen": ("score", "--by", "random", "--screen", 2),
         "no class is called 'cat'": ("score", "--data", wrong),
         "no photo of class": ("score", "--data", data, "--stratified"),
-        "1 to 12 heads": ("ablation-study", "k", "--top", 13),
+        "from 1 to 12": ("ablation-study", "k", "--top", 13),
         "option 'nonsense' of taylor": ("score", "--by", "taylor", "--option", "nonsense=1"),
         "expected --steps, which is a flag": ("score", "--option", "steps=100"),
         "expected --seed, which is a flag": ("score", "--by", "random", "--option", "seed=1"),
@@ -173,7 +173,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
         "by taylor has no guard": ("prune", "--by", "taylor", "--guard", "none"),
         "by taylor has no operator": ("score", "--by", "taylor", "--operator", "mean"),
         "by taylor fills no background": ("score", "--by", "taylor", "--fill", "mean"),
-        "k=1.5": ("prune", "--top", "1.5"),
+        "--top='1.5'": ("prune", "--top", "1.5"),
         "--screen=1": ("prune", "--top", 2, "--screen", 1),
         "option 'blur' of the mask search": ("audit", "--mask-option", "blur=1"),
         "option 'rho' of the mask search": ("score", "--mask-option", "rho=much"),
@@ -192,9 +192,21 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
 def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, monkeypatch):
     monkeypatch.setattr("seecause.heads.cases.gather", lambda *_, **__: pytest.fail("pictures were read"))
     planted = toy(tmp_path / "planted", planted=True, library="seecause")
-    for said, words in (("k=13", ("--model", folder, "--top", 13)), ("cutting heads out", ("--model", planted, "--form", "sliced"))):
-        done = heads("prune", *words, *SMALL, tmp_path / "out")
+    for said, words in (
+        ("--top=13 cannot be used; expected a count from 1 to 12", ("prune", "--model", folder, "--top", 13)),
+        ("--top=0.01", ("prune", "--model", folder, "--top", 0.01)),
+        ("--screen=13", ("score", "--model", folder, "--screen", 13)),
+        ("--top=13", ("ablation-study", "k", "--model", folder, "--top", 13)),
+        ("cutting heads out", ("prune", "--model", planted, "--form", "sliced")),
+    ):
+        done = heads(*words, *SMALL, tmp_path / "out")
         assert done.exit_code == 2 and said in done.stderr, done.output
+
+
+@pytest.mark.parametrize("top", ["0", "-3", "0.0", "1.5", "many", "nan."])
+def test_a_top_that_no_model_has_is_refused_before_one_is_loaded(tmp_path, top):
+    done = heads("prune", f"--top={top}", "--model", tmp_path / "nowhere", *SMALL, tmp_path / "out")
+    assert done.exit_code == 2 and f"--top='{top}'" in done.stderr and "a count from 1 on" in done.stderr, done.output
 
 
 def test_greedy_regression_and_contrastive_gating_are_reachable(tmp_path, folder):

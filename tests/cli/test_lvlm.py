@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
-from seecause.cli.lvlm_open import check_bank
+from seecause.cli.lvlm_open import check_bank, tell_if_outside
 from seecause.data.images import read_image
 from seecause.demo import JOBS, Setting, trace
 from seecause.errors import BadOption
@@ -81,13 +81,16 @@ ASKED = ("critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--c
         (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"), "--calibration=None cannot be used"),
         (("heads", "missing.png", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "no such file"),
         (("heads", "critters:clean:test#9999", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "an index below 512"),
-        (("heads", "critters:clean:test#1", "--question", " ", "--model", "TOY", "--calibration", "PHOTOS"), "empty question"),
+        (("heads", "critters:clean:test#1", "--question", " ", "--model", "NOWHERE", "--calibration", "PHOTOS"), "--question=' '"),
+        (("study", "critters:clean:test", "--question", "", "--model", "NOWHERE", "--calibration", "PHOTOS"), "--question=''"),
         (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "1e6"), "lower floor"),
         (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "0", "--masks", "9"), "at least"),
         (("tokens", *ASKED, "--floor", "0", "--masks", "100", "--token-masks", "9"), "the 16 coefficients"),
         (("heads", *ASKED, "--floor", "0", "--seed", "99999999999999999"), "seed=99999999999999999"),
         (("heads", *ASKED, "--answer", "banana"), "does not know"),
         (("heads", *ASKED, "--compile"), "--compile"),
+        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "NOWHERE", "--calibration", "missing.png"), "missing.png: no such file"),
+        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "NOWHERE", "--bank", "missing"), "`seecause lvlm bank` wrote"),
         (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:nothing"), "nothing"),
         (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:critters-llava-unknown"), "seecause zoo train critters-llava-unknown"),
         (("study", "nowhere:x", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "nowhere:x"),
@@ -110,6 +113,14 @@ def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):
     (tmp_path / "card.json").write_text("{}")  # `seecause zoo train` writes one
     check_bank(str(tmp_path), None, None)
     check_bank("builtin:critters-llava", None, None)
+
+
+def test_an_embedded_model_is_not_asked_about_photos_without_a_word(toy, tmp_path, capsys):
+    tell_if_outside("builtin:critters-llava", "cat.jpg")
+    assert "knows only Critters pictures" in (said := capsys.readouterr().err) and "cat.jpg means nothing" in said
+    tell_if_outside("builtin:critters-llava", "critters:clean:test#3")
+    tell_if_outside(toy, "cat.jpg")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_demo_traces_one_answer(toy):

@@ -118,8 +118,8 @@ def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
         photo.save(tmp_path / name, format="PNG")
     (tmp_path / "sub").mkdir()
     photo.save(tmp_path / "sub" / "c.png")
-    names = [p.name for p in find_images([tmp_path / "b.png", tmp_path, str(tmp_path / "*.png"), tmp_path / "missing.png"])]
-    assert names == ["b.png", "a.JPG", "missing.png"]
+    names = [p.name for p in find_images([tmp_path / "b.png", tmp_path, str(tmp_path / "*.png")])]
+    assert names == ["b.png", "a.JPG"]
 
 
 def test_nothing_found_is_an_error(tmp_path):
@@ -127,6 +127,8 @@ def test_nothing_found_is_an_error(tmp_path):
         find_images([tmp_path])
     with pytest.raises(BadImage, match="no file matches"):
         find_images([tmp_path / "*.png"])
+    with pytest.raises(BadImage, match="no such file"):
+        find_images([tmp_path / "missing.png"])
 
 
 def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.select import selection
 from seecause.engine.blanks import blank_image
-from seecause.errors import BadOption, NotDefined, ViewMismatch
+from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.faithful import calibrate, intervene
 from tests.faithful.nets import STEPS, dinov2_backbone, pictures, tiny_net
 from tests.helpers import hooks
@@ -187,3 +187,21 @@ def test_a_backbone_that_does_not_tell_how_it_is_built_is_refused(tmp_path):
     with pytest.raises(BadOption, match="gives another"):
         net.save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
+    """Zeros are in the tower that answers; thresholds are kept where stage 1 measures what it measured."""
+    net, images, heads = tiny_net(stages=stages), pictures(), [(0, 1), (2, 0), (2, 2)]
+    calibrate(net, images, 0.9)
+    model = sc.wrap(net)
+    with sc.heads.ablate(model, heads):
+        expected = model(images)
+    assert (expected - model(images)).abs().max() > 1e-3
+    again = sc.load(str(sc.heads.export(model, heads, tmp_path / "zeroed")), dtype="float64")
+    assert_close(again(images), expected, atol=1e-6, rtol=0)  # files are read in float32
+    assert bool(again.module.thresholds) == (stages == 2)
+    assert "sc.load(FOLDER)" in (tmp_path / "zeroed" / "README.md").read_text()
+    assert json.loads((tmp_path / "zeroed" / "ifam.json").read_text())["removed"] == [list(head) for head in heads]
+    with pytest.raises(UnsupportedModel, match="form='zeroed'"):
+        sc.heads.export(model, heads, tmp_path / "sliced", form="sliced")

@@ -48,6 +48,14 @@ def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
     assert "without 10 of its 48 attention heads" in page and "| 4 | 8 | 0, 1, 2, 3, 4, 5, 6, 7 |" in page
 
 
+def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
+    model, images = sc.load("builtin:critters-planted"), torch.randn(2, 3, 96, 96)
+    heads = [(4, 3), (4, 5)]
+    again = sc.load(str(export(model, heads, tmp_path)))
+    close(again(images), ablated(model, images, heads))
+    assert again.module.roles == model.module.roles and "sc.load(FOLDER)" in (tmp_path / "README.md").read_text()
+
+
 def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path):
     from timm.models.vision_transformer import VisionTransformer
 
@@ -160,13 +168,3 @@ def test_a_folder_holds_one_form_only(biased, form, tmp_path):
     export(biased, [(0, 1)], tmp_path, form=form)
     with pytest.raises(BadOption, match="weights of the other form"):
         export(biased, [(0, 0)], tmp_path, form="sliced" if form == "zeroed" else "zeroed")
-
-
-def test_an_embedded_module_of_our_own_says_how_to_fill_it(tmp_path):
-    model = sc.load("builtin:critters-planted", check=False)
-    export(model, [(1, 0)], tmp_path)
-    assert "module = sc.load('builtin:critters-planted').module" in (tmp_path / "README.md").read_text()
-    module = sc.load("builtin:critters-planted", check=False).module
-    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    images = torch.randn(1, 3, 96, 96)
-    close(module(images), ablated(model, images, [(1, 0)]))

@@ -84,6 +84,7 @@ def test_top_patches_are_rows_and_columns_of_the_highest_values():
     values = torch.zeros(4, 6)
     values[2, 5], values[1, 0] = 3.0, 2.0
     assert MapView("caap", values, scale_of(values)).top(2) == [(2, 5, "3"), (1, 0, "2")]
+    assert "top patches: row, column" in str(explain_section(explanation()).body)
 
 
 def test_the_answer_in_words():

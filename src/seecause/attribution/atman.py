@@ -28,7 +28,7 @@ from seecause.target import Score, Target
 Suppress = Literal["add", "multiply"]
 
 
-@method("atman", forwards="N + 1", needs="attention")
+@method("atman", forwards="N + 1", needs="attention", unset={"most": "no limit"})
 @torch.no_grad()
 def atman(
     model: VisionModel,

@@ -20,7 +20,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("bt", forwards="steps + 1 + 1 backward", needs="attention, gradients")
+@method("bt", forwards="steps + 1 + 1 backward", needs="attention, gradients", unset={"start": "a third of the depth"})
 @over_images(every_attention)
 @torch.enable_grad()
 def bt(model: VisionModel, images: Tensor, target: Target, *, start: int | None = None, steps: int = 20, score: Score = "logit") -> Maps:

@@ -35,6 +35,7 @@ from seecause.types import wide
 Direction = Literal["insert", "delete"]
 Layers = tuple[int, int | None] | None
 Classes = Literal["all"] | Sequence[int | str] | None
+ONE_CLASS = "only the explained one"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,16 @@ class Swept:
     blank: Tensor
 
 
-@method("caap", forwards="2 (tail=source) to 4 (tail=patched)", needs="activations")
+@method(
+    "caap",
+    forwards="2 (tail=source) to 4 (tail=patched)",
+    needs="activations",
+    unset={
+        "tail": "source; patched where the model reads no class token",
+        "layers": "0 (embedding) to the last block; to two thirds of the depth where tail is not source",
+        "classes": ONE_CLASS,
+    },
+)
 @torch.no_grad()
 def caap(
     model: VisionModel,

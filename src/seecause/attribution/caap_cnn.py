@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.caap import Classes, Direction, Swept, to_maps
+from seecause.attribution.caap import ONE_CLASS, Classes, Direction, Swept, to_maps
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
@@ -28,7 +28,13 @@ from seecause.models.conv_view import ConvModel
 from seecause.target import Score, Target
 
 
-@method("caap", forwards="2 + N x the part after the stage", needs="activations", architectures=("conv",))
+@method(
+    "caap",
+    forwards="2 + N x the part after the stage",
+    needs="activations",
+    architectures=("conv",),
+    unset={"stage": "the one at two thirds of the depth", "classes": ONE_CLASS},
+)
 @torch.no_grad()
 def caap_cnn(
     model: ConvModel,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.gradients import every_block, over_images, patch_sums, pixel_slope
-from seecause.attribution.ixg_plus import Mixer, relevances, usual_score
+from seecause.attribution.ixg_plus import USUAL_SCORE, Mixer, relevances, usual_score
 from seecause.attribution.registry import Maps, method
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
@@ -24,7 +24,7 @@ from seecause.target import Score, Target
 Space = Literal["token", "pixel"]
 
 
-@method("ixg", forwards="1 + 1 backward", needs="gradients")
+@method("ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE})
 @over_images(every_block)
 @torch.enable_grad()
 def ixg(model: VisionModel, images: Tensor, target: Target, *, space: Space = "token", mixer: Mixer = "sum", score: Score | None = None) -> Maps:

@@ -25,9 +25,10 @@ from seecause.target import Score, Target
 
 Mixer = Literal["sum", "relu"]
 Start = int | Literal["all", "half"]
+USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
 
 
-@method("ixg+", forwards="1 + 1 backward", needs="activations, gradients")
+@method("ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE})
 @over_images(every_block)
 @torch.enable_grad()
 def ixg_plus(model: VisionModel, images: Tensor, target: Target, *, start: Start = "all", mixer: Mixer = "sum", score: Score | None = None) -> Maps:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.gradients import every_block, over_images
-from seecause.attribution.ixg_plus import Mixer, Start, first_layer, relevances
+from seecause.attribution.ixg_plus import USUAL_SCORE, Mixer, Start, first_layer, relevances
 from seecause.attribution.registry import Maps, method
 from seecause.engine.libra import Unit, libra_rules
 from seecause.models.layout import TokenLayout
@@ -26,7 +26,7 @@ def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
     return every_block(model, layout) * 3 // 2
 
 
-@method("libra-ixg+", forwards="1 + 1 backward", needs="activations, gradients")
+@method("libra-ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE})
 @over_images(_both_paths)
 @torch.enable_grad()
 def libra_ixg_plus(

@@ -36,7 +36,7 @@ HEAVY = 1e4
 Answer = Callable[[Tensor, Tensor], Tensor]  # pictures [m, 3, H, W] and which image each is of -> scores [m]
 
 
-@method("mda", forwards="about N min(28, 2 sqrt N) + 2 N (5600 for 196 patches)", needs="logits, a guide map")
+@method("mda", forwards="about N min(28, 2 sqrt N) + 2 N (5600 for 196 patches)", needs="logits, a guide map", unset={"candidates": "min(28, 2 sqrt N)"})
 @torch.no_grad()
 def mda(
     model: VisionModel,

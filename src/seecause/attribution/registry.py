@@ -4,7 +4,8 @@
     def name(model, images, target, *, option=default) -> Maps | Tensor: ...
 
 It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for transformers unless it says
-otherwise; two functions may share a name if they are for different architectures (CAAP).
+otherwise; two functions may share a name if they are for different architectures (CAAP). What an option is whose default is None, `unset`
+says in words: unset={"option": "a third of the depth"}.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -45,6 +46,7 @@ class Method:
     needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
+    unset: Mapping[str, str] = field(default_factory=dict)  # what an option is whose default is None, in words
 
     @property
     def options(self) -> dict[str, Any]:
@@ -64,14 +66,20 @@ _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}
 
 
 def method(
-    name: str, *, forwards: str, needs: str, class_specific: bool = True, architectures: Sequence[Architecture] = ("transformer",)
+    name: str,
+    *,
+    forwards: str,
+    needs: str,
+    class_specific: bool = True,
+    architectures: Sequence[Architecture] = ("transformer",),
+    unset: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
     """Register a function under `name`, for some architectures."""
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
         for architecture in architectures:
-            _METHODS[architecture][name] = Method(name, run, forwards, needs, class_specific, summary)
+            _METHODS[architecture][name] = Method(name, run, forwards, needs, class_specific, summary, unset or {})
         return run
 
     return register

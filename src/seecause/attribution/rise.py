@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.caap import Classes
+from seecause.attribution.caap import ONE_CLASS, Classes
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
@@ -28,7 +28,7 @@ from seecause.target import Score, Target, spread
 Normalise = Literal["expected", "mask"]
 
 
-@method("rise", forwards="4000", needs="logits", architectures=("transformer", "conv"))
+@method("rise", forwards="4000", needs="logits", architectures=("transformer", "conv"), unset={"classes": ONE_CLASS})
 @torch.no_grad()
 def rise(
     model: ImageModel,

@@ -161,7 +161,7 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
     if not request.methods or not request.metrics:
         raise BadOption("methods and metrics", [list(request.methods), list(request.metrics)], "at least one of each")
     if request.target == "label" and not data.classes:
-        raise BadOption("target", "label", f"predicted: {data.name} has no labels")
+        raise BadOption("target", "label", f"predicted (--target predicted): {data.name} has no labels")
     for group in groups_of(request.metrics):
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")

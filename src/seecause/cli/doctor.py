@@ -76,7 +76,8 @@ def environment() -> dict[str, dict[str, Any]]:
             versions[library] = version(library)
         except PackageNotFoundError:
             versions[library] = "not installed"
-    devices = {"cpu": f"{torch.get_num_threads()} threads"}
+    threads = torch.get_num_threads()
+    devices = {"cpu": f"{threads} thread{'s' * (threads != 1)}"}
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         devices[f"cuda:{index}"] = f"{card.name}, {_size(card.total_memory)}"

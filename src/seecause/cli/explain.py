@@ -55,8 +55,9 @@ def explain(
 
     Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a manifest.
     """
-    from seecause.cli.options import method_options, open_model
+    from seecause.cli.options import method_options, open_model, tell_outside
     from seecause.cli.progress import counting
+    from seecause.data.critters import CLASSES
     from seecause.data.pictures import find_pictures
     from seecause.report.explain import explain as run
     from seecause.report.folder import check_out
@@ -71,6 +72,8 @@ def explain(
     target = None if class_ is None else opened.class_index(class_)
     with counting("reading pictures", len(files), quiet=quiet) as advance:
         batch = _read(opened, files, advance)
+    if not quiet and tuple(opened.classes) == tuple(CLASSES):
+        tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     with counting(f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet) as advance:
         found = run(opened, batch, names=short_names(files), methods=methods, target=target, options=options, advance=advance)
     with counting("writing", len(files), quiet=quiet) as advance:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.faithful.opened import Opened
@@ -100,6 +101,7 @@ def evaluate(
     from seecause.faithful import intervene as change
     from seecause.faithful.evaluate import best_of, labelled_batches, try_interventions
 
+    wanted = _checked_shares("--quantiles", *_numbers("--quantiles", quantiles)) if interventions else []
     opened = _open(network, device)
     net = opened.net
     if interventions:
@@ -109,7 +111,6 @@ def evaluate(
     found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet) | located}
     rows = {"plain": found["plain"]}
     if interventions:
-        wanted = _numbers("--quantiles", quantiles)
         _calibrate(opened, wanted, batch, calibration, quiet=quiet)
         val = opened.val_pictures()
         tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted)
@@ -139,10 +140,15 @@ def intervene(
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
     from seecause.faithful import intervene as change
 
-    opened = _open(network, device)
     dropped = _parts("--drop", drop)
-    if quantile is not None:
-        _calibrate(opened, [quantile], batch, calibration, quiet=quiet)
+    shares = [] if quantile is None else _checked_shares("--quantile", quantile)
+    if not dropped and not shares:
+        raise BadOption("--drop", drop, "parts to leave out, such as 2,5, or a --quantile, or both: nothing would be changed")
+    opened = _open(network, device)
+    if any(part >= opened.net.parts for part in dropped):
+        raise BadOption("--drop", drop, f"parts 0-{opened.net.parts - 1} of {network}; `seecause faithful parts {network}` shows them")
+    if shares:
+        _calibrate(opened, shares, batch, calibration, quiet=quiet)
     test, mapping = _test_data(opened, data, limit)
     rows = {"plain": _examined(opened, test, batch, mapping, quiet=quiet)}
     with change(opened.net, drop_parts=dropped, quantile=quantile):
@@ -182,7 +188,6 @@ def parts(
 
 def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where to; new or empty.", show_default=False)]) -> None:
     """The best network in a plain folder: a card (JSON) and weights (safetensors), which sc.load(FOLDER) reads."""
-    from seecause.errors import BadOption
     from seecause.faithful.opened import open_network
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -203,8 +208,6 @@ def _open(network: str, device: Device) -> Opened:
 
 def _need_data(opened: Opened, without: str) -> None:
     """Refuse a network that does not tell what it was trained on, and say what does without."""
-    from seecause.errors import BadOption
-
     if opened.data is None:
         raise BadOption("NETWORK", opened.name, f"one that tells what it was trained on, such as the folder of its run, or {without}")
 
@@ -278,17 +281,19 @@ def _calibrate(opened: Opened, quantiles: list[float], batch: int, limit: int | 
 
 
 def _numbers(flag: str, text: str) -> list[float]:
-    from seecause.errors import BadOption
-
     try:
         return [float(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise BadOption(flag, text, "numbers with commas between them") from None
 
 
-def _parts(flag: str, text: str) -> list[int]:
-    from seecause.errors import BadOption
+def _checked_shares(flag: str, *values: float) -> list[float]:
+    if not values or not all(0 < value <= 1 for value in values):
+        raise BadOption(flag, ",".join(f"{value:g}" for value in values), "shares above 0 and up to 1, such as 0.99")
+    return list(values)
 
+
+def _parts(flag: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
         raise BadOption(flag, text, "numbers of parts with commas between them, such as 2,5")
@@ -298,7 +303,6 @@ def _parts(flag: str, text: str) -> list[int]:
 def _settings(words: list[str]) -> dict[str, Any]:
     """`epochs=30`, `options.gradient=none`, `losses.class1=0` -> settings."""
     from seecause.cli.options import value_of
-    from seecause.errors import BadOption
 
     found: dict[str, Any] = {}
     for word in words:

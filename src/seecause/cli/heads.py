@@ -150,7 +150,7 @@ def score(
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and what each removal costs."""
     from seecause.cli.heads_masks import search_of
     from seecause.cli.heads_open import fitted, open_asked
-    from seecause.cli.heads_run import TAKES, lead, look_for, need_view, options_of, plain, read, recorded, say, scored, settings
+    from seecause.cli.heads_run import TAKES, check_screen, lead, look_for, need_view, options_of, plain, read, recorded, say, scored, settings
     from seecause.heads.cases import right_ones
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import scores_csv, scores_section
@@ -163,6 +163,7 @@ def score(
     opened = fitted(
         need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question)), data
     )
+    check_screen(opened, screen)
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=share, cap=cap, stratified=stratified, seed=seed)
     look = look_for(opened, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(opened, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
@@ -240,7 +241,7 @@ def prune(
     look = look_for(scorer, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(scorer, cases, by, look, operator=operator, guard=guard, screen=screen, options=options, seed=seed, quiet=quiet)
     heads = found.top(k)
-    said += [] if heads else ["nothing is removed: no head was asked for, or none has a score above 0"]
+    said += [] if heads else ["nothing is removed: no head has a score above 0"]
     tested, same = read(judge, test, test_limit, quiet=quiet), twin_of(judge, test, test_limit, quiet=quiet)
     looks = [look_for(judge, tested, masks, Filling.grey if fill is Filling.swap else fill, search, quiet=quiet)]
     looks += [look_for(judge, tested, masks, Filling.swap, search, quiet=quiet)] if tested.swapped is not None else []

@@ -218,11 +218,14 @@ def scored(
 
 
 def count_of(text: str) -> int | float:
-    """`16` is a count, `0.1` a share."""
+    """`16` is a count, `0.1` a share. What no model could do is refused here."""
     try:
-        return float(text) if "." in text else int(text)
+        k = float(text) if "." in text else int(text)
     except ValueError:
-        raise BadOption("--top", text, "a count such as 16, or a share such as 0.1") from None
+        k = 0
+    if k <= 0 or (isinstance(k, float) and k > 1):
+        raise BadOption("--top", text, "a count from 1 on such as 16, or a share above 0.0 and up to 1.0 such as 0.1")
+    return k
 
 
 def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
@@ -230,10 +233,23 @@ def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
     from seecause.heads.result import head_count
     from seecause.heads.study import all_heads
 
-    count = head_count(k, len(all_heads(model)))
+    total = len(all_heads(model))
+    count = head_count(k, total) if isinstance(k, float) else k
+    if not 1 <= count <= total:
+        raise BadOption("--top", k, f"a count from 1 to {total}, as many heads as {model.name} has, or a share of them from {1 / total:.2g} to 1.0")
+    check_screen(model, screen)
     if screen is not None and count > screen:
         raise BadOption("--screen", screen, f"{count} or more, the number of heads that --top may remove: a screen looks for its best N only")
     return count
+
+
+def check_screen(model: VisionModel, screen: int | None) -> None:
+    """A screen cannot look for more heads than there are."""
+    from seecause.heads.study import all_heads
+
+    total = len(all_heads(model))
+    if screen is not None and screen > total:
+        raise BadOption("--screen", screen, f"1 to {total}, as many heads as {model.name} has, or no --screen to measure all")
 
 
 def lead(model: Any, cases: Cases) -> str:

@@ -69,7 +69,7 @@ def ablation_study(
     """
     from seecause.cli.heads_masks import Search
     from seecause.cli.heads_open import fitted, open_asked
-    from seecause.cli.heads_run import lead, look_for, masks_for, need_view, read, say, settings
+    from seecause.cli.heads_run import check_top, lead, look_for, masks_for, need_view, read, say, settings
     from seecause.cli.progress import counting
     from seecause.heads.cases import right_ones
     from seecause.heads.studies import Setup, run_study
@@ -81,6 +81,7 @@ def ablation_study(
     if fill is Filling.swap or guard is Guard.protect:
         raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
     opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
+    check_top(opened, top, None)
     opened = fitted(opened, data)
     every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
     cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed)

@@ -23,9 +23,11 @@ from seecause.cli.lvlm_open import (
     Position,
     Share,
     check_bank,
+    check_question,
     open_bank,
     open_engine,
     open_lvlm,
+    tell_if_outside,
 )
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed
 from seecause.errors import BadOption
@@ -89,6 +91,8 @@ def heads(
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
     with counting("tracing", 2, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
+        if not quiet:
+            tell_if_outside(model, image)
         check_sizes(engine, masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed, adaptive=adaptive)
@@ -131,6 +135,8 @@ def tokens(
     where: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "device": device, "dtype": dtype}
     with counting("tracing", 3, quiet=quiet) as advance:
         shown, engine = open_engine(image, question, model, **where, answer=answer, position=position, floor=floor, compile=compile)
+        if not quiet:
+            tell_if_outside(model, image)
         check_sizes(engine, masks, token_masks or masks, seed=seed)
         advance(1)
         found = trace_heads(engine, masks=masks, p=ablated, seed=seed)
@@ -173,6 +179,7 @@ def study(
     from seecause.report.lvlm_study import write_study
 
     check_folder(out)
+    check_question(question)
     check_bank(model, bank_folder, calibration)
     samples = open_data(data, limit=limit)
     opened = open_lvlm(model, device, dtype)

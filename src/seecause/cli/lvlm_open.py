@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli.options import Device, Dtype, pick_device
+from seecause.cli.options import Device, Dtype, pick_device, tell_outside
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -54,18 +54,36 @@ def open_engine(
     from seecause.data.pictures import open_picture
     from seecause.lvlm import MaskEngine
 
+    check_question(question)
     check_bank(model, bank, calibration)
     check_compile(asked.get("compile", False), device)
     shown, opened = open_picture(image), open_lvlm(model, device, dtype)
     return shown, MaskEngine(opened, shown, question, open_bank(opened, bank, calibration), **asked)
 
 
+def tell_if_outside(model: str, image: str) -> None:
+    """Warn that a model which knows Critters only is asked about another picture."""
+    if _knows_critters(model):
+        tell_outside(model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
+
+
+def check_question(question: str) -> None:
+    """Refuse, before a model is loaded, an empty question."""
+    if not question.strip():
+        raise BadOption("--question", question, "a question; heads carry the picture into its words")
+
+
 def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -> None:
     """Refuse, before a model is loaded, what no bank can be made of."""
+    from seecause.data.images import find_images
+
     if folder is not None and calibration:
         raise BadOption("--calibration", calibration[0], "--bank or --calibration, not both")
     if folder is None and not calibration and not _knows_critters(model):
         raise BadOption("--calibration", None, "about a hundred pictures like those the model is asked about (or --bank), whose average ablated heads see")
+    if folder is not None and not folder.is_dir():
+        raise BadOption("--bank", str(folder), "a folder that `seecause lvlm bank` wrote")
+    find_images(calibration or [])
 
 
 def check_compile(compile: bool, device: Device) -> None:

@@ -23,15 +23,17 @@ def methods(
     from seecause.attribution.registry import find
     from seecause.attribution.registry import methods as known
 
+    console = Console(highlight=False)
     architecture = "conv" if conv else "transformer"
     if name:
         entry = find(name, architecture)  # type: ignore[arg-type]
-        table = Table("option", "default", title=f"{name}: {entry.summary}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        console.print(f"{name}: {entry.summary}", style="bold", markup=False)
+        table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
         for option, default in entry.options.items():
-            table.add_row(option, "none" if default is None else str(default))
+            table.add_row(option, entry.unset.get(option, "decided when it runs") if default is None else str(default))
     else:
         table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
         table.columns[1].max_width = 14  # words wrap here rather than in the last column
         for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):  # type: ignore[arg-type]
             table.add_row(entry.name, entry.needs, "yes" if entry.class_specific else "any", f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]")
-    Console(highlight=False).print(table)
+    console.print(table)

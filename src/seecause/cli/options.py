@@ -71,6 +71,18 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:
+    """Warn that a model of the generated world is asked about pictures that are not known to be of that world."""
+    outside = [picture for picture in pictures if not picture.startswith("critters:")]
+    if outside:
+        others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+        typer.echo(
+            f"warning: {model} knows only Critters pictures, so what it says about {outside[0]}{others} means nothing. "
+            f"For photos give another --model, such as {suggest}",
+            err=True,
+        )
+
+
 def tell_replaced(out: Path, replaced: bool) -> None:
     """Say that an earlier result had to go, if `check_out` found one."""
     if replaced:

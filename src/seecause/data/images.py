@@ -63,7 +63,7 @@ def _read(path: Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as given, pictures of folders (sorted, not of their subfolders) and matches of globs, each once."""
+    """Files that exist, pictures of folders (sorted, not of their subfolders) and matches of globs, each once."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -77,6 +77,7 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
                 raise BadImage(str(path), "no file matches", "check the pattern")
             found += matches
         else:
+            _check_file(path)
             found.append(path)
     return list(dict.fromkeys(found))
 

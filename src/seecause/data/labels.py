@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seecause.data.dataset import Dataset
-from seecause.errors import UnknownClass
+from seecause.errors import OtherClasses, UnknownClass
 from seecause.models.base import ImageModel
 
 
@@ -18,6 +18,9 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     count = model.n_classes
     if in_order(data, model.classes, count) or (count == len(data.classes) and not any(_knows(model, name) for name in data.classes)):
         return tuple(model.class_index(place) for place in range(len(data.classes)))
+    unknown = next((name for name in data.classes if not _knows(model, name)), None)
+    if unknown is not None:
+        raise OtherClasses(data.name, model.name, unknown, model.classes)
     return tuple(model.class_index(name) for name in data.classes)
 
 

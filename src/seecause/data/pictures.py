@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset
 from seecause.data.images import find_images, read_image
-from seecause.data.registry import open_data
+from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
 
 
@@ -26,6 +26,7 @@ def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
     for text in texts:
         found = sample_of(text)
         if found is None:
+            _check_no_sample(text)
             yield read_image(text)
             continue
         name, index = found
@@ -40,7 +41,11 @@ def find_pictures(texts: list[str]) -> list[str]:
     """What `open_picture` takes, for files, folders, globs and samples; each once."""
     found: list[str] = []
     for text in texts:
-        found += [text] if sample_of(text) else map(str, find_images([text]))
+        if sample_of(text):
+            found.append(text)
+            continue
+        _check_no_sample(text)
+        found += map(str, find_images([text]))
     return list(dict.fromkeys(found))
 
 
@@ -48,6 +53,14 @@ def sample_of(text: str) -> tuple[str, int] | None:
     """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called so."""
     name, _, index = text.rpartition("#")
     return (name, int(index)) if ":" in name and index.isdecimal() and not Path(text).exists() else None
+
+
+def _check_no_sample(text: str) -> None:
+    """Refuse what is meant as a sample, or several, and is not written as one."""
+    name, _, index = text.rpartition("#")
+    if (is_data(text) or (":" in name and index)) and not Path(text).exists():
+        example = f"{name or text}#0"
+        raise BadOption("sample", text, f"one sample of a dataset, DATA#INDEX, such as {example}; several are named one by one: {example} {name or text}#1")
 
 
 def to_pil(image: Tensor) -> Image.Image:

@@ -28,6 +28,11 @@ _LOADERS = {  # spec -> where its loader is; imported on first use
 }
 
 
+def is_data(text: str) -> bool:
+    """Whether a text begins like a dataset's name."""
+    return text.partition(":")[0] in {known.partition(":")[0] for known in _LOADERS} and ":" in text
+
+
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
     """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others above; at most `limit` samples, spread evenly over the whole."""
     kind, _, rest = spec.partition(":")

@@ -29,12 +29,13 @@ from seecause.models.sources import Source, fill, saved
 def save(net: IFAM, folder: Path, name: str, told: dict[str, Any]) -> Path:
     """Write the card and the weights; `told` is added to the card. Returns the card's path."""
     described = description(net)
+    moved = net.stages == 1 and told.get("removed")  # heads of stage 1 are gone, so distances are no longer those that were calibrated
     card = {
         "name": name,
         "architecture": {"library": "seecause", "class": "IFAM", "arguments": net.options, "backbone": described},
         "classes": list(net.class_names),
         "preprocess": None if net.preprocess is None else asdict(net.preprocess),
-        "thresholds": [asdict(found) for found in net.thresholds.values()],
+        "thresholds": [] if moved else [asdict(found) for found in net.thresholds.values()],
         **told,
     }
     folder.mkdir(parents=True, exist_ok=True)

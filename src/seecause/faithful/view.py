@@ -41,7 +41,7 @@ def _two_stages(net: IFAM) -> Parts:
 
     blocks = [hiding(block, width, 1) for block in tower.blocks]
     for block, tap in zip(blocks, stage.taps, strict=True):
-        block.native = tap
+        block.native, block.holder = tap, block.native
     return Parts(
         family=f"iFAM on {tower.family}",
         embed=embed,

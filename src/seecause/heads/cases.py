@@ -71,6 +71,8 @@ class Cases:
 
 def gather(model: ImageModel, data: Dataset, *, progress: Callable[[int], None] | None = None) -> Cases:
     """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere, and another creature in the same place."""
+    if data.classes:
+        class_places(model, data)  # a dataset of other classes is refused before its pictures are read
     if isinstance(data, CrittersData) and model.preprocess.size == (96, 96):
         found = critter_cases(model, data.latents(0, len(data), device=model.device), name=data.name)
         if progress is not None:

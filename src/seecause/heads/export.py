@@ -4,6 +4,7 @@
     sliced   the heads are gone, the file is smaller, and `sc.load(folder)` loads it
 
 Both answer like the ablated model. A README says which heads were removed and how to load what is left; `seecause.json` says it to programs.
+A module that brings its own view and writes itself (iFAM: `save`) does so, and says it in its own card.
 """
 
 from __future__ import annotations
@@ -44,10 +45,6 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
     folder = Path(folder)
     if any((folder / stale).exists() for stale in ((SLICED,) if form == "zeroed" else (PLAIN,))):
         raise BadOption("folder", str(folder), f"an empty folder, or one with a model of form={form!r}: this one has weights of the other form")
-    folder.mkdir(parents=True, exist_ok=True)
-    _save_weights(edited, folder, form, library=origin.get("library"))
-    if head is not None:
-        _save(edited.extra, folder / HEAD)
     card = {
         "form": form,
         "model": model.name,
@@ -67,7 +64,14 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
         "fingerprint": edited.fingerprint(),
         "seecause": __version__,
     }
-    (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    if _writes_itself(model):
+        edited.module.save(folder, **{name: card[name] for name in ("model", "removed", "layers", "fingerprint", "seecause")})  # type: ignore[operator]
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        _save_weights(edited, folder, form, library=origin.get("library"))
+        if head is not None:
+            _save(edited.extra, folder / HEAD)
+        (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(readme(card, note), encoding="utf-8")
     return folder
 
@@ -87,8 +91,14 @@ def check_form(model: VisionModel, form: str) -> None:
             raise NotDefined("form='sliced'", "how this module is built is not known", "Load the model by sc.load, or use form='zeroed'")
 
 
+def _writes_itself(model: VisionModel) -> bool:
+    return hasattr(model.module, "view_parts") and hasattr(model.module, "save")
+
+
 def _origin(model: VisionModel) -> dict[str, Any]:
-    """How the module is built: transformers' know it themselves, the others if `sc.load` made them."""
+    """How the module is built: transformers' and those that write themselves know it, the others if `sc.load` made them."""
+    if _writes_itself(model):
+        return {"library": "seecause", "class": type(model.module).__name__}
     if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
         return {**model.origin, "library": "transformers", "class": type(model.module).__name__}
     return model.origin if "library" in model.origin else {}
@@ -148,4 +158,4 @@ def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
 def _places(model: VisionModel) -> list[str]:
     """The dotted names of the native blocks."""
     names = {id(part): name for name, part in model.module.named_modules()}
-    return [names[id(block.native)] for block in model.blocks]
+    return [names[id(block.owner)] for block in model.blocks]

@@ -80,5 +80,5 @@ def _edited(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> Visio
     memo: dict[int, Any] = {}
     module = copy.deepcopy(model.module, memo)
     for layer, block in enumerate(model.blocks):
-        edit(memo[id(block.native)], layer)
+        edit(memo[id(block.owner)], layer)
     return rewrap(model, module)

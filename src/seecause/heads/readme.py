@@ -48,13 +48,11 @@ _HEAD = "`head.safetensors` holds the classifier, which is not part of the libra
 
 def _how(card: dict[str, Any]) -> str:
     ours = "import seecause as sc\nmodel = sc.load(FOLDER)"
-    if card["form"] == "sliced":
-        return ours
     origin = card["origin"]
+    if card["form"] == "sliced" or origin.get("library") == "seecause":
+        return ours
     if not origin:
-        known = card["model"].startswith("builtin:")
-        made = f"import seecause as sc\nmodule = sc.load({card['model']!r}).module\n" if known else ""
-        return f"{made}from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
+        return "from safetensors.torch import load_file\nmodule.load_state_dict(load_file('model.safetensors'))  # a module of the same architecture"
     options = "".join(f", {key}={value!r}" for key, value in origin.get("options", {}).items())
     plain = {
         "transformers": f"from transformers import {origin.get('class')}\nmodel = {origin.get('class')}.from_pretrained(FOLDER)",

@@ -13,6 +13,7 @@ from seecause.errors import BadOption, MissingWeights, UnknownName
 from seecause.lvlm.verify import verify
 from seecause.lvlm.view import LVLM
 from seecause.models import decoder
+from seecause.models.hub import fetched
 from seecause.models.sources import ZOO
 
 LIBRARIES = ("builtin", "hf")
@@ -76,10 +77,11 @@ def _open(where: str) -> tuple[Any, Any]:
 
     from seecause.models.image_readers import restrict
 
-    try:
-        module, processor = AutoModelForImageTextToText.from_pretrained(where, dtype="auto"), AutoProcessor.from_pretrained(where)
-    except (OSError, ValueError) as failure:
-        said = str(failure).strip().split("\n")[0][:200]
-        raise MissingWeights(f"hf:{where}", f"loading failed ({type(failure).__name__}: {said})", "Give a name or folder of transformers") from failure
+    module, processor = fetched(
+        f"hf:{where}",
+        lambda: (AutoModelForImageTextToText.from_pretrained(where, dtype="auto"), AutoProcessor.from_pretrained(where)),
+        repo=None if Path(where).is_dir() else where,
+        remedy="Give a name or folder of transformers",
+    )
     readers = getattr(module.config.text_config, "image_readers", None)
     return (restrict(module) if readers else module), processor

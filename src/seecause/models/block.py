@@ -43,7 +43,7 @@ def chain(*steps: Fn) -> Fn:
 class Block:
     """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
 
-    `native` is the module whose output equals this block's output; the verified wrap listens there.
+    `native` is the module whose output equals this block's output; the verified wrap listens there. Its weights are in `owner`.
     """
 
     name: str
@@ -64,9 +64,15 @@ class Block:
     out_gate: Fn | None = None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
     branch: Fn = same  # LayerScale or post-norm of the attention branch
     parallel: bool = False  # the MLP reads the block's input, not the attention's sum
+    holder: nn.Module | None = None  # the native block with the weights, where `native` is only a place to listen
 
     def __post_init__(self) -> None:
         self.kv_heads = self.kv_heads or self.heads
+
+    @property
+    def owner(self) -> nn.Module:
+        """The native block whose weights these are."""
+        return self.native if self.holder is None else self.holder
 
     def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
         """Rows h [B, R, D] -> q [B, H, R, dh], k and v [B, Hkv, R, dh], after every norm and rotation; unscaled."""

@@ -61,6 +61,10 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
         import open_clip
 
         return open_clip.create_model(origin["name"], pretrained=None)
+    if library == "seecause":  # the only one of ours that does not write itself
+        from seecause.models.planted import PlantedViT
+
+        return PlantedViT(**origin["arguments"])
     if "arguments" in origin:
         from timm.models.vision_transformer import VisionTransformer
 

@@ -48,7 +48,8 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Sour
     """A stored network, from its card and weights."""
     module = PlantedViT(**card["architecture"]["arguments"])
     fill(module, state, name)
-    return Source(module, {"classes": card["classes"], "mean": card["mean"], "std": card["std"]})
+    origin = {**card["architecture"], "library": "seecause"}
+    return Source(module, {"classes": card["classes"], "mean": card["mean"], "std": card["std"]}, origin)
 
 
 def _embed(module: PlantedViT, parts: Parts, images: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
+from seecause.models.hub import fetched
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parent / "zoo"
@@ -45,7 +45,7 @@ def open_source(
     if library in ("builtin", "folder"):
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
-                raise BadOption(what, given, "None: a saved model has its own")
+                raise BadOption(what, given, "nothing: a saved model has its own")
         if library == "builtin" and (ZOO / name / "config.json").is_file():
             raise NoClassifier(f"builtin:{name}")
         return saved(ZOO, name, kind="builtin model") if library == "builtin" else _folder(Path(name), classes)
@@ -56,7 +56,7 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
     """A model this package wrote: NAME.json (architecture, classes, normalisation) and NAME.safetensors."""
     card = folder / f"{name}.json"
     if not card.is_file():
-        raise UnknownName(kind, name, [path.stem for path in folder.glob("*.json")])
+        raise UnknownName(kind, name, saved_names(folder))
     told = json.loads(card.read_text(encoding="utf-8"))
     builder = BUILDERS.get(told["architecture"]["class"])
     if builder is not None:
@@ -67,6 +67,11 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
     fill(module, read_weights(card.with_suffix(".safetensors")), name)
     origin = {"library": "timm", "class": "VisionTransformer", "arguments": told["architecture"]["arguments"]}
     return Source(module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]}, origin)
+
+
+def saved_names(folder: Path) -> list[str]:
+    """Every model that is kept in `folder`: one with a card of ours, or a folder that transformers wrote."""
+    return [path.stem for path in folder.glob("*.json")] + [path.parent.name for path in folder.glob("*/config.json")]
 
 
 def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, classes: Sequence[str] | None) -> Source:
@@ -80,7 +85,9 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None, c
     state = None if weights in (None, "random") else read_weights(Path(str(weights)))
     if state is not None:
         _count_classes(state, ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"), options, "num_classes")
-    module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options))
+    known = timm.get_pretrained_cfg(name) if weights is None else None
+    repo = None if known is None else known.hf_hub_id
+    module = fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options), repo=repo)
     if state is not None:
         fill(module, state, str(weights))
     told: dict[str, Any] = {"size": size} if convolutional else {}
@@ -92,13 +99,15 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
     where = str(weights) if weights not in (None, "random") else name
-    config = _fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where))
+    if where.startswith((".", "/", "~")) and not Path(where).is_dir():  # no name of the hub begins so
+        raise MissingWeights(f"hf:{name}", f"{where} is no folder", "Check the path")
+    config = fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where), repo=None if Path(where).is_dir() else where)
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in a for a in (config.architectures or ())):
         raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
     dual = hasattr(config, "text_config") and hasattr(config, "vision_config")
     bare = not any("ForImageClassification" in a for a in (config.architectures or ())) or dual
     loader = AutoModel if bare else AutoModelForImageClassification
-    module = loader.from_config(config) if weights == "random" else _fetched(f"hf:{name}", lambda: loader.from_pretrained(where))
+    module = loader.from_config(config) if weights == "random" else fetched(f"hf:{name}", lambda: loader.from_pretrained(where))
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
     told: dict[str, Any] = {}
@@ -109,12 +118,12 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     elif not Path(where).is_dir():
         from transformers import AutoImageProcessor
 
-        steps = preprocess_from_processor(_fetched(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(where)).to_dict())
+        steps = preprocess_from_processor(fetched(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(where)).to_dict())
         told = {"preprocess": replace(steps, size=size or steps.size)}
     if dual:
         from transformers import AutoTokenizer
 
-        told["tokenizer"] = _fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
+        told["tokenizer"] = fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
     return Source(module, told)
 
 
@@ -132,7 +141,7 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
         if size[0] != size[1]:
             raise BadOption("size", size, "a square: torchvision's VisionTransformer takes no other")
         options["image_size"] = size[0]
-    module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=default if weights is None else None, **options))
+    module = fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=default if weights is None else None, **options))
     if state is not None:
         fill(module, state, str(weights))
     steps = default.transforms()
@@ -156,7 +165,8 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
     pretrained = None if weights == "random" else str(weights) if weights is not None else tag or None
     if pretrained is None and weights != "random":
         raise MissingWeights(f"open_clip:{name}", "no pretrained tag", f"Write open_clip:{arch}/TAG, or pass weights=")
-    module = _fetched(f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained))
+    repo = (open_clip.get_pretrained_cfg(arch, tag) or {}).get("hf_hub", "").rpartition("/")[0] if pretrained == tag else ""
+    module = fetched(f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained), repo=repo or None)
     return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, {"library": "open_clip", "name": arch})
 
 
@@ -181,7 +191,7 @@ def only_card(folder: Path) -> Path:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """A state dict from a safetensors file or a weights-only torch file; half-precision files are widened when copied."""
     if not path.is_file():
-        raise MissingWeights(str(path), "the file does not exist", "Give the path of a .safetensors or torch file")
+        raise MissingWeights(str(path), "it is a folder" if path.is_dir() else "the file does not exist", "Give the path of a .safetensors or torch file")
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, UnpicklingError) as broken:
@@ -218,19 +228,3 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
     except RuntimeError as mismatch:
         first = str(mismatch).split("\n", 2)[1].strip()
         raise MissingWeights(source, f"the file does not fit {type(module).__name__}: {first[:200]}", "Give the weights of this architecture") from mismatch
-
-
-def _fetched(what: str, fetch: Any) -> Any:
-    """Run a library's own loader; being offline or unknown becomes one clear line."""
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)  # its retries are not news to anyone
-    try:
-        return fetch()
-    except (OSError, RuntimeError, ValueError) as failure:
-        said = str(failure).strip().split("\n")[0][:200]
-        raise MissingWeights(
-            what, f"fetching failed ({type(failure).__name__}: {said})", "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
-        ) from failure
-    finally:
-        hub.setLevel(level)

@@ -23,7 +23,7 @@ HOW_TO_READ = (
     "Bright patches speak for the explained class: each patch was put, with its neighbours, into a blank picture, and its value is the class score that "
     "came out (CAAP; other methods have units of their own). Colours run over the range written under each map, leaving out its most extreme patches; a "
     "map without differences has no colour. Compare places within a map, and numbers between maps. "
-    "Move over a picture to read a patch; the same patch lights up in every map of its card."
+    "Move over a picture to read a patch, by its row and column counted from 0 at the top left; the same patch lights up in every map of its card."
 )
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from seecause.data import critters
 from seecause.data.critters import CLASSES, REGIMES, VARIANTS, Latents
+from seecause.engine.machine import machine
 from seecause.train.evaluate import evaluate
 from seecause.train.recipes import Recipe, build
 from seecause.train.steps import adamw, half, move_average, pace, seeded, write_log
@@ -54,7 +55,7 @@ def train(recipe: Recipe, *, out: Path, device: torch.device | str = "cpu", test
         "storage": "float16",
         "recipe": dataclasses.asdict(recipe),
         "versions": {"torch": torch.__version__, "timm": timm.__version__},
-        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
+        "device": machine(device),
         "evaluation": evaluation,
     }
     (out / f"{recipe.stem}.json").write_text(json.dumps(card, indent=2) + "\n")

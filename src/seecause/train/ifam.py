@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from seecause.data import critters
 from seecause.data.critters import CLASSES
+from seecause.engine.machine import machine
 from seecause.faithful import IFAM, parameter_groups
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.rates import cosine, set_pace
@@ -50,7 +51,7 @@ def train(recipe: IfamRecipe, *, out: Path, device: torch.device | str = "cpu", 
         backbone = pretrain(recipe, device=device, hear=log.hear, every=max(1, recipe.pretraining_steps // _LOG_LINES))
         net = fit(recipe, backbone, device=device, hear=log.hear)
     told = {"recipe": dataclasses.asdict(recipe), "storage": "float16", "versions": {"torch": torch.__version__, "timm": timm.__version__}}
-    told["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    told["device"] = machine(device)
     _save(net, out, recipe, told)
 
     shipped = load(out, recipe.stem).to(device)

@@ -23,6 +23,7 @@ from transformers import LlavaForConditionalGeneration
 
 from seecause.data import critters
 from seecause.data.critters import BACKGROUNDS, VARIANTS, Latents
+from seecause.engine.machine import machine
 from seecause.models.image_readers import restrict
 from seecause.train.llava_batch import Lesson, Teacher, answer_logits, see
 from seecause.train.llava_blind import AveragePicture, blind_loss, mean_bank
@@ -62,7 +63,7 @@ def train(recipe: LlavaRecipe, *, out: Path, device: torch.device | str = "cpu",
         "recipe": dataclasses.asdict(recipe),
         **({} if before is None else {"before": before}),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
+        "device": machine(device),
         "evaluation": evaluation,
     }
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")

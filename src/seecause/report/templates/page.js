@@ -18,7 +18,7 @@ function point(card, rows, columns, row, column) {
   for (const map of card.querySelectorAll(".map")) {
     map.values ??= JSON.parse(map.dataset.values);
     const same = +map.dataset.rows === rows && +map.dataset.columns === columns;
-    map.querySelector(".read").textContent = same ? `${row}, ${column}: ${map.values[row * columns + column]}` : "";
+    map.querySelector(".read").textContent = same ? `row ${row}, column ${column}: ${map.values[row * columns + column]}` : "";
   }
 }
 

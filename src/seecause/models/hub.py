@@ -1,0 +1,62 @@
+"""Weights from the network: fetched by the library that knows them, or refused within seconds, in one clear line."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from seecause.errors import MissingWeights
+
+WAIT = 5.0  # seconds for a first answer of the hub
+LONGEST = 600  # characters of what a library says
+REMEDY = "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
+
+
+def fetched(what: str, fetch: Callable[[], Any], *, repo: str | None = None, remedy: str = REMEDY) -> Any:
+    """What a library's own loader gives; being offline or unknown becomes one clear line.
+
+    `repo` is where the Hugging Face hub has it, if it does. Its client would ask an unreachable hub again and again, for up to a minute.
+    """
+    if repo is not None and not _kept(repo):
+        _need_hub(what, remedy)
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # its retries are not news to anyone
+    try:
+        return fetch()
+    except (OSError, RuntimeError, ValueError) as failure:
+        raise MissingWeights(what, f"fetching failed ({_said(failure)})", remedy) from failure
+    finally:
+        hub.setLevel(level)
+
+
+def _kept(repo: str) -> bool:
+    """Whether something of this repository is on disk already; the libraries then use it, online or not."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(repo, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return False
+    except HFValidationError:  # no name of a repository: the library says so better
+        return True
+    return True
+
+
+def _need_hub(what: str, remedy: str) -> None:
+    """Any answer will do: that of a proxy, or an error of the hub's own."""
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=WAIT)
+    except (OSError, httpx.TransportError) as failure:
+        reason = f"they are not on this machine, and {constants.ENDPOINT} cannot be reached ({_said(failure)})"
+        raise MissingWeights(what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}") from failure
+
+
+def _said(failure: Exception) -> str:
+    return textwrap.shorten(f"{type(failure).__name__}: {failure}", LONGEST, placeholder=" ...")
