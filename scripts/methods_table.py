@@ -23,11 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from scripts import tables
-<<<<<<< HEAD
-from scripts.tables import Values, differences, holes, losses, machine, over, undefined, with_reference
-=======
-from scripts.tables import Values, differences, holes, losses, over, with_reference
->>>>>>> cli
+from scripts.tables import Values, differences, holes, losses, over, undefined, with_reference
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import SETS
 from seecause.bench.plan import Request, make_plan

@@ -78,7 +78,6 @@ def holes(statuses: Sequence[Status]) -> list[str]:
     lines += [f"- a shard failed: {reason}" for status in statuses for reason in status.failed.values()]
     lines += [f"- {hole.method} on {hole.image}, {hole.metric}: {hole.reason}" for status in statuses for hole in status.holes]
     return ["## Holes\n", "\n".join(lines) + "\n"] if lines else []
-<<<<<<< HEAD
 
 
 def undefined(statuses: Sequence[Status]) -> list[str]:
@@ -86,9 +85,3 @@ def undefined(statuses: Sequence[Status]) -> list[str]:
     counts = sum((Counter(status.undefined) for status in statuses), Counter[str]())
     lines = [f"- {metric}: {count} values are not defined (the picture does not ask the question, or a map is constant)" for metric, count in counts.items()]
     return ["## Not defined\n", "\n".join(lines) + "\n"] if lines else []
-
-
-def machine(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
-=======
->>>>>>> cli
