@@ -15,6 +15,7 @@ from seecause.report.faithful import PartCard, note_of, part_cards, parts_sectio
 
 MODEL = "builtin:critters-ifam"
 PICTURES = 4
+CHAPTER = "Build"
 
 
 def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES) -> Shown:

@@ -19,6 +19,7 @@ from seecause.report.heads_gallery import repair_gallery
 
 MODEL = "builtin:critters-biased"
 PICTURES, TOP, DRAWS, SHOWN = 8, 6, 3, 4
+CHAPTER = "Repair"
 
 
 def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES, top: int = TOP, draws: int = DRAWS) -> Shown:

@@ -16,6 +16,7 @@ from seecause.report.lvlm import curves_section, heads_section, one_answer_count
 
 MODEL = "builtin:critters-llava"
 QUESTION = "What is the name of this creature?"
+CHAPTER = "Trace"
 MASKS = 1500  # the paper and `seecause lvlm` take 10,000
 PICTURES = 32  # in the average picture; elsewhere 100
 PLACE, TRIED = 2, 8  # the first picture of the test split that is tried, and how many are: one must move the answer enough
