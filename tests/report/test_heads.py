@@ -101,13 +101,15 @@ def test_an_audit_explains_the_masks_it_used_and_no_others():
 )
 def test_an_interval_without_width_is_not_shown_as_one(big, said):
     gains = Gains(torch.full((len(big),), 0.5).double(), torch.tensor(big).double(), 0.0)
-    body = verdict_section(seen("true masks, grey", "oracle", gains)).body
+    body = verdict_section(seen("true masks, grey", "oracle", gains)).body.replace("\u00a0", " ")
     assert said in body and not re.search(r"(0\.\d+) to \1\b", body) and not re.search(r"interval 0\.00[, ]", body)
 
 
 def test_before_and_after_are_told_in_words():
     gains = {"exact swap": Gains(torch.ones(4), torch.ones(4), 0.0)}
     before, after = (Outcome([], accuracy, 0.0, 1.0, 0.1, 0.5, gains) for accuracy in (0.5, 0.75))
-    section = change_section(before, after, name="test")
+    cases = Cases("test", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=((0, 0), (0, 1), (1, 0), (1, 1)))
+    section = change_section(before, after, cases)
+    assert "4 pictures of test" in section.note and "The smallest group has 1 picture:" in section.note
     assert "accuracy in the worst group ↑" in section.body and "+0.250" in section.body and "+0.000" not in section.body
     assert {"NLL", "ECE", "flips", "FIG", "BIG", "BIR", "exact swap"} == set(section.terms)

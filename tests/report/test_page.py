@@ -104,7 +104,7 @@ def test_controls_of_maps_are_there_only_with_maps():
 
 def test_short_names_are_explained_under_what_uses_them():
     page = render_page("Demo", [Section("Which heads?", Markup("<p>table</p>"), terms={"BIR": "share < 1"})])
-    assert "<dt>BIR</dt><dd>share &lt; 1</dd>" in page
+    assert "<dt>BIR</dt> <dd>share &lt; 1</dd>" in page
 
 
 def test_what_all_runs_share_is_said_once():

@@ -260,7 +260,7 @@ def prune(
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_model(opened, heads, folder / "model", form=form.value, note=note)
         sections = [
-            change_section(before, after, name=tested.name, gaps=gaps),
+            change_section(before, after, tested, gaps=gaps),
             curves_section(line, by=by),
             scores_section(found, by=by, chosen=heads, title=HEADS if by == "cigma" else OTHERS),
             repair_gallery(judge, tested.take(spread(len(tested), SHOWN)), heads, looks[0].take(spread(len(tested), SHOWN))),

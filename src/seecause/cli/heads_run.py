@@ -255,7 +255,7 @@ def settings(model: VisionModel, told: dict[str, Any]) -> Any:
         "seecause": __version__,
     }
     rows = [(key, str(value)) for key, value in about.items() if value is not None]
-    return Section("Protocol", fragment("protocol.html.j2", tables=[rows]), "Everything needed to get the same numbers again.")
+    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), "Everything needed to get the same numbers again.")
 
 
 def plain(protocol: dict[str, Any]) -> dict[str, Any]:

@@ -145,9 +145,10 @@ def audit(
     groups = group_accuracy(right, cases.groups) if cases.grouped and right is not None else None
     counted = right if count == "right" and right is not None and bool(right.any()) else None
     overlap = iou(found, cases.truth) if found is not None and cases.truth is not None else None
+    searched = {} if found is None else {"steps": steps, **_asked(mask_options)}
     said = {
         "method": "audit",
-        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature, "count": count, **_asked(mask_options)},
+        "options": {"masks": masks, "fills": ", ".join(fills), **searched, "temperature": temperature, "count": count},
         **protocol(model, cases.images),
     }
     return Audit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,14 @@ def table_section(table: Table, *, title: str = "Which method is best?", what: s
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
     terms = {metric: MEANINGS[metric] for metric in table.metrics if metric in MEANINGS} | dict(methods or {})
-    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, what=what), note, terms)
+    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what), note, terms)
+
+
+def _digits(table: Table) -> dict[str, int]:
+    """Decimals to read: those of the table, but no more than four digits of the largest mean."""
+    largest = {metric: max((abs(cells[metric].mean) for cells in table.cells.values() if cells[metric].n), default=1.0) for metric in table.metrics}
+    room = {metric: 3 - math.floor(math.log10(value)) if value > 0 else 6 for metric, value in largest.items()}
+    return {metric: max(3, min(table.digits(metric), room[metric])) for metric in table.metrics}
 
 
 def summaries(plan: Plan) -> dict[str, str]:
@@ -113,9 +121,10 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
         [_mean_curve(method, torch.cat(curves[kind]), shares, looks[method]) for method, curves in found.items() if curves[kind]]
         for kind in ("insertion", "deletion")
     )
+    share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)  # probabilities, unless logits were asked for
     charts = [
-        chart(insertion, title="insertion, mean and standard error", x_title="share of the picture uncovered", y_title="class score", beside=deletion),
-        chart(deletion, title="deletion, mean and standard error", x_title="share of the picture covered", y_title="class score", beside=insertion),
+        chart(curves, title=f"{kind}, mean and standard error", x_title=f"share of the picture {done}", y_title="class score", share=share, beside=others)
+        for kind, done, curves, others in (("insertion", "uncovered", insertion, deletion), ("deletion", "covered", deletion, insertion))
     ]
     note = "The most important pixels first. A faithful map makes insertion rise early and deletion fall early."
     same = [name for name, curves in (("insertion", insertion), ("deletion", deletion)) if len(curves) > 1 and _on_one_line(curves)]
@@ -159,7 +168,7 @@ def run_protocol(plan: Plan) -> Section:
         ("versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items())),
     ]
     note = "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with any number of workers."
-    return Section("Protocol", fragment("protocol.html.j2", tables=[rows]), note)
+    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), note)
 
 
 def holes_section(status: Status, plan: Plan) -> Section:

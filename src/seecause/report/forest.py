@@ -11,7 +11,7 @@ from markupsafe import Markup
 from seecause.report.charts import LETTER, Axis, padded
 from seecause.report.page import fragment
 
-WIDTH, ROW, TOP, BOTTOM, RIGHT = 420, 26, 10, 44, 16
+WIDTH, ROW, TOP, BOTTOM, RIGHT = 520, 26, 10, 44, 16
 
 
 @dataclass(frozen=True)

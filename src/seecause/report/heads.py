@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import torch
 from markupsafe import Markup
 
 from seecause.heads.audit import Audit
+from seecause.heads.cases import Cases
 from seecause.heads.gains import FEW
 from seecause.heads.registry import selectors
 from seecause.heads.removal import Curve, Outcome
@@ -82,7 +84,7 @@ def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: s
     for name, gains in found.means.items():
         values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
         more = (f"{gains.bir_mean_of_ratios:.3f}", f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor))
-        rows.append((name, *("-" if value != value else f"{value:.3f}" for value in values), gains.interval_text(), *more))
+        rows.append((name, *("-" if value != value else f"{value:.3f}" for value in values), gains.interval_text().replace(" to ", "\u00a0to\u00a0"), *more))
     head = ("taken away by", "FIG", "BIG", "BIR (of means)", "its 95 % interval", "BIR (mean of ratios)", "degenerate", "noise floor")
     marked = [list(found.gains).index(found.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=found.verdict() if said is None else said) + table(rows, head=head, marked=marked)
@@ -151,13 +153,15 @@ def curves_section(found: Curve, *, by: str, title: str = "What do more removed 
     return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
 
 
-def change_section(before: Outcome, after: Outcome, *, name: str, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
-    """Numbers before and after, on the same pictures; `gaps` are the BG-gaps before and after."""
+def change_section(before: Outcome, after: Outcome, cases: Cases, *, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
+    """Numbers before and after, on the same pictures, `cases`; `gaps` are the BG-gaps before and after."""
     first, second = changes(before, after, gaps)
     shown = [key for key in first if key in second and key != "removed"]
     rows = [(spelled(key), f"{first[key]:.3f}", f"{second[key]:.3f}", _change(second[key] - first[key])) for key in shown]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
-    note = f"Heads removed (layer, head): {heads}. Pictures: {name}, with the same masks before and after. Arrows show where better is."
+    note = f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the same masks before and after. Arrows show where better is."
+    fewest = min(Counter(cases.groups).values(), default=FEW) if cases.grouped else FEW
+    note += f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst says little." if fewest < FEW else ""
     kinds = {key.partition(", ")[0] for key in shown}
     terms = {term: meaning for term, meaning in (MEASURED | GAINS).items() if term in kinds} | looks_terms(key.partition(", ")[2] for key in shown)
     return Section(title, table(rows, head=("", "before", "after", "change")), note, terms)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from seecause.attribution.attribute import versions
 from seecause.lvlm import Curves, MaskEngine, picture_map, seen_picture
 from seecause.lvlm.lens import HeadWords
 from seecause.lvlm.tokens import TokenAttribution
@@ -38,8 +39,8 @@ TOKENS_NOTE = (
     "beside it is those heads' attention, weighted by what heads and words are worth."
 )
 PICTURE = {
-    "image tokens": "the model sees the picture as a grid of these, and the map has one value for each; values add up to the effect",
-    "weighted attention": "what a map of attention can tell at best, to compare with",
+    "image tokens": "the model sees the picture as a grid of these; the map has one value for each, fitted like those of heads (below)",
+    "weighted attention": "attention on each image token, summed over these heads and words, each with its weight; to compare with",
 }
 FIT = {
     "effect": "how far the picture moves the answer's logit, compared with an average picture",
@@ -172,7 +173,7 @@ def trace_manifest(engine: MaskEngine, *fits: HeadTrace | TokenAttribution) -> d
     return {
         "method": "head attribution (HeAr)", "options": options, "model": told["model"], "model_fingerprint": told["fingerprint"], "random_weights": False,
         "grid": [told["image_tokens"]], "readout": f"logit of {told['answer']!r} less the vocabulary's mean", "device": told["device"], "dtype": told["dtype"],
-        "versions": {"seecause": told["seecause"], "torch": told["torch"]},
+        "versions": versions(),
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from seecause.report.overlay import number
+from seecause.report.overlay import fixed, number
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
     shared = {key: value for key, value in tables[0].items() if len(tables) > 1 and all(table.get(key) == value for table in tables)} if tables else {}
     own = [[(key, value) for key, value in table.items() if key not in shared] for table in tables]
     note = "Everything needed to get the same numbers again. The fingerprint names the exact weights."
-    return Section("Protocol", fragment("protocol.html.j2", tables=[list(shared.items()), *own]), note)
+    return Section("Protocol", fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)), note)
 
 
 def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -85,5 +85,5 @@ def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = number
+    environment.filters |= {"number": number, "fixed": fixed}
     return environment
