@@ -90,6 +90,7 @@ def test_a_page_of_chapters_has_only_these_in_its_navigation():
     sections = [Section("First?", Markup(""), chapter="One"), Section("Second?", Markup("")), Section("Third?", Markup(""), chapter="Two")]
     assert links(render_page("Demo", sections)) == ["One", "Two"]
     assert links(render_page("Demo", sections[1:2])) == ["Second?"]
+    assert links(render_page("Demo", [Section("A long question?", Markup(""), short="Short?")])) == ["Short?"]
 
 
 def links(page: str) -> list[str]:

@@ -29,7 +29,7 @@ EVIDENCE, ELSEWHERE = "its evidence", "elsewhere"
 VERSIONS = {
     EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
     "no background, no object": "cut out with {masks} and filled ({fill})",
-    ELSEWHERE: "the same object drawn on another background",
+    ELSEWHERE: "the same object drawn with another background",
 }
 
 

@@ -42,7 +42,7 @@ OUTCOMES = {  # names of numbers before and after: in words, and whether higher 
 MEASURED = {
     "NLL": "negative log-likelihood, the surprise at the true class in nats",
     "ECE": "expected calibration error, how far confidence is from accuracy",
-    "flips": "share of answers that change when the same object is drawn on another background",
+    "flips": "share of answers that change when the same object is drawn with another background",
     "BG-gap": "accuracy lost when the background is one of another class",
 }
 

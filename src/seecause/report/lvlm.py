@@ -103,7 +103,13 @@ def heads_section(engine: MaskEngine, found: HeadTrace) -> Section:
         ("R² on unseen masks", f"{fit.r2:.3f} (correlation {fit.pearson:.3f})"),
         ("agreement of half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
     ]
-    return Section("Which heads carry the picture into the answer?", fragment("head_grid.html.j2", grids=grids) + table(facts), HEADS_NOTE, FIT)
+    return Section(
+        "Which heads carry the picture into the answer?",
+        fragment("head_grid.html.j2", grids=grids) + table(facts),
+        HEADS_NOTE,
+        FIT,
+        short="Which heads carry it?",
+    )
 
 
 def curves_section(curves: Mapping[str, Curves], counts: Mapping[str, tuple[str, str]]) -> Section:
@@ -140,7 +146,9 @@ def tokens_section(engine: MaskEngine, found: TokenTrace, shown: Image.Image, *,
         ("correlation of the two maps", f"{found.agreement:.3f}"),
     ]
     body = prompt_words(found.effects.pieces, found.effects.deltas, found.text, answer=engine.answer, images=engine.n_image)
-    return Section("From where in the picture, into which words?", body + render_cards([card]) + table(facts), TOKENS_NOTE, PICTURE)
+    return Section(
+        "From where in the picture, into which words?", body + render_cards([card]) + table(facts), TOKENS_NOTE, PICTURE, short="From where, into which words?"
+    )
 
 
 def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> Image.Image:

@@ -24,7 +24,7 @@ from seecause.report.overlay import fixed, number
 class Section:
     """A part of the page: ready HTML under a title, and in plain words how to read it. `terms` says below it what its short names mean.
 
-    On a page of many sections some open a `chapter`; navigation then has the chapters only.
+    Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`; navigation then has the chapters only.
     """
 
     title: str
@@ -32,6 +32,7 @@ class Section:
     note: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
+    short: str = ""
 
     @property
     def anchor(self) -> str:
@@ -41,7 +42,7 @@ class Section:
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
     """The whole page; `lead` is the sentence under its title."""
     chapters = [(section.chapter, section) for section in sections if section.chapter]
-    contents = chapters or [(section.title, section) for section in sections]
+    contents = chapters or [(section.short or section.title, section) for section in sections]
     maps = any('class="heat"' in section.body for section in sections)  # what the controls and the script are for
     return fragment("page.html.j2", title=title, lead=lead, sections=sections, contents=contents, maps=maps)
 
