@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,16 @@ from seecause.heads.removal import Curve, Outcome
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.studies import Found
 from seecause.report.cell import Cell
-from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart, styled
+from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.forest import Difference, forest
-from seecause.report.heads_words import AUDITED, GAINS, LOOKS_NOTE, MEASURED, looks_terms, spelled
+from seecause.report.heads_words import AUDITED, GAINS, LOOKS_NOTE, looks_terms, outcome_terms, spelled
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
 
 WRITTEN = 16  # heads in a row that still have room for their numbers
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
+DRAWN = "as many random heads: mean and standard deviation of draws"
+X = {"K": "K, heads removed at most"}  # axes of studies in words
 RANDOM, SPREAD = ", random", ", random sd"  # endings of columns of studies
 CIGMA_NOTE = "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite."
 GRID_NOTE = "Hover for standard errors and for what else the head's removal does."
@@ -89,7 +92,8 @@ def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: s
     marked = [list(found.gains).index(found.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=found.verdict() if said is None else said) + table(rows, head=head, marked=marked)
     counted = "all pictures" if found.counted is None else f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered right"
-    terms = GAINS | looks_terms(found.gains) | AUDITED if explained else {}
+    overlap = {} if found.overlap is None else {"IoU": "intersection over union of two masks: 1 where they are the same, 0 where they do not meet"}
+    terms = GAINS | looks_terms(found.gains) | AUDITED | overlap if explained else {}
     return Section(title, body, f"{LOOKS_NOTE if explained else 'The same of another model.'} Means over {counted}.", terms)
 
 
@@ -113,7 +117,7 @@ def groups_section(found: Audit) -> list[Section]:
     sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     note = f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean of groups {groups.unweighted_average:.3f}"
     if fewest < FEW:
-        note += f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy of one; read rows and columns, or audit more (--limit)"
+        note += f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy of one; read rows and columns, or audit more pictures"
     else:
         note += f", worst group {groups.worst:.3f}; {sizes} pictures a group, hover for 95 % intervals"
     body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
@@ -139,7 +143,7 @@ def curves_section(found: Curve, *, by: str, title: str = "What do more removed 
     """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are shares, drawn from zero."""
     numbers = [outcome.numbers() for outcome in found.chosen]
     shown = [name for name in numbers[0] if name in MAIN or name.startswith("BIR")]
-    looks = {f"heads chosen by {by}": (COLOURS[0], ""), "as many random heads: mean and standard deviation of draws": (GREY, DASHES[1])}
+    looks = {f"heads chosen by {by}": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     charts = []
     for name in shown:
         band = found.band(name)
@@ -162,9 +166,7 @@ def change_section(before: Outcome, after: Outcome, cases: Cases, *, gaps: Seque
     note = f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the same masks before and after. Arrows show where better is."
     fewest = min(Counter(cases.groups).values(), default=FEW) if cases.grouped else FEW
     note += f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst says little." if fewest < FEW else ""
-    kinds = {key.partition(", ")[0] for key in shown}
-    terms = {term: meaning for term, meaning in (MEASURED | GAINS).items() if term in kinds} | looks_terms(key.partition(", ")[2] for key in shown)
-    return Section(title, table(rows, head=("", "before", "after", "change")), note, terms)
+    return Section(title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(shown))
 
 
 def _change(value: float) -> str:
@@ -179,7 +181,7 @@ def changes(before: Outcome, after: Outcome, gaps: Sequence[float] = ()) -> tupl
 
 def study_section(found: Found) -> Section:
     """Charts of the main columns, along `x` or as differences to the first row, and a table. What random heads do is in the charts and the CSV."""
-    looks = styled(["chosen heads", "random heads"])
+    looks = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     columns = [name for name in found.columns if not name.endswith((RANDOM, SPREAD))]
     first = columns[0]
     charts = []
@@ -188,18 +190,20 @@ def study_section(found: Found) -> Section:
         if name not in MAIN and not name.startswith(("BIR", "rank")):
             continue
         if found.x is None:
-            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), 0.0) for row in known[1:]]
+            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), math.nan) for row in known[1:]]
             charts.append(forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}"))
             continue
         along = [row[found.x] for row in known]
         series = [Series("chosen heads", along, [float(row[name]) for row in known], (), *looks["chosen heads"])]  # type: ignore[arg-type]
         if name + RANDOM in found.columns:
             means, spreads = ([float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD))
-            series.insert(0, Series("random heads", along, means, spreads, *looks["random heads"]))  # type: ignore[arg-type]
-        charts.append(chart(series, title=spelled(name), x_title=found.x, y_title=name if name.startswith("rank") else "share", share=True))
-    cells = [tuple(_shown(row.get(name, "")) for name in columns) for row in found.rows]
+            series.insert(0, Series("random heads", along, means, spreads, *looks[DRAWN]))  # type: ignore[arg-type]
+        charts.append(chart(series, title=spelled(name), x_title=X.get(found.x, found.x), y_title=name if name.startswith("rank") else "share", share=True))
+    cells = [(f"{row[first]}", *(_shown(row.get(name, "")) for name in columns[1:])) for row in found.rows]
     keys = looks if any(name.endswith(RANDOM) for name in found.columns) else {}
-    return Section(found.question, fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns), found.note)
+    note = found.note if found.x is not None else f"{found.note} Differences are of single runs, without intervals."
+    body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns)
+    return Section(found.question, body, note.strip(), outcome_terms(columns))
 
 
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()) -> Markup:
@@ -258,4 +262,4 @@ def _grid_note(by: str) -> str:
 
 
 def _shown(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}" if float(value).is_integer() else f"{value:.3f}"
+    return f"{value}" if isinstance(value, str | int) else f"{value:.3f}"

@@ -53,6 +53,12 @@ def looks_terms(names: Iterable[str]) -> dict[str, str]:
     return {word: meaning for word, meaning in LOOKS.items() if word in there}
 
 
+def outcome_terms(names: Iterable[str]) -> dict[str, str]:
+    """What the numbers of an outcome mean, of those that occur in `names`, and what they were measured with."""
+    kinds, how = zip(*(name.partition(", ")[::2] for name in names), strict=True)
+    return {term: meaning for term, meaning in (MEASURED | GAINS).items() if term in kinds} | looks_terms(how)
+
+
 def spelled(name: str) -> str:
     """A number in words, with an arrow to where it is better; what it was measured with stands behind a comma."""
     kind, comma, how = name.partition(", ")
