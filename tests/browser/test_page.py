@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 from playwright.sync_api import Page, sync_playwright
 
 from seecause.report.explain import explain_section
-from seecause.report.page import protocol_section, write_page
+from seecause.report.page import Section, protocol_section, write_page
 from tests.report.examples import MANIFEST, explanation
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -84,6 +85,18 @@ def test_a_top_patch_is_shown_when_it_is_reached_by_keyboard(shown):
     button.focus()
     row, column = (button.get_attribute(f"data-{axis}") for axis in ("row", "column"))
     assert page.locator(".read").first.text_content().startswith(f"row {row}, column {column}: ")
+
+
+def test_navigation_is_one_row_however_many_sections(shown, tmp_path):
+    page, _ = shown
+    many = write_page(tmp_path / "many.html", "Many", [Section(f"What about question number {place}?", Markup("")) for place in range(20)])
+    for width, rows in ((1200, 1), (380, 2)):
+        other = page.context.browser.new_page()
+        other.set_viewport_size({"width": width, "height": 700})
+        other.goto(many.as_uri())
+        assert other.locator(".bar").evaluate("e => e.offsetHeight") < 45 * rows
+        assert other.evaluate("document.documentElement.scrollWidth") <= width
+        other.close()
 
 
 def test_a_narrow_window_does_not_scroll_sideways(shown):

@@ -31,7 +31,7 @@ def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
     page = render_page("Demo", shown.sections)
     assert page.count('<article class="card') == 2
     assert page.count("<figcaption>on another background</figcaption>") == 2
-    assert "of 2 times for" in page
+    assert "of 2 answers of" in page
     assert shown.manifests[0]["method"] == "caap"
 
 
@@ -61,4 +61,4 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
 
 def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
     page = render_page("Demo", repair.run(Setting(), model=folder, pictures=3, top=2, draws=2).sections)
-    assert "What changed when they went?" in page and "outlined: removed" in page and page.count('<li class="when">after</li>') == 6
+    assert "What changed when they went?" in page and "outlined: removed" in page and page.count('<p class="when">after</p>') == 6

@@ -108,7 +108,7 @@ def test_prune_leaves_a_checkpoint_that_answers_like_the_ablated_model(tmp_path,
     with sc.heads.ablate(model, removed):
         torch.testing.assert_close(pruned(images), model(images), atol=1e-4, rtol=0)
     page = whole((tmp_path / "p" / "index.html").read_text())
-    assert page.count(" chosen") >= len(removed) and "before" in page and "random heads, mean and deviation of draws" in page
+    assert page.count(" chosen") >= len(removed) and "before" in page and "random heads: mean and standard deviation of draws" in page
     rows = table(tmp_path / "p" / "curve.csv")
     assert [int(row["K"]) for row in rows][:2] == [0, 1] and rows[0]["removed"] == "0"
 

@@ -18,10 +18,20 @@ def test_hidden_patches_are_dark_and_parts_have_their_colour():
     shown = np.asarray(part_picture(image, maps())) / 255
     assert shown.shape == (192, 192, 3)
     for part, patch in ((0, shown[:96, :96]), (1, shown[:96, 96:])):
-        assert np.allclose(patch, 0.8 * 0.45 + part_colours(2)[part].numpy() * 0.55, atol=3e-3)
+        assert np.allclose(patch, 0.8 * 0.4 + part_colours(2)[part].numpy() * 0.6, atol=3e-3)
     assert np.allclose(shown[96:], 0.8 * 0.35, atol=3e-3)
     without = np.asarray(part_picture(image, maps(), removed=[1])) / 255
     assert np.allclose(without[:96, 96:], 0.8 * 0.35, atol=3e-3) and np.array_equal(without[:, :96], shown[:, :96])
+
+
+def test_a_part_has_its_colour_whatever_it_covers():
+    red, blue = (torch.zeros(3, 96, 96).index_fill(0, torch.tensor(channel), 0.9) for channel in (0, 2))
+    assert np.array_equal(*(np.asarray(part_picture(image, maps()))[:96] for image in (red, blue)))
+
+
+def test_no_two_parts_share_a_colour():
+    for parts in (4, 8, 12):
+        assert len(part_colours(parts).unique(dim=0)) == parts
 
 
 def test_a_sheet_has_every_picture_above_its_parts():

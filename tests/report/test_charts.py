@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from itertools import combinations
+
+import pytest
 
 from seecause.report.charts import HEIGHT, LETTER, LINE, Series, chart, styled
 from seecause.report.forest import Difference, forest
@@ -27,7 +30,7 @@ def test_higher_values_stand_higher():
 
 def test_names_of_neighbours_cover_neither_each_other_nor_a_dot():
     svg = chart([Series(f"method {i}", [1.0 + i / 50], [0.5 + i / 1000], [0.01]) for i in range(8)], title="t", x_title="x", y_title="y")
-    names = re.findall(r'class="name" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"', svg)
+    names = re.findall(r'class="label" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"', svg)
     assert len(names) == 8
     boxes = [(float(x) - (anchor == "end") * 8 * LETTER, float(y) - 4, 8 * LETTER, LINE) for x, y, anchor in names]
     boxes += [(x, y, 0, 0) for x, y in dots(svg)]
@@ -36,9 +39,9 @@ def test_names_of_neighbours_cover_neither_each_other_nor_a_dot():
 
 
 def test_charts_side_by_side_share_their_range():
-    flat, steep = Series("flat", [10.0, 20.0], [1.0, 1.0]), Series("steep", [10.0, 20.0], [0.0, 1.0])
+    flat, steep = Series("flat", [10.0, 20.0], [1.0, 1.0]), Series("steep", [10.0, 20.0], [0.0, 8.0])
     alone, beside = (chart([flat], title="t", x_title="x", y_title="y", beside=others) for others in ([], [steep]))
-    assert ">0.25</text>" in beside and ">0.25</text>" not in alone
+    assert ">8</text>" in beside and ">8</text>" not in alone
 
 
 def test_a_name_cannot_break_the_page():
@@ -48,6 +51,26 @@ def test_a_name_cannot_break_the_page():
 def test_many_methods_stay_apart_in_looks():
     looks = styled([str(i) for i in range(30)])
     assert len(set(looks.values())) == 30
+    dashes = [dash for _, dash in looks.values()]
+    assert all(a != b for a, b in itertools.pairwise(dashes))  # also without colours
+
+
+def ticks(svg: str) -> list[float]:
+    """Numbers at the axis of y."""
+    return [float(tick) for tick in re.findall(r'text-anchor="end">([-\d.e]+)</text>', svg)]
+
+
+@pytest.mark.parametrize(("values", "top"), [([0.0, 0.0], 1.0), ([0.3, 0.3], 0.3), ([1.0, 0.25], 1.0), ([0.0, 1e-3], 1e-3)])
+def test_a_share_is_drawn_from_zero_up_to_what_there_is(values, top):
+    found = ticks(chart([Series("a", [0, 8], values)], title="t", x_title="x", y_title="y", share=True))
+    assert found[0] == 0 and top / 2 < found[-1] <= 1.05 * top
+
+
+def test_a_value_that_never_changes_has_zero_on_its_axis_and_nothing_made_up():
+    assert min(ticks(chart([Series("a", [0, 8], [0.3, 0.3])], title="t", x_title="x", y_title="y"))) == 0
+    svg = forest([Difference("black", 0.0, 0.0), Difference("noise", 0.0, float("nan"))], title="t", x_title="x")
+    assert re.findall(r'text-anchor="middle">([-\d.]+)</text>', svg) == ["0"]
+    assert "-0</text>" not in chart([Series("a", [0, 8], [-0.1, 0.1])], title="t", x_title="x", y_title="y")
 
 
 def test_layers_are_whole_numbers():

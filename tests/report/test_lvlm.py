@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from seecause.lvlm import Curves, HeadTrace, attribute_heads
-from seecause.report.lvlm import HeadGrid, curves_section, prompt_words, trace_manifest
+from seecause.report.lvlm import CURVES_NOTE, FIT, HEADS_NOTE, TOKENS_NOTE, WORDS_NOTE, HeadGrid, curves_section, prompt_words, trace_manifest
 from seecause.report.lvlm_study import scatter
 from tests.lvlm.toy import toy_engine
 
@@ -22,9 +22,18 @@ def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
 
 def test_words_are_shown_with_their_effects_and_never_as_markup():
     shown = prompt_words(["\n", "<b>", ":"], torch.tensor([0.0, -0.5, 1.0]), torch.tensor([False, False, True]), answer="<i>", images=9)
-    assert shown.count('class="piece') == 3 and shown.count("kept") == 2  # one word, and the style
+    assert shown.count('class="piece') == 3 and shown.count("kept") == 1
     assert "&lt;b&gt;" in shown and "<b>" not in shown and "&lt;i&gt;" in shown
     assert "⏎" in shown and "9 image tokens" in shown and "-0.50" in shown
+
+
+def test_nothing_is_shown_as_minus_zero():
+    assert "-0.00" not in prompt_words(["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9).replace("-0.0001", "")
+    assert HeadGrid("heads", torch.tensor([[1.0, -1e-4]])).rows()[0][1].text == ".00"
+
+
+def test_notes_use_no_name_that_only_the_paper_explains():
+    assert not any("x*" in words for words in (HEADS_NOTE, CURVES_NOTE, TOKENS_NOTE, WORDS_NOTE, *FIT.values()))
 
 
 def test_curves_have_one_line_for_each_ranking_and_a_band_where_there_are_several_orders():

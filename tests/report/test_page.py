@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
 from markupsafe import Markup
 
 from seecause.errors import BadOption
+from seecause.metrics import METRICS
+from seecause.report import page as page_module
+from seecause.report.bench_words import MEANINGS
 from seecause.report.cards import MapView
 from seecause.report.explain import explain_panel, explain_section, said
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section, protocol_section, render_page
 from tests.report.examples import MANIFEST, explanation
+
+TEMPLATES = Path(page_module.__file__).parent / "templates"
 
 
 class Outline(HTMLParser):
@@ -78,6 +84,46 @@ def test_the_protocol_names_what_made_the_numbers():
 def test_sections_of_any_job_fit():
     page = render_page("Demo", [Section("Which heads?", Markup("<p>table</p>"), note="Read & see")])
     assert 'id="which-heads"' in page and "<p>table</p>" in page and "Read &amp; see" in page
+
+
+def test_a_page_of_chapters_has_only_these_in_its_navigation():
+    sections = [Section("First?", Markup(""), chapter="One"), Section("Second?", Markup("")), Section("Third?", Markup(""), chapter="Two")]
+    assert links(render_page("Demo", sections)) == ["One", "Two"]
+    assert links(render_page("Demo", sections[1:2])) == ["Second?"]
+    assert links(render_page("Demo", [Section("A long question?", Markup(""), short="Short?")])) == ["Short?"]
+
+
+def links(page: str) -> list[str]:
+    return re.findall(r'<a href="#[^"]+">([^<]+)</a>', page)
+
+
+def test_controls_of_maps_are_there_only_with_maps():
+    assert 'id="opacity"' in render_page("Maps", [explain_section(explanation())])
+    plain = render_page("Tables", [Section("Which heads?", Markup("<p>table</p>"))])
+    assert 'id="opacity"' not in plain and "<script>" not in plain
+
+
+def test_short_names_are_explained_under_what_uses_them():
+    page = render_page("Demo", [Section("Which heads?", Markup("<p>table</p>"), terms={"BIR": "share < 1"})])
+    assert "<dt>BIR</dt> <dd>share &lt; 1</dd>" in page
+
+
+def test_what_all_runs_share_is_said_once():
+    body = protocol_section([MANIFEST, {**MANIFEST, "method": "rollout"}]).body
+    assert body.count("timm:toy") == 1 and body.count(">caap<") == body.count(">rollout<") == 1
+    assert "data fingerprint" not in body  # none is known
+
+
+def test_every_style_is_in_one_place_and_every_picture_has_words():
+    for file in TEMPLATES.glob("*.j2"):
+        text = file.read_text(encoding="utf-8")
+        assert "<style" not in text or file.name == "page.html.j2"
+        assert all("alt=" in tag for tag in re.findall(r"<img[^>]*>", text))
+        assert all("aria-label" in tag or "aria-hidden" in tag for tag in re.findall(r"<svg[^>]*>", text))
+
+
+def test_every_metric_of_a_benchmark_has_a_meaning():
+    assert set(MEANINGS) == {column for metric in METRICS.values() for column in metric.columns}
 
 
 def test_top_patches_are_rows_and_columns_of_the_highest_values():

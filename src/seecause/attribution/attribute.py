@@ -68,8 +68,13 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "data_fingerprint": digest(images),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "versions": {"python": platform.python_version(), "seecause": __version__, **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")}},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and the libraries that decide numbers."""
+    return {"python": platform.python_version(), "seecause": __version__, **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")}}
 
 
 def digest(images: Tensor) -> str:

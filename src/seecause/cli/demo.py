@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ def demo(
     """Run every job on the embedded Critters models and write one page. Needs no download and no picture."""
     from seecause.cli.options import pick_device, tell_page
     from seecause.cli.progress import counting
-    from seecause.demo import JOBS, Setting
+    from seecause.demo import JOBS, Setting, chapter
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import Section, protocol_section, write_page
 
@@ -35,14 +36,14 @@ def demo(
     manifests: list[dict[str, Any]] = []
     with counting("running jobs", len(JOBS), quiet=quiet) as advance:
         for job in JOBS:
-            found = job.run(setting)
+            found = chapter(job, setting)
             sections += found.sections
             manifests += found.manifests
             advance(1)
     manifest = {"command": "demo", "page": "index.html", "runs": manifests}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         lead = "Small generated creatures on textured backgrounds, so that every cause is known and every answer can be checked."
-        write_page(folder / "index.html", "seecause on Critters", [*sections, protocol_section(manifests)], lead=lead)
+        write_page(folder / "index.html", "seecause on Critters", [*sections, replace(protocol_section(manifests), chapter="Protocol")], lead=lead)
     page = (out / "index.html").absolute()
     if not quiet:
         tell_page(out, replaced=replaces)

@@ -33,6 +33,10 @@ from seecause.cli.heads_run import (
 from seecause.cli.heads_study import ablation_study
 from seecause.cli.options import Device, DeviceOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
 
+AUDITED = (32, 160)  # pictures, where masks are searched and where they are not: five in each of the 32 groups of critters:balanced
+AuditLimit = Annotated[
+    int | None, typer.Option(help="Read so many pictures, spread evenly.", min=1, show_default=f"{AUDITED[0]}, {AUDITED[1]} with --masks oracle")
+]
 HEADS, OTHERS = "Which heads carry the background?", "Which heads go first?"
 
 
@@ -66,7 +70,7 @@ def audit(
     model: ModelName = BIASED,
     weights: Weights = None,
     data: AuditData = TEST,
-    limit: Limit = 32,
+    limit: AuditLimit = None,
     classify: ClassifyOption = None,
     scope: ScopeOption = None,
     question: QuestionOption = None,
@@ -103,6 +107,7 @@ def audit(
     search.check_used(masks is not AuditMasks.oracle, "give --masks discovered or both")
     opened = open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question)
     opened = fitted(opened, data) if isinstance(opened, VisionModel) else opened
+    limit = limit or AUDITED[masks is AuditMasks.oracle]
     cases = read(opened, data, limit, quiet=quiet)
     same = twin_of(opened, data, limit, quiet=quiet) if isinstance(opened, VisionModel) else None
     with counting("searching masks", len(cases) * (masks is not AuditMasks.oracle), quiet=quiet) as advance:
@@ -256,7 +261,7 @@ def prune(
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_model(opened, heads, folder / "model", form=form.value, note=note)
         sections = [
-            change_section(before, after, name=tested.name, gaps=gaps),
+            change_section(before, after, tested, gaps=gaps),
             curves_section(line, by=by),
             scores_section(found, by=by, chosen=heads, title=HEADS if by == "cigma" else OTHERS),
             repair_gallery(judge, tested.take(spread(len(tested), SHOWN)), heads, looks[0].take(spread(len(tested), SHOWN))),

@@ -260,18 +260,18 @@ def lead(model: Any, cases: Cases) -> str:
 def settings(model: VisionModel, told: dict[str, Any]) -> Any:
     """Everything needed to get the same numbers again."""
     from seecause import __version__
-    from seecause.report.heads import table
-    from seecause.report.page import Section
+    from seecause.report.page import Section, fragment
 
     about = {
         "model": model.name,
         "fingerprint": model.fingerprint(),
         "readout": model.readout_name,
         **told,
-        "device, dtype": f"{model.device}, {model.dtype}",
+        "device, dtype": f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
         "seecause": __version__,
     }
-    return Section("Protocol", table([(key, str(value)) for key, value in about.items() if value is not None]))
+    rows = [(key, str(value)) for key, value in about.items() if value is not None]
+    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), "Everything needed to get the same numbers again.")
 
 
 def plain(protocol: dict[str, Any]) -> dict[str, Any]:

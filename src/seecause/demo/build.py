@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from seecause.attribution.attribute import protocol
 from seecause.data import critters
 from seecause.data.dataset import evenly
 from seecause.demo.job import Setting, Shown
@@ -15,6 +16,7 @@ from seecause.report.faithful import PartCard, note_of, part_cards, parts_sectio
 
 MODEL = "builtin:critters-ifam"
 PICTURES = 4
+CHAPTER = "Build"
 
 
 def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES) -> Shown:
@@ -44,7 +46,7 @@ def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES) -> Sh
         f"{note_of(net)}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when some part is taken out; those are shown first. Another "
         f"background changed {flips} of {count} answers. It can: stage 1 sees it when it chooses, and patches at the creature's border show some of both."
     )
-    manifest = {"method": "iFAM", "model": model, "model_fingerprint": view.fingerprint(), "device": str(view.device), "dtype": str(view.dtype)}
+    manifest = {"method": "iFAM", "options": {"parts": net.parts, "pictures": count}, **protocol(view, images(latents))}
     return Shown([parts_section(cards, net.parts, note=note)], [manifest])
 
 

@@ -12,11 +12,12 @@ from seecause.bench.table import make_table
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
 from seecause.demo.job import Setting, Shown
-from seecause.report.bench import curves_section, table_section
+from seecause.report.bench import curves_section, summaries, table_section
 
 METHODS = ("caap", "gae", "rollout", "random")
 METRICS = ("aupr1", "pointing", "deletion", "ins-del")
 PICTURES = 8
+CHAPTER = "Compare"
 
 
 def run(setting: Setting, *, methods: tuple[str, ...] = METHODS, pictures: int = PICTURES) -> Shown:
@@ -37,5 +38,5 @@ def run(setting: Setting, *, methods: tuple[str, ...] = METHODS, pictures: int =
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         run_bench(store, Worker(plan, model, data))
-        sections = [table_section(make_table(store.rows(plan), plan)), *curves_section(store, plan)]
+        sections = [table_section(make_table(store.rows(plan), plan), methods=summaries(plan)), *curves_section(store, plan)]
     return Shown(sections, [])

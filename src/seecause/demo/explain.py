@@ -24,6 +24,7 @@ from seecause.report.page import Section
 
 MODELS = ("builtin:critters-vit", "builtin:critters-biased")
 PICTURES = 6
+CHAPTER = "Explain"
 NOTE = (
     "Each card is one creature, on the background its class is usually met on and on another (every pixel of the creature is the same). The maps "
     "show which patches speak for the creature's class when they stand alone in a blank picture (CAAP); all maps of a card share one scale. A model may "
@@ -43,7 +44,7 @@ def run(setting: Setting, *, models: Sequence[str] = MODELS, pictures: int = PIC
     found = {name: _explain(model, scenes, latents.creature) for name, model in opened.items()}
     cards = [_card(index, latents, scenes, found) for index in range(pictures)]
     manifests = [next(iter(runs.values()))[0].manifest for runs in found.values()]
-    note = f"{NOTE}\nThe other background changed the answer {', '.join(f'{_flips(runs)} times for {name}' for name, runs in found.items())}."
+    note = f"{NOTE}\nThe other background changed {' and '.join(f'{_flips(runs)} answers of {name}' for name, runs in found.items())}."
     return Shown([Section("Which patches caused the answer?", render_cards(cards), note)], manifests)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from seecause.report.page import Section
@@ -26,6 +26,15 @@ class Shown:
 
 
 class Job(Protocol):
-    """A module with a `run`."""
+    """A module with a `run`, and the word for it in the page's navigation."""
+
+    CHAPTER: str
 
     def run(self, setting: Setting) -> Shown: ...
+
+
+def chapter(job: Job, setting: Setting) -> Shown:
+    """What a job shows, its first section opening a chapter."""
+    found = job.run(setting)
+    first = [replace(section, chapter=job.CHAPTER) for section in found.sections[:1]]
+    return replace(found, sections=[*first, *found.sections[1:]])

@@ -19,6 +19,7 @@ from seecause.report.heads_gallery import repair_gallery
 
 MODEL = "builtin:critters-biased"
 PICTURES, TOP, DRAWS, SHOWN = 8, 6, 3, 4
+CHAPTER = "Repair"
 
 
 def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES, top: int = TOP, draws: int = DRAWS) -> Shown:
@@ -35,7 +36,7 @@ def run(setting: Setting, *, model: str = MODEL, pictures: int = PICTURES, top: 
     line = curve(opened, test, scores, sorted({0, len(heads) // 2, len(heads)}), [look] if look else [], draws=draws, seed=setting.seed)
     sections = [
         scores_section(scores, by="cigma", chosen=heads),
-        change_section(line.chosen[0], line.chosen[-1], name=f"{len(test)} of {test.name}", title="What changed when they went?"),
+        change_section(line.chosen[0], line.chosen[-1], test, title="What changed when they went?"),
         curves_section(line, by="cigma", title="Would any heads do?"),
         repair_gallery(opened, test.take(torch.arange(min(SHOWN, len(test)))), heads, None),
     ]

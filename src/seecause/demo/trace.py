@@ -16,10 +16,11 @@ from seecause.report.lvlm import curves_section, heads_section, one_answer_count
 
 MODEL = "builtin:critters-llava"
 QUESTION = "What is the name of this creature?"
+CHAPTER = "Trace"
 MASKS = 1500  # the paper and `seecause lvlm` take 10,000
 PICTURES = 32  # in the average picture; elsewhere 100
 PLACE, TRIED = 2, 8  # the first picture of the test split that is tried, and how many are: one must move the answer enough
-FEWER = f" For the demo {MASKS:,} masks and {PICTURES} calibration pictures; `seecause lvlm tokens` takes 10,000 and 100."
+FEWER = f" For the demo {MASKS:,} masks and {PICTURES} calibration pictures; seecause lvlm tokens takes 10,000 and 100."
 
 
 def run(setting: Setting, *, model: str = MODEL, masks: int = MASKS, pictures: int = PICTURES, floor: float | None = 1.0) -> Shown:

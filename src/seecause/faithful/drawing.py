@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import matplotlib
+import matplotlib.colors
 import torch
 from PIL import Image
 from torch import Tensor
@@ -12,12 +13,15 @@ from torch import Tensor
 from seecause.data.pictures import to_pil
 
 SIDE = 192  # pixels of a tile, at least
-_ALPHA, _DIM = 0.55, 0.35
+_ALPHA, _DIM = 0.6, 0.35
+_TOLD_APART = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442", "#999999")  # Okabe and Ito, also for the colour-blind
 
 
 def part_colours(parts: int) -> Tensor:
-    """[K, 3] in [0, 1], as far apart as a qualitative colormap has them."""
-    table = matplotlib.colormaps["tab10" if parts <= 10 else "tab20"]
+    """[K, 3] in [0, 1], as far apart as so many can be."""
+    if parts <= len(_TOLD_APART):
+        return torch.tensor([matplotlib.colors.to_rgb(colour) for colour in _TOLD_APART[:parts]], dtype=torch.float32)
+    table = matplotlib.colormaps["tab20"]
     return torch.tensor([table(part % table.N)[:3] for part in range(parts)], dtype=torch.float32)
 
 
@@ -32,7 +36,8 @@ def part_picture(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Im
         colours[part] = 0
     hidden = (label == parts) | torch.isin(label, torch.tensor(list(removed), dtype=label.dtype))
     paint = colours[label].permute(2, 0, 1)  # [3, H, W]
-    shown = torch.where(hidden, raw * _DIM, raw * (1 - _ALPHA) + paint * _ALPHA)
+    grey = raw.mean(dim=0, keepdim=True)  # so that a part has the colour of the legend, whatever it covers
+    shown = torch.where(hidden, raw * _DIM, grey * (1 - _ALPHA) + paint * _ALPHA)
     return to_pil(shown)
 
 

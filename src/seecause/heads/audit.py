@@ -20,7 +20,7 @@ from seecause.attribution.attribute import protocol
 from seecause.errors import BadOption
 from seecause.heads.cases import Cases, logits_of
 from seecause.heads.erase import Fill
-from seecause.heads.gains import Gains, information_gains
+from seecause.heads.gains import FEW, Gains, information_gains
 from seecause.heads.masks import Masks, discover_masks, iou
 from seecause.heads.removal import Look
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
@@ -74,7 +74,7 @@ class Audit:
     def verdict(self) -> list[str]:
         """In plain words, the conclusion first."""
         means, trusted = self.means, self.trusted
-        ratio, (low, high) = _ratio(means[trusted]), means[trusted].interval
+        ratio = _ratio(means[trusted])
         share = ratio if self.flips is None else max(ratio, float(self.flips.double().mean()))
         said = [
             "Nothing to repair: these answers hardly depend on the background."
@@ -85,11 +85,11 @@ class Audit:
             said.append(f"Another background behind the same object changes {int(self.flips.sum())} of {len(self.flips)} answers.")
         count = len(means[trusted].big)
         over = f"{count} {'' if self.counted is None else 'right '}answer{'s' * (count != 1)}"
-        told = f"95 % interval {low:.2f} to {high:.2f}, {trusted}, {over}" if count > 1 else f"{trusted}, {over}, too few for an interval"
-        said.append(f"BIR is {ratio:.2f} ({told}): of what the answers lose without object or background, that share is the background's.")
+        told = f"95 % interval {means[trusted].interval_text(2)}, {trusted}, {over}" if count >= FEW else f"{trusted}, {over}, too few for an interval"
+        said.append(f"BIR is {_shown(ratio, 2)} ({told}): of what the answers lose without object or background, that share is the background's.")
         least = min(means, key=lambda name: _ratio(means[name]))
         if share >= SOME and least != trusted and _ratio(means[least]) < share / 2:
-            said.append(f"Do not be fooled by BIR {_ratio(means[least]):.3f} with {least}: {_why(self.looks[least])}")
+            said.append(f"Do not be fooled by BIR {_shown(_ratio(means[least]), 3)} with {least}: {_why(self.looks[least])}")
         most = max(means, key=lambda name: _ratio(means[name]))
         if self._is_discovered(most) and not self._is_discovered(trusted) and _ratio(means[most]) > max(SOME, 2 * ratio):
             why = "those masks keep a fixed share of a picture, so what they erase can be the object."
@@ -102,8 +102,9 @@ class Audit:
             )
         if self.groups is not None and len(self.groups.groups) > 1:
             size = int(self.groups.total[self.groups.groups.index(self.groups.worst_group)])
-            worst = f"{self.groups.worst:.2f} in the worst of {len(self.groups.groups)} groups ({size} picture{'s' * (size != 1)})"
-            said.append(f"Accuracy {self.groups.average:.2f} on average, {worst}.")
+            of, pictures = f"the worst of {len(self.groups.groups)} groups", f"{size} picture{'s' * (size != 1)}"
+            worst = f"{self.groups.worst:.2f} in {of} ({pictures})" if size >= FEW else f"{of} has only {pictures}, too few to tell its accuracy"
+            said.append(f"Accuracy {self.groups.average:.2f} on average; {worst}.")
         return said
 
 
@@ -144,9 +145,10 @@ def audit(
     groups = group_accuracy(right, cases.groups) if cases.grouped and right is not None else None
     counted = right if count == "right" and right is not None and bool(right.any()) else None
     overlap = iou(found, cases.truth) if found is not None and cases.truth is not None else None
+    searched = {} if found is None else {"steps": steps, **_asked(mask_options)}
     said = {
         "method": "audit",
-        "options": {"masks": masks, "fills": ", ".join(fills), "steps": steps, "temperature": temperature, "count": count, **_asked(mask_options)},
+        "options": {"masks": masks, "fills": ", ".join(fills), **searched, "temperature": temperature, "count": count},
         **protocol(model, cases.images),
     }
     return Audit(
@@ -170,6 +172,11 @@ def _ratio(gains: Gains) -> float:
     """BIR, 0 where nothing matters anywhere."""
     found = gains.bir_ratio_of_means
     return found if found == found else 0.0
+
+
+def _shown(ratio: float, digits: int) -> str:
+    """Without a zero that only rounding made."""
+    return f"{ratio:.{digits}f}" if ratio == 0 or round(ratio, digits) > 0 else f"below {10**-digits:.{digits}f}"
 
 
 def _why(look: Look) -> str:

@@ -22,6 +22,7 @@ from seecause.heads.masks import Masks
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel
 
+FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
 
 
@@ -58,6 +59,16 @@ class Gains:
     def interval(self) -> tuple[float, float]:
         """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which says nothing of others."""
         return (torch.nan, torch.nan) if len(self.big) < 2 else ratio_interval(self.big, self.fig + self.big)
+
+    def interval_text(self, digits: int = 3) -> str:
+        """The interval as it may be shown: none for few images, and never one without width, which would look certain."""
+        count, (low, high) = len(self.big), self.interval
+        if count < FEW or low != low:
+            return f"too few for an interval ({count})"
+        shown = [f"{end:.{digits}f}" for end in (low, high)]
+        if shown[0] != shown[1]:
+            return " to ".join(shown)
+        return f"below {10**-digits:.{digits}f}" if float(shown[1]) == 0 else f"no spread over {count} pictures"
 
     def take(self, rows: Tensor) -> Gains:
         """Of some images."""

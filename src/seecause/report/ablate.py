@@ -17,6 +17,7 @@ from seecause.bench.store import Store
 from seecause.bench.table import Table, make_table
 from seecause.metrics import summarise
 from seecause.report import bench
+from seecause.report.cell import Cell
 from seecause.report.charts import Series, chart, styled
 from seecause.report.forest import Difference, forest
 from seecause.report.gallery import gallery_section
@@ -91,7 +92,7 @@ def agreement_section(found: Agreement) -> Section:
         f"Spearman's rank correlation between the maps under two settings, mean over {found.images} images: 1 is the same order of patches, 0 is no relation. "
         "Point at a cell for its standard error."
     )
-    return Section("Are the maps the same?", fragment("agreement.html.j2", names=found.names, rows=rows), note)
+    return Section("Are the maps the same?", fragment("shaded.html.j2", corner="", names=found.names, rows=rows), note)
 
 
 def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
@@ -131,6 +132,8 @@ def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
     return Series(name, range(1, len(found) + 1), [one.mean for one in found], [one.standard_error for one in found], *look)
 
 
-def _shade(mean: float, error: float) -> tuple[float | None, float, int]:
+def _shade(mean: float, error: float) -> Cell:
     """What a cell says, and how dark it is; a correlation below 0 is as light as 0."""
-    return (None, 0.0, 0) if mean != mean else (mean, error, round(60 * max(0.0, mean)))
+    if mean != mean:
+        return Cell(0, "none", "--", "no value")
+    return Cell(round(60 * max(0.0, mean)), "for", f"{mean:z.2f}", f"{mean:z.4f}" + ("" if error != error else f" ± {error:.4f}"))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.runner import Status, inspect
@@ -18,6 +20,7 @@ from seecause.bench.store import Store
 from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
 from seecause.bench.truth import COLUMNS, Truth, against_truth, shown, truth_csv
 from seecause.metrics import standard_error
+from seecause.report.bench_words import MEANINGS
 from seecause.report.charts import Series, chart, styled
 from seecause.report.gallery import gallery_section, headline
 from seecause.report.page import Section, fragment, write_page
@@ -29,7 +32,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     status = inspect(store, plan)
     table, truth = make_table(store.rows(plan), plan, against=against), against_truth(store, plan)
     sections = [
-        table_section(table),
+        table_section(table, methods=summaries(plan)),
         *truth_section(truth),
         *curves_section(store, plan),
         *cost_section(store, plan, table),
@@ -60,14 +63,29 @@ def write_truth(folder: Path, found: Truth) -> list[Path]:
     return [path]
 
 
-def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method") -> Section:
+def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method", methods: Mapping[str, str] | None = None) -> Section:
+    """Every method by every metric. Below it: what the metrics measure, and what the `methods` are."""
     note = (
-        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it. ★ marks the best mean, all of them where several are equal "
-        "as shown, none where all are. Intervals that overlap much are no ranking. "
+        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it; none where all images are alike in the digits shown, which "
+        "does not make the mean certain. ↑ higher is better, ↓ lower is. ★ marks the best mean, all of them where several are equal as shown, none where all "
+        "are. Intervals that overlap much are no ranking. "
         f"The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two {what}s."
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
-    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, what=what), note)
+    terms = {metric: MEANINGS[metric] for metric in table.metrics if metric in MEANINGS} | dict(methods or {})
+    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what), note, terms)
+
+
+def _digits(table: Table) -> dict[str, int]:
+    """Decimals to read: those of the table, but no more than four digits of the largest mean."""
+    largest = {metric: max((abs(cells[metric].mean) for cells in table.cells.values() if cells[metric].n), default=1.0) for metric in table.metrics}
+    room = {metric: 3 - math.floor(math.log10(value)) if value > 0 else 6 for metric, value in largest.items()}
+    return {metric: max(3, min(table.digits(metric), room[metric])) for metric in table.metrics}
+
+
+def summaries(plan: Plan) -> dict[str, str]:
+    """What each method of a run does."""
+    return {name: find(plan.request.method(name), plan.model["architecture"]).summary.replace("`", "") for name in plan.request.methods}
 
 
 def truth_section(found: Truth) -> list[Section]:
@@ -103,11 +121,14 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
         [_mean_curve(method, torch.cat(curves[kind]), shares, looks[method]) for method, curves in found.items() if curves[kind]]
         for kind in ("insertion", "deletion")
     )
+    share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)  # probabilities, unless logits were asked for
     charts = [
-        chart(insertion, title="insertion, mean and standard error", x_title="share of the picture uncovered", y_title="class score", beside=deletion),
-        chart(deletion, title="deletion, mean and standard error", x_title="share of the picture covered", y_title="class score", beside=insertion),
+        chart(curves, title=f"{kind}, mean and standard error", x_title=f"share of the picture {done}", y_title="class score", share=share, beside=others)
+        for kind, done, curves, others in (("insertion", "uncovered", insertion, deletion), ("deletion", "covered", deletion, insertion))
     ]
     note = "The most important pixels first. A faithful map makes insertion rise early and deletion fall early."
+    same = [name for name, curves in (("insertion", insertion), ("deletion", deletion)) if len(curves) > 1 and _on_one_line(curves)]
+    note += f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these methods here." if same else ""
     return [Section("Does the answer follow the map?", fragment("bench_charts.html.j2", charts=charts, keys=looks), note)]
 
 
@@ -147,7 +168,7 @@ def run_protocol(plan: Plan) -> Section:
         ("versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items())),
     ]
     note = "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with any number of workers."
-    return Section("Protocol", fragment("protocol.html.j2", rows=[(key, [value]) for key, value in rows]), note)
+    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), note)
 
 
 def holes_section(status: Status, plan: Plan) -> Section:
@@ -167,6 +188,11 @@ def holes_section(status: Status, plan: Plan) -> Section:
 def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:
     """Curves [B, n + 1] -> their mean with its standard error."""
     return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), standard_error(curves).tolist(), *look)
+
+
+def _on_one_line(curves: Sequence[Series], apart: float = 0.005) -> bool:
+    """No two differ anywhere by what an eye could see."""
+    return all(max(at) - min(at) < apart for at in zip(*(curve.y for curve in curves), strict=True))
 
 
 def _called(plan: Plan, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One head in a grid of heads."""
+"""One cell of a coloured grid."""
 
 from __future__ import annotations
 

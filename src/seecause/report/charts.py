@@ -14,9 +14,11 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from seecause.report.page import fragment
 
-COLOURS = ("#d1552a", "#2f7ed8", "#2a9d6f", "#9b59b6", "#c9a227", "#d6457f", "#3d9fb3", "#8a8a8a", "#8c6d46", "#5b6ee1")
-DASHES = ("", "6 3", "2 3")  # beyond ten series
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 380, 78, 16, 14, 48
+# Okabe and Ito's colours, which the colour-blind tell apart (yellow, unreadable on white, is a brown here); GREY is for controls.
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c2e", "#777777")
+GREY = COLOURS[7]
+DASHES = ("", "8 3", "2 3", "9 3 2 3")  # neighbours differ in these too, for eyes and printers without colour
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 320, 64, 16, 12, 46
 LINE, LETTER, DOT = 14, 7, 5  # height of a label, width of a letter, half a dot
 
 
@@ -53,7 +55,8 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         wide = self.log and self.high / self.low > 30
         found = LogLocator(10).tick_values(self.low, self.high) if wide else MaxNLocator(5, integer=self.whole).tick_values(self.low, self.high)
-        return [(self.at(float(tick)), f"{tick:.6g}") for tick in found if self.low <= tick <= self.high]
+        rounding = 0.0 if self.log else 1e-9 * (self.high - self.low)  # 0.3 is a tick of a range up to 0.3, and no tick is 1e-17
+        return [(self.at(float(tick)), f"{tick if abs(tick) > rounding else 0.0:.6g}") for tick in found if self.low - rounding <= tick <= self.high + rounding]
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,17 @@ class _Drawn:
 
 def styled(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each name, the same in every chart of a page."""
-    return {name: (COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]) for place, name in enumerate(names)}
+    return {name: (COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]) for place, name in enumerate(names)}
 
 
-def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, beside: Sequence[Series] = ()) -> Markup:
-    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y."""
+def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, share: bool = False, beside: Sequence[Series] = ()) -> Markup:
+    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y. A `share` is drawn from 0, which is
+    always seen, and to 1 where all of them are 0."""
     reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.reach, strict=True)]
     along = [v for s in series for v in s.x]
     x = Axis(*padded(along, log=log), LEFT, WIDTH - RIGHT, log, whole=all(isinstance(v, int) for v in along))
-    y = Axis(*padded([v for pair in reach for v in pair]), HEIGHT - BOTTOM, TOP)
+    values = [v for pair in reach for v in pair]
+    y = Axis(*(from_zero(values) if share else padded(values)), HEIGHT - BOTTOM, TOP)
     drawn = [_draw(s, x, y) for s in series]
     return fragment(
         "chart.svg.j2",
@@ -128,9 +133,19 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
-    """The range of some values with a little air."""
+    """The range of some values with a little air. Values that are all the same have a range from zero, or to it."""
     low, high = min(values), max(values)
     if log:
         return low / 1.5, high * 1.5
+    if low == high:
+        low, high = min(low, 0.0), max(high, 0.0)
     air = 0.04 * (high - low) or 0.5
     return low - air, high + air
+
+
+def from_zero(values: Sequence[float]) -> tuple[float, float]:
+    """The range of shares: zero is in it, air is only where it means something (no share is above 1), and a tiny share is not stretched."""
+    low, high = min(0.0, *values), max(values)
+    if high <= 0.0:
+        return low, 1.0
+    return low, max(high, min(1.0, 1.05 * high))

@@ -75,8 +75,8 @@ def _disagreed(plan: Plan, maps: Maps) -> list[int]:
 
 def _card(index: int, data: Dataset, plan: Plan, maps: Maps, scores: Mapping[str, Tensor], row: Mapping[str, Any]) -> Card:
     views = [_view(method, found[index], float(scores[method][index])) for method, found in maps.items() if index in found]
-    truth = "" if row["label"] is None else f"is {_named(plan.data['classes'], row['label'])}, "
-    said = f"{truth}answer {_named(plan.model['classes'], row['predicted'])}"
+    truth = "" if row["label"] is None else f"; it is {_named(plan.data['classes'], row['label'])}"
+    said = f"answer: {_named(plan.model['classes'], row['predicted'])}{truth}"
     return Card(row["image"], [Strip(_seen(plan, data[index].image), views)], said=said)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,26 +13,26 @@ import torch
 from markupsafe import Markup
 
 from seecause.heads.audit import Audit
+from seecause.heads.cases import Cases
+from seecause.heads.gains import FEW
 from seecause.heads.registry import selectors
 from seecause.heads.removal import Curve, Outcome
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.studies import Found
 from seecause.report.cell import Cell
-from seecause.report.charts import COLOURS, Series, chart, styled
+from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.forest import Difference, forest
+from seecause.report.heads_words import AUDITED, GAINS, LOOKS_NOTE, looks_terms, outcome_terms, spelled
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
 
 WRITTEN = 16  # heads in a row that still have room for their numbers
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
+DRAWN = "as many random heads: mean and standard deviation of draws"
+X = {"K": "K, heads removed at most"}  # axes of studies in words
 RANDOM, SPREAD = ", random", ", random sd"  # endings of columns of studies
-LOOKS_NOTE = (
-    "FIG: how far the answer moves when the object goes; BIG: when the background goes (Jensen-Shannon, in nats, at most 0.69). BIR = BIG / (FIG + BIG). "
-    "Discovered masks are what the model keeps its answer with; true masks come with the data. Mean fills with the picture's own mean colour, grey with the "
-    "colour of the training set. Degenerate pictures lose nothing either way. Effects below the noise floor are rounding."
-)
 CIGMA_NOTE = "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite."
-GRID_NOTE = "Hover for standard errors and for what else the head's removal does; outlined heads are removed."
+GRID_NOTE = "Hover for standard errors and for what else the head's removal does."
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +51,21 @@ class ScoreGrid:
     def rows(self) -> list[list[Cell]]:
         finite = self.scores.value[self.scores.value.isfinite()].abs()
         most = float(finite.max()) if len(finite) else 0.0
-        digits = 0 if most <= 0 else min(0, int(f"{most:e}".partition("e")[2]) + 1)
-        return [[self._cell(layer, head, most, digits) for head in range(self.width)] for layer in range(len(self.scores.value))]
+        return [[self._cell(layer, head, most) for head in range(self.width)] for layer in range(len(self.scores.value))]
+
+    @property
+    def power(self) -> int:
+        """Numbers in the cells are multiples of ten to this: the largest has two digits."""
+        finite = self.scores.value[self.scores.value.isfinite()].abs()
+        most = float(finite.max()) if len(finite) else 0.0
+        return min(0, int(f"{most:.1e}".partition("e")[2]) - 1) if most > 0 else 0
 
     @property
     def unit(self) -> str:
-        """What the numbers in the cells are multiples of."""
-        finite = self.scores.value[self.scores.value.isfinite()].abs()
-        most = float(finite.max()) if len(finite) else 0.0
-        power = int(f"{most:e}".partition("e")[2]) + 1 if most > 0 else 0
-        return "" if power >= 0 else f"numbers are in units of 1e{power}"
+        """What the numbers in the cells are multiples of, in words."""
+        return f"numbers are multiples of {number(10.0**self.power)}" if self.power < 0 and self.width <= WRITTEN else ""
 
-    def _cell(self, layer: int, head: int, most: float, power: int) -> Cell:
+    def _cell(self, layer: int, head: int, most: float) -> Cell:
         value = float(self.scores.value[layer, head])
         if value != value:
             return Cell(0, "none", "", f"layer {layer}, head {head}: no such head, or not scored")
@@ -70,83 +75,102 @@ class ScoreGrid:
         spread = torch.nan if self.scores.error is None else float(self.scores.error[layer, head])
         error = f" ± {number(spread)}" if spread == spread else ""
         told = [f"{name} {number(float(table[layer, head]))}" for name, table in self.scores.after.items() if name != "response"]
-        text = f"{value * 10**-power:.2f}".replace("0.", ".").replace("-.00", ".00") if self.width <= WRITTEN else ""
+        text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
         without = f"; without it: {', '.join(told)}" if told else ""
         strength = round(90 * abs(value) / most) if most > 0 else 0
         return Cell(strength, "for" if value > 0 else "against", text, f"{where}: {number(value)}{error}{without}", (layer, head) in self.chosen)
 
 
-def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: str = "What was found") -> Section:
-    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it."""
+def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: str = "What was found", explained: bool = True) -> Section:
+    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it; its terms are `explained` once on a page."""
     rows = []
     for name, gains in found.means.items():
-        low, high = gains.interval
-        ratios = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}", f"{low:.3f} to {high:.3f}" if low == low else "one picture")
-        means = (f"{float(gains.fig.mean()):.4f}", f"{float(gains.big.mean()):.4f}")
-        rows.append((name, *means, *ratios, f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor)))
-    head = ("background taken away by", "FIG", "BIG", "BIR (mean of ratios)", "BIR (ratio of means)", "95 % interval", "degenerate", "noise floor")
+        values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
+        more = (f"{gains.bir_mean_of_ratios:.3f}", f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor))
+        rows.append((name, *("-" if value != value else f"{value:.3f}" for value in values), gains.interval_text().replace(" to ", "\u00a0to\u00a0"), *more))
+    head = ("taken away by", "FIG", "BIG", "BIR (of means)", "its 95 % interval", "BIR (mean of ratios)", "degenerate", "noise floor")
     marked = [list(found.gains).index(found.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=found.verdict() if said is None else said) + table(rows, head=head, marked=marked)
     counted = "all pictures" if found.counted is None else f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered right"
-    return Section(title, body, f"{LOOKS_NOTE} Means over {counted}.")
+    overlap = {} if found.overlap is None else {"IoU": "intersection over union of two masks: 1 where they are the same, 0 where they do not meet"}
+    terms = GAINS | looks_terms(found.gains) | AUDITED | overlap if explained else {}
+    return Section(title, body, f"{LOOKS_NOTE if explained else 'The same of another model.'} Means over {counted}.", terms)
 
 
 def groups_section(found: Audit) -> list[Section]:
-    """Accuracy by group: first code down, second code across, by the data's own names. None without groups."""
+    """Right answers by group: first code down, second code across, by the data's own names. None without groups."""
     if found.groups is None:
         return []
-    groups, spans = found.groups, found.groups.intervals()
+    groups, names, places = found.groups, found.cases.objects, found.cases.places
+    cells = {
+        group: _right(*numbers)
+        for group, *numbers in zip(groups.groups, groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist(), strict=True)
+    }
     if all(len(group) == 2 for group in groups.groups) and len(groups.groups) > 2:
-        across = sorted({group[1] for group in groups.groups})
-        names, places = found.cases.objects, found.cases.places
-        head = ("object", *(places[code] if code < len(places) else f"background {code}" for code in across))
-        cells = {group: f"{float(acc):.2f} of {int(n)}" for group, acc, n in zip(groups.groups, groups.accuracy, groups.total, strict=True)}
-        firsts = sorted({group[0] for group in groups.groups})
-        rows = [(names[f] if f < len(names) else str(f), *(cells.get((f, b), "") for b in across)) for f in firsts]
+        down, across = (sorted({group[code] for group in groups.groups}) for code in (0, 1))
+        corner, head = "object", [places[code] if code < len(places) else f"background {code}" for code in across]
+        nothing = Cell(0, "none", "", "no picture")
+        rows = [(names[f] if f < len(names) else str(f), [cells.get((f, b), nothing) for b in across]) for f in down]
     else:
-        head = ("group", "accuracy", "95 % interval", "pictures")
-        rows = [
-            (str(group), f"{float(acc):.3f}", f"{low:.3f} to {high:.3f}", str(int(n)))
-            for group, acc, n, (low, high) in zip(groups.groups, groups.accuracy, groups.total, spans.tolist(), strict=True)
-        ]
-    averages = f"Average {groups.average:.3f}, mean of groups {groups.unweighted_average:.3f}, worst group {groups.worst:.3f}."
-    return [Section("Who pays for it?", table(rows, head=head), f"{averages} A shortcut fails where object and background disagree.")]
+        corner, head, rows = "group", ["right answers"], [(str(group), [cell]) for group, cell in cells.items()]
+    fewest, most = int(groups.total.min()), int(groups.total.max())
+    sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    note = f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean of groups {groups.unweighted_average:.3f}"
+    if fewest < FEW:
+        note += f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy of one; read rows and columns, or audit more pictures"
+    else:
+        note += f", worst group {groups.worst:.3f}; {sizes} pictures a group, hover for 95 % intervals"
+    body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
+    return [Section("Who pays for it?", body, f"{note}. A shortcut fails where object and background disagree.")]
+
+
+def _right(right: int, total: int, span: Sequence[float]) -> Cell:
+    said = f"accuracy {right / total:.2f}, 95 % interval {span[0]:.2f} to {span[1]:.2f}"
+    return Cell(round(60 * right / total), "for", f"{right} of {total}", said)
 
 
 def scores_section(
     scores: HeadScores, *, by: str, chosen: Sequence[Head] = (), title: str = "Which heads carry the background?", note: str | None = None
 ) -> Section:
     """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
-    grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key="outlined: removed" if chosen else "")
-    unit = f"\nIn the grid, {grid.unit}." if grid.unit else ""
-    return Section(title, fragment("head_grid.html.j2", grids=[grid]), (_grid_note(by) if note is None else note) + unit)
+    unknown = "hatched: not measured" if bool(scores.value.isnan().any()) else ""
+    key = "; ".join(said for said in ("outlined: removed" if chosen else "", unknown, ScoreGrid("", scores).unit) if said)
+    grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key=key)
+    return Section(title, fragment("head_grid.html.j2", grids=[grid]), _grid_note(by) if note is None else note)
 
 
 def curves_section(found: Curve, *, by: str, title: str = "What do more removed heads do?") -> Section:
-    """Accuracy, worst group, flips and BIR against K, each with the band of random sets."""
+    """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are shares, drawn from zero."""
     numbers = [outcome.numbers() for outcome in found.chosen]
     shown = [name for name in numbers[0] if name in MAIN or name.startswith("BIR")]
-    looks = {by: (COLOURS[0], ""), "random heads, mean and deviation of draws": (COLOURS[7], "")}
+    looks = {f"heads chosen by {by}": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     charts = []
     for name in shown:
         band = found.band(name)
-        random = Series("random", found.ks, [mean for mean, _ in band], [spread for _, spread in band], COLOURS[7])
+        random = Series("random", found.ks, [mean for mean, _ in band], [spread for _, spread in band], GREY, DASHES[1])
         chosen = Series(by, found.ks, [row[name] for row in numbers], (), COLOURS[0])
-        charts.append(chart([random, chosen], title=name, x_title="heads removed at most", y_title=name))
+        charts.append(chart([random, chosen], title=spelled(name), x_title="heads removed at most", y_title="share", share=True))
     note = (
         "A repair raises the worst group and lowers BIR and flips more than random removals do, at no cost in accuracy. Heads with scores of 0 or less stay. "
+        "BIR here is of all test pictures, right or wrong, so that the same ones are compared before and after; an audit takes right answers only."
     )
-    note += " BIR here is of all test pictures, right or wrong, so that the same ones are compared before and after; an audit takes right answers only."
     return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
 
 
-def change_section(before: Outcome, after: Outcome, *, name: str, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
-    """Numbers before and after, on the same pictures; `gaps` are the BG-gaps before and after."""
+def change_section(before: Outcome, after: Outcome, cases: Cases, *, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
+    """Numbers before and after, on the same pictures, `cases`; `gaps` are the BG-gaps before and after."""
     first, second = changes(before, after, gaps)
-    rows = [(key, f"{first[key]:.3f}", f"{second[key]:.3f}", f"{second[key] - first[key]:+.3f}") for key in first if key in second and key != "removed"]
+    shown = [key for key in first if key in second and key != "removed"]
+    rows = [(spelled(key), f"{first[key]:.3f}", f"{second[key]:.3f}", _change(second[key] - first[key])) for key in shown]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
-    note = f"Heads removed (layer, head): {heads}. Pictures: {name}, with the same masks before and after."
-    return Section(title, table(rows, head=("", "before", "after", "change")), note)
+    note = f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the same masks before and after. Arrows show where better is."
+    fewest = min(Counter(cases.groups).values(), default=FEW) if cases.grouped else FEW
+    note += f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst says little." if fewest < FEW else ""
+    return Section(title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(shown))
+
+
+def _change(value: float) -> str:
+    return f"{value:+.3f}" if round(value, 3) else "none"
 
 
 def changes(before: Outcome, after: Outcome, gaps: Sequence[float] = ()) -> tuple[dict[str, float], dict[str, float]]:
@@ -157,7 +181,7 @@ def changes(before: Outcome, after: Outcome, gaps: Sequence[float] = ()) -> tupl
 
 def study_section(found: Found) -> Section:
     """Charts of the main columns, along `x` or as differences to the first row, and a table. What random heads do is in the charts and the CSV."""
-    looks = styled(["chosen heads", "random heads"])
+    looks = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     columns = [name for name in found.columns if not name.endswith((RANDOM, SPREAD))]
     first = columns[0]
     charts = []
@@ -166,18 +190,20 @@ def study_section(found: Found) -> Section:
         if name not in MAIN and not name.startswith(("BIR", "rank")):
             continue
         if found.x is None:
-            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), 0.0) for row in known[1:]]
-            charts.append(forest(rows, title=name, x_title=f"difference to {known[0][first]}"))
+            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), math.nan) for row in known[1:]]
+            charts.append(forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}"))
             continue
         along = [row[found.x] for row in known]
-        series = [Series("chosen heads", along, [float(row[name]) for row in known], (), looks["chosen heads"][0])]  # type: ignore[arg-type]
+        series = [Series("chosen heads", along, [float(row[name]) for row in known], (), *looks["chosen heads"])]  # type: ignore[arg-type]
         if name + RANDOM in found.columns:
             means, spreads = ([float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD))
-            series.insert(0, Series("random heads", along, means, spreads, looks["random heads"][0]))  # type: ignore[arg-type]
-        charts.append(chart(series, title=name, x_title=found.x, y_title=name))
-    cells = [tuple(_shown(row.get(name, "")) for name in columns) for row in found.rows]
+            series.insert(0, Series("random heads", along, means, spreads, *looks[DRAWN]))  # type: ignore[arg-type]
+        charts.append(chart(series, title=spelled(name), x_title=X.get(found.x, found.x), y_title=name if name.startswith("rank") else "share", share=True))
+    cells = [(f"{row[first]}", *(_shown(row.get(name, "")) for name in columns[1:])) for row in found.rows]
     keys = looks if any(name.endswith(RANDOM) for name in found.columns) else {}
-    return Section(found.question, fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns), found.note)
+    note = found.note if found.x is not None else f"{found.note} Differences are of single runs, without intervals."
+    body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns)
+    return Section(found.question, body, note.strip(), outcome_terms(columns))
 
 
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()) -> Markup:
@@ -236,4 +262,4 @@ def _grid_note(by: str) -> str:
 
 
 def _shown(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}" if float(value).is_integer() else f"{value:.3f}"
+    return f"{value}" if isinstance(value, str | int) else f"{value:.3f}"

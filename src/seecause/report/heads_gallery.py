@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,15 @@ from seecause.report.page import Section, fragment
 SHOWN = 6  # pictures
 AUDIT_NOTE = (
     "The pictures whose answers hang most on the background. The bold answer is the true class. A model that answers from the object keeps its answer "
-    "without the background, and loses it without the object. Evidence: the discovered mask, the part that keeps the answer."
+    "without the background, and loses it without the object."
 )
-REPAIR_NOTE = "The same pictures before and after. The bold answer is the true class: a repair keeps it whatever the background."
+REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
+EVIDENCE, ELSEWHERE = "its evidence", "elsewhere"
+VERSIONS = {
+    EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
+    "no background, no object": "cut out with {masks} and filled ({fill})",
+    ELSEWHERE: "the same object drawn with another background",
+}
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,12 @@ class ShotCard:
 
 
 def audit_gallery(model: ImageModel, found: Audit, *, count: int = SHOWN) -> Section:
-    """The worst pictures: as they are, the mask, without background, without object, and elsewhere where exact swaps exist."""
+    """The worst pictures: as they are, what was discovered in them, without background, without object, and elsewhere where exact swaps exist."""
     places = torch.tensor(found.worst(count))
     cases = found.cases.take(places)
     masked = {name: look for name, look in found.looks.items() if look.masks is not None}
     shown = found.looks[max(masked, key=lambda name: found.gains[name].bir_ratio_of_means)] if masked else None
-    versions, masks = _versions(model, cases, None if shown is None else shown.take(places))
+    versions = _versions(model, cases, None if shown is None else shown.take(places))
     answers = {name: top_answers(logits_of(model, images), model.classes) for name, images in versions.items()}
     discovered = next((look.masks for look in masked.values() if look.masks is not None and look.masks.source == "discovered"), None)
     raw = model.preprocess.raw(cases.images)
@@ -57,19 +63,18 @@ def audit_gallery(model: ImageModel, found: Audit, *, count: int = SHOWN) -> Sec
     for i, place in enumerate(places.tolist()):
         shots = [_shot(name, model.preprocess.raw(images)[i], [("", _named(answers[name][i], model, cases, i))]) for name, images in versions.items()]
         if discovered is not None:
-            shots.insert(1, Shot("its evidence", _uri(_dimmed(raw[i], discovered.hard[place].to(raw.device)))))
-        elif masks is not None:
-            shots.insert(1, Shot("true mask", _uri(_dimmed(raw[i], masks[i]))))
+            shots.insert(1, Shot(EVIDENCE, _uri(_dimmed(raw[i], discovered.hard[place].to(raw.device)))))
         gains = found.gains[found.trusted]
         cards.append(ShotCard(cases.ids[i], shots, f"BIR {float(gains.bir[place]):.2f} ({found.trusted})"))
-    return Section("Where does it happen?", fragment("shots.html.j2", cards=cards), AUDIT_NOTE)
+    terms = _terms([EVIDENCE, *versions] if discovered is not None else versions, shown)
+    return Section("Where does it happen?", fragment("shots.html.j2", cards=cards), AUDIT_NOTE, terms)
 
 
 def repair_gallery(
     model: VisionModel, cases: Cases, heads: Sequence[Head], look: Look | None, *, title: str = "The same pictures, before and after"
 ) -> Section:
     """Each version of each picture with the answers before and after `heads` go."""
-    versions, _ = _versions(model, cases, look)
+    versions = _versions(model, cases, look)
     found = {name: [top_answers(logits, model.classes) for logits in logits_without(model, images, [[], heads])] for name, images in versions.items()}
     cards = []
     for i in range(len(cases)):
@@ -78,21 +83,27 @@ def repair_gallery(
             for name, images in versions.items()
         ]
         cards.append(ShotCard(cases.ids[i], shots))
-    return Section(title, fragment("shots.html.j2", cards=cards), REPAIR_NOTE)
+    return Section(title, fragment("shots.html.j2", cards=cards), REPAIR_NOTE, _terms(versions, look))
 
 
-def _versions(model: ImageModel, cases: Cases, look: Look | None) -> tuple[Mapping[str, Tensor], Tensor | None]:
-    """The pictures and their counterfactuals by name, and the masks [N, H, W] they were cut with."""
+def _terms(versions: Iterable[str], look: Look | None) -> dict[str, str]:
+    """What the versions that are shown are."""
+    told = {"masks": "", "fill": ""} if look is None or look.masks is None else {"masks": f"{look.masks.source} masks", "fill": look.name.rpartition(", ")[2]}
+    told["masks"] = told["masks"].replace("oracle", "true")
+    names = " ".join(versions)
+    return {name: said.format(**told) for name, said in VERSIONS.items() if name.partition(",")[0] in names}
+
+
+def _versions(model: ImageModel, cases: Cases, look: Look | None) -> Mapping[str, Tensor]:
+    """The pictures and their counterfactuals by name."""
     found = {"picture": cases.images}
-    masks = None
     if look is not None and look.masks is not None:
         erased = Views(model, cases.images, look.masks, look.baseline).erased(slice(0, len(cases)))
         assert erased.no_foreground is not None
         found |= {"no background": erased.no_background, "no object": erased.no_foreground}
-        masks = look.masks.hard.to(cases.images.device)
     if cases.swapped is not None:
-        found["elsewhere"] = cases.swapped.background
-    return found, masks
+        found[ELSEWHERE] = cases.swapped.background
+    return found
 
 
 def _named(answers: Sequence[tuple[str, float]], model: ImageModel, cases: Cases, place: int) -> list[Answer]:

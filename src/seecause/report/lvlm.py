@@ -10,6 +10,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from seecause.attribution.attribute import versions
 from seecause.lvlm import Curves, MaskEngine, picture_map, seen_picture
 from seecause.lvlm.lens import HeadWords
 from seecause.lvlm.tokens import TokenAttribution
@@ -24,20 +25,32 @@ from seecause.report.page import Section, fragment
 CALLED = {"hear": "head attribution", "causal": "one head taken away", "attention": "attention on the picture", "random": "random order"}
 WRITTEN = 16  # heads in a row that still have room for their numbers
 HEADS_NOTE = (
-    "Each cell is one head: the share of the picture's effect on the answer that it brings, other heads seeing the picture or its average by lot. "
-    "Outlined heads are x*, the fewest that alone bring more than 80 % of the effect. Attention beside it is what a glance at attention maps would suggest."
+    "Each cell is one head. Left, its coefficient: the share of the picture's effect on the answer that it brings, other heads seeing the picture or an "
+    "average picture by lot. Outlined heads are the fewest, highest first, that alone bring more than 80 % of the effect. Right, the share of its attention "
+    "that lies on the picture, which is what a glance at attention maps would suggest."
 )
 CURVES_NOTE = (
     "Heads are switched on (left) or off (right), the best first. A good ranking rises early and falls early. The table has the first count that "
     "brings more than 80 % of the effect, and the first that leaves less than 20 %."
 )
 TOKENS_NOTE = (
-    "Under each word of the prompt: the share of the effect that is lost when the picture may not reach this word. Framed words are kept. "
-    "The map shows from which image tokens the effect comes, through x* and the kept words; beside it is the heads' attention, weighted by what heads "
-    "and words are worth."
+    "The prompt in tokens, pieces of words. Under each: the share of the picture's effect on the answer that is lost when the picture may not reach it. "
+    "Framed ones are kept. The maps show from which image tokens the effect comes, through the heads that are enough (outlined below) and the kept words; "
+    "beside it is those heads' attention, weighted by what heads and words are worth."
 )
+PICTURE = {
+    "image tokens": "the model sees the picture as a grid of these; the map has one value for each, fitted like those of heads (below)",
+    "weighted attention": "attention on each image token, summed over these heads and words, each with its weight; to compare with",
+}
+FIT = {
+    "effect": "how far the picture moves the answer's logit, compared with an average picture",
+    "masks": "random choices of what sees the picture; coefficients are fitted to the answers under many of them",
+    "R² on unseen masks": "how well the coefficients foretell the answer under masks they were not fitted to; 1 is perfectly",
+    "agreement of half fits": "correlation of coefficients fitted to one half of the masks and to the other; near 1, more masks change little",
+}
 WORDS_NOTE = (
-    "Each head's output at the last row, through the final norm and the vocabulary (logit lens): the words it would say on its own, the likeliest first."
+    "What each head adds where the answer is formed, read through the final norm and the vocabulary (logit lens): the words it would say on its own, "
+    "the likeliest first."
 )
 
 
@@ -60,7 +73,7 @@ class HeadGrid:
 
     def _cell(self, layer: int, head: int, most: float) -> Cell:
         value = float(self.values[layer, head])
-        text = f"{value:.2f}".replace("0.", ".").replace("-.00", ".00") if self.width <= WRITTEN else ""
+        text = f"{value:z.2f}".replace("0.", ".") if self.width <= WRITTEN else ""
         chosen = self.chosen is not None and bool(self.chosen[layer, head])
         return Cell(round(90 * abs(value) / most), _sign(value), text, f"layer {layer}, head {head}: {number(value)}", chosen)
 
@@ -81,16 +94,22 @@ def heads_section(engine: MaskEngine, found: HeadTrace) -> Section:
     """Coefficients and attention as grids, and how far to trust them."""
     shape, fit = found.attention.shape, found.heads
     grids = [
-        HeadGrid("coefficient of each head", fit.coefficients, found.chosen.reshape(shape), key="outlined: x*"),
+        HeadGrid("coefficient of each head", fit.coefficients, found.chosen.reshape(shape), key=f"outlined: the {int(found.chosen.sum())} that are enough"),
         HeadGrid("attention on the picture", found.attention, found.chosen.reshape(shape)),
     ]
     facts = [
         ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
-        ("heads that are enough (x*)", f"{int(found.chosen.sum())} of {found.chosen.numel()}"),
-        ("R² and correlation on unseen masks", f"{fit.r2:.3f}, {fit.pearson:.3f}"),
-        ("agreement of two half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
+        ("heads that are enough", f"{int(found.chosen.sum())} of {found.chosen.numel()}"),
+        ("R² on unseen masks", f"{fit.r2:.3f} (correlation {fit.pearson:.3f})"),
+        ("agreement of half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
     ]
-    return Section("Which heads carry the picture into the answer?", fragment("head_grid.html.j2", grids=grids) + table(facts), HEADS_NOTE)
+    return Section(
+        "Which heads carry the picture into the answer?",
+        fragment("head_grid.html.j2", grids=grids) + table(facts),
+        HEADS_NOTE,
+        FIT,
+        short="Which heads carry it?",
+    )
 
 
 def curves_section(curves: Mapping[str, Curves], counts: Mapping[str, tuple[str, str]]) -> Section:
@@ -121,12 +140,15 @@ def tokens_section(engine: MaskEngine, found: TokenTrace, shown: Image.Image, *,
     views = [MapView(title, values, scale_of(values)) for title, values in maps]
     card = Card(name or (engine.question or ""), [Strip(seen_picture(engine.lvlm, engine.prompt, shown), views)], said=f"answer: {engine.answer}")
     facts = [
-        ("kept words alone bring", f"{found.sufficiency:.1%} of what x* brings"),
-        ("R² on unseen masks, agreement of half fits", f"{found.tokens.r2:.3f}, {found.tokens.agreement:.3f}"),
+        ("kept words alone bring", f"{found.sufficiency:.0%} of what these heads bring into all words"),
+        ("R² on unseen masks", f"{found.tokens.r2:.3f}"),
+        ("agreement of half fits", f"{found.tokens.agreement:.3f}"),
         ("correlation of the two maps", f"{found.agreement:.3f}"),
     ]
     body = prompt_words(found.effects.pieces, found.effects.deltas, found.text, answer=engine.answer, images=engine.n_image)
-    return Section("From where in the picture, into which words?", body + render_cards([card]) + table(facts), TOKENS_NOTE)
+    return Section(
+        "From where in the picture, into which words?", body + render_cards([card]) + table(facts), TOKENS_NOTE, PICTURE, short="From where, into which words?"
+    )
 
 
 def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> Image.Image:
@@ -141,7 +163,7 @@ def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> I
 def prompt_words(pieces: Sequence[str], deltas: Tensor, kept: Tensor, *, answer: str, images: int | None) -> Markup:
     most = max(float(deltas.abs().max()), 1e-9)
     words = [
-        Piece(piece.replace("\n", "⏎") or "·", f"{value:.2f}", round(80 * abs(value) / most), _sign(value), bool(keep), f"{piece!r}: {value:.4f}")
+        Piece(piece.replace("\n", "⏎") or "·", f"{value:z.2f}", round(80 * abs(value) / most), _sign(value), bool(keep), f"{piece!r}: {value:z.4f}")
         for piece, value, keep in zip(pieces, deltas.tolist(), kept.tolist(), strict=True)
     ]
     return fragment("prompt.html.j2", before="image tokens" if images is None else f"{images} image tokens", pieces=words, answer=answer)
@@ -159,7 +181,7 @@ def trace_manifest(engine: MaskEngine, *fits: HeadTrace | TokenAttribution) -> d
     return {
         "method": "head attribution (HeAr)", "options": options, "model": told["model"], "model_fingerprint": told["fingerprint"], "random_weights": False,
         "grid": [told["image_tokens"]], "readout": f"logit of {told['answer']!r} less the vocabulary's mean", "device": told["device"], "dtype": told["dtype"],
-        "versions": {"seecause": told["seecause"], "torch": told["torch"]},
+        "versions": versions(),
     }  # fmt: skip
 
 

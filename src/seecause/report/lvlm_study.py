@@ -43,7 +43,7 @@ def importance_section(study: Study) -> Section:
     coefficients, attention = study.stacked("coefficients"), study.stacked("attention")
     shape = attention.shape[1:]
     grids = [
-        HeadGrid("share of samples that need this head (x*)", importance_map(study.stacked("chosen").reshape(-1, *shape))),
+        HeadGrid("share of samples where this head is one of the fewest that are enough", importance_map(study.stacked("chosen").reshape(-1, *shape))),
         HeadGrid("mean coefficient", coefficients.mean(dim=0)),
         HeadGrid("mean attention on the picture", attention.mean(dim=0)),
     ]

@@ -140,6 +140,11 @@ def number(value: float) -> str:
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
+def fixed(value: float, digits: int, sign: str = "") -> str:
+    """So many decimals, never minus zero; a dash for NaN. `sign` "+" writes a plus."""
+    return "-" if value != value else f"{value:{sign}z.{digits}f}"
+
+
 def _colour(heat: Tensor, scale: Scale) -> np.ndarray:
     """[h, w, 4] bytes, opaque."""
     return matplotlib.colormaps[scale.colormap](scale.unit(heat.detach().float().cpu()).numpy(), bytes=True).copy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from seecause.report.overlay import number
+from seecause.report.overlay import fixed, number
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: ready HTML under a title, and in plain words how to read it."""
+    """A part of the page: ready HTML under a title, and in plain words how to read it. `terms` says below it what its short names mean.
+
+    Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`; navigation then has the chapters only.
+    """
 
     title: str
     body: Markup
     note: str = ""
+    terms: Mapping[str, str] = field(default_factory=dict)
+    chapter: str = ""
+    short: str = ""
 
     @property
     def anchor(self) -> str:
@@ -35,7 +41,10 @@ class Section:
 
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
     """The whole page; `lead` is the sentence under its title."""
-    return fragment("page.html.j2", title=title, lead=lead, sections=sections)
+    chapters = [(section.chapter, section) for section in sections if section.chapter]
+    contents = chapters or [(section.short or section.title, section) for section in sections]
+    maps = any('class="heat"' in section.body for section in sections)  # what the controls and the script are for
+    return fragment("page.html.j2", title=title, lead=lead, sections=sections, contents=contents, maps=maps)
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
@@ -49,32 +58,33 @@ def fragment(template: str, **values: Any) -> Markup:
 
 
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
-    """How each result came about, one column for each manifest."""
+    """How each result came about: first what all manifests share, then a table of its own for each."""
     tables = [dict(_protocol_rows(manifest)) for manifest in manifests]
-    keys = list(dict.fromkeys(key for table in tables for key in table))
-    rows = [(key, [table.get(key, "") for table in tables]) for key in keys]
+    shared = {key: value for key, value in tables[0].items() if len(tables) > 1 and all(table.get(key) == value for table in tables)} if tables else {}
+    own = [[(key, value) for key, value in table.items() if key not in shared] for table in tables]
     note = "Everything needed to get the same numbers again. The fingerprint names the exact weights."
-    return Section("Protocol", fragment("protocol.html.j2", rows=rows), note)
+    return Section("Protocol", fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)), note)
 
 
 def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     options = {**manifest.get("options", {}), **manifest.get("used", {})}
     versions = manifest.get("versions", {})
-    return [
+    rows = [
         ("method", str(manifest.get("method", ""))),
         ("options", ", ".join(f"{key}={value}" for key, value in options.items()) or "none"),
         ("model", str(manifest.get("model", "")) + (" with RANDOM weights" if manifest.get("random_weights") else "")),
         ("fingerprint", str(manifest.get("model_fingerprint", ""))),
         ("patch grid", " x ".join(map(str, manifest.get("grid", ())))),
         ("readout", str(manifest.get("readout", ""))),
-        ("device, dtype", f"{manifest.get('device', '')}, {manifest.get('dtype', '')}"),
+        ("device, dtype", f"{manifest.get('device', '')}, {str(manifest.get('dtype', '')).removeprefix('torch.')}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("data fingerprint", str(manifest.get("data_fingerprint", ""))),
     ]
+    return [(key, value) for key, value in rows if value]
 
 
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = number
+    environment.filters |= {"number": number, "fixed": fixed}
     return environment
