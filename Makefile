@@ -39,8 +39,9 @@ lint: install
 
 # Studies on a real model and photos, in slices: docs/evidence.md.
 MINUTES ?= 9
-evidence-attribution evidence-background evidence-shortcut: evidence-%: install
-	@test -n "$(REAL)" || { echo "REAL is not set: make $@ REAL=PATH, a folder with weights and photos (docs/evidence.md)" >&2; exit 2; }
+evidence-attribution evidence-background evidence-shortcut: evidence-%:
+	@test -d "$(REAL)" || { echo "REAL is not a folder: make $@ REAL=PATH, a folder with weights and photos (docs/evidence.md)" >&2; exit 2; }
+	@$(MAKE) --no-print-directory install
 	$(BIN)/python scripts/evidence_$*.py --real "$(REAL)" --minutes $(MINUTES) --out docs/results --work out/evidence $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.shortcut.methods import FILE, Job, Setup, run
 from scripts.shortcut.page import write
 from scripts.shortcut.plan import Results, expected, is_complete, missing
+from scripts.shortcut.slices import remember
 from seecause.errors import DataMissing, SeecauseError
 
 SMALL: dict[str, Any] = {"epochs": 1, "batch": 8, "mask_steps": 5, "scored": 16, "draws": 2}
@@ -40,7 +41,7 @@ def main(
     real: Annotated[Path, typer.Option(help="Folder with pets_small/ and the weights.")],
     limit: Annotated[int | None, typer.Option(help="So many photos of every split, one epoch: a small run.", min=4)] = None,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    minutes: Annotated[float, typer.Option(help="Start nothing that would not end by then.")] = 9.0,
+    minutes: Annotated[float, typer.Option(help="Start nothing that would not end by then, one job aside if none would; 0: nothing.")] = 9.0,
     out: Annotated[Path, typer.Option(help="Folder of the results page.")] = Path("docs/results"),
     work: Annotated[Path, typer.Option(help="Keep finished trainings here.")] = Path("out/evidence"),
     workers: Annotated[int | None, typer.Option(help="Trainings at once.", show_default="6 on a GPU, 2 elsewhere")] = None,
@@ -89,13 +90,25 @@ def carry_out(setup: Setup, *, ends: float, workers: int) -> None:
     """Do what the plan asks for, `workers` jobs at once (0: in this process), as long as there is time."""
     results = finished(setup)
     print(f"{len(results)} trainings are there; {_left(results)}", flush=True)
+    began, there = time.time(), len(results)
+    try:
+        _carry_out(setup, results, ends=ends, workers=workers)
+    finally:
+        if len(results) > there:
+            remember(setup.folder, seconds=time.time() - began, workers=workers, jobs=len(results) - there)
+
+
+def _carry_out(setup: Setup, results: Results, *, ends: float, workers: int) -> None:
+    """Adds to `results`. However little time there is, one job is done: slices that are too short for any would never end."""
     running: dict[Future[Any], Job] = {}
     failed: set[Job] = set()
+    there = len(results)
     with _pool(workers) as pool:
         while True:
             waiting = [job for job in missing(results) if job not in failed and job not in running.values()]
             for job in waiting[: max(1, workers) - len(running)]:
-                if time.time() + SLACK * expected(job, results) <= ends:
+                first = not running and not failed and len(results) == there
+                if time.time() + SLACK * expected(job, results) <= ends or (first and time.time() < ends):
                     running[pool.submit(run, setup, job)] = job
             if not running:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -10,13 +11,15 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from scripts.background.composites import ALONE, MIXED, Composites
-from scripts.background.numbers import ACCURACIES, Removals, bir, effects, mean, right_ones, tensor
+from scripts.background.numbers import ACCURACIES, Effect, Removals, bir, effects, mean, right_ones, tensor
 from scripts.background.page import NAME
-from scripts.head_methods import GREY, GUARD, PRINTED
+from scripts.background.removal import ENDS
+from scripts.head_methods import GREY, PRINTED
 from seecause.heads import Cases, Masks
 
 Row = dict[str, Any]
@@ -26,16 +29,17 @@ WORDS = {
     "only_bg_t": "only background, box tiled", "only_bg_f": "only background, shape filled",
     "mixed_same": "animal on a photo of its breed", "mixed_rand": "animal on another breed's photo",
 }  # fmt: skip
-DRAWN = {
-    PRINTED: "#d1552a", f"{GREY}{GUARD}": "#2f7ed8", "regression, true masks, grey": "#2a9d6f", "smallest Taylor": "#9b59b6", "gating, contrastive": "#c9a227",
-}  # fmt: skip
+DRAWN = {PRINTED: "#d1552a", GREY: "#2f7ed8", ENDS["attention mass"]: "#6b6b6b"}  # a row of panels for each; all other methods are in the tables
+DRAWN_MEASURES = (*ACCURACIES, "BG-gap", "BIR, true masks, grey")
 
 
 def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, removals: Removals, out: Path) -> None:
     """evidence-background-photos.png, and evidence-background.png from what is there."""
     sheet(pets, made, masks).save(out / f"{NAME}-photos.png", optimize=True)
     matplotlib.use("Agg")
-    figure, ((first, second), (third, fourth)) = plt.subplots(2, 2, figsize=(11.5, 8.2), layout="constrained")
+    figure = plt.figure(figsize=(11.5, 10), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(4, 6))
+    first, second = above.subplots(1, 2)
     if "composites" in found:
         kinds = found["composites"]["kinds"]
         bars(first, {WORDS[kind]: mean(tensor(kinds[kind]["right"])) for kind in reversed((*ALONE, *MIXED))}, "accuracy on pets")
@@ -46,10 +50,7 @@ def write(pets: Cases, made: Composites, masks: Masks | None, found: Row, remova
         second.set_title("BIR, by how the background is taken away", fontsize=11)
     if removals.lots:
         whole = effects(found["nothing removed"][0], found["nothing removed"][0])
-        for axes, measure, title in ((third, ACCURACIES[0], "ImageNet accuracy without heads"), (fourth, "BG-gap", "BG-gap without heads")):
-            curves(axes, removals, whole[measure].value, measure)
-            axes.set_title(title, fontsize=11)
-        figure.legend(*third.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+        panels(below, removals, {measure: whole[measure].value for measure in DRAWN_MEASURES})
     figure.savefig(out / f"{NAME}.png", dpi=90)
     plt.close(figure)
 
@@ -85,21 +86,45 @@ def bars(axes: Axes, values: Row, label: str) -> None:
     axes.tick_params(axis="y", labelsize=8)
 
 
-def curves(axes: Axes, removals: Removals, start: float, measure: str) -> None:
-    """A measure against K: some methods in colour with the intervals of their changes, moved apart a little where they would hide each other; random sets
-    as a band from the lowest to the highest. All others are in the tables."""
-    drawn = {size: [lot.effects[measure].value for lot in some] for size, some in removals.lots.items()}
+def panels(figure: SubFigure, removals: Removals, whole: dict[str, float]) -> None:
+    """A row for each method, a column for each measure with one scale: nothing hides anything else."""
+    grid = figure.subplots(len(DRAWN), len(whole), sharex=True, sharey="col", squeeze=False)
+    figure.suptitle("What removing heads does, by method (rows) and measure (columns)", fontsize=11)
+    for row, (method, colour) in zip(grid, DRAWN.items(), strict=True):
+        row[0].set_ylabel(method.replace(", ", ",\n").replace(" on ", "\non "), fontsize=9)
+        for axes, (measure, start) in zip(row, whole.items(), strict=True):
+            curve(axes, removals, method, measure, start, colour)
+    for axes, measure in zip(grid[0], whole, strict=True):
+        axes.set_title(measure, fontsize=10)
+    for axes, (measure, start) in zip(grid[-1], whole.items(), strict=True):
+        axes.set_xlabel("heads removed", fontsize=9)
+        axes.set_ylim(*reach(removals, measure, start))
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+
+
+def by_size(removals: Removals, method: str, measure: str) -> dict[int, Effect]:
+    """What a method does to a measure, by the number of heads that really go: less than K where fewer have a score above 0."""
+    return {len(one.heads): one.effects[measure] for (name, _), one in removals.chosen.items() if name == method and one.heads}
+
+
+def curve(axes: Axes, removals: Removals, method: str, measure: str, start: float, colour: str) -> None:
+    """One method with the intervals of its changes; random sets as the line of their means and a band from the lowest to the highest."""
+    drawn, found = {size: [lot.effects[measure].value for lot in some] for size, some in removals.lots.items()}, by_size(removals, method, measure)
     axes.axhline(start, color="#444444", linewidth=0.8, linestyle=":", label="the whole model")
-    axes.fill_between(
-        [0, *drawn], [start, *map(min, drawn.values())], [start, *map(max, drawn.values())], color="#e4e4e4", label="random heads, lowest to highest"
-    )
-    ks = sorted({k for _, k in removals.chosen})
-    for place, (method, colour) in enumerate(DRAWN.items()):
-        if all((method, k) in removals.chosen for k in ks):
-            aside, found = 0.12 * (place - (len(DRAWN) - 1) / 2), [removals.chosen[method, k].effects[measure] for k in ks]
-            at, values = [k + aside for k in ks], [one.value for one in found]
-            axes.plot([0, *at], [start, *values], color=colour, label=method, linewidth=1.4, marker="o", markersize=4)
-            axes.vlines(at, [start + one.change.low for one in found], [start + one.change.high for one in found], color=colour, linewidth=0.8, alpha=0.7)
-    axes.set_xticks([0, *ks])
-    axes.set_xlabel("K: heads that may go (scores above 0 only)")
-    axes.set_ylabel(measure)
+    axes.fill_between([0, *drawn], [start, *map(min, drawn.values())], [start, *map(max, drawn.values())], color="#e8e8e8", label="random, lowest to highest")
+    axes.plot([0, *drawn], [start, *map(fmean, drawn.values())], color="#a8a8a8", linewidth=1.2, label="random, mean")
+    errors = [[one.change.value - one.change.low for one in found.values()], [one.change.high - one.change.value for one in found.values()]]
+    shown = {"color": colour, "linewidth": 1.4, "elinewidth": 1, "capsize": 2.5, "marker": "o", "markersize": 4}
+    axes.errorbar(list(found), [one.value for one in found.values()], yerr=errors, **shown, label="the row's method" if method == PRINTED else None)
+    axes.set_xticks(sorted({0, *drawn}))
+    axes.tick_params(labelsize=8)
+
+
+def reach(removals: Removals, measure: str, start: float) -> tuple[float, float]:
+    """Lowest and highest of what a column's methods do with their intervals, and of random means: a random set may break the model, and is cut off."""
+    found = [one for method in DRAWN for one in by_size(removals, method, measure).values()]
+    ends = [one.value - one.change.value + end for one in found for end in (one.change.low, one.change.high)]
+    ends += [start, *(fmean(lot.effects[measure].value for lot in some) for some in removals.lots.values())]
+    margin = 0.05 * (max(ends) - min(ends)) or 0.01
+    return min(ends) - margin, max(ends) + margin

@@ -150,6 +150,11 @@ def bir(gains: Row, rows: Tensor) -> Estimate:
     return ratio(big, fig + big)
 
 
+def bir_difference(one: Row, other: Row, rows: Tensor) -> Estimate:
+    """BIR of one look less that of another, ratios of means, on the same photos."""
+    return ratio_change(*(_shares([tensor(gains[key])[rows] for key in ("fig", "big")]) for gains in (one, other)))
+
+
 def bir_by_photo(gains: Row, rows: Tensor) -> Estimate:
     """Mean of ratios (equation 41); one half where nothing matters."""
     fig, big = (tensor(gains[key])[rows] for key in ("fig", "big"))
@@ -165,14 +170,14 @@ def effects(row: Row, whole: Row) -> dict[str, Effect]:
     after, before = (tensor(one["mixed_same"]) - tensor(one["mixed_rand"]) for one in (row, whole))
     found["BG-gap"] = Effect(float(after.mean()), mean(after - before))
     for name in (*AFTER, SWAP):
-        parts = [_shares(one["gains"][name]) for one in (row, whole)]
+        parts = [_shares([tensor(values) for values in one["gains"][name]]) for one in (row, whole)]
         found[f"BIR, {name}"] = Effect(float(parts[0][0].mean() / parts[0][1].mean()), ratio_change(*parts))
     return found
 
 
-def _shares(gains: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
-    """BIG, and FIG + BIG."""
-    fig, big = (tensor(values) for values in gains)
+def _shares(gains: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Of FIG and BIG: BIG, and FIG + BIG."""
+    fig, big = gains
     return big, fig + big
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scripts.background.audit import RHO
 from scripts.background.composites import ALONE, MIXED
 from scripts.background.numbers import (
     ACCURACIES,
@@ -27,7 +28,7 @@ from scripts.background.numbers import (
     tensor,
 )
 from scripts.background.removal import methods, spelled
-from scripts.background.words import short, sure
+from scripts.background.words import CONTROL_FILL, control_differences, short, sure
 from scripts.kept_pieces import Pieces
 from seecause import __version__
 
@@ -49,7 +50,8 @@ def write(pieces: Pieces, about: Row, removals: Removals, out: Path) -> None:
     page = [
         "# Does a real ViT answer from the background, and does removing heads change that?\n",
         f"![Accuracy on composites, BIR by every look, and what removing heads does]({NAME}.png)\n",
-        "Bars and thin lines: 95 % intervals. Grey bars: controls. Grey band: from the lowest to the highest of the random sets.\n",
+        "Thin lines: 95 % intervals. Grey bars: controls. Below, a row for each of three ways to choose heads (the last is a plain control), a column for each "
+        "measure; grey is what random heads do, cut off where they break the model. All other ways are in the tables.\n",
         *warnings(about),
         "## In short\n",
         "\n".join(f"- {line}" for line in short(found, about, removals)) or HOLE,
@@ -123,7 +125,12 @@ def accuracy_table(found: Row, about: Row) -> str:
 
 
 def composites_text(found: Row, about: Row) -> str:
-    columns = {"right": "accuracy", "right among breeds": "accuracy among the breeds", "probability": "probability of the label", "another's": "control"}
+    columns = {
+        "right": "accuracy",
+        "right among breeds": "accuracy among the breeds",
+        "probability": "probability of the label",
+        "another's": "control: another photo's breed",
+    }
     rows = [(KINDS[kind], *(str(mean(tensor(found["kinds"][kind][key]))) for key in columns)) for kind in (*ALONE, *MIXED)]
     chance = ("control: chance", f"{1 / about['classes']:.3f}", f"{1 / about['breeds']:.3f}", f"{1 / about['classes']:.3f}", f"{1 / about['classes']:.3f}")
     gaps = {key: [gap_of(found, key, about["mixes"], groups) for groups in (None, about["labels"])] for key in list(columns)[:3]}
@@ -136,8 +143,9 @@ def composites_text(found: Row, about: Row) -> str:
         "three pixels wider, is filled with smooth colour from around it (a pyramid of means). ImageNet-9 tiles the box instead, which here would "
         f"leave less of the photo (boxes without a strip of eight pixels beside them: {found['untiled']}; filled in only-bg-t too). A rim of its own "
         f"background comes with an animal, since trimaps draw borders wide. All {len(found['box'])} pets; mixed photos count with the "
-        "mean over their backgrounds. *Among the breeds*: the top one of these classes only. *Control*: answers that are the breed of another photo, which for "
-        "mixed-rand is the (first) background's.\n\n"
+        "mean over their backgrounds. *Among the breeds*: the top one of these classes only. *Control: another photo's breed*: answers that are the label of a "
+        "photo of another breed instead, which for mixed-rand is the (first) background's: how often a label is met that has nothing to do with the animal. "
+        "Shapes are those of trimaps, nothing is guessed, so masks in the centre or by lot have no place here.\n\n"
         + table(("kind of photo", *columns.values()), [*rows, chance])
         + f"\n\nBG-gap (mixed-same less mixed-rand; *by breeds*: an interval from drawing whole breeds): {told}. Pasting alone, from original to "
         "mixed-same: accuracy " + mean(tensor(found["kinds"]["mixed_same"]["right"]) - tensor(found["kinds"]["original"]["right"])).signed + "."
@@ -146,6 +154,11 @@ def composites_text(found: Row, about: Row) -> str:
 
 def audit_text(found: Row, about: Row) -> str:
     told, rows = found["audit"], right_ones(found)
+    apart = "; ".join(
+        f"{name} masks less {control} {one.signed}"
+        for name in ("discovered", "true")
+        for control, one in control_differences(found, f"{name} masks, {CONTROL_FILL}").items()
+    )
     overlap = [(name, str(mean(tensor(values)))) for name, values in told["iou"].items()]
     looks = [
         (name, *(str(mean(tensor(one[key])[rows])) for key in ("fig", "big")), str(bir(one, rows)), str(bir_by_photo(one, rows)))
@@ -155,9 +168,12 @@ def audit_text(found: Row, about: Row) -> str:
     return (
         f"FIG: how far the answer moves without the animal (Jensen-Shannon, nats). BIG: without the background. BIR = BIG / (FIG + BIG). Means over the "
         f"{int(rows.sum())} pets that are answered right. `mean` is the paper's fill. *The animal on another breed's photo*: BIG by mixed-rand; FIG by another "
-        f"breed's animal on the same background, filled. Controls erase what has nothing to do with the animal. Noise floor {noise:.1e}.\n\n"
+        f"breed's animal on the same background, filled. Controls erase what has nothing to do with the animal; "
+        f"random pixels are a control of IoU only. Sizes differ: true masks, also another photo's, take "
+        f"{statistics.fmean(found['composites']['animal']):.2f} of the frame, discovered ones and the centre {RHO}. Noise floor {noise:.1e}.\n\n"
         + table(("the background is taken away by", "FIG", "BIG", "BIR, ratio of means", "BIR, mean of ratios"), looks)
-        + f"\n\nHow well do discovered masks meet the animal? All pets; the border ({told['border']:.2f} of the pixels) is ignored. Masks keep 0.35 of the "
+        + f"\n\nDifferences of BIR (ratio of means, {CONTROL_FILL}, same photos): {apart}."
+        + f"\n\nHow well do discovered masks meet the animal? All pets; the border ({told['border']:.2f} of the pixels) is ignored. Masks keep {RHO} of the "
         "pixels whatever the animal's size.\n\n" + table(("mask", "IoU with the animal"), overlap) + "\n\nWhat `seecause heads audit` says with discovered and "
         "true masks and these fills, by its present rules (true masks before discovered ones, and of those the look that finds most):\n\n"
         + "\n".join(f"> {line}" for line in about["verdict"]["words"])
@@ -181,6 +197,7 @@ def heads_text(found: Row, about: Row) -> str:
         "answered right by the whole model, without that head. Gating: 1 - G+ of heads it calls interfering, -G+ of all others. Taylor: the largest "
         "importance less the head's. Chance: heads above two standard errors if every score were noise.\n\n"
         + table(("method", "positive", "above two errors", "best head", "its score", "accuracy without it"), [*rows, chance])
+        + gating_note(found, about)
     )  # fmt: skip
 
 
@@ -200,21 +217,32 @@ def removal_text(found: Row, about: Row, removals: Removals) -> str:
                 rows.append((method, str(len(one.heads)), *cells))
         for size in sorted({len(one.heads) for (_, at), one in removals.chosen.items() if at == k} & set(removals.lots)):
             rows.append((f"random, {size} head{'s' * (size > 1)}", str(size), *(spread(removals.lots[size], m) for m in MEASURES)))
-        parts.append(f"\n### K = {k}\n\n" + table(("heads removed by", "removed", *MEASURES), rows))
+        parts.append(f"\n### K = {k}\n\n" + table(("heads removed by", "removed", *MEASURES), rows) + gating_note(found, about))
     return "\n".join(parts)
 
 
 def singles_text(about: Row, removals: Removals) -> str:
     """The heads whose removal lowers a BIR most, and what is missing."""
-    parts = [f"Each head removed alone, whoever chose it or not: {len(removals.singles)} of {about['heads']}; all of them are in the CSV."]
+    parts = [
+        f"Each head removed alone, whoever chose it or not: {len(removals.singles)} of {about['heads']}; all of them are in the CSV. *Control*: the mean over "
+        "them, in brackets the lowest and the highest, which is what a random head does."
+    ]
     if removals.unseen:
         parts.append(f"**Not measured yet: {spelled(tuple(head for heads in removals.unseen for head in heads))}.** Places below are among the others.")
     for measure in BACKGROUND[1:]:
         order = sorted(removals.singles, key=lambda one: one.effects[measure].change.value)[:SHOWN]
         shown = (measure, "BG-gap", *ACCURACIES)
         rows = [(str(place), spelled(one.heads), *(one.effects[m].change.signed for m in shown)) for place, one in enumerate(order, 1)]
+        rows.append(("control", f"each of {len(removals.singles)}", *(spread(removals.singles, m).partition(", ")[2] for m in shown)))
         parts.append("\n" + table(("place", "without", f"change of {measure}", "of BG-gap", *(f"of {m}" for m in ACCURACIES)), rows))
     return "\n".join(parts)
+
+
+def gating_note(found: Row, about: Row) -> str:
+    """What a reader of its rows must know, below the table they stand in."""
+    there = any(method.startswith("gating") for method in methods(found))
+    note = f"\n\nRows of gating: {about['gating_masks']} masks and {about['gating_steps']} updates, where its authors take 10 and 500.{half_kept(found)}"
+    return note * there
 
 
 def half_kept(found: Row) -> str:
@@ -255,6 +283,9 @@ def lines(found: Row, about: Row, removals: Removals) -> Iterator[list[Any]]:
             yield from (line("audit", name, key.upper(), mean(tensor(one[key])[rows])) for key in ("fig", "big"))
             yield line("audit", name, "BIR, ratio of means", bir(one, rows))
             yield line("audit", name, "BIR, mean of ratios", bir_by_photo(one, rows))
+        for look in (f"{name} masks, {CONTROL_FILL}" for name in ("discovered", "true")):
+            for control, one in control_differences(found, look).items():
+                yield line("audit", f"{look} less control: {control}", "difference of BIR, ratio of means", one)
     sets = [(method, k, "", one) for (method, k), one in removals.chosen.items()]
     sets += [("random", size, draw, one) for size, drawn in removals.lots.items() for draw, one in enumerate(drawn)]
     sets += [(f"head {spelled(one.heads)}", 1, "", one) for one in removals.singles]

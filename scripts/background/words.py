@@ -16,6 +16,7 @@ from scripts.background.numbers import (
     Removal,
     Removals,
     bir,
+    bir_difference,
     falls,
     gap_of,
     mean,
@@ -24,11 +25,12 @@ from scripts.background.numbers import (
     surely_cheap,
     tensor,
 )
-from scripts.background.removal import Heads, methods, spelled
+from scripts.background.removal import ENDS, Heads, methods, spelled
 from scripts.head_methods import GREY, GUARD, PRINTED
 
 Row = dict[str, Any]
 SMALL_GAP = 0.05  # a BG-gap below it is small
+CONTROL_FILL = "grey"  # of the controls of an audit
 
 
 def short(found: Row, about: Row, removals: Removals) -> Iterator[str]:
@@ -49,6 +51,7 @@ def short(found: Row, about: Row, removals: Removals) -> Iterator[str]:
         least, most = (pick(ratios, key=lambda name: ratios[name].value) for pick in (min, max))
         overlap, centre = (mean(tensor(found["audit"]["iou"][name])) for name in ("discovered masks", "control: centre"))
         yield f"BIR depends on how the background is taken away: {ratios[least]} ({least}) to {ratios[most]} ({most}). One BIR alone says little."
+        yield from beside_controls(found)
         yield f"Discovered masks meet the animal with an IoU of {overlap}; a box in the centre does with {centre}."
         yield f"`seecause heads audit` says: {about['verdict']['words'][0]} The look it believes: {about['verdict']['trusted']}."
     scored = methods(found)
@@ -56,6 +59,30 @@ def short(found: Row, about: Row, removals: Removals) -> Iterator[str]:
         yield f"CIGMA as printed: {positive(scored[PRINTED])}. {GREY}{GUARD}: {positive(scored.get(GREY + GUARD))}."
     if removals.chosen:
         yield from helped(removals, complete=not about["missing"])
+
+
+def beside_controls(found: Row) -> Iterator[str]:
+    """BIR by discovered and by true masks, less that of masks which have nothing to do with the animal; same fill, same photos."""
+    differences = {name: control_differences(found, f"{name} masks, {CONTROL_FILL}") for name in ("discovered", "true")}
+    told = [
+        f"BIR with {name} masks {', and '.join(f'{standing_of(one)} BIR with {control} ({one.signed})' for control, one in some.items())}."
+        for name, some in differences.items()
+    ]
+    blind = " or ".join(control for control, one in differences["discovered"].items() if one.printed[1] <= 0)
+    so = f" **So BIR with discovered masks is no evidence of background use here: {blind}, which knows nothing of the animal, gives as much.**" if blind else ""
+    rule = "(Rule: they cannot be told apart if 0 is inside the paired interval, as printed.)"
+    yield f"Beside controls, all with the same fill ({CONTROL_FILL}): {' '.join(told)}{so} {rule}"
+
+
+def control_differences(found: Row, look: str) -> dict[str, Estimate]:
+    """BIR of a look less that of each control with its fill."""
+    gains, rows, ending = found["audit"]["gains"], right_ones(found), f", {CONTROL_FILL}"
+    controls = {name.removeprefix("control: ").removesuffix(ending): one for name, one in gains.items() if name.startswith("control: ")}
+    return {control.replace("centre", "a box in the centre"): bir_difference(gains[look], one, rows) for control, one in controls.items()}
+
+
+def standing_of(difference: Estimate) -> str:
+    return "is above" if difference.printed[1] > 0 else "is below" if difference.printed[2] < 0 else "cannot be told from"
 
 
 def repair(gap: Estimate, by_breed: Estimate) -> str:
@@ -125,12 +152,16 @@ def consequences(one: Removal, removals: Removals) -> str:
     moved = "falls" if gap.printed[2] < 0 else "rises" if gap.printed[1] > 0 else "does not clearly change"
     costs = ", ".join(f"{name} {one.effects[name].change.signed}" for name in ACCURACIES)
     excluded = f"A cost of more than {MAY_COST} is {'excluded' if surely_cheap(one) else 'not excluded'}."
-    return f"Without {spelled(one.heads)} (chosen by {by}) BG-gap {moved}: {gap.signed}. The cost: {costs}. {excluded}"
+    limit = [name for name in ACCURACIES if one.effects[name].change.printed[0] == -MAY_COST]
+    at_limit = f" {' and '.join(limit)} passes the rule exactly at its limit." if limit else ""
+    plain = [method for method in by if method in ENDS.values()]
+    simple = f" It takes no CIGMA to find it: {' and '.join(plain)}, a plain control, picks the same." if plain else ""
+    return f"Without {spelled(one.heads)} (chosen by {'; '.join(by)}) BG-gap {moved}: {gap.signed}. The cost: {costs}. {excluded}{at_limit}{simple}"
 
 
-def choosers(heads: Heads, removals: Removals) -> str:
+def choosers(heads: Heads, removals: Removals) -> list[str]:
     """Methods that choose just these heads at some K."""
-    return "; ".join(dict.fromkeys(method for (method, _), one in removals.chosen.items() if one.heads == heads))
+    return list(dict.fromkeys(method for (method, _), one in removals.chosen.items() if one.heads == heads))
 
 
 def advice(passing: list[Removal], closing: list[Removal]) -> str:

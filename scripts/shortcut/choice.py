@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from scripts.seeds import percent
 from scripts.shortcut.methods import Job, Method
-from scripts.shortcut.plan import SEEDS, TUNED, TUNING_SEED, Results, best_so_far, is_tuned, plan, seeds_of, tried
+from scripts.shortcut.plan import SEEDS, TUNED, TUNING_SEED, Results, best_so_far, is_tuned, plan, seeds_of, tried, tuning
 from scripts.shortcut.rows import NAMES, OF_PARTS, part_jobs, repair_of, settings_tried
+
+Row = dict[str, Any]
+AXES = {"rate": "rate", "length": "length", "background": "background", "total variation": "variation"}  # of a grid of settings, as words and in a job
 
 
 def as_trained(row: dict[str, list[float]], shares: list[float]) -> float:
@@ -104,14 +108,57 @@ def removals(results: Results) -> list[str]:
                 f"{row['scored']['pictures']} training pictures."
             )
             if "random, chosen" in row:
-                lot, better = row["random, chosen"], {name: sum(w >= row[name]["test"]["worst"] for w in row["random, chosen"]["worst"]) for name in taken}
                 text += (
-                    f" Random orders lose {statistics.fmean(lot['removed']):.1f} heads on average; of {len(lot['worst'])}, {better['printed']} are at least "
-                    f"as good as CIGMA as printed and {better['guarded']} as true masks with the guard (worst group, test). The model itself: "
-                    f"{percent(row['whole']['test']['worst'])} %."
+                    f" At least as good (worst group, test) as CIGMA as printed are {as_good(row, 'printed')}; as true masks and guard "
+                    f"{as_good(row, 'guarded')}. Random orders lose {statistics.fmean(row['random, chosen']['removed']):.1f} heads on average. "
+                    f"The model itself: {percent(row['whole']['test']['worst'])} %."
                 )
             told.append(text)
     return told
+
+
+def as_good(row: Row, name: str) -> str:
+    """How many draws of the two random ways have a worst group on test pictures that is not below CIGMA's."""
+    own, alike, sets = row[name]["test"]["worst"], row["random, chosen"]["worst"], row[f"random, {name}"]["worst"]
+    count = f"{sum(worst >= own for worst in alike)} of {len(alike)} random orders chosen alike"
+    if not row[name]["heads"]:
+        return f"{count} (it removes no head)"
+    return f"{count} and {sum(worst >= own for worst in sets)} of {len(sets)} random sets of as many heads, which nothing chose"
+
+
+def unchanged(method: Method, results: Results) -> tuple[int, int]:
+    """In how many runs of how many the choice was to change nothing at test time."""
+    took = [results[job.file]["chosen"] for best in part_jobs(method, results) for job in seeds_of(best) if job.file in results]
+    return sum(not one["drop"] and one["quantile"] is None for one in took), len(took)
+
+
+def edges(best: Job) -> dict[str, str]:
+    """Whether each number of a setting lies inside what was tried, or at which end of it."""
+    found = {}
+    for name, axis in AXES.items():
+        values = sorted({getattr(job, axis) for job in tuning(best.method)})
+        if len(values) > 1:
+            own = getattr(best, axis)
+            found[name] = f"the lowest of {len(values)}" if own == values[0] else f"the highest of {len(values)}" if own == values[-1] else "inside"
+    return found
+
+
+def edges_told(results: Results) -> list[str]:
+    """Where a better setting may lie outside the grid."""
+    told, ends = [], dict[str, bool]()
+    for method in TUNED:
+        if (best := best_so_far(method, results)) is not None:
+            found = edges(best)
+            ends[method] = any(where != "inside" for where in found.values())
+            words = ", ".join(f"{name} {getattr(best, AXES[name]):.2g} {where}" for name, where in found.items())
+            told.append(f"{NAMES[method].partition(':')[0]}: {'at an edge' if ends[method] else 'inside'} ({words})")
+    if not told:
+        return []
+    erm = " ERM is the measure of all, and all repairs begin with it: it may be undertuned, and gains over it overstated." if ends.get("erm") else ""
+    return [
+        f"- **Chosen settings and the edges of their grids.** {'; '.join(told)}. At an edge, a better setting may lie beyond; of two values either is an "
+        f"edge.{erm}"
+    ]
 
 
 def interventions(results: Results) -> list[str]:

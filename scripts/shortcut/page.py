@@ -1,32 +1,29 @@
-"""The page of `evidence_shortcut.py`: tables, and what the numbers say by rules that are stated."""
+"""The page of `evidence_shortcut.py`: its tables. `words.py` says what they show."""
 
 from __future__ import annotations
 
 import csv
-import statistics
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 from scripts.seeds import percent, spread
-from scripts.shortcut.choice import choice_told, interventions, removals, rules, settings
-from scripts.shortcut.data import GROUPS, Cutouts, training_shares
+from scripts.shortcut.choice import choice_told, edges_told, interventions, removals, rules, settings
+from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, training_shares
 from scripts.shortcut.figure import draw
 from scripts.shortcut.methods import Job, Setup, open_cutouts
-from scripts.shortcut.plan import CONTROLS, SEEDS, TUNING_SEED, Results, chosen, expected, missing
+from scripts.shortcut.plan import SEEDS, TUNING_SEED, Results, chosen, expected, missing
 from scripts.shortcut.protocol import protocol
 from scripts.shortcut.rows import NAMES, OF_PARTS, Line, group_name, lines
-
-CLEAR = 0.02  # a gain in worst-group accuracy that is told as one, if every seed has the same sign
-USUAL, OTHER = (GROUPS.index((0, 0)), GROUPS.index((1, 1))), (GROUPS.index((0, 1)), GROUPS.index((1, 0)))
+from scripts.shortcut.words import conclusions
 
 
 def write(setup: Setup, results: Results, out: Path) -> None:
     """evidence-shortcut.md, .csv and .png, and evidence-shortcut-photos.png, of what is there."""
     out.mkdir(parents=True, exist_ok=True)
     table, cutouts = lines(results), open_cutouts(setup)
-    there, shares = [line for line in table if line.seeds], training_shares(cutouts)
+    there, shares, photos = [line for line in table if line.seeds], training_shares(cutouts), of_species(cutouts)
     (out / "evidence-shortcut.png").write_bytes(draw(setup, results, cutouts, photos=False))
     (out / "evidence-shortcut-photos.png").write_bytes(draw(setup, results, cutouts, photos=True))
     page = [
@@ -35,10 +32,11 @@ def write(setup: Setup, results: Results, out: Path) -> None:
         caption(results),
         *status(setup, results),
         "\n## What the numbers say\n",
-        *conclusions(table),
+        *conclusions(table, results, photos),
+        *edges_told(results),
         *choice_told(results, shares),
         "\n## Results\n",
-        *main_table(table, fewest(cutouts)),
+        *main_table(table, min(photos)),
         "\n## By group\n",
         *group_table(there),
         "\n## What was chosen on validation pictures\n",
@@ -60,53 +58,9 @@ def write(setup: Setup, results: Results, out: Path) -> None:
                 writer.writerow((line.title, seed, *("" if value is None else round(value, 5) for value in numbers)))
 
 
-def conclusions(table: list[Line]) -> list[str]:
-    """One sentence a row, by the rule that stands first."""
-    erm = next((line for line in table if line.title == NAMES["erm"] and line.seeds), None)
-    if erm is None:
-        return ["Nothing yet: no reported seed of ERM is done."]
-    usual, other = (statistics.fmean(row["groups"][place] for row in erm.seeds.values() for place in places) for places in (USUAL, OTHER))
-    told = [
-        "Rule: accuracy of the worst group (WGA) is compared with ERM's, seed by seed. A method *helps* or *costs* if all seeds have the same sign and "
-        f"the mean is at least {100 * CLEAR:.0f} points; otherwise it makes no clear difference. There is no verdict before all seeds of both are done and "
-        f"their settings are final. {len(SEEDS)} seeds describe; they do not prove.\n",
-        f"- **The shortcut.** ERM{erm.few} is right on {percent(usual)} % of the animals on their usual texture and on {percent(other)} % on the other one; "
-        f"{percent(statistics.fmean(erm.values('flips')))} % of its answers change with the texture. "
-        + ("It has learnt the shortcut." if usual - other >= CLEAR else "It has hardly learnt the shortcut, so there is little to mend."),
-        *(f"- **{line.title}** {verdict(line, erm)}" for line in table if line is not erm and line.seeds),
-    ]
-    return [*told, f"- **The best worst group**, the true mask aside: {best_row(table)}"]
-
-
-def best_row(table: list[Line]) -> str:
-    """Only rows with all their seeds can be the best."""
-    rivals = [line for line in table if line.title not in (NAMES[method] for method in ("mask", *CONTROLS))]
-    ready = [line for line in rivals if line.is_ready]
-    if not ready:
-        return "not told before rows have all their seeds and a final setting."
-    best = max(ready, key=lambda line: statistics.fmean(line.values("worst")))
-    waiting = f" {len(rivals) - len(ready)} rows that are not finished are not compared." if len(ready) < len(rivals) else ""
-    return f"{best.title}, {spread(best.values('worst'))} %. It uses {best.uses}.{waiting}"
-
-
-def verdict(line: Line, erm: Line) -> str:
-    """What a row does to the worst group, beside ERM."""
-    shared = [seed for seed in line.seeds if seed in erm.seeds]
-    gains = [line.seeds[seed]["worst"] - erm.seeds[seed]["worst"] for seed in shared]
-    if not gains:
-        return "cannot be compared yet."
-    mean = statistics.fmean(gains)
-    word = "helps" if min(gains) > 0 and mean >= CLEAR else "costs" if max(gains) < 0 and mean <= -CLEAR else "makes no clear difference"
-    if not (line.is_ready and erm.is_ready):
-        word = f"has no verdict yet{line.few or erm.few}"
-    average = statistics.fmean(line.seeds[seed]["average"] - erm.seeds[seed]["average"] for seed in shared)
-    each = ", ".join(f"{100 * gain:+.1f}" for gain in gains)
-    return f"{word}: WGA {100 * mean:+.1f} points ({each}), average accuracy {100 * average:+.1f}."
-
-
-def fewest(cutouts: Cutouts) -> int:
-    """Test pictures of the smallest group."""
-    return int(torch.bincount(cutouts.species[cutouts.rows("test")]).min())
+def of_species(cutouts: Cutouts) -> list[int]:
+    """Test photos of each species: so many pictures has each of its groups."""
+    return torch.bincount(cutouts.species[cutouts.rows("test")], minlength=len(SPECIES)).tolist()
 
 
 def main_table(table: list[Line], smallest: int) -> list[str]:
@@ -119,10 +73,11 @@ def main_table(table: list[Line], smallest: int) -> list[str]:
     return [
         *rows,
         *([f"\nNo reported seed is done of: {'; '.join(empty)}."] if empty else []),
-        "\nPercent, mean ± standard deviation over seeds. Worst group: the lowest accuracy of the four groups. Flips: test photos whose answer changes with "
-        "the texture. IoU: patches of the mask against the animal's pixels, over all test pictures. Kept: patches that belong to the mask. PDiscoFormer has a "
-        "mask too, but its features have seen everything. Uses: settings of every method were chosen by the worst group of validation pictures, so every "
-        "method uses their groups; interventions, and how many heads go, were chosen so on each seed. "
+        "\nPercent, mean ± standard deviation over seeds. Worst group: the lowest accuracy of the four groups; in rows of random heads a mean over draws of "
+        "each draw's lowest, so a mean of minima. Flips: test photos whose answer changes with the texture. IoU: patches of the mask against the animal's "
+        "pixels, over all test pictures. Kept: patches that belong to the mask. PDiscoFormer has a mask too, but its features have seen everything. Uses: "
+        "settings of every method were chosen by the worst group of validation pictures, so every method uses their groups; interventions, and how many "
+        "heads go, were chosen so on each seed. "
         f"The smallest groups have {smallest} test pictures: there an accuracy of 80 % has a standard error of "
         f"{percent((0.8 * 0.2 / smallest) ** 0.5)} points.",
     ]
@@ -149,9 +104,10 @@ def status(setup: Setup, results: Results) -> list[str]:
 
 
 def caption(results: Results) -> str:
-    rows = [f"parts of {NAMES[method]} (K = {best.parts}, seed {best.seed})" for method in OF_PARTS if (best := chosen(method, results)) is not None]
+    rows = [f"parts of {NAMES[method]} (K = {best.parts})" for method in OF_PARTS if (best := chosen(method, results)) is not None]
+    seed = f" Parts are those of seed {TUNING_SEED}, which chose the settings and is not among the reported ones." if rows else ""
     return (
-        f"From the top: {'; '.join(['two test pictures of each group', *rows])}. The models saw the animals; silhouettes stand for them here. The script "
+        f"From the top: {'; '.join(['two test pictures of each group', *rows])}.{seed} The models saw the animals; silhouettes stand for them here. The script "
         "writes the same figure with the animals beside this page, as `evidence-shortcut-photos.png`; it is not in the repository because it shows photos. "
         "Photos and outlines: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut out here."
     )

@@ -7,8 +7,9 @@ from typing import Any
 
 from scripts.shortcut.data import HELD_OUT, LARGEST, SMALLEST, SPLITS, UNUSUAL, Cutouts
 from scripts.shortcut.methods import CLIP, DECAY, HEADS_RATE, PROTOTYPE_RATE, QUANTILES, Setup
-from scripts.shortcut.plan import LENGTHS, OTHER_PARTS, PART_RATES, RATES, SEEDS, SHAPING, TUNING_SEED, Results
+from scripts.shortcut.plan import LENGTHS, OTHER_PARTS, PART_RATES, RATES, SEEDS, SHAPING, TUNING_SEED, Results, plan
 from scripts.shortcut.repair import KS
+from scripts.shortcut.slices import by_the_clock, kept
 from scripts.shortcut.textures import FAMILIES, brightness
 from seecause import __version__
 
@@ -20,13 +21,20 @@ def protocol(setup: Setup, results: Results, cutouts: Cutouts) -> list[str]:
 
 def _command(setup: Setup, results: Results) -> str:
     limit = "" if setup.limit is None else f" --limit {setup.limit}"
-    made = Counter(f"{row['machine']} with torch {row['torch']} and timm {row['timm']}" for row in results.values())
+    asked = {job.file for job in plan(results, guess=True)}
+    used, left = (([row for file, row in results.items() if (file in asked) == wanted]) for wanted in (True, False))
+    made = Counter(f"{row['machine']} with torch {row['torch']} and timm {row['timm']}" for row in used)
     machines = "; ".join(f"{count} jobs on {where}" for where, count in made.items())
     return (
         f"Command: `python scripts/evidence_shortcut.py --real PATH --device {setup.device.partition(':')[0]}{limit}`, run until nothing is missing. "
         f"seecause {__version__}. Machines: {machines or 'none yet'}. Settings are chosen on seed {TUNING_SEED}; seeds {numbers(SEEDS)} are reported. "
-        f"{sum(row['seconds'] for row in results.values()):.0f} seconds of work in {len(results)} jobs, several of them at once."
+        f"{_seconds(used)} of work in {len(used)} jobs, several of them at once. {by_the_clock(kept(setup.folder), len(used))}"
+        + (f" Not counted: {_seconds(left)} in {len(left)} jobs of an earlier plan, of which nothing is shown." if left else "")
     )
+
+
+def _seconds(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(row['seconds'] for row in rows):.0f} seconds"
 
 
 def _pictures(setup: Setup, cutouts: Cutouts) -> str:

@@ -20,6 +20,7 @@ NAMES: dict[Method, str] = {
     "scatter": "early mask of random patches",
 }
 OF_PARTS: tuple[Method, ...] = ("pdisco", "ifam")
+CHANGED = ", with interventions"  # ends the title of such a row
 CHOOSE = "class labels; groups of validation pictures, to choose"
 GRID = f"{CHOOSE}; trimaps of training pictures, to choose the grid of settings"
 REPAIRS = {
@@ -68,7 +69,7 @@ def lines(results: Results) -> list[Line]:
         for job in part_jobs(method, results):
             title, settled = f"{NAMES[method]}, K = {job.parts}", is_tuned(method, results)
             found.append(Line(title, GRID, _seeds(job, results, "test"), settled))
-            found.append(Line(f"{title}, with interventions", GRID, _seeds(job, results, "changed"), settled))
+            found.append(Line(f"{title}{CHANGED}", GRID, _seeds(job, results, "changed"), settled))
     mask, ifam = best_so_far("mask", results), best_so_far("ifam", results)
     if mask is not None:
         uses = f"{CHOOSE}; trimaps of all pictures, also at test"

@@ -15,8 +15,9 @@ from timm.models.vision_transformer import VisionTransformer
 
 import seecause as sc
 from scripts import evidence_background as study
-from scripts.background import composites, numbers, removal, words
+from scripts.background import composites, figures, numbers, removal, words
 from scripts.background.numbers import Effect, Estimate, Removal, Removals
+from scripts.head_methods import PRINTED
 from scripts.kept_pieces import Pieces, pack, unpack
 from seecause.data.imagenet import imagenet_wnids
 from seecause.errors import BadOption
@@ -76,6 +77,7 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
     assert code == 1 and "stopped before 'plain'" in page and page.count("Not there yet") == 7
     code, page = run(5.0)
     assert code == 0 and "Not there yet" not in page and "nan" not in page
+    monkeypatch.setattr(study.figures, "write", lambda *given: None)  # drawn, which takes most of the time
     said = capsys.readouterr().out
     assert re.search(r"plain accuracy, 8 photos of pets: [\d.]+\nplain accuracy, 3 photos of imagenet", said)  # first
     for name in ("plain", "searched", "audited"):  # finished pieces are not made again
@@ -96,6 +98,10 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(real, mode
     gap = {row["row"]: float(row["value"]) for row in rows if row["table"] == "composites" and row["measure"] == "right"}
     assert gap["BG-gap"] == pytest.approx(gap["mixed_same"] - gap["mixed_rand"], abs=1e-5)
     assert all(f"| {method} |" in page for method in methods if method != "random" and not method.startswith("head "))
+    assert "| control | each of 4 |" in page and "| control: another photo's breed |" in page
+    assert page.count("Rows of gating: 1 masks and 1 updates, where its authors take 10 and 500.") == 3 and "G- was not kept" not in page  # heads, both K
+    assert "Beside controls, all with the same fill (grey): BIR with discovered masks " in page.split("## How it was made")[0]
+    assert sum(row["measure"].startswith("difference of BIR") for row in rows) == 4
     assert "| random, 1 head | 1 |" in page and "control: another photo's true mask" in page
     for picture in ("evidence-background.png", "evidence-background-photos.png"):
         with Image.open(tmp_path / "out" / picture) as drawn:
@@ -185,6 +191,60 @@ def test_changes_are_paired():
     worse = numbers.effects({**better, "pets": "1000"}, whole)
     assert [numbers.falls(Removal((), one), "BIR, true masks, grey") for one in (found, worse, same)] == [True, False, False]
     assert same["pets accuracy"].change == Estimate(0.0, 0.0, 0.0)
+
+
+def test_a_difference_of_bir_is_paired_and_of_ratios():
+    rng = np.random.default_rng(0)
+    one, other = ({"fig": rng.random(6).tolist(), "big": rng.random(6).tolist()} for _ in range(2))
+    rows, kept = torch.tensor([True, True, False, True, True, True]), [0, 1, 3, 4, 5]
+    found, drawn = numbers.bir_difference(one, other, rows), []
+
+    def ratio(gains, photos):
+        fig, big = (sum(gains[key][photo] for photo in photos) for key in ("fig", "big"))
+        return big / (fig + big)
+
+    for weights in numbers.resamplings(5).tolist():
+        photos = [photo for photo, weight in zip(kept, weights, strict=True) for _ in range(int(weight))]
+        drawn.append(ratio(one, photos) - ratio(other, photos))
+    assert found.value == pytest.approx(ratio(one, kept) - ratio(other, kept)) and found.value == pytest.approx(
+        numbers.bir(one, rows).value - numbers.bir(other, rows).value
+    )
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+
+
+def test_discovered_masks_are_judged_beside_masks_that_know_nothing():
+    def told(*big):
+        names = ("discovered masks, grey", "true masks, grey", "control: another photo's true mask, grey", "control: centre, grey")
+        gains = {name: {"fig": [0.5, 0.5], "big": list(one)} for name, one in zip(names, big, strict=True)}
+        return " ".join(words.beside_controls({"audit": {"gains": gains}, "plain": {"pets": {"top 1": "11"}}}))
+
+    said = told((0.3, 0.2), (0.1, 0.1), (0.2, 0.3), (0.1, 0.1))
+    assert "BIR with discovered masks cannot be told from BIR with another photo's true mask (+0.000 [" in said
+    assert "and is above BIR with a box in the centre (+" in said and "BIR with true masks is below BIR with another photo's true mask (-" in said
+    assert "**So BIR with discovered masks is no evidence of background use here: another photo's true mask, which knows nothing" in said
+    assert "**So" not in told((0.5, 0.5), (0.1, 0.1), (0.2, 0.3), (0.1, 0.1))
+
+
+def test_a_removal_at_the_limit_or_found_by_a_plain_control_is_told():
+    def told(method, cost):
+        kept, fallen = Effect(0.7, Estimate(cost, -0.03, 0.01)), Effect(0.1, Estimate(-0.02, -0.03, -0.01))
+        one = Removal(((0, 1),), {name: fallen for name in numbers.MEASURES} | {"ImageNet accuracy": kept, "pets accuracy": Effect(0.7, Estimate(0, 0, 0))})
+        return words.consequences(one, Removals({("cigma as printed", 1): one, (method, 1): one}, {}, [one], []))
+
+    both = told("most attention on background", -0.0100001)
+    assert "ImageNet accuracy passes the rule exactly at its limit. It takes no CIGMA to find it: most attention on background, a plain control" in both
+    assert "limit" not in told("cigma, true masks", -0.009) and "It takes no" not in told("cigma, true masks", -0.009)
+
+
+def test_panels_show_heads_that_really_go_and_cut_off_what_breaks_the_model():
+    def without(*heads, value):
+        return Removal(tuple((0, head) for head in heads), {"BG-gap": Effect(value, Estimate(value - 0.5, value - 0.6, value - 0.4))})
+
+    chosen = {(PRINTED, k): without(*range(min(k, 2)), value=0.4) for k in (1, 2, 4)} | {("another", 1): without(5, value=9.0)}
+    removals = Removals(chosen, {1: [without(7, value=0.2), without(8, value=0.8)], 2: [without(7, 8, value=-5.0), without(6, 8, value=5.0)]}, [], [])
+    assert list(figures.by_size(removals, PRINTED, "BG-gap")) == [1, 2]
+    low, high = figures.reach(removals, "BG-gap", 0.5)
+    assert (low, high) == pytest.approx((0.0 - 0.025, 0.5 + 0.025))  # intervals reach from 0.3, random means are 0.5 and 0
 
 
 def test_a_set_is_measured_against_others_and_never_against_itself():

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 
 import seecause as sc
 from scripts import evidence_shortcut
-from scripts.shortcut import choice, data, figure, page, plan, repair, rows
+from scripts.shortcut import choice, data, figure, page, plan, repair, rows, slices, words
 from scripts.shortcut.data import both_ways, read_cutouts, train_pictures
 from scripts.shortcut.methods import FILE, Job, Setup, control_masks, fit
 from scripts.shortcut.textures import brightness
@@ -132,21 +133,6 @@ def test_control_masks_show_as_much_as_ifam_and_know_nothing_of_the_animal():
     assert (lot[0] != lot[1]).any() and (lot != control_masks(5, 14, 0.21, by_lot=True, seed=2)).any()
 
 
-def test_a_choice_without_group_labels_can_take_another_setting():
-    def reached(job, groups, worst):
-        return {**result(job, min(groups)), "val": {"groups": groups, "worst": min(groups), "average": 0.5}, "test": {"worst": worst, "average": 0.8}}
-
-    usual, fair, near = plan.tuning("mask")[:3]
-    shares = [0.45, 0.05, 0.05, 0.45]
-    results = {usual.file: reached(usual, [1.0, 0.2, 0.2, 1.0], 0.1), fair.file: reached(fair, [0.9, 0.8, 0.8, 0.9], 0.7)}
-    results[near.file] = reached(near, [1.0, 0.15, 0.2, 1.0], 0.6)
-    assert plan.best_so_far("mask", results) == fair and choice.best_as_trained("mask", results, shares) == usual
-    assert choice.as_trained(results[usual.file]["val"], shares) == pytest.approx(0.92)
-    assert choice.near_best("mask", results, shares, 0.01) == [0.1, 0.6]
-    row = next(line for line in choice.rules(results, shares, 100) if line.startswith("| early mask"))
-    assert row == "| early mask by the true trimap | 1 | 3 of 4 | 10.0 | 60.0 | 70.0 | 80.0, 70.0 | 80.0, 10.0 | 10.0 to 60.0 (2 settings) |"
-
-
 @pytest.mark.parametrize(("length", "epochs"), [(1.0, 3), (1 / 3, 1), (3.0, 9)])
 def test_a_longer_training_is_so_many_times_the_epochs(cutouts, tmp_path, length, epochs):
     weight, steps = torch.nn.Parameter(torch.zeros(1)), []
@@ -184,18 +170,26 @@ def test_removals_are_chosen_on_validation_alone():
     assert repair.best([whole, two, one]) == one and repair.best([whole, outcome([[0, 0]], 0.4, 0.9)]) == whole
 
 
-def test_a_gain_is_told_only_if_all_seeds_agree():
-    def line(*worst, settled=True):
-        return rows.Line("x", "labels", {seed: {"worst": value, "average": 0.9} for seed, value in enumerate(worst)}, settled)
+def test_a_slice_that_is_too_short_for_any_job_does_one_and_remembers_its_time(tmp_path, monkeypatch):
+    setup, done = Setup(tmp_path, tmp_path, device="cpu"), []
 
-    erm = line(0.5, 0.5, 0.5)
-    assert page.verdict(line(0.6, 0.55, 0.51), erm).startswith("helps: WGA +5.3 points (+10.0, +5.0, +1.0)")
-    assert page.verdict(line(0.9, 0.9, 0.49), erm).startswith("makes no clear difference")
-    assert page.verdict(line(0.51, 0.51, 0.51), erm).startswith("makes no clear difference")
-    for unfinished in (page.verdict(line(0.4, 0.4), erm), page.verdict(line(0.4, 0.4, 0.4), line(0.5, 0.5))):
-        assert unfinished.startswith("has no verdict yet (2 of 3 seeds): WGA -10.0 points")
-    assert page.verdict(line(0.4, 0.4, 0.4), line(0.5, 0.5, 0.5, settled=False)).startswith("has no verdict yet (setting not final)")
-    assert page.best_row([line(0.5, 0.5, 0.5), line(0.9, 0.9)]).startswith("x, 50.0 ± 0.0 %") and page.best_row([line(0.9)]).startswith("not told")
+    def run(setup, job):
+        done.append(job)
+        return {**result(job, 0.5), "seconds": 100.0, "test": {"average": 0.5, "worst": 0.5}}
+
+    monkeypatch.setattr(evidence_shortcut, "run", run)
+    for seconds, jobs in ((0.0, 0), (30.0, 1)):  # a job is expected to take a minute
+        evidence_shortcut.carry_out(setup, ends=time.time() + seconds, workers=0)
+        assert len(done) == jobs and [one["jobs"] for one in slices.kept(tmp_path)] == [1] * jobs
+    refused: list[Job] = []
+
+    def refuse(setup, job):
+        refused.append(job)
+        raise DataMissing("a", "b", "c")
+
+    monkeypatch.setattr(evidence_shortcut, "run", refuse)
+    evidence_shortcut.carry_out(setup, ends=time.time() + 30.0, workers=0)
+    assert len(refused) == 1 and len(slices.kept(tmp_path)) == 1 and not evidence_shortcut.finished(setup)  # slices are no training
 
 
 def test_the_study_runs_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch):
@@ -203,7 +197,7 @@ def test_the_study_runs_stops_goes_on_and_shows_its_holes(real, tmp_path, monkey
     monkeypatch.setattr(plan, "LENGTHS", (1.0,))
     monkeypatch.setattr(plan, "PART_RATES", (1e-3,))
     monkeypatch.setattr(plan, "SHAPING", ((2.0, 0.3),))
-    for module in (plan, page, rows, choice):
+    for module in (plan, page, rows, choice, words):
         monkeypatch.setattr(module, "SEEDS", (1, 2))
     for module in (plan, rows):
         monkeypatch.setattr(module, "OTHER_PARTS", (1,))
@@ -234,6 +228,7 @@ def test_the_study_runs_stops_goes_on_and_shows_its_holes(real, tmp_path, monkey
     monkeypatch.setattr(evidence_shortcut, "run", lambda setup, job: done.append(job) or first(setup, job))
     go(60.0)
     assert len(done) == len(set(done)) and done[:3] == stopped  # nothing is done twice
+    assert [one["jobs"] for one in slices.kept(next((tmp_path / "work").iterdir()))] == [3, len(done) - 3]
     text = (tmp_path / "out/evidence-shortcut.md").read_text()
     assert "**Not finished.**" not in text and "its numbers mean nothing" in text and "nan" not in text.lower()
     titles = {row["method"] for row in csv.DictReader((tmp_path / "out/evidence-shortcut.csv").read_text().splitlines())}
