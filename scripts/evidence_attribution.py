@@ -23,6 +23,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scripts.attribution_changed import read_changed, score_changed
 from scripts.attribution_page import write
 from scripts.attribution_parts import Done, Part, Photoset, Sizes, parts, photoset
 from scripts.attribution_patches import read_patches, score_patches
@@ -100,9 +101,10 @@ def study(real: str, limit: int | None, device: str, deadline: float | None, out
         _warm_up(model, sets[0])
         done = [_perform(part, model, work, deadline) for part in todo]
     patches = {one.part.name: read_patches(one) for one in done if one.part.on_patches}
+    changed = {one.part.name: read_changed(one) for one in done}
     made_on = ", ".join(_machines(work)) or machine(device)
-    write(out, work, sets, done, patches, sizes, command=_command(limit, method, name), machine=made_on)
-    return all(one.status.complete for one in done) and not any(found.missing for found in patches.values())
+    write(out, work, sets, done, patches, changed, sizes, command=_command(limit, method, name), machine=made_on)
+    return all(one.status.complete for one in done) and not any(found.missing for found in (*patches.values(), *changed.values()))
 
 
 def work_folder(limit: int | None, method: str | None, model: str) -> str:
@@ -124,6 +126,7 @@ def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done
         save_depth(store, worker)  # always: what an earlier run left may be of other photos
     if part.on_patches:
         score_patches(done, model, enough)
+    score_changed(done, model, enough)
     said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]
     typer.echo(f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s")
     return done
@@ -141,6 +144,7 @@ def _kept(part: Part, model: ImageModel, work: Path) -> Done:
     done = Done(part, store, plan, inspect(store, plan))
     if part.on_patches:
         score_patches(done, model, lambda: False, answers=False)
+    score_changed(done, model, lambda: False)
     return done
 
 
