@@ -26,6 +26,7 @@ from seecause.models.base import ImageModel
 
 ALONE = "none"  # the setting of CAAP that moves each patch by itself
 MOST = 0.5  # share of a method's maps that must have both signs for it to be a signed method
+WITHOUT = "caap without neighbours"  # what that setting is called beside other methods
 PATCHES, ABSOLUTE, SMOOTHED = "patches", "absolute", "smoothed"
 PLACE = ("aupr1", "aupr0", "pointing")
 BOTH = f"{ABSOLUTE}, {SMOOTHED}"

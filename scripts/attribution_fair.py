@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scripts.attribution_changed import ABSOLUTE, ALONE, PATCHES, PLACE, SMOOTHED
+from scripts.attribution_changed import ABSOLUTE, ALONE, PATCHES, PLACE, SMOOTHED, WITHOUT
 from scripts.attribution_parts import PIXELS, Photoset
 from scripts.attribution_patches import Patched
 from scripts.attribution_tables import By, among, cell_text, plain, where
@@ -15,7 +15,6 @@ from scripts.tables import REFERENCE, Values, gap, over, starred
 from seecause.bench.table import Table
 
 CONTROLS = ("random", "center", f"sobel, {PATCHES}")
-WITHOUT = f"{REFERENCE} without neighbours"  # CAAP's select none
 
 
 def on_equal_terms(photos: Photoset, target: str, values: Values, by: By, changed: Mapping[str, Patched]) -> Values:
@@ -63,9 +62,9 @@ def signs_section(table: Table) -> list[str]:
     return [
         "## Signed or absolute?\n",
         "AUPR ranks signed values: patches that speak against the class come last, after patches that do not matter, so a method that finds the animal but "
-        "holds a part of it against the class is marked down. Here are the maps of methods with both signs as they are and without signs (|map|), on "
-        "patches, target = the given label; the controls, which have no signs, as they are. Sums over a patch come first: signs within a patch have "
-        "cancelled. *Less CAAP* is image by image, with how many standard errors that is.\n",
+        "holds a part of it against the class is marked down. Here are the maps of methods with both signs (in half of their maps or more) as they are and "
+        "without signs (the size of each value), target = the given label; the controls, which have no signs, as they are. All maps are of patches; those of "
+        "pixels are summed by patch first, so signs within a patch have cancelled. *Less CAAP* is image by image, with how many standard errors that is.\n",
         "\n".join(lines) + "\n",
     ]
 
@@ -79,7 +78,7 @@ def smoothing_section(table: Table) -> list[str]:
         "## Is it the smoothing?\n",
         "CAAP moves a patch together with its eight neighbours (box1), which smooths its maps, and smooth maps find large objects. Here every map of patches "
         "is replaced by the mean over the same neighbours, target = the given label, and compared with CAAP as it is; the best first, controls among them. "
-        f"*{WITHOUT}* is CAAP with select none: its row says how much of box1 is smoothing alone.\n",
+        f"*{WITHOUT}* is CAAP with select none: smoothed it shows what box1 would be if it were smoothing alone.\n",
         "\n".join(lines) + "\n",
     ]
 

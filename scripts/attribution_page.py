@@ -126,7 +126,8 @@ def _patches_section(sets: Sequence[Photoset], coarse: Mapping[str, Table | None
         "## Pixels or patches?\n",
         f"{', '.join(PIXELS)} give a value to every pixel, and the tables above score that; all other methods give one to every patch, which is upsampled "
         "bilinearly. Here the maps of those methods are summed or averaged by patch and treated like the others', from the maps that the run "
-        "kept; localization needs no model then. The second table is the difference from CAAP, image by image, with how many standard errors that is.\n",
+        "kept; localization needs no model then. Two controls stand beside. The second table is the difference from CAAP, image by image, with how many "
+        "standard errors that is.\n",
     ]
     for photos in sets:
         table = coarse.get(photos.name)

@@ -21,10 +21,7 @@ from seecause.bench.table import Cell, Table, table_of
 BESIDE = ("random", "center")  # controls that stand in every table and picture; sobel in those of all methods
 PIXEL_MARK = " †"
 ON_PIXELS, ON_PATCHES = ", pixels", ", patches"  # after the name of a method that is scored twice
-FLAT = {  # checks that compare a map with another, which is flat where there is no value and the map itself is not
-    "parameter-randomisation": "those of models with redrawn weights are flat",
-    "random-logit": "those of another class are flat",
-}
+FLAT = {"parameter-randomisation": "a model with redrawn weights", "random-logit": "another class"}  # whose map a map is compared with, by ranks
 By = Mapping[str, Done]  # parts by name
 
 
@@ -159,10 +156,12 @@ def undefined(done: Sequence[Done]) -> list[str]:
 
 
 def _why(metric: str, count: int, flat: int) -> str:
-    """A correlation of ranks is not defined where a map is flat: the model's own, or, where that is not, the one it is compared with."""
-    if group_of(metric) not in FLAT:
+    """A correlation of ranks is not defined where a map is flat: the one that is checked, or, where that is not, the one it is compared with."""
+    other = FLAT.get(group_of(metric))
+    if other is None:
         return " (the picture does not ask the question)"
-    return f" (a flat map has no ranks: {f'in {flat} the map itself is flat, in {count - flat} ' if flat else ''}{FLAT[group_of(metric)]})"
+    own = f"the map itself in {flat}, " * bool(flat)
+    return f" (a flat map has no ranks; flat is {own}the map of {other} in {count - flat})"
 
 
 def _counted(cell: Cell) -> str:

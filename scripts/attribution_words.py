@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from scripts.attribution_changed import ABSOLUTE, PATCHES, SMOOTHED
+from scripts.attribution_changed import ABSOLUTE, PATCHES, SMOOTHED, WITHOUT
 from scripts.attribution_parts import PIXELS
 from scripts.attribution_tables import BESIDE, ON_PATCHES, ON_PIXELS, cell_text, missing, plain
 from scripts.tables import REFERENCE, Values
@@ -88,6 +88,7 @@ def conclusions(found: Findings, asked: Sequence[str], request: Request) -> str:
         _rule(found.tables),
         *(_claim(t, key, metric, what, found.equal.get(key)) for metric, what in _CLAIMS.items() for key, t in found.tables.items() if metric in t.metrics),
         *(_coarser(name, t, metric) for name, t in found.coarse.items() if t is not None for metric in ("ins-del", "aupr1") if metric in t.metrics),
+        *(_smoothing(name, table) for (name, target), table in found.equal.items() if target == "label"),
         *(_settings(study, table, found.alike[study]) for study, table in found.ablations.items()),
         *_sane(found.sane, asked),
         *(_no_better(found.values[name, "label"], name, "ins-del") for name in label),
@@ -119,6 +120,11 @@ def clearly_better(table: Table, metric: str, *, than_reference: bool = True) ->
     """The methods that are clearly better than the reference, or clearly worse."""
     sign = (1 if higher_is_better(metric) else -1) * (1 if than_reference else -1)
     return [m for m in table.methods if clear(table.cells[m][metric].difference, sign)]
+
+
+def not_behind(table: Table, metric: str) -> list[str]:
+    """The methods and controls that are not clearly worse than the reference."""
+    return [m for m in table.methods if m != table.reference and m not in clearly_better(table, metric, than_reference=False)]
 
 
 def losses(table: Table) -> str:
@@ -167,16 +173,31 @@ def _changed(table: Table, metric: str) -> str:
     """How far other methods come without signs, and smoothed."""
     sign, said = 1 if higher_is_better(metric) else -1, ""
     for change, words in ((ABSOLUTE, "Without signs"), (SMOOTHED, "Smoothed")):
-        rows = {m: row[metric] for m, row in table.cells.items() if m.endswith(f", {change}") and not m.startswith(REFERENCE) and row[metric].n}
+        rows = {_before(m): row[metric] for m, row in table.cells.items() if m.endswith(f", {change}") and not m.startswith(REFERENCE) and row[metric].n}
         if rows:
             top = max(rows, key=lambda m: sign * rows[m].mean)
-            better, level = ([m for m, cell in rows.items() if clear(cell.difference, sign) == wanted] for wanted in (True, False))
-            level = [m for m in level if not clear(rows[m].difference, -sign)]
-            said += (
-                f" {words} the best other map is that of {_these([top])} ({rows[top].mean:.3f}); clearly better than CAAP: {_these(better)}; not separated: "
-            )
-            said += f"{_these(level)}."
+            better = [m for m, cell in rows.items() if clear(cell.difference, sign)]
+            level = [m for m, cell in rows.items() if not clear(cell.difference, -sign) and m not in better]
+            found = [f"clearly better than CAAP: {_these(better)}"] * bool(better) + [f"not separated from CAAP: {_these(level)}"] * bool(level)
+            said += f" {words} the best other is {_these([top])} with {rows[top].mean:.3f}; {'; '.join(found) or 'all are clearly worse than CAAP'}."
     return said
+
+
+def _smoothing(name: str, table: Table) -> str:
+    """Whether CAAP's neighbours do more than smooth its maps."""
+    rows = (REFERENCE, WITHOUT, f"{WITHOUT}, {SMOOTHED}", f"{REFERENCE}, {SMOOTHED}")
+    if any(row not in table.cells for row in rows):
+        return ""
+    with_box, alone, alone_box, twice = (table.cells[row]["aupr1"] for row in rows)
+    ahead = "clearly less" if clear(alone_box.difference, -1) else "not clearly less"
+    return (
+        f"- *Is it the smoothing?* {name}, aupr1: CAAP without neighbours (select none) has {alone.mean:.3f}, its maps smoothed over the same neighbours "
+        f"{alone_box.mean:.3f}, {ahead} than CAAP with them ({with_box.mean:.3f}); CAAP smoothed once more {twice.mean:.3f}."
+    )
+
+
+def _before(name: str) -> str:
+    return name.rpartition(", ")[0]
 
 
 def _these(names: Sequence[str]) -> str:
@@ -262,6 +283,8 @@ def _advice(tables: Mapping[str, Table], request: Request) -> list[str]:
             first = "; ".join(f"{order[0]} on {name}" for name, order in best.items())
             coarse = "; ".join(f"{next(m for m in order if plain(m) not in PIXELS)} on {name}" for name, order in best.items())
             lines.append(f"- *{use}* (best mean {metric}): {first}." + f" Of the methods that are scored on patches: {coarse}." * (coarse != first))
+            level = {name: level for name, order in best.items() if order[0] == REFERENCE and (level := not_behind(tables[name], metric))}
+            lines[-1] += "".join(f" Not separated from it on {name}: {', '.join(level[name])}." for name in level)
             if metric == "ins-del" and any(order[0] == "integrated-gradients" for order in best.values()):
                 lines[-1] += _matched(request)
     return lines

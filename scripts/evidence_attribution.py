@@ -4,7 +4,8 @@
     make evidence-attribution REAL=PATH LIMIT=40                         # two cores
 
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
-metrics of the paper, for the given label and for the predicted class; sanity checks; CAAP's tails, blanks, selections, layers and scores.
+metrics of the paper, for the given label and for the predicted class; maps without signs and smoothed; sanity checks; CAAP's tails, blanks,
+selections, layers and scores.
 Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
 done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here. --only-page writes it again.
 Another model, other methods or a limit have a work folder of their own.

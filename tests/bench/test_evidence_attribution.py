@@ -247,7 +247,14 @@ def test_a_claim_is_held_where_caap_is_clearly_ahead_of_all():
     plain = _table(metric="aupr1", caap=0.9, ixg=0.5)
     assert ": held" in said(plain, _table(metric="aupr1", caap=0.9, ixg=0.5, ixg__absolute=0.7, ixg__smoothed=0.89))
     close = said(plain, _table(metric="aupr1", caap=0.9, ixg=0.5, caap__smoothed=0.95, ixg__absolute=0.89))
-    assert "first, not separated from ixg (absolute)" in close and "Without signs the best other map is that of ixg (absolute) (0.890)" in close
+    assert "first, not separated from ixg (absolute)" in close and "Without signs the best other is ixg with 0.890; not separated" in close
+
+
+def test_whether_it_is_the_smoothing():
+    found = {"caap": 0.9, "caap without neighbours": 0.8, "caap without neighbours, smoothed": 0.7, "caap, smoothed": 0.85}
+    values = _values(metric="aupr1", a=0.9, b=0.8, c=0.7, d=0.85)
+    said = attribution_words._smoothing("pets", table_of(dict(zip(found, values.values(), strict=True))))
+    assert "(select none) has 0.800, its maps smoothed over the same neighbours 0.700, clearly less than CAAP with them (0.900)" in said
 
 
 def test_what_a_setting_does_to_the_object_is_said():
@@ -288,7 +295,7 @@ def test_values_that_are_not_defined_have_a_reason_and_methods():
 
     (_, said) = undefined([type("Run", (), {"store": Kept, "plan": None})])
     assert "- mprt: 3 values are not defined" in said and "bt 2, tam 1" in said
-    assert "in 1 the map itself is flat, in 2 those of models with redrawn weights are flat" in said
+    assert "flat is the map itself in 1, the map of a model with redrawn weights in 2" in said
 
 
 def test_smoothing_is_the_mean_over_the_neighbours():
