@@ -124,7 +124,8 @@ def clearly_better(table: Table, metric: str, *, than_reference: bool = True) ->
 
 def not_behind(table: Table, metric: str) -> list[str]:
     """The methods and controls that are not clearly worse than the reference."""
-    return [m for m in table.methods if m != table.reference and m not in clearly_better(table, metric, than_reference=False)]
+    behind = clearly_better(table, metric, than_reference=False)
+    return [m for m in table.methods if m != table.reference and table.cells[m][metric].n and m not in behind]
 
 
 def losses(table: Table) -> str:
@@ -148,7 +149,7 @@ def _claim(table: Table, key: tuple[str, str], metric: str, what: str, equal: Ta
     """A verdict on a claim. A method is scored as in the tables of all methods and, where `equal` has it, without signs and on patches."""
     equal = equal if equal and metric in equal.metrics else None
     fair = {m: row[metric].difference for m, row in equal.cells.items() if m.endswith((PATCHES, ABSOLUTE))} if equal else {}
-    gaps = {m: row[metric].difference for m, row in table.cells.items() if m != REFERENCE} | fair
+    gaps = {m: row[metric].difference for m, row in table.cells.items() if m != REFERENCE and row[metric].n} | fair
     sign = 1 if higher_is_better(metric) else -1
     better = [m for m, gap in gaps.items() if clear(gap, sign)]
     level = [m for m, gap in gaps.items() if not clear(gap, -sign)]
