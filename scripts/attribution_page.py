@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import seecause as sc
-from scripts import attribution_figures as figures
 from scripts import tables as shared
+from scripts.attribution_fair import on_equal_terms, signs_section, smoothing_section
+from scripts.attribution_figures import pictures
 from scripts.attribution_parts import FAITHFUL, PIXELS, STEPS, Done, Photoset, Sizes
 from scripts.attribution_patches import Patched
-from scripts.attribution_tables import By, costs, counted, fewer, marked, merged, missing, on_patches, plain, sanity
-from scripts.attribution_words import conclusions, losses, standing
-from scripts.tables import differences, holes, over, undefined
+from scripts.attribution_tables import By, beside_controls, costs, counted, fewer, marked, merged, missing, on_patches, plain, sanity, undefined
+from scripts.attribution_words import TARGETS, Findings, conclusions, losses, standing
+from scripts.tables import differences, holes, over
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
@@ -24,57 +25,79 @@ from seecause.bench.table import Table, table_of, to_csv, to_markdown
 from seecause.metrics import summarise
 
 NAME = "evidence-attribution"
-CONTROLS = ("random", "center")  # in every picture; sobel is in every table
-LEADERS = 6
-TARGETS = {"label": "the given label", "predicted": "the predicted class"}
 Tables = dict[tuple[str, str], Table]  # by set and target
 
 
 def write(
-    out: Path, work: Path, sets: Sequence[Photoset], done: Sequence[Done], patches: Mapping[str, Patched], sizes: Sizes, *, command: str, machine: str
+    out: Path,
+    work: Path,
+    sets: Sequence[Photoset],
+    done: Sequence[Done],
+    patches: Mapping[str, Patched],
+    changed: Mapping[str, Patched],
+    sizes: Sizes,
+    *,
+    command: str,
+    machine: str,
 ) -> None:
     """The page, its CSV files and its pictures."""
     out.mkdir(parents=True, exist_ok=True)
     by = {one.part.name: one for one in done}
     asked = [method for one in done if one.part.name in ("pets-label", "pets-label-few") for method in one.plan.request.methods]
-    found = {(photos.name, target): merged(photos, target, by) for photos in sets for target in TARGETS}
-    tables = {key: table_of(values, unranked=fewer()) for key, values in found.items() if values}
-    coarse = {photos.name: on_patches(photos, found[photos.name, "label"], by, patches) for photos in sets if (photos.name, "label") in tables}
     studies = {study: by[f"ablate-{study}"] for study in STUDIES if f"ablate-{study}" in by}
     ended = {study: one for study, one in studies.items() if not one.status.pending}
-    ablations = {study: table_of(over(one.plan.samples, one.store, one.plan)) for study, one in ended.items()}
-    alike = {study: agreement(one.store, one.plan) for study, one in ended.items()}
-    sane = sanity(by)
-    gaps = _holes(done, patches)
+    found = _findings(sets, by, patches, changed, ended)
+    shown = {study: beside_controls(one, sets[0], found.values.get((sets[0].name, "label"), {})) for study, one in ended.items()}
+    equal = {photos.name: table for photos in sets if (table := found.equal.get((photos.name, "label")))}
+    gaps = _holes(done, patches, changed)
     page = [
         "# Which attribution method can be trusted on a real ViT?\n",
         *(["**This run is not complete.** Only what is done is shown; see Holes at the end, and run the same command again.\n"] if gaps else []),
         _accuracy(sets),
         "## In short\n",
-        conclusions(tables, found, ablations, alike, coarse, sane, asked, done[0].plan.request),
+        conclusions(found, asked, done[0].plan.request),
         "## Where does CAAP stand?\n",
-        standing(tables),
-        *_pictures(out, tables, by),
-        *(text for photos in sets for target in TARGETS if (photos.name, target) in tables for text in _section(photos, target, tables, asked)),
-        *_patches_section(sets, coarse),
-        *_sanity_section(sane, asked),
+        standing(found.tables),
+        *pictures(out / NAME, found.tables, by, sets),
+        *(text for photos in sets for target in TARGETS if (photos.name, target) in found.tables for text in _section(photos, target, found.tables, asked)),
+        *_patches_section(sets, found.coarse),
+        *(text for table in equal.values() for section in (signs_section, smoothing_section) for text in section(table)),
+        *_sanity_section(found.sane, asked),
         "## Do CAAP's settings decide the result?\n",
-        f"One setting of CAAP changed at a time, {_size(sets[0])}, target = the given label. The first row is the default; the second table is the "
-        "difference from it, image by image; the third is Spearman's rank correlation between the maps of two settings.\n",
-        *(text for study, table in ablations.items() for text in _ablation(study, ended[study], table, alike[study])),
+        f"One setting of CAAP changed at a time, {_size(sets[0])}, target = the given label. The first row is the default, the last two are controls and not "
+        "ranked; the second table is the difference from the default, image by image; the third is Spearman's rank correlation between the maps of two "
+        "settings.\n",
+        *(text for study, table in shown.items() for text in _ablation(study, ended[study], table, found.alike[study])),
         *([f"Not done yet: {', '.join(study for study in studies if study not in ended)}.\n"] if len(ended) < len(studies) else []),
         "## What does a map cost?\n",
         _cost(done),
         "## Protocol\n",
         _protocol(sets, done, sizes, command, machine, work),
-        *undefined([one.status for one in done]),
+        *undefined(done),
         *gaps,
     ]
     (out / f"{NAME}.md").write_text("\n".join(page), encoding="utf-8")
-    named = {f"{name}, {target}": table for (name, target), table in tables.items()}
-    named |= {f"{name}, pixels and patches": table for name, table in coarse.items() if table} | ({"sanity": sane} if sane else {})
-    (out / f"{NAME}.csv").write_text(_joined(named | {f"ablate {study}": table for study, table in ablations.items()}), encoding="utf-8")
-    (out / f"{NAME}-agreement.csv").write_text(_agreements(alike), encoding="utf-8")
+    named = {f"{name}, {target}": table for (name, target), table in found.tables.items()}
+    named |= {f"{name}, pixels and patches": table for name, table in found.coarse.items() if table}
+    named |= {f"{name}, {target}, changed maps": table for (name, target), table in found.equal.items()} | ({"sanity": found.sane} if found.sane else {})
+    (out / f"{NAME}.csv").write_text(_joined(named | {f"ablate {study}": table for study, table in shown.items()}), encoding="utf-8")
+    (out / f"{NAME}-agreement.csv").write_text(_agreements(found.alike), encoding="utf-8")
+
+
+def _findings(sets: Sequence[Photoset], by: By, patches: Mapping[str, Patched], changed: Mapping[str, Patched], ended: By) -> Findings:
+    values = {(photos.name, target): merged(photos, target, by) for photos in sets for target in TARGETS}
+    again = {(photos.name, target): on_equal_terms(photos, target, values[photos.name, target], by, changed) for photos in sets for target in TARGETS}
+    tables = {key: table_of(columns, unranked=fewer()) for key, columns in values.items() if columns}
+    return Findings(
+        tables=tables,
+        values=values,
+        changed=again,
+        equal={key: table_of(columns, unranked=list(columns)) for key, columns in again.items() if columns},
+        coarse={photos.name: on_patches(photos, values[photos.name, "label"], by, patches) for photos in sets if (photos.name, "label") in tables},
+        ablations={study: table_of(over(one.plan.samples, one.store, one.plan)) for study, one in ended.items()},
+        alike={study: agreement(one.store, one.plan) for study, one in ended.items()},
+        sane=sanity(by),
+    )
 
 
 def _section(photos: Photoset, target: str, tables: Tables, asked: Sequence[str]) -> list[str]:
@@ -87,7 +110,9 @@ def _section(photos: Photoset, target: str, tables: Tables, asked: Sequence[str]
         f"{seen[metric].n} photos. Mean ± standard error; the best mean in bold, which is no claim that the next is worse. "
         + (f"Methods with * saw a fixed random part of the photos ({', '.join(few)}) and are not ranked. " if few else "")
         + (f"Not done yet: {', '.join(left)}. " if left else "")
-        + "† is scored on its own map of pixels, all others on a map of patches, upsampled.\n",
+        + "† is scored on its own map of pixels, all others on a map of patches, upsampled."
+        + " AUPR and the pointing game take signed values as they are: see *Signed or absolute?*\n" * ("aupr1" in table.metrics)
+        + "\n" * ("aupr1" not in table.metrics),
         to_markdown(marked(table)),
         "The method less CAAP, image by image over the photos both have, and how many standard errors that is. Positive favours the method, "
         "except for deletion.\n",
@@ -101,7 +126,8 @@ def _patches_section(sets: Sequence[Photoset], coarse: Mapping[str, Table | None
         "## Pixels or patches?\n",
         f"{', '.join(PIXELS)} give a value to every pixel, and the tables above score that; all other methods give one to every patch, which is upsampled "
         "bilinearly. Here the maps of those methods are summed or averaged by patch and treated like the others', from the maps that the run "
-        "kept; localization needs no model then. The second table is the difference from CAAP, image by image, with how many standard errors that is.\n",
+        "kept; localization needs no model then. Two controls stand beside. The second table is the difference from CAAP, image by image, with how many "
+        "standard errors that is.\n",
     ]
     for photos in sets:
         table = coarse.get(photos.name)
@@ -167,7 +193,7 @@ def _cost(done: Sequence[Done]) -> str:
     )
 
 
-def _holes(done: Sequence[Done], patches: Mapping[str, Patched]) -> list[str]:
+def _holes(done: Sequence[Done], patches: Mapping[str, Patched], changed: Mapping[str, Patched]) -> list[str]:
     """What is not there, one line for each part, and why; nothing if all is there."""
     lines = [
         f"- {one.part.name}: {one.status.done} of {one.status.total} shards are done ({len(one.plan.request.methods)} methods, {len(one.plan.samples)} photos)"
@@ -175,34 +201,9 @@ def _holes(done: Sequence[Done], patches: Mapping[str, Patched]) -> list[str]:
         if one.status.pending
     ]
     lines += [f"- {name}: scores on patches that are not made yet: {found.missing}" for name, found in patches.items() if found.missing]
+    lines += [f"- {name}: scores of changed maps that are not made yet: {found.missing}" for name, found in changed.items() if found.missing]
     _, *rest = holes([replace(one.status, pending=()) for one in done]) or [""]
     return ["## Holes\n", "\n".join(lines) + "\n" * bool(lines) + "".join(rest)] if lines or rest else []
-
-
-def _pictures(out: Path, tables: Tables, by: By) -> list[str]:
-    """Curves, radar and gallery, as far as there is something to draw."""
-    scaled = figures.axes({name: table for (name, target), table in tables.items() if target == "label"})
-    shown, pets, text = figures.leaders(scaled, LEADERS, beside=CONTROLS), by.get("pets-label"), []
-    if len(scaled) > 2 and shown:
-        figures.radar(scaled, shown, out / f"{NAME}-radar.png")
-        text += [
-            f"![radar plot]({NAME}-radar.png)\n",
-            "Every metric from its worst method (centre) to its best (rim), deletion turned round; CAAP, the others with the best mean over all axes, "
-            "and two controls.\n",
-        ]
-    if pets is not None and all(any(shard.method == m for shard in pets.store.finished(pets.plan)) for m in shown) and shown:
-        figures.curves(pets, shown, out / f"{NAME}-curves.png")
-        figures.gallery(pets, shown, out / f"{NAME}-gallery.png", photos=False)
-        figures.gallery(pets, shown, out / f"{NAME}-photos.png", photos=True)
-        text += [
-            f"![insertion and deletion curves]({NAME}-curves.png)\n",
-            f"![gallery]({NAME}-gallery.png)\n",
-            "Maps over the animal's outline. Rows: two photos each where CAAP does best (Ins-Del), where it does worst, and where these methods are "
-            "furthest apart (the lowest rank correlations between their maps); a photo that is chosen twice is shown once. Red for, blue against, where a "
-            f"map has both signs. The script writes the same maps over the photos beside this page, as `{NAME}-photos.png`; it is not in the repository "
-            "because it shows photos. Photos and outlines: Oxford-IIIT Pet (Parkhi et al. 2012), CC BY-SA 4.0, cut and overlaid.\n",
-        ]
-    return text
 
 
 def _protocol(sets: Sequence[Photoset], done: Sequence[Done], sizes: Sizes, command: str, machine: str, work: Path) -> str:

@@ -49,7 +49,7 @@ def score_patches(done: Done, model: ImageModel, enough: Callable[[], object], *
                 return
             batch = batch or to_batch(model, list(samples.values()))
             found = _scored(done, model, batch, torch.stack([maps[index] for index in samples]), group)
-            whole = {metric: _spread(values, list(samples), len(done.part.data)) for metric, values in found.items()}
+            whole = {metric: spread(values, list(samples), len(done.part.data)) for metric, values in found.items()}
             _file(done, method, group).parent.mkdir(exist_ok=True)
             place(_file(done, method, group), save(whole))
 
@@ -81,7 +81,7 @@ def _scored(done: Done, model: ImageModel, batch: Batch, maps: Tensor, group: st
         return run_group(group, given, done.plan.request.measures[group]).values
 
 
-def _spread(values: Tensor, places: list[int], count: int) -> Tensor:
+def spread(values: Tensor, places: list[int], count: int) -> Tensor:
     """Values of readable photos among all, [count]; NaN for the others."""
     return torch.full((count,), torch.nan, dtype=torch.float64).index_copy(0, torch.tensor(places), values.cpu().double())
 

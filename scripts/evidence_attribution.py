@@ -4,7 +4,8 @@
     make evidence-attribution REAL=PATH LIMIT=40                         # two cores
 
 PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
-metrics of the paper, for the given label and for the predicted class; sanity checks; CAAP's tails, blanks, selections, layers and scores.
+metrics of the paper, for the given label and for the predicted class; maps without signs and smoothed; sanity checks; CAAP's tails, blanks,
+selections, layers and scores.
 Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
 done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here. --only-page writes it again.
 Another model, other methods or a limit have a work folder of their own.
@@ -23,6 +24,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scripts.attribution_changed import read_changed, score_changed
 from scripts.attribution_page import write
 from scripts.attribution_parts import Done, Part, Photoset, Sizes, parts, photoset
 from scripts.attribution_patches import read_patches, score_patches
@@ -101,9 +103,10 @@ def study(real: str, limit: int | None, device: str, deadline: float | None, out
         _warm_up(model, sets[0])
         done = [_perform(part, model, work, deadline) for part in todo]
     patches = {one.part.name: read_patches(one) for one in done if one.part.on_patches}
+    changed = {one.part.name: read_changed(one) for one in done}
     made_on = ", ".join(_machines(work)) or machine(device)
-    write(out, work, sets, done, patches, sizes, command=_command(limit, method, name), machine=made_on)
-    return all(one.status.complete for one in done) and not any(found.missing for found in patches.values())
+    write(out, work, sets, done, patches, changed, sizes, command=_command(limit, method, name), machine=made_on)
+    return all(one.status.complete for one in done) and not any(found.missing for found in (*patches.values(), *changed.values()))
 
 
 def work_folder(limit: int | None, method: str | None, model: str) -> str:
@@ -125,6 +128,7 @@ def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done
         save_depth(store, worker)  # always: what an earlier run left may be of other photos
     if part.on_patches:
         score_patches(done, model, enough)
+    score_changed(done, model, enough)
     said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]
     typer.echo(f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s")
     return done
@@ -142,6 +146,7 @@ def _kept(part: Part, model: ImageModel, work: Path) -> Done:
     done = Done(part, store, plan, inspect(store, plan))
     if part.on_patches:
         score_patches(done, model, lambda: False, answers=False)
+    score_changed(done, model, lambda: False)
     return done
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import timm
 import torch
@@ -17,11 +18,13 @@ from safetensors.torch import save_file
 
 import seecause as sc
 from scripts import attribution_figures, attribution_parts, attribution_words, evidence_attribution, tables
+from scripts.attribution_changed import changes, read_changed, smoothed
 from scripts.attribution_parts import PIXELS
 from scripts.attribution_patches import read_patches
-from scripts.attribution_tables import costs, counted, merged, missing
+from scripts.attribution_tables import costs, counted, merged, missing, undefined
 from seecause.attribution.registry import methods
 from seecause.bench.depth import FILE as DEPTH
+from seecause.bench.measures import UNDEFINED
 from seecause.bench.plan import Request
 from seecause.bench.store import Store
 from seecause.bench.table import table_of
@@ -84,6 +87,7 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
     rows = list(csv.DictReader((tmp_path / "page" / "evidence-attribution.csv").read_text().splitlines()))
     assert {row["table"] for row in rows} == {
         *(f"{photos}, {kind}" for photos in ("pets", "imagenet") for kind in ("label", "predicted", "pixels and patches")), "sanity", "ablate score",
+        "pets, label, changed maps", "pets, predicted, changed maps",
     }  # fmt: skip
     assert {row["method"] for row in rows if row["table"] == "imagenet, predicted"} == {"caap", "sobel", "random *"}
     assert all(row["missing"] == "0" for row in rows if row["table"] == "pets, predicted" and row["metric"] == "ins-del" and row["method"] != "random *")
@@ -215,33 +219,114 @@ def test_the_predicted_class_is_computed_where_it_is_another(monkeypatch):
     assert list(merged(photos, "label", by)) == ["caap"]
 
 
-def _table(count: int = 20, **means: float):
+def _values(count: int = 20, metric: str = "ins-del", **means: float) -> dict[str, dict[str, torch.Tensor]]:
+    """Values of some methods: `_` stands for the star of fewer photos, `__` for a change of the map."""
     noise = torch.linspace(-0.1, 0.1, count, dtype=torch.float64)
     turned = torch.stack([noise, noise.flip(0)])
-    return table_of({m.replace("_", " *"): {"ins-del": mean + turned[place % 2]} for place, (m, mean) in enumerate(means.items())})
+    names = {name: name.replace("__", ", ").replace("_", " *") for name in means}
+    return {names[m]: {metric: mean + turned[place % 2]} for place, (m, mean) in enumerate(means.items())}
 
 
-def test_a_claim_is_held_at_the_first_place_only():
-    def said(table):
-        return attribution_words._claim(table, "pets", "ins-del", "CAAP is best")
+def _table(count: int = 20, metric: str = "ins-del", **means: float):
+    return table_of(_values(count, metric, **means))
 
-    assert "held. CAAP has place 1 of 2 methods" in said(_table(caap=0.5, gae=0.4, center=0.45))  # a control has no place
+
+def test_a_claim_is_held_where_caap_is_clearly_ahead_of_all():
+    def said(table, equal=None):
+        return attribution_words._claim(table, ("pets", "predicted"), table.metrics[0], "CAAP is best", equal)
+
+    assert "pets, the predicted class: held. CAAP has place 1 of 2 methods" in said(_table(caap=0.5, gae=0.4, center=0.42))  # a control has no place
+    assert "first, not separated from gae. CAAP has place 1" in said(_table(caap=0.5, gae=0.49, rise_=0.3))
+    assert "not separated from center" in said(_table(caap=0.5, center=0.49))  # but must be beaten
     assert "not contradicted (gae has the best mean" in said(_table(caap=0.5, gae=0.51))
     assert "did not hold: gae is clearly better" in said(_table(caap=0.5, gae=0.7))
-    assert "held" in said(_table(9, caap=0.5, random_=0.9)) and "random * +0.400 (n 9)" in said(_table(9, caap=0.5, random_=0.9))  # nine photos say nothing
-    assert "clearly better" in said(_table(10, caap=0.5, random_=0.9))
+    few = said(_table(9, caap=0.5, random_=0.1))
+    assert "not separated from random *" in few and "random * -0.400 (n 9)" in few  # nine photos say nothing
+    assert "held" in said(_table(10, caap=0.5, random_=0.1))
+
+    plain = _table(metric="aupr1", caap=0.9, ixg=0.5)
+    assert ": held" in said(plain, _table(metric="aupr1", caap=0.9, ixg=0.5, ixg__absolute=0.7, ixg__smoothed=0.89))
+    close = said(plain, _table(metric="aupr1", caap=0.9, ixg=0.5, caap__smoothed=0.95, ixg__absolute=0.89))
+    assert "first, not separated from ixg (absolute)" in close and "Without signs the best other is ixg with 0.890; not separated" in close
+
+
+def test_whether_it_is_the_smoothing():
+    found = {"caap": 0.9, "caap without neighbours": 0.8, "caap without neighbours, smoothed": 0.7, "caap, smoothed": 0.85}
+    values = _values(metric="aupr1", a=0.9, b=0.8, c=0.7, d=0.85)
+    said = attribution_words._smoothing("pets", table_of(dict(zip(found, values.values(), strict=True))))
+    assert "(select none) has 0.800, its maps smoothed over the same neighbours 0.700, clearly less than CAAP with them (0.900)" in said
+
+
+def test_what_a_setting_does_to_the_object_is_said():
+    both = {m: {**_values(caap=a)["caap"], **_values(metric="aupr1", caap=b)["caap"]} for m, (a, b) in {"box1": (0.5, 0.9), "none": (0.5, 0.8)}.items()}
+    for column in both["none"].values():
+        column[0] += 0.01  # not the same change for every photo
+    alike = type("Alike", (), {"images": 20, "names": ["box1", "none"], "mean": torch.tensor([[1, 0.6], [0.6, 1]])})
+    said = attribution_words._settings("select", table_of(both), alike)
+    assert "0 of 1 other settings change Ins-Del clearly; 1 of 1 other settings change AUPR_1 clearly (none -0.099)" in said and "0.600 (none)" in said
+
+
+def test_a_signed_method_can_beat_the_controls_without_its_signs():
+    plain = _values(metric="aupr1", caap=0.9, random=0.3, center=0.7, ixg=0.5, smoothgrad=0.6, gae=0.8)
+    again = _values(metric="aupr1", caap=0.9, random=0.3, center=0.7, ixg__absolute=0.8, smoothgrad__patches=0.69, ixg__smoothed=0.5)
+    said = attribution_words._no_better(plain, "pets", "aupr1", again)
+    assert "in aupr1, pets: ixg, smoothgrad. Of these, better than the controls on patches instead of pixels: none." in said
+    assert "better than the controls without their signs: ixg." in said
 
 
 def test_sanity_names_its_counts_its_highest_and_what_is_missing():
     values = {
         m: {k: v.clone() for k in ("mprt", "random-logit")}
-        for m, v in (("caap", torch.tensor([0.1, 0.2, torch.nan])), ("rollout", torch.tensor([0.4, 0.5, 0.4])))
+        for m, v in (("caap", torch.tensor([0.1, 0.2] * 5)), ("rollout", torch.tensor([0.4, 0.5] * 5)), ("tis *", torch.tensor([0.9, 0.9] + [torch.nan] * 8)))
     }
     table = table_of(values)
-    assert "(2) |" in counted(table) and "(3) |" in counted(table) and "**" not in counted(table)
-    (said,) = attribution_words._sane(table, ["caap", "rollout", "rise"])
-    assert "none of 2; the highest is rollout with 0.433. Not checked yet: rise." in said
+    assert "(2) |" in counted(table) and "(10) |" in counted(table) and "**" not in counted(table)
+    (said,) = attribution_words._sane(table, ["caap", "rollout", "tis", "rise"])
+    assert "none of 2 methods; the highest is rollout with 0.450. Values of fewer than 10 photos, so nothing is said: tis * (2). Not checked yet: rise." in said
     assert missing(["caap", "rise"], None) == ["caap", "rise"]
+
+
+def test_values_that_are_not_defined_have_a_reason_and_methods():
+    rows = [{"method": m, "metric": "mprt", "index": i, "reason": UNDEFINED if m != "caap" else ""} for m, i in (("bt", 0), ("tam", 0), ("bt", 1), ("caap", 0))]
+
+    class Kept:
+        maps = staticmethod(lambda plan: {"bt": {0: torch.arange(4.0).view(2, 2), 1: torch.ones(2, 2)}, "tam": {0: torch.arange(4.0).view(2, 2)}})
+        rows = staticmethod(lambda plan: pa.Table.from_pylist(rows))
+
+    (_, said) = undefined([type("Run", (), {"store": Kept, "plan": None})])
+    assert "- mprt: 3 values are not defined" in said and "bt 2, tam 1" in said
+    assert "flat is the map itself in 1, the map of a model with redrawn weights in 2" in said
+
+
+def test_smoothing_is_the_mean_over_the_neighbours():
+    maps = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = smoothed(maps)
+    for row in range(3):
+        for column in range(4):
+            box = maps[:, max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
+            torch.testing.assert_close(found[:, row, column], box.mean(dim=(1, 2)))
+    assert changes("ixg", maps) == ["absolute", "smoothed", "absolute, smoothed"] and changes("rise", maps.abs()) == ["patches", "smoothed"]
+
+
+def test_changed_maps_are_placed_again(real, tmp_path):
+    part, model = _part(real, "pets-label", "caap", {})
+    part = replace(part, request=replace(part.request, methods={"ixg": {}}, metrics=("aupr1", "aupr0", "pointing")))
+    done = evidence_attribution._perform(part, model, tmp_path, float("inf"))
+    found, kept = read_changed(done), done.store.maps(done.plan)["ixg"]
+    maps, masks = torch.stack([kept[0], kept[1]]), to_batch(model, [part.data[0], part.data[1]]).masks
+    assert not found.missing and set(found.values) == {"ixg, absolute", "ixg, smoothed", "ixg, absolute, smoothed"}
+    for name, changed in (("ixg, absolute", maps.abs()), ("ixg, absolute, smoothed", smoothed(maps.abs()))):
+        torch.testing.assert_close(found.values[name]["aupr1"], localization(changed, masks).aupr1)
+    next((tmp_path / "pets-label" / "changed").iterdir()).unlink()
+    assert read_changed(done).missing == 1
+
+
+def test_every_line_has_a_look_of_its_own_and_nothing_is_counted_twice():
+    shown = ["caap", *"abcdef", "random", "center"]
+    looks = attribution_figures.styles(shown)
+    assert len({(look["color"], look["linestyle"]) for look in looks.values()}) == len(shown) and attribution_figures.GREY not in str(looks)
+    table = table_of({m: {k: torch.full((3,), v) for k in ("insertion", "deletion", "ins-del")} for m, v in (("caap", 0.5), ("gae", 0.4))})
+    assert list(attribution_figures.axes({"pets": table})) == ["insertion\npets", "deletion\npets"]
 
 
 def test_the_first_shard_of_a_run_is_no_cost():
