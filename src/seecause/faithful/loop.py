@@ -28,7 +28,7 @@ from seecause.faithful.lesson import Lesson
 from seecause.faithful.log import EPOCH_COLUMNS, STEP_COLUMNS, Board, Rows
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import parameter_groups
-from seecause.faithful.rates import cosine, normalised_decay, scaled_rate, set_pace
+from seecause.faithful.rates import normalised_decay, scaled_rate, set_pace
 from seecause.faithful.save import description
 from seecause.faithful.snapshot import CONFIG, Place, Snapshot, read_snapshot, write_best, write_snapshot
 from seecause.loading import load
@@ -105,7 +105,7 @@ class Run:
 
     def _epoch(self, hear: Hear) -> None:
         config, place, us = self.config, self.place, self.us
-        set_pace(self.optimizer.param_groups, cosine(place.epoch, config.epochs))
+        set_pace(self.optimizer.param_groups, config.pace(place.epoch))
         keys = passes(
             len(self.data),
             batch=config.batch,
