@@ -1,4 +1,4 @@
-"""What `seecause faithful` prints about a network: a row for what it is, and one for what was changed."""
+"""What `seecause faithful` prints about a network: a column for what it is, and one for what was changed."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ def in_words(drop: Sequence[int], quantile: float | None, by: str = "distance") 
 
 
 def print_table(rows: dict[str, dict[str, float]], *, title: str) -> None:
+    """A line for every number, so that all of them fit on a narrow terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    columns = [key for key in _NAMES if any(key in row for row in rows.values())]
-    table = Table("network", *(_NAMES[key] for key in columns), title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, row in rows.items():
-        table.add_row(name, *(f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-" for key in columns))
+    known = [key for key in _NAMES if any(key in row for row in rows.values())]
+    table = Table("", *rows, title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for key in known:
+        table.add_row(_NAMES[key], *(f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-" for row in rows.values()))
     console = Console(highlight=False)
     console.print(table)
     for key, note in _NOTES.items():
-        if key in columns:
+        if key in known:
             console.print(note)
