@@ -106,9 +106,17 @@ def test_intervening_shows_before_and_after(run):
     said = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
     assert "without part 0, 1 and tokens within 0.95" in said
     assert number(said, "empty") == ["0", "6"]  # nothing is left to see in any of the six pictures
-    assert "drop_parts=[5]" in call("intervene", run, "--drop", "5", "--device", "cpu", code=2)
+
+
+def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
+    monkeypatch.setattr("seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined"))
+    assert "--drop='5'" in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2)) and "parts 0-1 of" in said
     for drop in ("two", "0.7"):
         assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
+    assert "nothing would be changed" in call("intervene", run, "--device", "cpu", code=2)
+    assert "--quantile='1.5'" in call("intervene", run, "--quantile", "1.5", "--device", "cpu", code=2)
+    for quantiles in ("0,0.9", "most", ""):
+        assert "--quantiles" in call("evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2)
 
 
 def test_labels_of_another_dataset_go_by_name(run, tmp_path):
@@ -120,7 +128,7 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
     assert [sample.label for sample in data] == [1, 1, 1] and data.classes == ("left", "right") and mapping is None
     (tmp_path / "one" / "right").rename(tmp_path / "one" / "sinister")
     for command in ("evaluate", "intervene", "parts"):
-        told = ("--out", tmp_path / "page") if command == "parts" else ()
+        told = {"parts": ("--out", tmp_path / "page"), "intervene": ("--drop", 0)}.get(command, ())
         assert "'sinister' is none of them" in call(command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2)
 
 

@@ -13,6 +13,7 @@ import typer
 from seecause.cli.faithful_open import calibrated, examined, key_points_of, need_data, open_on, pictures_to_test
 from seecause.cli.faithful_table import in_words, print_table
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
+from seecause.errors import BadOption
 
 
 class Trust(StrEnum):
@@ -109,6 +110,7 @@ def evaluate(
     from seecause.faithful.evaluate import best_of, labelled_batches, sensible_choice, try_interventions
     from seecause.faithful.snapshot import keep_evaluation, read_evaluations
 
+    wanted = _checked_shares("--quantiles", *_numbers("--quantiles", quantiles)) if interventions else []
     opened = open_on(network, device)
     net = opened.net
     if interventions:
@@ -121,7 +123,6 @@ def evaluate(
     found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": plain}
     rows = {"plain": plain}
     if interventions:
-        wanted = _numbers("--quantiles", quantiles)
         calibrated(opened, wanted, batch, calibration, by=by.value, quiet=quiet)
         val = opened.val_pictures()
         tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted, by=by.value)
@@ -153,10 +154,15 @@ def intervene(
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
     from seecause.faithful import intervene as change
 
-    opened = open_on(network, device)
     dropped = _parts("--drop", drop)
-    if quantile is not None:
-        calibrated(opened, [quantile], batch, calibration, by=by.value, quiet=quiet)
+    shares = [] if quantile is None else _checked_shares("--quantile", quantile)
+    if not dropped and not shares:
+        raise BadOption("--drop", drop, "parts to leave out, such as 2,5, or a --quantile, or both: nothing would be changed")
+    opened = open_on(network, device)
+    if any(part >= opened.net.parts for part in dropped):
+        raise BadOption("--drop", drop, f"parts 0-{opened.net.parts - 1} of {network}; `seecause faithful parts {network}` shows them")
+    if shares:
+        calibrated(opened, shares, batch, calibration, by=by.value, quiet=quiet)
     test, mapping = pictures_to_test(opened, data, limit)
     rows = {"plain": examined(opened, test, batch, mapping, quiet=quiet)}
     with change(opened.net, drop_parts=dropped, quantile=quantile, by=by.value):
@@ -196,7 +202,6 @@ def parts(
 
 def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where to; new or empty.", show_default=False)]) -> None:
     """The best network in a plain folder: a card (JSON) and weights (safetensors), which sc.load(FOLDER) reads."""
-    from seecause.errors import BadOption
     from seecause.faithful.opened import open_network
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -207,17 +212,19 @@ def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where 
 
 
 def _numbers(flag: str, text: str) -> list[float]:
-    from seecause.errors import BadOption
-
     try:
         return [float(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise BadOption(flag, text, "numbers with commas between them") from None
 
 
-def _parts(flag: str, text: str) -> list[int]:
-    from seecause.errors import BadOption
+def _checked_shares(flag: str, *values: float) -> list[float]:
+    if not values or not all(0 < value <= 1 for value in values):
+        raise BadOption(flag, ",".join(f"{value:g}" for value in values), "shares above 0 and up to 1, such as 0.99")
+    return list(values)
 
+
+def _parts(flag: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
         raise BadOption(flag, text, "numbers of parts with commas between them, such as 2,5")
@@ -227,7 +234,6 @@ def _parts(flag: str, text: str) -> list[int]:
 def _settings(words: list[str]) -> dict[str, Any]:
     """`epochs=30`, `options.gradient=none`, `losses.class1=0` -> settings."""
     from seecause.cli.options import value_of
-    from seecause.errors import BadOption
 
     found: dict[str, Any] = {}
     for word in words:

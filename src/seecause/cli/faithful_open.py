@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from seecause.cli.options import Device
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.faithful.opened import Opened
@@ -25,8 +26,6 @@ def open_on(network: str, device: Device) -> Opened:
 
 def need_data(opened: Opened, without: str) -> None:
     """Refuse a network that does not tell what it was trained on, and say what does without."""
-    from seecause.errors import BadOption
-
     if opened.data is None:
         raise BadOption("NETWORK", opened.name, f"one that tells what it was trained on, such as the folder of its run, or {without}")
 
