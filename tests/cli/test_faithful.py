@@ -18,6 +18,7 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import calibrate
 from seecause.faithful.classes import fitting
+from seecause.faithful.evaluate import examine
 from seecause.faithful.keypoints import key_points
 from seecause.faithful.opened import open_network
 from tests.faithful.birds import bird_net, tiny_cub
@@ -29,6 +30,11 @@ def call(*words: str, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["faithful", *map(str, words)], env={"COLUMNS": "120"})
     assert done.exit_code == code, done.output
     return done.output
+
+
+def number(said: str, name: str) -> list[str]:
+    """What a table says about the plain network, and about the changed one where there is one."""
+    return next(line.removeprefix(name).split() for line in map(str.strip, said.splitlines()) if line.startswith(f"{name} "))
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +55,36 @@ def test_settings_reach_the_run(run):
 def test_evaluation_tells_what_was_chosen_and_where(run):
     said = call("evaluate", run, "--device", "cpu", "--quantiles", "0.9")
     assert "AA" in said and "WGA" in said and "plain" in said
-    found = json.loads((run / "evaluation.json").read_text())
+    found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
     assert found["data"].endswith("test") and found["chosen_on"].endswith("val") and len(found["tried"]) == 6
+    assert found["chosen_by"] == "auc" and found["chosen"]["auc"] == max(one["auc"] for one in found["tried"])  # two classes without groups
     assert found["plain"]["worst"] <= found["plain"]["average"] and 0 < found["plain"]["kept"] <= 1
     card = json.loads((run / "best" / "ifam.json").read_text())
     assert card["thresholds"][0]["quantile"] == 0.9 and card["thresholds"][0]["pictures"] == 16 and card["epoch"] == 0
+
+
+def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
+    told = ("--device", "cpu", "--no-interventions")
+    other = f"folder:{run.parent / 'pictures' / 'val'}"
+    call("evaluate", run, *told)
+    before = json.loads((run / "evaluation.json").read_text())
+    call("evaluate", run, "--data", other, *told)
+    after = json.loads((run / "evaluation.json").read_text())
+    assert len(after) == 2 and after[other]["data"] == other and before.items() <= after.items()
+
+
+def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
+    said = call("intervene", run, "--quantile", "0.7", "--by", "dot", "--device", "cpu")
+    assert "tokens within 0.7 by dot product" in said
+    call("evaluate", run, "--quantiles", "0.7", "--by", "dot", "--choose", "worst", "--device", "cpu")
+    found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
+    assert found["chosen_by"] == "worst" and {one["by"] for one in found["tried"]} == {"dot"}
+    _, net = sc.faithful.open_run(run)
+    assert (0.7, "dot") in net.thresholds and (0.7, "distance") not in net.thresholds
+    with sc.faithful.intervene(net, quantile=0.7, by="dot"):
+        row = examine(net, open_network(str(run)).test_pictures()).table()
+    assert number(said, "kept")[1] == f"{row['kept']:.4f}" and number(said, "AA")[1] == f"{row['average']:.4f}"
+    assert "'distance', 'dot'" in call("intervene", run, "--by", "cosine", "--device", "cpu", code=2)
 
 
 def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
@@ -73,8 +104,8 @@ def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
 
 def test_intervening_shows_before_and_after(run):
     said = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
-    after = next(line for line in said.splitlines() if "without part 0, 1 and tokens within 0.95" in line)
-    assert after.split()[-1] == "6"  # nothing is left to see in any of the six pictures
+    assert "without part 0, 1 and tokens within 0.95" in said
+    assert number(said, "empty") == ["0", "6"]  # nothing is left to see in any of the six pictures
 
 
 def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
@@ -155,8 +186,7 @@ def test_key_points_of_birds_are_found_from_parts(tmp_path):
     said = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
     test = open_data(f"cub:{birds}")
     found = key_points(net, open_data(f"cub:{birds}:trainval"), test)
-    plain = next(line.split() for line in said.splitlines() if "plain" in line)
-    assert f"{found['keypoints']:.2f}" in plain and f"{found['nmi']:.4f}" in plain and "lower is better" in said
+    assert number(said, "Kp")[0] == f"{found['keypoints']:.2f}" and number(said, "NMI")[0] == f"{found['nmi']:.4f}" and "lower is better" in said
     for told in (("--data", f"waterbird200:{birds}"), ()):
         told = (*told, "--device", "cpu", "--no-interventions", "--calibration", "10")
         assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call("evaluate", tmp_path / "shipped", "--no-keypoints", *told)
@@ -173,6 +203,13 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
     assert opened.val_pictures().name == "critters:balanced:val" and opened.train_pictures(2).name == "critters:simplicity:train"
     assert "VisionTransformer" in call("evaluate", "builtin:critters-vit", "--device", "cpu", code=2)
     assert "critters-ifam" in call("evaluate", "builtin:critters-ifum", "--device", "cpu", code=2)
+
+
+def test_miou_on_random_cuts_stands_beside_ours():
+    told = ("builtin:critters-ifam", "--limit", "4", "--device", "cpu", "--no-interventions")
+    said = call("evaluate", *told, "--random-cuts")
+    assert "mIoU*" in said and "random cuts that hold some of the object" in said and "mask IoU" in said
+    assert "mIoU*" not in call("evaluate", *told)
 
 
 def test_mistakes_are_one_line(tmp_path):

@@ -38,7 +38,7 @@ def test_jitter_leaves_green_and_clips_at_white():
     assert 0.7 < changed / 500 < 0.9
 
 
-@pytest.mark.parametrize("kind", ["birds", "plain", "imagenet", "none"])
+@pytest.mark.parametrize("kind", ["birds", "birds_no_jitter", "plain", "imagenet", "none"])
 def test_a_draw_depends_on_its_key_alone(kind):
     change = augmentation(kind, FRAME)
 
@@ -52,6 +52,21 @@ def test_a_draw_depends_on_its_key_alone(kind):
     assert torch.equal(draw(0), first)
     if kind != "none":
         assert any(not torch.equal(draw(epoch), first) for epoch in range(1, 6))
+
+
+def test_pdiscoformer_changes_no_light():
+    """Of a photo in one colour, pixels keep it or are the black of what was turned in; jitter makes others."""
+    grey = torch.full((3, 20, 28), 0.5)
+
+    def colours(kind: str) -> set[float]:
+        change = augmentation(kind, FRAME)
+        found = set()
+        for sample in range(20):
+            with keyed(0, 0, sample):
+                found |= {round(value, 4) for value in change(grey).flatten().tolist()}
+        return found
+
+    assert colours("birds_no_jitter") == {0.0, 0.5} < colours("birds")
 
 
 def test_generators_are_left_as_they_were():

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from seecause.cli.faithful import _examined
+from seecause.cli.faithful_open import examined
 from seecause.data.folder import open_folder
 from seecause.data.imagenet9 import open_imagenet9
 from seecause.errors import BadOption, DataMissing
@@ -69,7 +69,7 @@ def test_the_gap_between_backgrounds(tmp_path):
     (root / "in_to_in9.json").write_text(json.dumps({str(place): 1 for place in range(1000)}))
     net = tiny_net(classes=1000)
     data, mapping = fitting(net, open_imagenet9(f"{root}:mixed_rand"))
-    row = _examined(Opened("tiny", net), data, 4, mapping, quiet=True)
+    row = examined(Opened("tiny", net), data, 4, mapping, quiet=True)
     assert row["average"] == row["background_gap"] == 0.5
 
 

@@ -11,10 +11,10 @@ import torch.multiprocessing as mp
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import Affine, parameter_groups
+from seecause.faithful import Affine, objective, parameter_groups
 from seecause.faithful.equivariance import equivariance_loss
 from seecause.faithful.losses import background_loss, border, entropy_loss, orthogonality_loss, presence_loss, total_variation_loss
-from tests.faithful.nets import tiny_net
+from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
 
@@ -61,6 +61,19 @@ def test_orthogonality_in_both_forms():
     apart = torch.eye(10, dtype=torch.float64)[None, :, :4]
     assert orthogonality_loss(apart) == 0
     assert orthogonality_loss(v, form="ifam_code") >= 1 / 4 - 1 / 10
+
+
+@pytest.mark.parametrize("form", ["parts", "ifam_code", "prototypes"])
+def test_what_is_set_apart_is_an_option(form):
+    """Part embeddings of every image, or the prototypes, in which case nothing else learns from it."""
+    net, images = tiny_net(orthogonality=form), pictures(2)
+    out = net(images)
+    loss = objective(net, out, torch.tensor([0, 1]), size=(40, 48))["orthogonality"]
+    turned = out.embeddings.transpose(1, 2) if form == "ifam_code" else out.embeddings
+    expected = reference.orthogonality(net.stage1.prototypes.T[None] if form == "prototypes" else turned)
+    assert_close(loss, expected, **EXACT)
+    slopes = torch.autograd.grad(loss, [net.stage1.prototypes, net.stage1.modulation.weight], allow_unused=True)
+    assert slopes[0].abs().sum() > 0 and (slopes[1] is None) == (form == "prototypes")
 
 
 def test_equivariance():

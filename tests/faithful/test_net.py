@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import timm
 import torch
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause.errors import BadImage, BadOption, UnsupportedModel
-from seecause.faithful import IFAM, Noise
+from seecause.faithful import IFAM, Noise, load
 from seecause.faithful.noise import Purpose
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.reference import ifam as reference
@@ -41,18 +43,48 @@ def test_both_stages_equal_the_slow_twin(modulation):
         assert_close(out.logits[i], reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask), **EXACT)
 
 
+@pytest.mark.parametrize(("options", "of_mask"), [({}, Purpose.MASK), ({"mask_noise": "own"}, Purpose.MASK), ({"mask_noise": "maps"}, Purpose.MAPS)])
 @torch.no_grad()
-def test_training_draws_noise_for_maps_and_mask_apart():
-    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0).train(), pictures()
+def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(options, of_mask):
+    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0, **options).train(), pictures()
     noise = Noise(3, 5, torch.tensor([11, 4, 7]))
     out = net(images, noise=noise)
-    like = out.maps.flatten(2)
+    like, stage = out.maps.flatten(2), net.stage2
     for i, image in enumerate(images):
         z = reference.features(net.stage1.tower.native, image)
-        for_maps, for_mask = (noise.gumbel(purpose, like)[i] for purpose in (Purpose.MAPS, Purpose.MASK))
+        for_maps, for_mask = (noise.gumbel(purpose, like)[i] for purpose in (Purpose.MAPS, of_mask))
         assert_close(out.maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, for_maps), **EXACT)
-        assert torch.equal(out.mask[i].flatten(), reference.selected(reference.maps(z, net.stage1.prototypes, for_mask)))
+        mask = reference.selected(reference.maps(z, net.stage1.prototypes, for_mask))
+        assert torch.equal(out.mask[i].flatten(), mask)
+        assert_close(out.logits[i], reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask), **EXACT)
+    same = torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
+    assert same == (of_mask is Purpose.MAPS)
     assert not torch.equal(out.mask, net.eval()(images).mask)
+
+
+@torch.no_grad()
+def test_a_mask_of_the_maps_own_draw_loses_dropped_parts_too():
+    """Whole parts leave the mask of each picture; a token may stay by another part that beats the background."""
+    net, images, noise = tiny_net(mask_noise="maps", part_dropout2=0.5).train(), pictures(), Noise(0, 0, torch.arange(3))
+    out = net(images, noise=noise)
+    kept = noise.kept(Purpose.DROP_MASK, net.parts, 0.5, out.maps)
+    assert not kept.all() and kept.any()
+    for maps, stay, mask in zip(out.maps.flatten(2), kept, out.mask.flatten(1), strict=True):
+        left = torch.cat([maps[:-1][stay], maps[-1:]])
+        assert torch.equal(mask, reference.selected(left))
+
+
+@torch.no_grad()
+def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
+    """A card that was written before there was the option has the draw apart."""
+    net, images = tiny_net(mask_noise="maps", eval_noise=True), pictures()
+    card = net.save(tmp_path)
+    again = load(tmp_path)
+    assert again.mask_noise == "maps" and torch.equal(again.double()(images).mask, net(images).mask)
+    told = json.loads(card.read_text())
+    del told["architecture"]["arguments"]["mask_noise"]
+    card.write_text(json.dumps(told))
+    assert load(tmp_path).mask_noise == "own" and sc.load("builtin:critters-ifam").module.mask_noise == "own"
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -205,6 +237,8 @@ def test_pdiscoformer_is_the_parts_alone():
         ({"classes": 0}, "classes=0"),
         ({"gradient": "hard"}, "ste, none, soft"),
         ({"stages": 3}, "stages=3"),
+        ({"mask_noise": "mask"}, "own, maps"),
+        ({"orthogonality": "columns"}, "parts, ifam_code, prototypes"),
         ({"part_dropout": 1.0}, "part_dropout"),
         ({"part_dropout2": 1.5}, "part_dropout2"),
     ],

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from seecause.cli.faithful_open import calibrated, examined, key_points_of, need_data, open_on, pictures_to_test
+from seecause.cli.faithful_table import in_words, print_table
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
 from seecause.errors import BadOption
 
-if TYPE_CHECKING:
-    from seecause.faithful.opened import Opened
+
+class Trust(StrEnum):
+    distance = "distance"
+    dot = "dot"
+
+
+class Choice(StrEnum):
+    auto = "auto"
+    worst = "worst"
+    auc = "auc"
+
 
 Network = Annotated[
     str, typer.Argument(help="The folder of `faithful train --out` or `faithful export`, or builtin:critters-ifam.", metavar="NETWORK", show_default=False)
@@ -24,23 +36,14 @@ DataOption = Annotated[
 Limit = Annotated[int | None, typer.Option(help="Use so many pictures, spread evenly.", min=1, show_default="all")]
 BatchOption = Annotated[int, typer.Option(help="Pictures at once.", min=1)]
 Quantiles = Annotated[str, typer.Option(help="Shares of training tokens that are trusted.")]
-MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
+TrustOption = Annotated[
+    Trust, typer.Option("--by", help="What tokens are trusted by: distance to their prototype, or the dot product with it, as the public code has it.")
+]
+ChoiceOption = Annotated[
+    Choice,
+    typer.Option(help="What an intervention is chosen by, on validation: WGA, or AUC; auto takes AUC for two classes without groups."),
+]
 LINE_EVERY = 30.0  # seconds between lines of progress where there is no terminal
-_NAMES = {
-    "average": "AA",
-    "worst": "WGA",
-    "worst_public": "WGA*",
-    "background_gap": "BG-gap",
-    "stage1_average": "stage 1",
-    "auc": "AUC",
-    "miou": "mIoU",
-    "keypoints": "Kp",
-    "nmi": "NMI",
-    "ari": "ARI",
-    "kept": "kept",
-    "empty": "empty",
-}
-_DIGITS = {"keypoints": ".2f", "empty": ".0f"}  # others have four
 
 
 def register(app: typer.Typer) -> None:
@@ -88,48 +91,59 @@ def evaluate(
     interventions: Annotated[bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")] = True,
     quantiles: Quantiles = "0.97,0.99",
     calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds and key points.", min=1, show_default="all")] = None,
+    by: TrustOption = Trust.distance,
+    choose: ChoiceOption = Choice.auto,
     keypoints: Annotated[bool, typer.Option(help="Also find key points from parts, where the photos have some (cub, waterbird200).")] = True,
+    random_cuts: Annotated[bool, typer.Option("--random-cuts", help="Also measure mIoU on random cuts with some object, as the public code does.")] = False,
     limit: Limit = None,
     batch: BatchOption = 32,
     device: DeviceOption = Device.auto,
     quiet: Quiet = False,
 ) -> None:
-    """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation recommends. A run also gets RUN/evaluation.json."""
-    import json
+    """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation recommends.
+
+    A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
+    """
     from dataclasses import asdict
 
     from seecause.faithful import intervene as change
-    from seecause.faithful.evaluate import best_of, labelled_batches, try_interventions
+    from seecause.faithful.evaluate import best_of, labelled_batches, sensible_choice, try_interventions
+    from seecause.faithful.snapshot import keep_evaluation, read_evaluations
 
     wanted = _checked_shares("--quantiles", *_numbers("--quantiles", quantiles)) if interventions else []
-    opened = _open(network, device)
+    opened = open_on(network, device)
     net = opened.net
     if interventions:
-        _need_data(opened, "--no-interventions: they are chosen by pictures like those it was trained on")
-    test, mapping = _test_data(opened, data, limit)
-    located = _key_points(opened, test, batch, calibration, quiet=quiet) if keypoints else {}
-    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": _examined(opened, test, batch, mapping, quiet=quiet) | located}
-    rows = {"plain": found["plain"]}
-    if interventions:
-        _calibrate(opened, wanted, batch, calibration, quiet=quiet)
-        val = opened.val_pictures()
-        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted)
-        best = best_of(tried)
-        with change(net, drop_parts=best.drop, quantile=best.quantile):
-            if located and best.quantile is not None:  # parts left out of the mask stay in the maps
-                located = _key_points(opened, test, batch, calibration, quiet=quiet)
-            changed = _examined(opened, test, batch, mapping, quiet=quiet) | located
-        found |= {"chosen_on": val.name, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
-        rows[_words(best.drop, best.quantile)] = changed
+        need_data(opened, "--no-interventions: they are chosen by pictures like those it was trained on")
     if opened.run is not None:
-        (opened.run / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    _table(rows, title=f"{test.name}, {len(test)} pictures")
+        read_evaluations(opened.run)  # a broken file is said now, not when all is done
+    test, mapping = pictures_to_test(opened, data, limit)
+    located = key_points_of(opened, test, batch, calibration, quiet=quiet) if keypoints else {}
+    plain = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
+    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": plain}
+    rows = {"plain": plain}
+    if interventions:
+        calibrated(opened, wanted, batch, calibration, by=by.value, quiet=quiet)
+        val = opened.val_pictures()
+        tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted, by=by.value)
+        chosen_by = sensible_choice(tried, val) if choose is Choice.auto else "auc" if choose is Choice.auc else "worst"
+        best = best_of(tried, chosen_by)
+        with change(net, drop_parts=best.drop, quantile=best.quantile, by=best.by):
+            if located and best.quantile is not None:  # parts left out of the mask stay in the maps
+                located = key_points_of(opened, test, batch, calibration, quiet=quiet)
+            changed = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
+        found |= {"chosen_on": val.name, "chosen_by": chosen_by, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
+        rows[in_words(best.drop, best.quantile, best.by)] = changed
+    if opened.run is not None:
+        keep_evaluation(opened.run, found)
+    print_table(rows, title=f"{test.name}, {len(test)} pictures")
 
 
 def intervene(
     network: Network,
     drop: Annotated[str, typer.Option(help="Parts to leave out, such as 2,5.")] = "",
     quantile: Annotated[float | None, typer.Option(help="Reject tokens further from their prototype than this share of training tokens.")] = None,
+    by: TrustOption = Trust.distance,
     data: DataOption = None,
     calibration: Annotated[int | None, typer.Option(help="Training pictures for thresholds.", min=1, show_default="all")] = None,
     limit: Limit = None,
@@ -144,16 +158,16 @@ def intervene(
     shares = [] if quantile is None else _checked_shares("--quantile", quantile)
     if not dropped and not shares:
         raise BadOption("--drop", drop, "parts to leave out, such as 2,5, or a --quantile, or both: nothing would be changed")
-    opened = _open(network, device)
+    opened = open_on(network, device)
     if any(part >= opened.net.parts for part in dropped):
         raise BadOption("--drop", drop, f"parts 0-{opened.net.parts - 1} of {network}; `seecause faithful parts {network}` shows them")
     if shares:
-        _calibrate(opened, shares, batch, calibration, quiet=quiet)
-    test, mapping = _test_data(opened, data, limit)
-    rows = {"plain": _examined(opened, test, batch, mapping, quiet=quiet)}
-    with change(opened.net, drop_parts=dropped, quantile=quantile):
-        rows[_words(dropped, quantile)] = _examined(opened, test, batch, mapping, quiet=quiet)
-    _table(rows, title=f"{test.name}, {len(test)} pictures")
+        calibrated(opened, shares, batch, calibration, by=by.value, quiet=quiet)
+    test, mapping = pictures_to_test(opened, data, limit)
+    rows = {"plain": examined(opened, test, batch, mapping, quiet=quiet)}
+    with change(opened.net, drop_parts=dropped, quantile=quantile, by=by.value):
+        rows[in_words(dropped, quantile, by.value)] = examined(opened, test, batch, mapping, quiet=quiet)
+    print_table(rows, title=f"{test.name}, {len(test)} pictures")
 
 
 def parts(
@@ -173,9 +187,9 @@ def parts(
     from seecause.report.page import write_page
 
     replaces = check_out(out, overwrite=overwrite)
-    opened = _open(network, device)
+    opened = open_on(network, device)
     net = opened.net
-    test, _ = _test_data(opened, data, limit)
+    test, _ = pictures_to_test(opened, data, limit)
     images, labels, _, _ = next(batches_of(net, test, batch=len(test)))
     titles = [f"{place + 1}: {test.classes[label] if test.classes else label}" for place, label in enumerate(labels.tolist())]
     cards = part_cards(net, images, titles=titles)
@@ -195,89 +209,6 @@ def export(network: Network, folder: Annotated[Path, typer.Argument(help="Where 
     opened = open_network(network)
     card = opened.net.save(folder, **opened.told(), parts_found=opened.net.parts)
     typer.echo(f"{card}: load it with sc.load({str(folder)!r})")
-
-
-def _open(network: str, device: Device) -> Opened:
-    from seecause.cli.options import pick_device
-    from seecause.faithful.opened import open_network
-
-    opened = open_network(network)
-    opened.net.to(pick_device(device))
-    return opened
-
-
-def _need_data(opened: Opened, without: str) -> None:
-    """Refuse a network that does not tell what it was trained on, and say what does without."""
-    if opened.data is None:
-        raise BadOption("NETWORK", opened.name, f"one that tells what it was trained on, such as the folder of its run, or {without}")
-
-
-def _test_data(opened: Opened, data: str | None, limit: int | None) -> tuple[Any, Any]:
-    """The pictures to test on, with labels as the network counts its classes, and the map of its answers where the dataset has classes of its own."""
-    from seecause.data.registry import open_data
-    from seecause.faithful.classes import fitting
-
-    if data is None and opened.test is None:
-        _need_data(opened, "--data with the pictures to test on")
-    return fitting(opened.net, opened.test_pictures(limit) if data is None else open_data(data, limit=limit))
-
-
-def _examined(opened: Opened, data: Any, batch: int, mapping: Any, *, quiet: bool) -> dict[str, float]:
-    """Every number there is about these pictures."""
-    from seecause.cli.progress import counting
-    from seecause.faithful.evaluate import examine, public_worst
-
-    with counting("examining", len(data), quiet=quiet) as advance:
-        found = examine(opened.net, data, batch=batch, mapping=mapping, workers=opened.workers, advance=advance)
-    row = found.table() | public_worst(found, data.name)
-    if data.name.startswith("imagenet9:") and data.name.endswith(MIXED_RAND):  # its twin tells what a background of another class costs
-        twin, _ = _test_data(opened, data.name.removesuffix(MIXED_RAND) + MIXED_SAME, len(data))
-        row["background_gap"] = _examined(opened, twin, batch, mapping, quiet=quiet)["average"] - row["average"]
-    return row
-
-
-def _key_points(opened: Opened, test: Any, batch: int, limit: int | None, *, quiet: bool) -> dict[str, float]:
-    """Nothing for photos without key points."""
-    from seecause.cli.progress import counting
-    from seecause.data.registry import open_data
-    from seecause.faithful.keypoints import fitted_on, key_points
-
-    name = fitted_on(test.name)
-    if name is None:
-        return {}
-    fit = open_data(name, limit=limit)
-    with counting("key points", len(fit) + len(test), quiet=quiet) as advance:
-        return key_points(opened.net, fit, test, batch=batch, workers=opened.workers, advance=advance)
-
-
-def _calibrate(opened: Opened, quantiles: list[float], batch: int, limit: int | None, *, quiet: bool) -> None:
-    """Thresholds from training pictures, prepared as test pictures are. Those of all training pictures are kept in RUN/best; those of `limit` are not.
-
-    A network that is no run, and so keeps nothing, brings its own.
-    """
-    from seecause.cli.progress import counting
-    from seecause.faithful import calibrate
-    from seecause.faithful.evaluate import batches_of
-    from seecause.faithful.snapshot import keep_thresholds
-
-    net = opened.net
-    known = [net.thresholds.get((quantile, "distance")) for quantile in quantiles]
-    if opened.run is None and limit is None and None not in known:
-        return
-    _need_data(opened, "no --quantile: thresholds come from its training pictures")
-    data = opened.train_pictures(limit)
-    if all(found is not None and found.pictures == len(data) for found in known):
-        return
-
-    def images() -> Iterator[Any]:
-        with counting("calibrating", len(data), quiet=quiet) as advance:
-            for some, *_ in batches_of(net, data, batch=batch, workers=opened.workers):
-                yield some
-                advance(len(some))
-
-    calibrate(net, images(), quantiles)
-    if limit is None and opened.run is not None:
-        keep_thresholds(opened.run, net)
 
 
 def _numbers(flag: str, text: str) -> list[float]:
@@ -314,28 +245,6 @@ def _settings(words: list[str]) -> dict[str, Any]:
             raise BadOption("--option", word, "a setting, or options.NAME or losses.NAME")
         (found.setdefault(table, {}) if table else found)[name] = value_of(text)
     return found
-
-
-def _words(drop: Any, quantile: float | None) -> str:
-    said = [f"without part {', '.join(str(part) for part in drop)}"] if drop else []
-    return " and ".join([*said, f"tokens within {quantile:g}"] if quantile is not None else said) or "nothing changed"
-
-
-def _table(rows: dict[str, dict[str, float]], *, title: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    columns = [key for key in _NAMES if any(key in row for row in rows.values())]
-    table = Table("network", *(_NAMES[key] for key in columns), title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, row in rows.items():
-        table.add_row(name, *(f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-" for key in columns))
-    console = Console(highlight=False)
-    console.print(table)
-    if "keypoints" in columns:
-        console.print("Kp: mean distance of key points from where parts put them, in percent of the object's box; lower is better")
-    if "worst_public" in columns:
-        console.print("WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)")
 
 
 def _first_process() -> bool:

@@ -1,9 +1,10 @@
 """Pictures as training sees them. What is drawn depends on (seed, epoch, sample) alone: not on the reading process, the batch or what came before.
 
-birds     CUB, Waterbirds, MetaShift: short side to S, mirror, Planckian jitter, turn by +-90 degrees, shift by 20 %, scale 0.8-1.2, random cut
-plain     SIIM: both sides to S, mirror
-imagenet  random cut of 8-100 % of the picture, mirror, RandAugment (m = 6, mstd = 0.5)
-none      what a test picture gets
+birds            CUB, Waterbirds, MetaShift: short side to S, mirror, Planckian jitter, turn by +-90 degrees, shift by 20 %, scale 0.8-1.2, random cut
+birds_no_jitter  the same without Planckian jitter, as PDiscoFormer was trained
+plain            SIIM: both sides to S, mirror
+imagenet         random cut of 8-100 % of the picture, mirror, RandAugment (m = 6, mstd = 0.5)
+none             what a test picture gets
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def augmentation(kind: Augment, frame: Preprocess) -> Change:
     """From raw pixels of any size to raw pixels of the frame's."""
     side = min(frame.size)
     bilinear, bicubic = v2.InterpolationMode.BILINEAR, v2.InterpolationMode.BICUBIC
-    if kind == "birds":
+    if kind in ("birds", "birds_no_jitter"):
+        light = [PlanckianJitter()] if kind == "birds" else []
         turn = v2.RandomAffine(90, translate=(0.2, 0.2), scale=(0.8, 1.2))
-        return v2.Compose([v2.Resize(side, bilinear, antialias=True), v2.RandomHorizontalFlip(), PlanckianJitter(), turn, v2.RandomCrop(frame.size)])
+        return v2.Compose([v2.Resize(side, bilinear, antialias=True), v2.RandomHorizontalFlip(), *light, turn, v2.RandomCrop(frame.size)])
     if kind == "plain":
         return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), v2.RandomHorizontalFlip()])
     if kind == "imagenet":

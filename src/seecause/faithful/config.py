@@ -12,12 +12,15 @@ from typing import Any, Literal, get_type_hints
 from seecause.errors import BadOption, UnknownName
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import LossWeights
+from seecause.faithful.rates import cosine, stepped
 from seecause.faithful.settings import fits, in_words
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Augment = Literal["birds", "plain", "imagenet", "none"]
-Select = Literal["average", "worst"]
-_LEAST = {name: 1 for name in ("parts", "epochs", "batch", "accumulate", "hear_every", "limit", "val_limit", "size")} | {"snapshot_every": 0, "workers": 0}
+Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]
+Schedule = Literal["cosine", "step"]
+Select = Literal["average", "worst", "auc"]
+_COUNTS = ("parts", "epochs", "batch", "accumulate", "hear_every", "limit", "val_limit", "size", "step_epochs")
+_LEAST = {name: 1 for name in _COUNTS} | {"snapshot_every": 0, "workers": 0}
 _NOT_OPTIONS = ("return", "backbone", "parts", "classes", "preprocess", "architecture")  # of IFAM: settings of their own, or known from the data
 _WHERE = ("out", "device", "workers", "hear_every", "tensorboard", "snapshot_every", "grid")  # may differ when a run is continued: they change no weight
 _TABLES = ("options", "losses")
@@ -52,11 +55,14 @@ class TrainConfig:
     learning_rate: float = 1e-6
     prototype_factor: float = 1e3
     head_factor: float = 1e4
-    weight_decay: float = 0.05  # normalised by the number of steps
+    schedule: Schedule = "cosine"  # "step" is PDiscoFormer's
+    step_epochs: int = 4  # of schedule="step": after so many epochs ...
+    step_factor: float = 0.5  # ... the rate is multiplied by this
+    weight_decay: float = 0.05  # normalised by the number of steps; AdamW without it is Adam
     clip: float = 2.0
     precision: Precision = "auto"  # bfloat16 on a GPU, float32 elsewhere
     ema: bool = False  # the paper averages weights on ImageNet only
-    select: Select = "average"  # what "best" means, on validation
+    select: Select = "average"  # what "best" means, on validation; "auc" for SIIM
     augment: Augment = "birds"
     seed: int = 0
     device: str = "auto"
@@ -75,7 +81,7 @@ class TrainConfig:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise BadOption(name, getattr(self, name), f"at least {least}")
-        for name in ("learning_rate", "prototype_factor", "head_factor", "clip"):
+        for name in ("learning_rate", "prototype_factor", "head_factor", "clip", "step_factor"):
             if not getattr(self, name) > 0:
                 raise BadOption(name, getattr(self, name), "more than 0")
         if self.std is not None and not all(value > 0 for value in self.std):
@@ -86,6 +92,10 @@ class TrainConfig:
     @property
     def loss_weights(self) -> LossWeights:
         return LossWeights(**self.losses)
+
+    def pace(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0."""
+        return cosine(epoch, self.epochs) if self.schedule == "cosine" else stepped(epoch, every=self.step_epochs, factor=self.step_factor)
 
     @property
     def folder(self) -> Path:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.data.batch import to_batch
 from seecause.data.dataset import Dataset
+from seecause.data.photos import Photos
 from seecause.data.waterbirds import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.interventions import evaluating, leave_one_out, packing
 from seecause.faithful.net import IFAM
+from seecause.faithful.output import By
 from seecause.faithful.reading import read
 from seecause.metrics.auc import auroc
 from seecause.metrics.backgrounds import in9_right
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
-from seecause.metrics.segmentation import Overlap, foreground, overlap
+from seecause.metrics.segmentation import Overlap, foreground, iou, overlap
 from seecause.models.preprocess import Preprocess
 
 Group = tuple[int, int]
+Choose = Literal["worst", "auc"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,12 @@ class Examined:
     stage1: Tensor  # [N, C] the parts' own answer
     labels: Tensor  # [N]
     groups: tuple[Group | None, ...]
-    overlap: Overlap  # of foreground and object, where the dataset has masks
+    overlap: Overlap  # of the maps' foreground and the object, where the dataset has masks
     kept: float  # share of patches that are selected
     empty: int  # pictures of which nothing was selected
     mapping: Tensor | None = None  # [C] which of ImageNet-9's classes each answer stands for, where that is asked
+    each: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))  # IoU of `overlap`, of every picture in a batch with masks
+    chosen: Overlap = field(default_factory=Overlap)  # of the patches that are selected and the object
 
     @property
     def by_group(self) -> GroupAccuracy:
@@ -55,13 +61,14 @@ class Examined:
         return group_accuracy(self._right(self.logits), self.labels if None in self.groups else list(self.groups))
 
     def table(self) -> dict[str, float]:
-        """Every number there is. AUC where all classes occur, mIoU where there are masks."""
+        """Every number there is. AUC where all classes occur; where there are masks, IoU with the object of the maps' foreground (`miou`: over all
+        pixels; `miou_pictures`: the mean of pictures), which leaving parts out does not change, and of the patches that are read (`mask_iou`)."""
         found = self.by_group
         numbers = {"average": found.average, "worst": found.worst, "stage1_average": float(self._right(self.stage1).double().mean())}
         if self.mapping is None and len(self.labels.unique()) == self.logits.shape[1] > 1:
             numbers["auc"] = auroc(self.logits, self.labels)
         if not math.isnan(self.overlap.iou):
-            numbers["miou"] = self.overlap.iou
+            numbers |= {"miou": self.overlap.iou, "miou_pictures": float(self.each.nanmean()), "mask_iou": self.chosen.iou}
         return {**numbers, "kept": self.kept, "empty": float(self.empty)}
 
     def _right(self, logits: Tensor) -> Tensor:
@@ -114,7 +121,8 @@ def examine(
     """Run the network as it is, with any intervention it is under. Without half precision, a GPU runs all tokens rather than packed ones."""
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     groups: list[Group | None] = []
-    shared, kept, empty = Overlap(), 0.0, 0
+    each: list[Tensor] = []
+    shared, chosen, kept, empty = Overlap(), Overlap(), 0.0, 0
     device = net.stage1.prototypes.device
     with evaluating(net), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         for images, labels, codes, masks in batches_of(net, data, batch=batch, places=places, workers=workers):
@@ -124,12 +132,21 @@ def examine(
             kept += float(out.mask.double().mean(dim=(1, 2)).sum())
             empty += int(out.empty.sum())
             if masks is not None:
-                shared = shared + overlap(foreground(out.maps, (masks.shape[1], masks.shape[2])), masks)
+                size = (masks.shape[1], masks.shape[2])
+                found = foreground(out.maps, size)
+                shared, chosen = shared + overlap(found, masks), chosen + overlap(patches(out.mask, size), masks)
+                each.append(iou(found, masks).cpu())
             advance(len(labels))
     if not rows:
         return Examined(torch.empty(0, net.classes), torch.empty(0, net.classes), torch.empty(0, dtype=torch.int64), (), shared, 0.0, 0, mapping)
     logits, stage1, truth = (torch.cat(found) for found in zip(*rows, strict=True))
-    return Examined(logits, stage1, truth, tuple(groups), shared, kept / len(truth), empty, mapping)
+    single = torch.cat(each) if each else torch.empty(0, dtype=torch.float64)
+    return Examined(logits, stage1, truth, tuple(groups), shared, kept / len(truth), empty, mapping, single, chosen)
+
+
+def patches(mask: Tensor, size: tuple[int, int]) -> Tensor:
+    """Selected patches [B, gh, gw] as pixels [B, H, W], bool."""
+    return F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0] > 0
 
 
 def together(parts: Sequence[Examined]) -> Examined:
@@ -144,7 +161,18 @@ def together(parts: Sequence[Examined]) -> Examined:
         kept=sum(part.kept * count for part, count in zip(parts, counts, strict=True)) / max(1, sum(counts)),
         empty=sum(part.empty for part in parts),
         mapping=parts[0].mapping,
+        each=torch.cat([part.each for part in parts]),
+        chosen=sum((part.chosen for part in parts), start=Overlap()),
     )
+
+
+def check_select(select: str, val: Dataset) -> None:
+    """Refuse AUC where validation lacks a class, before training. Labels of photos are known without reading them."""
+    if select != "auc":
+        return
+    labels = val.labels if isinstance(val, Photos) else (val[place].label for place in range(len(val)))
+    if set(labels) != set(range(len(val.classes))) or len(val.classes) < 2:
+        raise BadOption("select", select, f"average or worst: AUC needs pictures of every class, and {val.name} lacks some")
 
 
 def public_worst(found: Examined, name: str) -> dict[str, float]:
@@ -165,18 +193,27 @@ class Tried:
     quantile: float | None
     average: float
     worst: float
+    auc: float | None = None  # of two classes that both occur
+    by: By = "distance"  # what tokens are rejected by
 
 
-def try_interventions(net: IFAM, batches: Callable[[], Iterable[Sequence[Tensor]]], quantiles: Sequence[float] = ()) -> list[Tried]:
+def try_interventions(net: IFAM, batches: Callable[[], Iterable[Sequence[Tensor]]], quantiles: Sequence[float] = (), *, by: By = "distance") -> list[Tried]:
     """Nothing, every part left out in turn, every calibrated quantile, and both together; `batches` as `leave_one_out` takes them."""
     tried = []
     for quantile in (None, *quantiles):
-        found = leave_one_out(net, batches(), quantile=quantile)
-        tried.append(Tried((), quantile, found.before().average, found.before().worst))
-        tried += [Tried((int(row["part"]),), quantile, row["average"], row["worst"]) for row in found.table()]
+        found = leave_one_out(net, batches(), quantile=quantile, by=by)
+        for drop, logits in [((), found.logits), *(((part,), without) for part, without in enumerate(found.without))]:
+            tried.append(Tried(drop, quantile, **found.numbers(logits), by=by))
     return tried
 
 
-def best_of(tried: Sequence[Tried]) -> Tried:
-    """By worst-group accuracy, then by average; the first of equals, so that nothing is changed without a gain."""
-    return max(tried, key=lambda one: (one.worst, one.average))
+def sensible_choice(tried: Sequence[Tried], data: Dataset) -> Choose:
+    """AUC for two classes without groups, such as SIIM's, where an accuracy depends on where the line is drawn; else the worst group."""
+    return "auc" if all(one.auc is not None for one in tried) and data[0].group is None else "worst"
+
+
+def best_of(tried: Sequence[Tried], choose: Choose = "worst") -> Tried:
+    """By worst-group accuracy or AUC, then by average; the first of equals, so that nothing is changed without a gain."""
+    if choose == "auc" and any(one.auc is None for one in tried):
+        raise BadOption("choose", choose, "worst: AUC needs two classes, and validation pictures of both")
+    return max(tried, key=lambda one: (one.auc if choose == "auc" and one.auc is not None else one.worst, one.average))

@@ -23,6 +23,7 @@ from seecause.faithful.masks import select_without
 from seecause.faithful.net import IFAM
 from seecause.faithful.output import By, Intervention, Thresholds, as_parts
 from seecause.faithful.parts import mean_vote
+from seecause.metrics.auc import auroc
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 
@@ -109,12 +110,15 @@ class LeaveOneOut:
         return self._accuracy(self.without[part])
 
     def table(self) -> list[dict[str, float]]:
-        """One row per part: accuracy and worst-group accuracy without it, and what that changes."""
-        base, each = self.before(), [self.after(part) for part in range(len(self.without))]
-        return [
-            {"part": part, "average": a.average, "worst": a.worst, "average_gain": a.average - base.average, "worst_gain": a.worst - base.worst}
-            for part, a in enumerate(each)
-        ]
+        """One row per part: accuracy, worst-group accuracy and AUC (of two classes) without it, and what that changes."""
+        base, each = self.numbers(self.logits), [self.numbers(logits) for logits in self.without]
+        return [{"part": part, **row, **{f"{name}_gain": value - base[name] for name, value in row.items()}} for part, row in enumerate(each)]
+
+    def numbers(self, logits: Tensor) -> dict[str, float]:
+        """`average` and `worst` of answers [n, C]; `auc` where there are two classes, and pictures of both."""
+        found = self._accuracy(logits)
+        numbers = {"average": found.average, "worst": found.worst}
+        return numbers if logits.shape[1] != 2 or len(self.labels.unique()) != 2 else {**numbers, "auc": auroc(logits, self.labels)}
 
     def _accuracy(self, logits: Tensor) -> GroupAccuracy:
         return group_accuracy(logits.argmax(dim=-1) == self.labels, self.groups)

@@ -11,7 +11,7 @@ from seecause.errors import MissingExtra
 
 LOSSES = ("total", "class1", "class2", "presence", "background", "total_variation", "entropy", "equivariance", "orthogonality")
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
-EPOCH_COLUMNS = ("epoch", "step", "average", "worst", "stage1_average", "auc", "miou", "kept", "empty", "best")
+EPOCH_COLUMNS = ("epoch", "step", "average", "worst", "stage1_average", "auc", "miou", "miou_pictures", "mask_iou", "kept", "empty", "best")
 
 
 class Rows:

@@ -22,13 +22,13 @@ from seecause.faithful.config import TrainConfig
 from seecause.faithful.data import Training, feed, open_train, open_validation, passes
 from seecause.faithful.distributed import Crew, crew
 from seecause.faithful.drawing import sheet
-from seecause.faithful.evaluate import batches_of, examine, frame_of, together
+from seecause.faithful.evaluate import batches_of, check_select, examine, frame_of, together
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.log import EPOCH_COLUMNS, STEP_COLUMNS, Board, Rows
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import parameter_groups
-from seecause.faithful.rates import cosine, normalised_decay, scaled_rate, set_pace
+from seecause.faithful.rates import normalised_decay, scaled_rate, set_pace
 from seecause.faithful.save import description
 from seecause.faithful.snapshot import CONFIG, Place, Snapshot, read_snapshot, write_best, write_snapshot
 from seecause.loading import load
@@ -63,6 +63,7 @@ class Run:
         self.val = open_validation(config.data, config.val, limit=config.val_limit)
         if self.val.classes != train_data.classes:
             raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}")
+        check_select(config.select, self.val)
         self.net = new_net(config, train_data.classes).to(us.device).train()
         self.data = Training(train_data, config.augment, frame_of(self.net).preprocess, config.seed)
         self.epoch_steps = len(train_data) // config.batch
@@ -105,7 +106,7 @@ class Run:
 
     def _epoch(self, hear: Hear) -> None:
         config, place, us = self.config, self.place, self.us
-        set_pace(self.optimizer.param_groups, cosine(place.epoch, config.epochs))
+        set_pace(self.optimizer.param_groups, config.pace(place.epoch))
         keys = passes(
             len(self.data),
             batch=config.batch,

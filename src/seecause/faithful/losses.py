@@ -4,7 +4,7 @@ presence        every part is somewhere in the batch, on 3 x 3 patches        1 
 background      the background is at the border of every image                -log max_ij m_ij pool(A_bg)
 total variation maps are of one piece                                         sum |A(i+1, j) - A(i, j)| + |A(i, j+1) - A(i, j)|, per patch
 entropy         every patch decides                                           -sum_k A_k log A_k
-orthogonality   parts say different things
+orthogonality   parts say different things (on their embeddings, or on the prototypes)
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from seecause.errors import BadOption
+
+Orthogonality = Literal["parts", "ifam_code", "prototypes"]
 
 
 def presence_loss(maps: Tensor, *, across: Literal["global", "local"] = "global") -> Tensor:

@@ -4,8 +4,11 @@ Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the se
 (but for the ablation `gradient="soft"`, which reads every patch a little and promises nothing).
 With `stages=1` this is PDiscoFormer, its baseline: the parts' own votes, from features that have seen the whole picture.
 
-Where paper and released code differ, the default follows the paper and an option the code: `gradient="none"`, `orthogonality="ifam_code"`,
-`presence="local"`, `eval_noise=True`. `modulation="joint"` is what both repositories compute; `per_part` is what the paper writes.
+Where paper and released code differ, there is an option for each (docs/faithful.md has the table). The default is the paper's rule in `gradient`,
+`presence` and `eval_noise`; the code's are `"none"`, `"local"` and `True`. Three defaults are not what the paper writes. `mask_noise="own"` is the
+code's: the mask of a training step comes from a Gumbel draw of its own, not from the maps (`"maps"`). `modulation="joint"` is what both repositories
+compute, not `"per_part"`. `orthogonality="parts"` sets part embeddings apart as PDiscoFormer does; the paper's words say `"prototypes"`, iFAM's code
+computes `"ifam_code"`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption
 from seecause.faithful.attention import Gradient, reads_only, reads_softly, reads_straight_through
+from seecause.faithful.losses import Orthogonality
 from seecause.faithful.masks import Selection, reject_far, reject_unlike, select, select_without
 from seecause.faithful.noise import Noise, Purpose
 from seecause.faithful.output import By, IFAMOutput, Intervention, Thresholds
@@ -30,12 +34,14 @@ from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 
 Freeze = Literal["stage1", "both", "none"]
+MaskNoise = Literal["own", "maps"]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "stages": (1, 2),
     "gradient": get_args(Gradient),
     "modulation": ("joint", "per_part"),
-    "orthogonality": ("parts", "ifam_code"),
+    "orthogonality": get_args(Orthogonality),
     "presence": ("global", "local"),
+    "mask_noise": get_args(MaskNoise),
     "freeze": get_args(Freeze),
 }
 
@@ -43,6 +49,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 class IFAM(nn.Module):
     """Two copies of `backbone` (a native vision transformer), `parts` prototypes, `classes` answers (a count, or their names).
 
+    `mask_noise`: where there is noise, the mask is decided by a draw of its `own`, or by that of the `maps` themselves.
     `freeze`: `stage1` trains its special tokens and positions only, `both` does the same to stage 2, `none` trains everything.
     `preprocess` and `architecture` are for saving and wrapping, where the backbone does not tell them.
     """
@@ -59,9 +66,10 @@ class IFAM(nn.Module):
         stages: Literal[1, 2] = 2,
         gradient: Gradient = "ste",
         modulation: Literal["joint", "per_part"] = "joint",
-        orthogonality: Literal["parts", "ifam_code"] = "parts",
+        orthogonality: Orthogonality = "parts",
         presence: Literal["global", "local"] = "global",
         eval_noise: bool = False,
+        mask_noise: MaskNoise = "own",
         part_dropout: float = 0.3,
         part_dropout2: float = 0.3,
         freeze: Freeze = "stage1",
@@ -73,7 +81,8 @@ class IFAM(nn.Module):
         count = classes if isinstance(classes, int) else len(names)
         self.options: dict[str, Any] = {
             "parts": parts, "classes": count, "stages": stages, "gradient": gradient, "modulation": modulation, "orthogonality": orthogonality,
-            "presence": presence, "eval_noise": eval_noise, "part_dropout": part_dropout, "part_dropout2": part_dropout2, "freeze": freeze,
+            "presence": presence, "eval_noise": eval_noise, "mask_noise": mask_noise, "part_dropout": part_dropout, "part_dropout2": part_dropout2,
+            "freeze": freeze,
         }  # fmt: skip
         _check_options(self.options)
         self.stage1 = PartStage(backbone, parts=parts, classes=count, joint=modulation == "joint")
@@ -85,6 +94,7 @@ class IFAM(nn.Module):
         found = self.stage1.tower.parts
         self.class_names, self.preprocess, self.architecture = names, preprocess or found.preprocess, architecture
         self.gradient: Gradient = gradient
+        self.mask_noise: MaskNoise = mask_noise
         self.eval_noise, self.part_dropout, self.part_dropout2 = eval_noise, part_dropout, part_dropout2
         if found.size is not None:
             self._check_layout(found.layout_at(*found.size))
@@ -199,7 +209,7 @@ class IFAM(nn.Module):
     def _select(self, assigned: Assignment, maps: Tensor, noise: Noise | None) -> Selection:
         if self.intervention and not self.training:
             return select_without(maps, self.removed)
-        if noise is not None:  # a draw of its own, independent of the maps'
+        if noise is not None and self.mask_noise == "own":  # independent of the maps'
             maps = part_maps(-assigned.distances, noise.gumbel(Purpose.MASK, maps))
         kept = None
         if self.training and self.part_dropout2 > 0 and noise is not None:

@@ -45,7 +45,7 @@ def objective(
         "background": losses.background_loss(out.maps),
         "total_variation": losses.total_variation_loss(out.maps),
         "entropy": losses.entropy_loss(out.maps),
-        "orthogonality": losses.orthogonality_loss(out.embeddings, form=net.options["orthogonality"]),
+        "orthogonality": _orthogonality(net, out),
     }
     if net.stage2 is not None:
         found["class2"] = F.cross_entropy(wide(out.logits), labels)
@@ -54,6 +54,14 @@ def objective(
     factors = asdict(weights)
     terms = [factors[name] * value for name, value in found.items() if factors[name]]
     return {**found, "total": sum(terms, out.maps.new_zeros(()))}
+
+
+def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
+    """Of part embeddings, or of the prototypes as if they were one image's."""
+    form = net.options["orthogonality"]
+    if form == "prototypes":
+        return losses.orthogonality_loss(wide(net.stage1.prototypes).T[None])  # [1, D, K + 1]
+    return losses.orthogonality_loss(out.embeddings, form=form)
 
 
 def parameter_groups(net: IFAM, base_lr: float, weight_decay: float, *, prototype_factor: float = 1e3, head_factor: float = 1e4) -> list[dict[str, Any]]:

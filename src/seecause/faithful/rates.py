@@ -1,4 +1,4 @@
-"""How fast iFAM learns, and when (arXiv 2506.08915, appendix): the rules around the parameter groups of `objective.py`."""
+"""How fast iFAM learns, and when (arXiv 2506.08915, appendix; PDiscoFormer's steps): the rules around the parameter groups of `objective.py`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def normalised_decay(decay: float, steps: int) -> float:
 def cosine(epoch: int, epochs: int) -> float:
     """Share of the rate in an epoch counted from 0: half a cosine to zero, constant inside an epoch, no warm-up."""
     return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def stepped(epoch: int, *, every: int, factor: float) -> float:
+    """Share of the rate in an epoch counted from 0, multiplied by `factor` after every so many epochs: PDiscoFormer halves it after every 4 of 28."""
+    return factor ** (epoch // every)
 
 
 def set_pace(groups: Iterable[dict[str, Any]], share: float) -> None:

@@ -5,6 +5,7 @@ RUN/last.pt           everything needed to go on: weights, average, optimiser, s
 RUN/best/             the network of the best epoch on validation, as `sc.load("RUN/best")` and `sc.faithful.load("RUN/best")` read it
 RUN/log.csv           losses, a row every few steps          RUN/epochs.csv   validation, a row every epoch
 RUN/parts/*.png       parts of some validation pictures, after every epoch
+RUN/evaluation.json   what `faithful evaluate` found, by the name of the dataset it was tested on
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.net import IFAM
 from seecause.faithful.save import load
 
-CONFIG, LAST, BEST = "config.json", "last.pt", "best"
+CONFIG, LAST, BEST, EVALUATION = "config.json", "last.pt", "best", "evaluation.json"
 
 
 @dataclass
@@ -93,6 +94,28 @@ def keep_thresholds(folder: Path, net: IFAM) -> None:
     """Write RUN/best again, with what was calibrated since; what its card tells of the training stays."""
     card = json.loads((folder / BEST / "ifam.json").read_text(encoding="utf-8"))
     write_best(folder, net, **{name: card[name] for name in ("epoch", "validation") if name in card})
+
+
+def read_evaluations(folder: Path) -> dict[str, Any]:
+    """By the name of the dataset; a file of one evaluation alone, as there was before, is that of its own dataset."""
+    path = folder / EVALUATION
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("not a table")
+    except ValueError as broken:
+        raise BadOption(EVALUATION, str(path), f"what `faithful evaluate` wrote ({broken}); move it away to begin anew") from broken
+    return {found["data"]: found} if isinstance(found.get("data"), str) else found
+
+
+def keep_evaluation(folder: Path, found: dict[str, Any]) -> None:
+    """Add what was found on `found["data"]`, instead of what is there of the same dataset."""
+    path = folder / EVALUATION
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps({**read_evaluations(folder), found["data"]: found}, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
 
 
 def _mend(folder: Path) -> None:
