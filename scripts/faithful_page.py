@@ -59,7 +59,7 @@ def page(results: Sequence[Result]) -> str:
 
 def gains(results: Sequence[Result], row: str, other: str, regime: str, *, key: str = "worst") -> list[float]:
     """`row` minus `other` in points, seed by seed, where both are there."""
-    a, b = ({r["seed"]: r[key] for r in seeds(results, name, regime)} for name in (row, other))
+    a, b = ({r["seed"]: r[key] for r in seeds(results, name, regime) if key in r} for name in (row, other))
     return [100 * (a[seed] - b[seed]) for seed in SEEDS if seed in a and seed in b]
 
 
