@@ -11,10 +11,10 @@ import torch.multiprocessing as mp
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import Affine, parameter_groups
+from seecause.faithful import Affine, LossWeights, objective, parameter_groups
 from seecause.faithful.equivariance import equivariance_loss
 from seecause.faithful.losses import background_loss, border, entropy_loss, orthogonality_loss, presence_loss, total_variation_loss
-from tests.faithful.nets import tiny_net
+from tests.faithful.nets import SIZE, pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
 
@@ -61,6 +61,19 @@ def test_orthogonality_in_both_forms():
     apart = torch.eye(10, dtype=torch.float64)[None, :, :4]
     assert orthogonality_loss(apart) == 0
     assert orthogonality_loss(v, form="ifam_code") >= 1 / 4 - 1 / 10
+
+
+@pytest.mark.parametrize("form", ["parts", "ifam_code"])
+@torch.no_grad()
+def test_the_objective_has_the_form_of_orthogonality_that_is_asked(form):
+    net = tiny_net(orthogonality=form)
+    out = net(pictures())
+    each = {known: orthogonality_loss(out.embeddings, form=known) for known in ("parts", "ifam_code")}
+    assert abs(each["parts"] - each["ifam_code"]) > 1e-3
+    found = objective(net, out, torch.tensor([0, 1, 2]), size=SIZE)
+    assert found["orthogonality"] == each[form]
+    without = objective(net, out, torch.tensor([0, 1, 2]), size=SIZE, weights=LossWeights(orthogonality=0.0))
+    assert_close(found["total"] - without["total"], each[form], **EXACT)
 
 
 def test_equivariance():

@@ -54,7 +54,7 @@ class TrainConfig:
     head_factor: float = 1e4
     weight_decay: float = 0.05  # normalised by the number of steps
     clip: float = 2.0
-    precision: Precision = "auto"  # bfloat16 on a GPU, float32 elsewhere
+    precision: Precision = "auto"  # bfloat16 on a GPU that has it, float16 on others, float32 elsewhere
     ema: bool = False  # the paper averages weights on ImageNet only
     select: Select = "average"  # what "best" means, on validation
     augment: Augment = "birds"
