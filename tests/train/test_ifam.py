@@ -87,16 +87,11 @@ def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monke
     monkeypatch.setattr(ifam_evaluate, "half", lambda device: torch.autocast("cpu", dtype=torch.bfloat16), raising=False)  # as on a GPU
     recipe = tiny()
     net, scenes = ifam.new_net(recipe, build_backbone(recipe)).eval(), balanced("val", 8, seed=0, size=48, device=CPU)
-    seen, assign = [], net.assign
-
-    def spy(features, *given):
-        seen.append(features.dtype)
-        return assign(features, *given)
-
-    monkeypatch.setattr(net, "assign", spy)
+    seen: list[bool] = []
+    net.stage1.tower.native.patch_embed.register_forward_pre_hook(lambda *given: seen.append(torch.is_autocast_enabled("cpu")))
     chosen = choose(net, recipe, scenes, scenes)
     measure_changed(net, recipe, scenes, chosen)
-    assert seen == [torch.float32] * (1 + 3 + 1)  # calibration, three quantiles tried (none is one of them), the measurement
+    assert seen == [False] * (1 + 3 + 1)  # calibration, three quantiles tried (none is one of them), the measurement
 
 
 def test_a_finite_regime_comes_round_and_others_are_fresh():
