@@ -17,11 +17,12 @@ from seecause.faithful import TrainConfig
 SHAPE: dict[str, Any] = dict(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=2)  # like DINOv2, without a classifier
 
 
-def tiny_backbone(folder: Path) -> Path:
+def tiny_backbone(folder: Path, **changes: Any) -> Path:
     folder.mkdir()
+    shape = SHAPE | changes
     torch.manual_seed(0)
-    save_file(VisionTransformer(**SHAPE).state_dict(), folder / "toy.safetensors")
-    architecture = {"library": "timm", "class": "VisionTransformer", "arguments": SHAPE}
+    save_file(VisionTransformer(**shape).state_dict(), folder / "toy.safetensors")
+    architecture = {"library": "timm", "class": "VisionTransformer", "arguments": shape}
     (folder / "toy.json").write_text(json.dumps({"architecture": architecture, "classes": ["a", "b", "c"], "mean": [0.5] * 3, "std": [0.5] * 3}))
     return folder
 

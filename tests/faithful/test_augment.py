@@ -38,6 +38,17 @@ def test_jitter_leaves_green_and_clips_at_white():
     assert 0.7 < changed / 500 < 0.9
 
 
+@pytest.mark.parametrize(("kind", "least", "most"), [("birds", 65, 95), ("birds_no_jitter", 0, 0), ("plain", 0, 0)])
+def test_birds_are_seen_in_another_light(kind, least, most):
+    """A grey picture gets a colour in no other way."""
+    change, grey, coloured = augmentation(kind, FRAME), photo()[:1].expand(3, -1, -1), 0
+    for sample in range(100):
+        with keyed(0, 0, sample):
+            red, green, blue = change(grey)
+        coloured += not (torch.equal(red, green) and torch.equal(green, blue))
+    assert least <= coloured <= most
+
+
 @pytest.mark.parametrize("kind", ["birds", "birds_no_jitter", "plain", "imagenet", "none"])
 def test_a_draw_depends_on_its_key_alone(kind):
     change = augmentation(kind, FRAME)

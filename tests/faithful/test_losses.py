@@ -11,10 +11,10 @@ import torch.multiprocessing as mp
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import Affine, objective, parameter_groups
+from seecause.faithful import Affine, LossWeights, objective, parameter_groups
 from seecause.faithful.equivariance import equivariance_loss
 from seecause.faithful.losses import background_loss, border, entropy_loss, orthogonality_loss, presence_loss, total_variation_loss
-from tests.faithful.nets import pictures, tiny_net
+from tests.faithful.nets import SIZE, pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
 
@@ -74,6 +74,19 @@ def test_what_is_set_apart_is_an_option(form):
     assert_close(loss, expected, **EXACT)
     slopes = torch.autograd.grad(loss, [net.stage1.prototypes, net.stage1.modulation.weight], allow_unused=True)
     assert slopes[0].abs().sum() > 0 and (slopes[1] is None) == (form == "prototypes")
+
+
+@pytest.mark.parametrize("form", ["parts", "ifam_code"])
+@torch.no_grad()
+def test_the_objective_has_the_form_of_orthogonality_that_is_asked(form):
+    net = tiny_net(orthogonality=form)
+    out = net(pictures())
+    each = {known: orthogonality_loss(out.embeddings, form=known) for known in ("parts", "ifam_code")}
+    assert abs(each["parts"] - each["ifam_code"]) > 1e-3
+    found = objective(net, out, torch.tensor([0, 1, 2]), size=SIZE)
+    assert found["orthogonality"] == each[form]
+    without = objective(net, out, torch.tensor([0, 1, 2]), size=SIZE, weights=LossWeights(orthogonality=0.0))
+    assert_close(found["total"] - without["total"], each[form], **EXACT)
 
 
 def test_equivariance():

@@ -87,6 +87,17 @@ def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
     assert load(tmp_path).mask_noise == "own" and sc.load("builtin:critters-ifam").module.mask_noise == "own"
 
 
+@torch.no_grad()
+def test_warped_pictures_have_noise_of_their_own():
+    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0).train(), pictures()
+    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), pictures(seed=2)
+    out = net(images, noise=noise, warped=warped)
+    for i, image in enumerate(warped):
+        z, own = reference.features(net.stage1.tower.native, image), noise.gumbel(Purpose.WARPED, out.maps.flatten(2))[i]
+        assert_close(out.warped_maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, own), **EXACT)
+    assert_close(out.maps, net(images, noise=noise).maps, **EXACT)
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @torch.no_grad()
 def test_unselected_pixels_cannot_change_one_bit(packed):
@@ -176,6 +187,17 @@ def test_noise_is_gumbel_and_drops_as_often_as_asked():
     assert abs(torch.corrcoef(torch.stack([gumbel.flatten(), noise.gumbel(Purpose.MASK, like).flatten()]))[0, 1]) < 0.02
     kept = Noise(0, 0, torch.arange(4096)).kept(Purpose.DROP_MASK, 8, 0.3, like)
     assert abs(kept.double().mean() - 0.7) < 0.01
+
+
+@torch.no_grad()
+def test_stage_1_part_dropout():
+    """A part that is left out votes for nothing, and the others make up for it."""
+    images, noise = pictures(), Noise(0, 0, torch.arange(3))
+    whole, some = (tiny_net(part_dropout=share).train()(images, noise=noise).part_logits for share in (0.0, 0.6))
+    kept = noise.kept(Purpose.DROP_EMBEDDINGS, 3, 0.6, whole)
+    assert 0 < kept.sum() < kept.numel()
+    assert_close(some, torch.where(kept[:, None], whole / 0.4, 0.0), **EXACT)
+    assert torch.equal(tiny_net(part_dropout=0.6)(images).part_logits, tiny_net(part_dropout=0.0)(images).part_logits)
 
 
 @torch.no_grad()

@@ -19,10 +19,10 @@ from scripts import faithful_study as study
 from seecause.data.critters import CLASSES, Regime
 from seecause.demo import Setting, build
 from seecause.report.page import render_page
-from seecause.train import ifam
+from seecause.train import ifam, ifam_evaluate
 from seecause.train.ifam_backbone import loudest, pretrain
 from seecause.train.ifam_dino import distillation, view
-from seecause.train.ifam_evaluate import balanced, measure
+from seecause.train.ifam_evaluate import balanced, choose, measure, measure_changed
 from seecause.train.ifam_pictures import batches
 from seecause.train.ifam_recipe import RECIPES, IfamRecipe, backbone_shape
 from seecause.train.ifam_recipe import build as build_backbone
@@ -80,6 +80,18 @@ def test_reading_everything_or_the_creature_trains_stage_2_alone(reads):
     assert torch.equal(net.stage1.tower.native.pos_embed, start.stage1.tower.native.pos_embed)
     kept = measure(net, recipe, balanced("test", 32, seed=0, size=48, device=CPU)).row()["kept"]
     assert kept == 1 if reads == "everything" else 0.02 < kept < 0.5
+
+
+def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monkeypatch):
+    """A threshold cuts where tokens are dense: in another precision it cuts elsewhere."""
+    monkeypatch.setattr(ifam_evaluate, "half", lambda device: torch.autocast("cpu", dtype=torch.bfloat16), raising=False)  # as on a GPU
+    recipe = tiny()
+    net, scenes = ifam.new_net(recipe, build_backbone(recipe)).eval(), balanced("val", 8, seed=0, size=48, device=CPU)
+    seen: list[bool] = []
+    net.stage1.tower.native.patch_embed.register_forward_pre_hook(lambda *given: seen.append(torch.is_autocast_enabled("cpu")))
+    chosen = choose(net, recipe, scenes, scenes)
+    measure_changed(net, recipe, scenes, chosen)
+    assert seen == [False] * (1 + 3 + 1)  # calibration, three quantiles tried (none is one of them), the measurement
 
 
 def test_a_finite_regime_comes_round_and_others_are_fresh():

@@ -60,7 +60,7 @@ class TrainConfig:
     step_factor: float = 0.5  # ... the rate is multiplied by this
     weight_decay: float = 0.05  # normalised by the number of steps; AdamW without it is Adam
     clip: float = 2.0
-    precision: Precision = "auto"  # bfloat16 on a GPU, float32 elsewhere
+    precision: Precision = "auto"  # bfloat16 on a GPU that has it, float16 on others, float32 elsewhere
     ema: bool = False  # the paper averages weights on ImageNet only
     select: Select = "average"  # what "best" means, on validation; "auc" for SIIM
     augment: Augment = "birds"

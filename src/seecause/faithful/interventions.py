@@ -22,12 +22,11 @@ from seecause.errors import BadOption
 from seecause.faithful.masks import select_without
 from seecause.faithful.net import IFAM
 from seecause.faithful.output import By, Intervention, Thresholds, as_parts
+from seecause.faithful.packed import has_kernel
 from seecause.faithful.parts import mean_vote
 from seecause.metrics.auc import auroc
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 @torch.no_grad()
@@ -45,7 +44,9 @@ def calibrate(net: IFAM | ImageModel, images: Tensor | Iterable[Tensor], quantil
     with evaluating(net), _set(net, Intervention()):
         for batch in [images] if isinstance(images, Tensor) else images:
             batch = batch.to(net.stage1.prototypes)
-            assigned, maps = net.assign(net.stage1.tower.features(batch), net._noise(batch, None))
+            features, noise = net.stage1.tower.features(batch), net._noise(batch, None)
+            with torch.autocast(batch.device.type, enabled=False):  # as the network does: thresholds are compared with these
+                assigned, maps = net.assign(features, noise)
             winner, pictures = maps.argmax(dim=1), pictures + len(batch)
             for part, found in enumerate(values):
                 found.append((assigned.distances if by == "distance" else assigned.dots)[:, part][winner == part].cpu())
@@ -155,7 +156,8 @@ def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Te
 def packing(net: IFAM) -> bool | None:
     """`packed` for a run as it is now: False where a GPU has no kernel for packed rows and all tokens are faster, else the network's own choice."""
     where = net.stage1.prototypes
-    return None if where.device.type != "cuda" or where.dtype in HALVES or torch.is_autocast_enabled("cuda") else False
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else where.dtype
+    return None if where.device.type != "cuda" or has_kernel(where.device, dtype) else False
 
 
 def network(model: IFAM | ImageModel) -> IFAM:

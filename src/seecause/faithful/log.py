@@ -33,7 +33,7 @@ class Rows:
     def add(self, row: dict[str, Any]) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
-            writer.writerow({key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()})
+            writer.writerow({key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()})
 
 
 class Board:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seecause.errors import BadOption, Diverged
-from seecause.faithful.config import TrainConfig
+from seecause.faithful.config import Precision, TrainConfig
 from seecause.faithful.data import Training, feed, open_train, open_validation, passes
 from seecause.faithful.distributed import Crew, crew
 from seecause.faithful.drawing import sheet
@@ -26,6 +26,7 @@ from seecause.faithful.evaluate import batches_of, check_select, examine, frame_
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.log import EPOCH_COLUMNS, STEP_COLUMNS, Board, Rows
+from seecause.faithful.losses import check_grid
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import parameter_groups
 from seecause.faithful.rates import normalised_decay, scaled_rate, set_pace
@@ -65,17 +66,19 @@ class Run:
             raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}")
         check_select(config.select, self.val)
         self.net = new_net(config, train_data.classes).to(us.device).train()
-        self.data = Training(train_data, config.augment, frame_of(self.net).preprocess, config.seed)
+        frame = frame_of(self.net).preprocess
+        check_grid(self.net.stage1.tower.parts.layout_at(*frame.size).grid)
+        self.data = Training(train_data, config.augment, frame, config.seed)
         self.epoch_steps = len(train_data) // config.batch
         passes(len(train_data), batch=config.batch, accumulate=config.accumulate, rank=us.rank, world=us.world, seed=0, epoch=0)  # refuses a bad batch now
         self.steps = self.epoch_steps * config.epochs
         self.optimizer = new_optimizer(config, self.net, self.steps)
-        self.precision = _precision(config, us.device)
+        self.precision = precision_for(config.precision, us.device.type, native=_native_bfloat16(us.device))
         self.scaler = torch.amp.GradScaler(us.device.type, enabled=self.precision is torch.float16)
         self.ema = _average(self.net) if config.ema else None
         self.place = Place()
         config.folder.mkdir(parents=True, exist_ok=True)
-        self._go_on(read_snapshot(config.folder, config, us.device))
+        self._go_on(read_snapshot(config.folder, config))
         self.lesson: nn.Module = Lesson(self.net, config.loss_weights)
         if us.world > 1:
             idle = not all(dataclasses.asdict(config.loss_weights).values())  # a loss of weight 0 may leave parameters without a gradient
@@ -143,11 +146,13 @@ class Run:
             heard.add({**found, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.net.parameters(), config.clip)
-        self.scaler.step(self.optimizer)
+        before = _steps_taken(self.optimizer)
+        self.scaler.step(self.optimizer)  # or not: float16 that overflows is skipped
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update(self.net, step=self.place.step + 1)
+        taken = _steps_taken(self.optimizer)
+        if self.ema is not None and taken > before:
+            self.ema.update(self.net, step=taken)
 
     def _say(self, means: dict[str, float], seconds: float) -> str:
         place = self.place
@@ -265,6 +270,11 @@ def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.Ada
     return torch.optim.AdamW(groups, betas=(0.9, 0.999))
 
 
+def _steps_taken(optimizer: torch.optim.Optimizer) -> int:
+    """By its own count, which a snapshot keeps."""
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+
 def _average(net: IFAM) -> Any:
     """Weights averaged with decay min(0.9999, 1 - (1 + t)^(-2/3)); the first update copies."""
     from timm.utils import ModelEmaV3
@@ -285,7 +295,17 @@ def _frame(config: TrainConfig, known: Preprocess) -> Preprocess:
     )
 
 
-def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
-    if config.precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, config.precision)
+def precision_for(asked: Precision, device: str, *, native: bool) -> torch.dtype:
+    """`auto` on a GPU: bfloat16 where its arithmetic is `native`, else float16, which needs a loss scaler; float32 elsewhere."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if device != "cuda":
+        return torch.float32
+    return torch.bfloat16 if native else torch.float16
+
+
+def _native_bfloat16(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -74,10 +74,15 @@ def orthogonality_loss(embeddings: Tensor, *, form: Literal["parts", "ifam_code"
     return ((gram.square().sum(dim=(1, 2)) - width) / width**2).mean()
 
 
+def check_grid(grid: tuple[int, int]) -> None:
+    """Refuse pictures of too few patches to learn from."""
+    if min(grid) < 3:
+        raise BadOption("grid", grid, "at least 3 x 3 patches, over which presence is pooled: give a larger size, or a backbone of smaller patches")
+
+
 def _pooled(maps: Tensor) -> Tensor:
     """3 x 3 means, without padding."""
-    if min(maps.shape[2:]) < 3:
-        raise BadOption("grid", tuple(maps.shape[2:]), "at least 3 x 3 patches, over which presence is pooled")
+    check_grid((maps.shape[2], maps.shape[3]))
     return F.avg_pool2d(maps, 3, stride=1)
 
 

@@ -52,10 +52,15 @@ def packed_class_rows(tower: Tower, images: Tensor, visible: Tensor) -> Tensor:
     return h[0]
 
 
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether sequences of different lengths have a kernel of their own: half precision, on a GPU from Ampere on."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def apart(q: Tensor, k: Tensor, v: Tensor, scale: float, ragged: Ragged) -> Tensor:
     """Attention of packed rows q, k, v [1, H, R, dh] to their own sequence -> [1, R, H, dh]."""
     q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+    if has_kernel(q.device, q.dtype) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
         from torch.nn.attention.varlen import varlen_attn
 
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]

@@ -62,13 +62,13 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     draft.replace(path)
 
 
-def read_snapshot(folder: Path, config: TrainConfig, device: torch.device) -> Snapshot | None:
-    """The last snapshot of this very run; None where there is none. A folder of another run is refused."""
+def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
+    """The last snapshot of this very run, on the CPU; None where there is none. A folder of another run is refused."""
     path = folder / LAST
     if not path.is_file():
         return None
     try:
-        found = Snapshot(**torch.load(path, map_location=device, weights_only=True))
+        found = Snapshot(**torch.load(path, map_location="cpu", weights_only=True))
         told = TrainConfig(**found.config)
     except (RuntimeError, TypeError, ValueError, EOFError, OSError, pickle.UnpicklingError, SeecauseError) as broken:
         raise MissingWeights(str(path), f"not a snapshot that can be read ({broken})", "Delete it to begin anew, or give another folder") from broken

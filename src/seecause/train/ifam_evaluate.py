@@ -16,7 +16,6 @@ from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 from seecause.train.ifam_pictures import Scenes, drawn
 from seecause.train.ifam_recipe import IfamRecipe
-from seecause.train.steps import half
 
 _ROWS = 512
 
@@ -80,11 +79,10 @@ def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple
 def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[str, Any]:
     """The intervention with the best worst-group accuracy on validation pictures: one part left out, a quantile, both or neither.
 
-    Thresholds are calibrated on training pictures and stay with the network.
+    Thresholds are calibrated on training pictures and stay with the network. All of it in the precision in which `measure` applies them.
     """
     calibrate(net, (images for images, _ in _slices(train, recipe)), list(recipe.quantiles))
-    with half(val.images.device):
-        tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
+    tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
     return {**asdict(best_of(tried)), "tried": [asdict(one) for one in tried]}
 
 
