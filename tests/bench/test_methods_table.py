@@ -31,7 +31,7 @@ def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
 
 
 def test_values_that_are_not_defined_are_summed_over_runs():
-    _, lines = tables.holes([status(pointing=2), status(pointing=3, aupr1=1)])
+    _, lines = tables.undefined([status(pointing=2), status(pointing=3, aupr1=1)])
     assert "pointing: 5 values" in lines and "aupr1: 1 values" in lines
 
 
