@@ -119,6 +119,12 @@ def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monk
         assert "--quantiles" in call("evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2)
 
 
+def test_auc_of_many_classes_is_refused_before_any_picture_is_read(monkeypatch):
+    monkeypatch.setattr("seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined"))
+    said = call("evaluate", "builtin:critters-ifam", "--choose", "auc", "--device", "cpu", code=2)
+    assert "--choose='auc'" in said and "AUC needs two classes, and builtin:critters-ifam has 8" in said
+
+
 def test_labels_of_another_dataset_go_by_name(run, tmp_path):
     """Class folders are sorted, so `right` comes before `sinister`; pictures of `right` alone have it at place 0."""
     pictures = run.parent / "pictures" / "test"

@@ -115,6 +115,8 @@ def evaluate(
     net = opened.net
     if interventions:
         need_data(opened, "--no-interventions: they are chosen by pictures like those it was trained on")
+        if choose is Choice.auc and net.classes != 2:
+            raise BadOption("--choose", choose.value, f"worst, or auto: AUC needs two classes, and {network} has {net.classes}")
     if opened.run is not None:
         read_evaluations(opened.run)  # a broken file is said now, not when all is done
     test, mapping = pictures_to_test(opened, data, limit)
