@@ -16,6 +16,7 @@ from seecause.heads.removal import Look, Outcome
 from seecause.heads.studies import Found
 from seecause.metrics import group_accuracy
 from seecause.report.heads import ScoreGrid, change_section, groups_section, rows_csv, scores_csv, scores_section, study_section, verdict_section
+from seecause.report.heads_words import spelled
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
 SCORES = HeadScores(VALUE, torch.full((2, 3), 0.003, dtype=torch.float64), after={"accuracy": torch.full((2, 3), 0.75), "response": VALUE})
@@ -106,6 +107,12 @@ def test_an_interval_without_width_is_not_shown_as_one(big, said):
     assert said in body and not re.search(r"(0\.\d+) to \1\b", body) and not re.search(r"interval 0\.00[, ]", body)
 
 
+def test_eight_pictures_that_lose_nothing_are_not_too_few():
+    found = seen("true masks, grey", "oracle", Gains(torch.zeros(8).double(), torch.zeros(8).double(), 0.0))
+    body = verdict_section(found).body
+    assert "95 % interval not defined, true masks" in body and "too few" not in body and "nan" not in body
+
+
 def test_before_and_after_are_told_in_words():
     gains = {"exact swap": Gains(torch.ones(4), torch.ones(4), 0.0)}
     before, after = (Outcome([], accuracy, 0.0, 1.0, 0.1, 0.5, gains) for accuracy in (0.5, 0.75))
@@ -114,3 +121,4 @@ def test_before_and_after_are_told_in_words():
     assert "4 pictures of test" in section.note and "The smallest group has 1 picture:" in section.note
     assert "accuracy in the worst group ↑" in section.body and "+0.250" in section.body and "+0.000" not in section.body
     assert {"NLL", "ECE", "flips", "FIG", "BIG", "BIR", "exact swap"} == set(section.terms)
+    assert spelled("worst of groups (0, 1) and (1, 0)") == "accuracy in the worst of groups (0, 1) and (1, 0) ↑" and spelled("BIR, grey") == "BIR, grey ↓"

@@ -61,10 +61,12 @@ class Gains:
         return (torch.nan, torch.nan) if len(self.big) < 2 else ratio_interval(self.big, self.fig + self.big)
 
     def interval_text(self, digits: int = 3) -> str:
-        """The interval as it may be shown: none for few images, and never one without width, which would look certain."""
+        """The interval as it may be shown: none for few images or where nothing matters, and never one without width, which would look certain."""
         count, (low, high) = len(self.big), self.interval
-        if count < FEW or low != low:
+        if count < FEW:
             return f"too few for an interval ({count})"
+        if low != low:
+            return "not defined"
         shown = [f"{end:.{digits}f}" for end in (low, high)]
         if shown[0] != shown[1]:
             return " to ".join(shown)

@@ -29,6 +29,7 @@ AUDITED = {
 OUTCOMES = {  # names of numbers before and after: in words, and whether higher or lower is better
     "accuracy": ("accuracy", "↑"),
     "worst group": ("accuracy in the worst group", "↑"),
+    "worst of groups (0, 1) and (1, 0)": ("accuracy in the worst of groups (0, 1) and (1, 0)", "↑"),
     "mean of groups": ("accuracy, mean of groups", "↑"),
     "groups weighted as in training": ("accuracy, groups weighted as in training", "↑"),
     "NLL": ("NLL", "↓"),
@@ -61,6 +62,6 @@ def outcome_terms(names: Iterable[str]) -> dict[str, str]:
 
 def spelled(name: str) -> str:
     """A number in words, with an arrow to where it is better; what it was measured with stands behind a comma."""
-    kind, comma, how = name.partition(", ")
+    kind, comma, how = (name, "", "") if name in OUTCOMES else name.partition(", ")
     words, better = OUTCOMES.get(kind, (kind, ""))
     return f"{words}{comma}{how} {better}".strip()
