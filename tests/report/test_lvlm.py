@@ -32,6 +32,10 @@ def test_nothing_is_shown_as_minus_zero():
     assert HeadGrid("heads", torch.tensor([[1.0, -1e-4]])).rows()[0][1].text == ".00"
 
 
+def test_a_large_coefficient_keeps_its_digits():
+    assert [cell.text for cell in HeadGrid("heads", torch.tensor([[10.5, -0.5, 1.0, 0.999]])).rows()[0]] == ["10.50", "-.50", "1.00", "1.00"]
+
+
 def test_notes_use_no_name_that_only_the_paper_explains():
     assert not any("x*" in words for words in (HEADS_NOTE, CURVES_NOTE, TOKENS_NOTE, WORDS_NOTE, *FIT.values()))
 

@@ -73,7 +73,7 @@ class HeadGrid:
 
     def _cell(self, layer: int, head: int, most: float) -> Cell:
         value = float(self.values[layer, head])
-        text = f"{value:z.2f}".replace("0.", ".") if self.width <= WRITTEN else ""
+        text = "" if self.width > WRITTEN else f"{value:z.2f}" if abs(value) >= 1 else f"{value:z.2f}".replace("0.", ".")
         chosen = self.chosen is not None and bool(self.chosen[layer, head])
         return Cell(round(90 * abs(value) / most), _sign(value), text, f"layer {layer}, head {head}: {number(value)}", chosen)
 
