@@ -23,6 +23,13 @@ def test_an_unreachable_hub_is_noticed_before_a_library_asks_it(model, loader, m
         sc.load(model)
 
 
+def test_a_file_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(MissingWeights, match=r"model\.safetensors is no folder.*Give a folder that transformers wrote"):
+        sc.load("hf:google/vit", weights="model.safetensors")
+
+
 def test_what_a_library_says_is_not_cut_in_the_middle():
     def fail() -> None:
         raise OSError("one line of a long message, " * 10 + "\nand the second")

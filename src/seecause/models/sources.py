@@ -99,8 +99,8 @@ def _hf(name: str, weights: str | Path | None, size: tuple[int, int] | None, cla
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
     where = str(weights) if weights not in (None, "random") else name
-    if where.startswith((".", "/", "~")) and not Path(where).is_dir():  # no name of the hub begins so
-        raise MissingWeights(f"hf:{name}", f"{where} is no folder", "Check the path")
+    if Path(where).is_file() or (where.startswith((".", "/", "~")) and not Path(where).is_dir()):  # no name of the hub begins so
+        raise MissingWeights(f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote")
     config = fetched(f"hf:{name}", lambda: AutoConfig.from_pretrained(where), repo=None if Path(where).is_dir() else where)
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in a for a in (config.architectures or ())):
         raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
