@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import load, loop, train
 from seecause.faithful.distributed import Crew
-from seecause.faithful.loop import Run, _native_bfloat16, new_net, new_optimizer, precision_for
+from seecause.faithful.loop import Run, new_net, new_optimizer
+from seecause.faithful.precision import native_bfloat16, precision_for
 from tests.faithful.runs import tiny_backbone, tiny_config, tiny_pictures
 
 CPU = torch.device("cpu")
@@ -189,8 +190,8 @@ def test_precision_is_what_the_device_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     for native in (True, False):  # older GPUs emulate it
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, native=native: native or including_emulation)
-        assert _native_bfloat16(torch.device("cuda")) == native
-    assert not _native_bfloat16(CPU)
+        assert native_bfloat16(torch.device("cuda")) == native
+    assert not native_bfloat16(CPU)
 
 
 def test_a_grid_that_is_too_small_leaves_nothing_behind(asked, tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seecause.errors import BadOption, Diverged
-from seecause.faithful.config import Precision, TrainConfig
+from seecause.faithful.config import TrainConfig
 from seecause.faithful.data import Training, feed, open_train, open_validation, passes
 from seecause.faithful.distributed import Crew, crew
 from seecause.faithful.drawing import sheet
@@ -29,6 +29,7 @@ from seecause.faithful.log import EPOCH_COLUMNS, STEP_COLUMNS, Board, Rows
 from seecause.faithful.losses import check_grid
 from seecause.faithful.net import IFAM
 from seecause.faithful.objective import parameter_groups
+from seecause.faithful.precision import native_bfloat16, precision_for
 from seecause.faithful.rates import normalised_decay, scaled_rate, set_pace
 from seecause.faithful.save import description
 from seecause.faithful.snapshot import CONFIG, Place, Snapshot, read_snapshot, write_best, write_snapshot
@@ -73,7 +74,7 @@ class Run:
         passes(len(train_data), batch=config.batch, accumulate=config.accumulate, rank=us.rank, world=us.world, seed=0, epoch=0)  # refuses a bad batch now
         self.steps = self.epoch_steps * config.epochs
         self.optimizer = new_optimizer(config, self.net, self.steps)
-        self.precision = precision_for(config.precision, us.device.type, native=_native_bfloat16(us.device))
+        self.precision = precision_for(config.precision, us.device.type, native=native_bfloat16(us.device))
         self.scaler = torch.amp.GradScaler(us.device.type, enabled=self.precision is torch.float16)
         self.ema = _average(self.net) if config.ema else None
         self.place = Place()
@@ -293,19 +294,3 @@ def _frame(config: TrainConfig, known: Preprocess) -> Preprocess:
         squash=config.augment == "plain",
         filter="bicubic" if imagenet else "bilinear",
     )
-
-
-def precision_for(asked: Precision, device: str, *, native: bool) -> torch.dtype:
-    """`auto` on a GPU: bfloat16 where its arithmetic is `native`, else float16, which needs a loss scaler; float32 elsewhere."""
-    if asked != "auto":
-        return getattr(torch, asked)
-    if device != "cuda":
-        return torch.float32
-    return torch.bfloat16 if native else torch.float16
-
-
-def _native_bfloat16(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
