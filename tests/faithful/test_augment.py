@@ -65,21 +65,6 @@ def test_a_draw_depends_on_its_key_alone(kind):
         assert any(not torch.equal(draw(epoch), first) for epoch in range(1, 6))
 
 
-def test_pdiscoformer_changes_no_light():
-    """Of a photo in one colour, pixels keep it or are the black of what was turned in; jitter makes others."""
-    grey = torch.full((3, 20, 28), 0.5)
-
-    def colours(kind: str) -> set[float]:
-        change = augmentation(kind, FRAME)
-        found = set()
-        for sample in range(20):
-            with keyed(0, 0, sample):
-                found |= {round(value, 4) for value in change(grey).flatten().tolist()}
-        return found
-
-    assert colours("birds_no_jitter") == {0.0, 0.5} < colours("birds")
-
-
 def test_generators_are_left_as_they_were():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     expected = torch.rand(1), random.random(), np.random.rand()
