@@ -111,8 +111,8 @@ def _section(photos: Photoset, target: str, tables: Tables, asked: Sequence[str]
         + (f"Methods with * saw a fixed random part of the photos ({', '.join(few)}) and are not ranked. " if few else "")
         + (f"Not done yet: {', '.join(left)}. " if left else "")
         + "† is scored on its own map of pixels, all others on a map of patches, upsampled."
-        + " AUPR and the pointing game take signed values as they are: see *Signed or absolute?*\n" * ("aupr1" in table.metrics)
-        + "\n" * ("aupr1" not in table.metrics),
+        + " AUPR and the pointing game take signed values as they are: see *Signed or absolute?*" * ("aupr1" in table.metrics)
+        + "\n",
         to_markdown(marked(table)),
         "The method less CAAP, image by image over the photos both have, and how many standard errors that is. Positive favours the method, "
         "except for deletion.\n",
