@@ -118,7 +118,7 @@ def examine(
     workers: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Examined:
-    """Run the network as it is, with any intervention it is under. Without half precision, a GPU runs all tokens rather than packed ones."""
+    """Run the network as it is, with any intervention it is under. A GPU without a kernel for packed tokens (`packed.has_kernel`) runs all of them."""
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     groups: list[Group | None] = []
     each: list[Tensor] = []
