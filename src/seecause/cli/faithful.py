@@ -122,7 +122,8 @@ def evaluate(
     test, mapping = pictures_to_test(opened, data, limit)
     located = key_points_of(opened, test, batch, calibration, quiet=quiet) if keypoints else {}
     plain = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
-    found: dict[str, Any] = {"data": test.name, "pictures": len(test), "plain": plain}
+    asked = test.name if limit is None else f"{test.name} --limit {limit}"  # a quick look does not replace a whole test
+    found: dict[str, Any] = {"data": asked, "pictures": len(test), "plain": plain}
     rows = {"plain": plain}
     if interventions:
         calibrated(opened, wanted, batch, calibration, by=by.value, quiet=quiet)
@@ -130,10 +131,12 @@ def evaluate(
         tried = try_interventions(net, lambda: labelled_batches(net, val, batch=batch, workers=opened.workers), wanted, by=by.value)
         chosen_by = sensible_choice(tried, val) if choose is Choice.auto else "auc" if choose is Choice.auc else "worst"
         best = best_of(tried, chosen_by)
-        with change(net, drop_parts=best.drop, quantile=best.quantile, by=best.by):
-            if located and best.quantile is not None:  # parts left out of the mask stay in the maps
-                located = key_points_of(opened, test, batch, calibration, quiet=quiet)
-            changed = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
+        changed = plain
+        if best.drop or best.quantile is not None:
+            with change(net, drop_parts=best.drop, quantile=best.quantile, by=best.by):
+                if located and best.quantile is not None:  # parts left out of the mask stay in the maps
+                    located = key_points_of(opened, test, batch, calibration, quiet=quiet)
+                changed = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
         found |= {"chosen_on": val.name, "chosen_by": chosen_by, "chosen": asdict(best), "tried": [asdict(one) for one in tried], "changed": changed}
         rows[in_words(best.drop, best.quantile, best.by)] = changed
     if opened.run is not None:

@@ -203,7 +203,7 @@ def prune(
     operator: OperatorOption = Removal.zero,
     guard: GuardOption = Guard.penalty,
     screen: Screen = None,
-    form: Annotated[Form, typer.Option(help="zeroed: loads without seecause; sliced: smaller, loads by sc.load.")] = Form.zeroed,
+    form: Annotated[Form, typer.Option(help="zeroed: the same shape, loads in the library the model is of; sliced: smaller, loads by sc.load.")] = Form.zeroed,
     draws: Annotated[int, typer.Option(help="Random sets of heads for the band beside the curves.", min=1)] = 20,
     steps: Steps = 250,
     mask_option: MaskPairs = None,
