@@ -71,6 +71,8 @@ def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
     call("evaluate", run, "--data", other, *told)
     after = json.loads((run / "evaluation.json").read_text())
     assert len(after) == 2 and after[other]["data"] == other and before.items() <= after.items()
+    call("evaluate", run, "--limit", 2, *told)
+    assert after.items() < json.loads((run / "evaluation.json").read_text()).items()
 
 
 def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
