@@ -77,7 +77,7 @@ def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
 
 def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
     said = call("intervene", run, "--quantile", "0.7", "--by", "dot", "--device", "cpu")
-    assert "tokens within 0.7 by dot product" in said
+    assert "tokens beyond 0.7 by dot product" in said
     call("evaluate", run, "--quantiles", "0.7", "--by", "dot", "--choose", "worst", "--device", "cpu")
     found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
     assert found["chosen_by"] == "worst" and {one["by"] for one in found["tried"]} == {"dot"}
@@ -106,7 +106,7 @@ def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
 
 def test_intervening_shows_before_and_after(run):
     said = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
-    assert "without part 0, 1 and tokens within 0.95" in said
+    assert "without part 0, 1 and tokens beyond 0.95" in said
     assert number(said, "empty") == ["0", "6"]  # nothing is left to see in any of the six pictures
 
 
@@ -203,7 +203,7 @@ def test_key_points_of_birds_are_found_from_parts(tmp_path):
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
     monkeypatch.setattr("seecause.faithful.calibrate", lambda *_, **__: pytest.fail("it brings its own thresholds"))
     said = call("intervene", "builtin:critters-ifam", "--drop", "0", "--quantile", "0.97", "--limit", "4", "--device", "cpu")
-    assert "critters:balanced:test, 4 pictures" in said and "without part 0 and tokens within 0.97" in said
+    assert "critters:balanced:test, 4 pictures" in said and "without part 0 and tokens beyond 0.97" in said
     call("export", "builtin:critters-ifam", tmp_path / "shipped")
     copy, opened = open_network(str(tmp_path / "shipped")), open_network("builtin:critters-ifam")
     assert copy.told() == opened.told() and copy.data == "critters:simplicity"

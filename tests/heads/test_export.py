@@ -162,6 +162,16 @@ def test_heads_may_be_numpy_numbers_and_come_twice(biased, tmp_path):
     assert "without 2 of its" in (tmp_path / "README.md").read_text()
 
 
+def test_a_folder_with_other_things_is_left_alone(biased, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(BadOption, match="other files"):
+        export(biased, [(0, 1)], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (tmp_path / "README.md").read_text() == "mine"
+    export(biased, [(0, 1)], tmp_path / "new")
+    export(biased, [(0, 2)], tmp_path / "new")  # an earlier export is replaced
+    assert "| 0 | 8 | 2 |" in (tmp_path / "new" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_holds_one_form_only(biased, form, tmp_path):
     export(biased, [(0, 0)], tmp_path, form=form)

@@ -31,10 +31,10 @@ _NOTES = {
 
 def in_words(drop: Sequence[int], quantile: float | None, by: str = "distance") -> str:
     """What was changed."""
-    said = [f"without part {', '.join(str(part) for part in drop)}"] if drop else []
+    gone = [f"part {', '.join(str(part) for part in drop)}"] if drop else []
     if quantile is not None:
-        said.append(f"tokens within {quantile:g}" + (" by dot product" if by == "dot" else ""))
-    return " and ".join(said) or "nothing changed"
+        gone.append(f"tokens beyond {quantile:g}" + (" by dot product" if by == "dot" else ""))
+    return f"without {' and '.join(gone)}" if gone else "no change: best on validation"
 
 
 def print_table(rows: dict[str, dict[str, float]], *, title: str) -> None:

@@ -64,7 +64,8 @@ class Run:
         train_data = open_train(config.data, limit=config.limit)
         self.val = open_validation(config.data, config.val, limit=config.val_limit)
         if self.val.classes != train_data.classes:
-            raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}")
+            other = sorted(set(self.val.classes) ^ set(train_data.classes))
+            raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}; only one of them has {', '.join(other) or 'this order'}")
         check_select(config.select, self.val)
         self.net = new_net(config, train_data.classes).to(us.device).train()
         frame = frame_of(self.net).preprocess

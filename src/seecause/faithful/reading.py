@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ def read(data: Readable, keys: Sequence[list[Any]], make: Callable[[list[Any]], 
         _Careful(data),  # type: ignore[arg-type]
         batch_sampler=keys,
         collate_fn=_Collate(make),
-        num_workers=min(workers, len(keys)),
+        num_workers=min(workers, len(keys), os.cpu_count() or 1),
         pin_memory=pin,
         generator=torch.Generator(),
     )

@@ -43,6 +43,7 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
     edited = zero(model, heads) if form == "zeroed" else prune(model, heads)
     head = _head_card(edited.extra)
     folder = Path(folder)
+    check_place(folder, CARD, "ifam.json")
     if any((folder / stale).exists() for stale in ((SLICED,) if form == "zeroed" else (PLAIN,))):
         raise BadOption("folder", str(folder), f"an empty folder, or one with a model of form={form!r}: this one has weights of the other form")
     card = {
@@ -74,6 +75,14 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
         (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(readme(card, note), encoding="utf-8")
     return folder
+
+
+def check_place(folder: Path, *cards: str) -> None:
+    """Refuse a folder with other things in it: one of `cards` says that an earlier export is all there is to replace."""
+    if folder.exists() and not folder.is_dir():
+        raise BadOption("folder", str(folder), "a folder; this is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / card).is_file() for card in cards):
+        raise BadOption("folder", str(folder), "a new folder, an empty one, or one with an earlier export: this one has other files")
 
 
 def check_form(model: VisionModel, form: str) -> None:

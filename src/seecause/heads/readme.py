@@ -57,15 +57,15 @@ def _how(card: dict[str, Any]) -> str:
     plain = {
         "transformers": f"from transformers import {origin.get('class')}\nmodel = {origin.get('class')}.from_pretrained(FOLDER)",
         "torchvision": f"from safetensors.torch import load_file\nfrom torchvision import models\nmodel = models.get_model({origin.get('name')!r}{options})\n"
-        "model.load_state_dict(load_file('model.safetensors'))",
-        "open_clip": f"import open_clip\nmodel = open_clip.create_model({origin.get('name')!r}, pretrained='model.safetensors')",
-        "timm": f"import timm\nmodel = timm.create_model({origin.get('name')!r}{options}, checkpoint_path='model.safetensors')",
+        "model.load_state_dict(load_file('model.safetensors'))\nmodel.eval()",
+        "open_clip": f"import open_clip\nmodel = open_clip.create_model({origin.get('name')!r}, pretrained='model.safetensors').eval()",
+        "timm": f"import timm\nmodel = timm.create_model({origin.get('name')!r}{options}, checkpoint_path='model.safetensors').eval()",
     }[origin["library"]]
     if "arguments" in origin:
         arguments = ", ".join(f"{key}={value!r}" for key, value in origin["arguments"].items())
         plain = (
             "from safetensors.torch import load_file\nfrom timm.models.vision_transformer import VisionTransformer\n"
-            f"model = VisionTransformer({arguments})\nmodel.load_state_dict(load_file('model.safetensors'))"
+            f"model = VisionTransformer({arguments})\nmodel.load_state_dict(load_file('model.safetensors'))\nmodel.eval()"
         )
     return f"{plain}\n\n# or, with class names and preprocessing:\n{ours}"
 

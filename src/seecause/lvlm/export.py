@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from seecause import __version__
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import NotDefined
 from seecause.heads.ablate import checked
+from seecause.heads.export import check_place
 from seecause.heads.readme import page
 from seecause.heads.result import Head
 from seecause.lvlm.classifier import PromptClassifier
@@ -29,8 +30,7 @@ def export(model: PromptClassifier, heads: Iterable[Head], folder: str | Path, *
     if model.gates is not None:
         raise NotDefined("export", "this model has gates on its heads, which a file would not have", "Leave the `ablate` block first")
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise BadOption("folder", str(folder), "a folder; this is a file")
+    check_place(folder, CARD)
     module, state = model.lvlm.module, dict(model.lvlm.module.state_dict())
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for layer, block in enumerate(model.blocks):

@@ -39,7 +39,8 @@ TOKENS_NOTE = (
     "beside it is those heads' attention, weighted by what heads and words are worth."
 )
 PICTURE = {
-    "image tokens": "the model sees the picture as a grid of these; the map has one value for each, fitted like those of heads (below)",
+    "image tokens": "the model sees the picture as a grid of these; the map has one value for each, fitted like heads' (below). A token is not a pixel: "
+    "the vision tower mixes its tokens, so one over the background may carry the object",
     "weighted attention": "attention on each image token, summed over these heads and words, each with its weight; to compare with",
 }
 FIT = {
