@@ -148,12 +148,11 @@ class Run:
             heard.add({**found, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.net.parameters(), config.clip)
-        before = _steps_taken(self.optimizer)
+        before = 0 if self.ema is None else _steps_taken(self.optimizer)
         self.scaler.step(self.optimizer)  # or not: float16 that overflows is skipped
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        taken = _steps_taken(self.optimizer)
-        if self.ema is not None and taken > before:
+        if self.ema is not None and (taken := _steps_taken(self.optimizer)) > before:
             self.ema.update(self.net, step=taken)
 
     def _say(self, means: dict[str, float], seconds: float) -> str:
