@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from markupsafe import Markup
@@ -49,23 +50,25 @@ class ScoreGrid:
         return self.scores.value.shape[1]
 
     def rows(self) -> list[list[Cell]]:
+        return [[self._cell(layer, head) for head in range(self.width)] for layer in range(len(self.scores.value))]
+
+    @cached_property
+    def most(self) -> float:
+        """The largest score by size."""
         finite = self.scores.value[self.scores.value.isfinite()].abs()
-        most = float(finite.max()) if len(finite) else 0.0
-        return [[self._cell(layer, head, most) for head in range(self.width)] for layer in range(len(self.scores.value))]
+        return float(finite.max()) if len(finite) else 0.0
 
     @property
     def power(self) -> int:
         """Numbers in the cells are multiples of ten to this: the largest has two digits."""
-        finite = self.scores.value[self.scores.value.isfinite()].abs()
-        most = float(finite.max()) if len(finite) else 0.0
-        return min(0, int(f"{most:.1e}".partition("e")[2]) - 1) if most > 0 else 0
+        return min(0, int(f"{self.most:.1e}".partition("e")[2]) - 1) if self.most > 0 else 0
 
     @property
     def unit(self) -> str:
         """What the numbers in the cells are multiples of, in words."""
         return f"numbers are multiples of {number(10.0**self.power)}" if self.power < 0 and self.width <= WRITTEN else ""
 
-    def _cell(self, layer: int, head: int, most: float) -> Cell:
+    def _cell(self, layer: int, head: int) -> Cell:
         value = float(self.scores.value[layer, head])
         if value != value:
             return Cell(0, "none", "", f"layer {layer}, head {head}: no such head, or not scored")
@@ -77,7 +80,7 @@ class ScoreGrid:
         told = [f"{name} {number(float(table[layer, head]))}" for name, table in self.scores.after.items() if name != "response"]
         text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
         without = f"; without it: {', '.join(told)}" if told else ""
-        strength = round(90 * abs(value) / most) if most > 0 else 0
+        strength = round(90 * abs(value) / self.most) if self.most > 0 else 0
         return Cell(strength, "for" if value > 0 else "against", text, f"{where}: {number(value)}{error}{without}", (layer, head) in self.chosen)
 
 
