@@ -35,7 +35,7 @@ from scripts.shortcut.repair import repairs
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
-from seecause.faithful.evaluate import best_of, try_interventions
+from seecause.faithful.evaluate import best_of, patches, try_interventions
 from seecause.faithful.interventions import packing
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.rates import set_pace
@@ -171,7 +171,7 @@ def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures
     for name, some in (("val", val), ("test", test)):
         found[name] = measure(_over(setup, some, answer), some)
         shown = shows(some)
-        found[name] |= {"kept": float(shown.float().mean()), "iou": overlap(_pixels(shown, setup), some.masks).iou}
+        found[name] |= {"kept": float(shown.float().mean()), "iou": overlap(patches(shown, setup.frame.size), some.masks).iou}
     return found
 
 
@@ -252,7 +252,7 @@ def _measure_net(setup: Setup, net: IFAM, pictures: Pictures) -> Row:
         for images, part in _slices(setup, pictures):
             out = net(images, packed=packing(net))
             logits.append(out.logits)
-            shared = shared + overlap(_pixels(out.mask, setup), part.masks)
+            shared = shared + overlap(patches(out.mask, setup.frame.size), part.masks)
             kept, empty = kept + float(out.mask.double().mean(dim=(1, 2)).sum()), empty + int(out.empty.sum())
     return {**measure(torch.cat(logits), pictures), "iou": shared.iou, "kept": kept / len(pictures), "empty": empty}
 
@@ -320,9 +320,3 @@ def _right(setup: Setup, pictures: Pictures, model: nn.Module) -> float:
 
 def _grid(net: IFAM, setup: Setup) -> int:
     return net.stage1.tower.parts.layout_at(setup.size, setup.size).grid[0]
-
-
-def _pixels(mask: Tensor, setup: Setup) -> Tensor:
-    """Patches [N, g, g] -> pixels [N, H, W]."""
-    each = setup.size // mask.shape[1]
-    return mask.repeat_interleave(each, dim=1).repeat_interleave(each, dim=2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seecause.faithful.drawing import part_colours, part_picture
+from seecause.faithful.evaluate import patches
 from seecause.faithful.interventions import intervene
 from seecause.faithful.net import IFAM
 from seecause.faithful.output import IFAMOutput
@@ -92,8 +93,7 @@ def parts_section(cards: Sequence[PartCard], parts: int, *, title: str = "What c
 
 def _seen(raw: Tensor, mask: Tensor) -> Tensor:
     """The picture [3, H, W] with hidden patches grey."""
-    pixels = mask.repeat_interleave(raw.shape[1] // mask.shape[0], dim=0).repeat_interleave(raw.shape[2] // mask.shape[1], dim=1)
-    return torch.where(pixels, raw, 0.5)
+    return torch.where(patches(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 
 
 def _answers(net: IFAM, out: IFAMOutput, index: int, count: int = 2) -> list[Answer]:
