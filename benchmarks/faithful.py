@@ -1,11 +1,15 @@
 """What does a classifier that cannot look elsewhere cost, next to a single vision transformer?
 
-    python benchmarks/faithful.py --device cuda             # ViT-B/14 with 4 registers at 224 and 518 pixels, bf16
-    python benchmarks/faithful.py --device cpu --quick      # a tiny one in float32: that it runs, not how fast
+    python benchmarks/faithful.py --device cuda             # ViT-B/14 with 4 registers at 224 and
+    518 pixels, bf16
+    python benchmarks/faithful.py --device cpu --quick      # a tiny one in float32: that it runs,
+    not how fast
 
-Inference: stage 1 on the whole picture, then stage 2 on the patches it kept, masked (all tokens run) or packed (only the kept ones). The kept share is drawn
-for each picture from 15-60 %, so that batches are as uneven as real ones. Training: one step with all losses, the warped view and AdamW. Weights are random:
-the arithmetic is the same. Transfers are excluded. Images/s, and time relative to a single ViT.
+Inference: stage 1 on the whole picture, then stage 2 on the patches it kept, masked (all tokens
+run) or packed (only the kept ones). The kept share is drawn for each picture from 15-60 %, so that
+batches are as uneven as real ones. Training: one step with all losses, the warped view and AdamW.
+Weights are random: the arithmetic is the same. Transfers are excluded. Images/s, and time relative
+to a single ViT.
 """
 
 from __future__ import annotations
@@ -29,19 +33,40 @@ PARTS, CLASSES = 8, 200
 SINGLE = "single ViT"
 
 
-def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", quick: bool = False, sizes: str = "", repeats: int = 10, training: bool = True) -> None:
+def main(
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    quick: bool = False,
+    sizes: str = "",
+    repeats: int = 10,
+    training: bool = True,
+) -> None:
     """Measure and print one table per size and job."""
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats}, contenders interleaved, 3 warm-ups\n")
+    print(
+        f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats},"
+        " contenders interleaved, 3 warm-ups\n"
+    )
     for size in [int(s) for s in (sizes or ("56" if quick else "224,518")).split(",")]:
-        batches = (2,) if quick else (128, 512) if size <= 224 else (32, 128)  # the second saturates the GPU
+        batches = (
+            (2,) if quick else (128, 512) if size <= 224 else (32, 128)
+        )  # the second saturates the GPU
         backbone = _backbone(size, quick)
         images = torch.randn(batches[-1], 3, size, size, device=where)
         mask = _uneven_masks(len(images), size // 14).to(where)
         for batch in batches:
-            print(f"## {size} pixels, batch {batch}: inference, {mask[:batch].float().mean():.0%} of patches kept\n")
-            report(race(inference(backbone, images[:batch].to(dtype), mask[:batch]), where, repeats=repeats), batch)
+            print(
+                f"## {size} pixels, batch {batch}: inference, {mask[:batch].float().mean():.0%} of"
+                " patches kept\n"
+            )
+            report(
+                race(
+                    inference(backbone, images[:batch].to(dtype), mask[:batch]),
+                    where,
+                    repeats=repeats,
+                ),
+                batch,
+            )
         if training:
             part = images[: max(2, batches[0] // 2)]
             print(f"## {size} pixels, batch {len(part)}: training steps\n")
@@ -49,8 +74,13 @@ def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", quick: bo
 
 
 def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Callable[[], object]]:
-    """One forward of each; the masks of both stages' runs are given, so that all keep the same patches."""
-    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES)).to(images.device, images.dtype).eval()
+    """One forward of each; the masks of both stages' runs are given, so that all keep the same
+    patches."""
+    single = (
+        nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
+        .to(images.device, images.dtype)
+        .eval()
+    )
     net = IFAM(backbone, PARTS, CLASSES).to(images.device, images.dtype).eval()
     parts = IFAM(backbone, PARTS, CLASSES, stages=1).to(images.device, images.dtype).eval()
     found: dict[str, Callable[[], object]] = {
@@ -63,10 +93,18 @@ def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Ca
     return {name: torch.no_grad()(run) for name, run in found.items()}
 
 
-def steps(backbone: nn.Module, images: Tensor, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """One optimiser step of each, with the backbone's weights in float32 and autocast where the device has it."""
+def steps(
+    backbone: nn.Module, images: Tensor, dtype: torch.dtype
+) -> dict[str, Callable[[], object]]:
+    """One optimiser step of each, with the backbone's weights in float32 and autocast where the
+    device has it."""
     labels = torch.arange(len(images), device=images.device) % CLASSES
-    single = nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES)).to(images.device, torch.float32).train().requires_grad_(True)
+    single = (
+        nn.Sequential(backbone, nn.Linear(backbone.num_features, CLASSES))
+        .to(images.device, torch.float32)
+        .train()
+        .requires_grad_(True)
+    )
     found: dict[str, Callable[[], object]] = {SINGLE: _plain_step(single, images, labels, dtype)}
     for name, options, packed in (
         ("PDiscoFormer", {"stages": 1}, None),
@@ -79,13 +117,20 @@ def steps(backbone: nn.Module, images: Tensor, dtype: torch.dtype) -> dict[str, 
     return found
 
 
-def _step(net: IFAM, images: Tensor, labels: Tensor, dtype: torch.dtype, packed: bool | None) -> Callable[[], object]:
+def _step(
+    net: IFAM, images: Tensor, labels: Tensor, dtype: torch.dtype, packed: bool | None
+) -> Callable[[], object]:
     optimizer = torch.optim.AdamW(parameter_groups(net, 1e-6, 1e-3))
-    size, ids = (images.shape[-2], images.shape[-1]), torch.arange(len(images), device=images.device)
+    size, ids = (
+        (images.shape[-2], images.shape[-1]),
+        torch.arange(len(images), device=images.device),
+    )
     moved = Affine.draw(0, 0, size)
 
     def step() -> None:
-        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(
+            images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
+        ):
             out = net(images, noise=Noise(0, 0, ids), warped=moved.warp(images), packed=packed)
         optimizer.zero_grad(set_to_none=True)
         objective(net, out, labels, size=size, moved=moved)["total"].backward()
@@ -94,11 +139,15 @@ def _step(net: IFAM, images: Tensor, labels: Tensor, dtype: torch.dtype, packed:
     return step
 
 
-def _plain_step(model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype) -> Callable[[], object]:
+def _plain_step(
+    model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype
+) -> Callable[[], object]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:
-        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(
+            images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
+        ):
             logits = model(images)
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(logits.float(), labels).backward()
@@ -125,7 +174,10 @@ def report(timings: dict[str, Timing], batch: int) -> None:
     for name, timing in timings.items():
         ratio = timing.seconds / timings[SINGLE].seconds
         bound = "launch-bound" if timing.launch_bound else ""
-        print(f"| {name} | {batch / timing.seconds:,.1f} | {ratio:.2f} | {timing.peak_bytes / 2**30:.1f} | {timing.spread:.0%} | {bound} |")
+        print(
+            f"| {name} | {batch / timing.seconds:,.1f} | {ratio:.2f} |"
+            f" {timing.peak_bytes / 2**30:.1f} | {timing.spread:.0%} | {bound} |"
+        )
     print()
 
 

@@ -1,12 +1,15 @@
 """How long do ten thousand masks take, for one picture and one question?
 
-    python benchmarks/lvlm.py                                        # LLaVA-1.5-7B-, LLaVA-NeXT-7B- and Qwen2-VL-7B-shaped, bf16, on one GPU
+    python benchmarks/lvlm.py                                        # LLaVA-1.5-7B-, LLaVA-NeXT-7B-
+    and Qwen2-VL-7B-shaped, bf16, on one GPU
     python benchmarks/lvlm.py --models llava-1.5-7b --parts ceiling,eager
     python benchmarks/lvlm.py --models toy --device cpu --masks 200  # does it run?
 
-Weights are random (the arithmetic is the same), pictures are noise, and nothing is downloaded. Printed for each model: the bank (per calibration
-picture), the prefix (everything that runs once for a picture), the responses to all masks, the fit, peak memory, the share of this GPU's measured ceiling
-for matrix products, and the plain way: every mask with its whole sequence, as many at once as fit, on a subset, scaled up.
+Weights are random (the arithmetic is the same), pictures are noise, and nothing is downloaded.
+Printed for each model: the bank (per calibration picture), the prefix (everything that runs once
+for a picture), the responses to all masks, the fit, peak memory, the share of this GPU's measured
+ceiling for matrix products, and the plain way: every mask with its whole sequence, as many at once
+as fit, on a subset, scaled up.
 """
 
 from __future__ import annotations
@@ -46,11 +49,18 @@ def main(
     """Measure and print."""
     where = torch.device(device)
     chosen = parts.split(",")
-    print(f"# {measured_on(where)}; {masks:,} masks, 75 % of the heads ablated in each; {calibration} calibration pictures; random weights\n")
+    print(
+        f"# {measured_on(where)}; {masks:,} masks, 75 % of the heads ablated in each; {calibration}"
+        " calibration pictures; random weights\n"
+    )
     ceiling = None
     if "ceiling" in chosen:
         ceiling = measured_ceiling(where)
-        print("matrix products: not measured, only on a GPU\n" if ceiling is None else f"matrix products: {ceiling / 1e12:.0f} TFLOP/s measured\n")
+        print(
+            "matrix products: not measured, only on a GPU\n"
+            if ceiling is None
+            else f"matrix products: {ceiling / 1e12:.0f} TFLOP/s measured\n"
+        )
     for name in models.split(","):
         run_model(name, chosen, masks, calibration, block or None, where, ceiling)
         gc.collect()
@@ -58,17 +68,34 @@ def main(
             torch.cuda.empty_cache()
 
 
-def run_model(name: str, parts: list[str], masks: int, calibration: int, block: int | None, where: torch.device, ceiling: float | None) -> None:
+def run_model(
+    name: str,
+    parts: list[str],
+    masks: int,
+    calibration: int,
+    block: int | None,
+    where: torch.device,
+    ceiling: float | None,
+) -> None:
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     module, inputs = SHAPES[name](where, dtype)
     lvlm = wrap(module, name=name, check=False)
     _, built = clock(lambda: lvlm.read(inputs(0)), where)  # warm-up of the tower
     prompts, read = clock(lambda: [lvlm.read(inputs(1 + i)) for i in range(calibration)], where)
     bank, banked = clock(lambda: bank_of_prompts(lvlm, prompts), where)
-    engine, ready = clock(lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, block_size=block), where)
+    engine, ready = clock(
+        lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, block_size=block),
+        where,
+    )
     t, n = engine.n_text, engine.n_image
-    print(f"## {name}: {lvlm.n_layers} x {lvlm.n_heads} heads, {engine.prompt.image.start} + {n} + {t} tokens (before, image, text)\n")
-    print(f"bank {(read + banked) / calibration:.2f} s a picture; prefix, both banks and the intact answer {ready:.2f} s (first run {built:.1f} s)")
+    print(
+        f"## {name}: {lvlm.n_layers} x {lvlm.n_heads} heads, {engine.prompt.image.start} + {n} +"
+        f" {t} tokens (before, image, text)\n"
+    )
+    print(
+        f"bank {(read + banked) / calibration:.2f} s a picture; prefix, both banks and the intact"
+        f" answer {ready:.2f} s (first run {built:.1f} s)"
+    )
     drawn = draw_masks(masks, engine.n_components)
     found = None
     for mode in ("eager", "compiled"):
@@ -77,7 +104,12 @@ def run_model(name: str, parts: list[str], masks: int, calibration: int, block: 
     if "plain" in parts:
         plain(lvlm, engine, bank, drawn, found, where)
     if found is not None:
-        _, taken = clock(lambda: regress(_recalled(drawn, found[0]), engine.n_components, Sampling(masks=masks), where), where)
+        _, taken = clock(
+            lambda: regress(
+                _recalled(drawn, found[0]), engine.n_components, Sampling(masks=masks), where
+            ),
+            where,
+        )
         print(f"fit: {taken:.2f} s (three elastic nets: all masks, and two halves)")
         if "adaptive" in parts:
             adaptive(drawn, found, engine, where)
@@ -89,35 +121,58 @@ def run_model(name: str, parts: list[str], masks: int, calibration: int, block: 
 
 
 def responses(
-    lvlm: LVLM, engine: MaskEngine, bank: MeanBank, drawn: Tensor, mode: str, block: int | None, where: torch.device, ceiling: float | None
+    lvlm: LVLM,
+    engine: MaskEngine,
+    bank: MeanBank,
+    drawn: Tensor,
+    mode: str,
+    block: int | None,
+    where: torch.device,
+    ceiling: float | None,
 ) -> tuple[Tensor, float]:
     """All masks once, after a warm-up of two blocks."""
     if mode == "compiled":
-        engine = MaskEngine(lvlm, engine.prompt, None, bank, floor=None, block_size=block, compile=True)
+        engine = MaskEngine(
+            lvlm, engine.prompt, None, bank, floor=None, block_size=block, compile=True
+        )
     size = engine.at_once(len(drawn))
     _, warm = clock(lambda: engine.evaluate(drawn[: 2 * size]), where)
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     found, taken = clock(lambda: engine.evaluate(drawn), where)
-    peak = f", {torch.cuda.max_memory_allocated(where) / 2**30:.1f} GiB" if where.type == "cuda" else ""
+    peak = (
+        f", {torch.cuda.max_memory_allocated(where) / 2**30:.1f} GiB"
+        if where.type == "cuda"
+        else ""
+    )
     work = flops(lvlm, engine) * len(drawn)
     share = "" if ceiling is None else f" = {work / taken / ceiling:.0%} of the ceiling"
     print(
-        f"{mode}: {taken:.2f} s for {len(drawn):,} responses, {len(drawn) / taken:,.0f} masks/s, {size} at once{peak}; "
-        f"{work / taken / 1e12:.3g} TFLOP/s{share} (warm-up {warm:.1f} s)"
+        f"{mode}: {taken:.2f} s for {len(drawn):,} responses, {len(drawn) / taken:,.0f} masks/s,"
+        f" {size} at once{peak}; {work / taken / 1e12:.3g} TFLOP/s{share} (warm-up {warm:.1f} s)"
     )
     return found, taken
 
 
 def flops(lvlm: LVLM, engine: MaskEngine) -> float:
-    """Useful arithmetic of one mask: linear layers of its text rows, and attention on both banks. What the engine saves is counted as done."""
-    linear = sum(p.numel() for layer in lvlm.decoder.native.layers for p in layer.parameters() if p.ndim == 2)
+    """Useful arithmetic of one mask: linear layers of its text rows, and attention on both banks.
+    What the engine saves is counted as done."""
+    linear = sum(
+        p.numel() for layer in lvlm.decoder.native.layers for p in layer.parameters() if p.ndim == 2
+    )
     block = lvlm.blocks[0]
     attention = 2 * 4 * engine.prompt.image.stop * block.heads * block.head_dim * lvlm.n_layers
     return engine.n_text * (2.0 * linear + attention)
 
 
-def plain(lvlm: LVLM, engine: MaskEngine, bank: MeanBank, drawn: Tensor, found: tuple[Tensor, float] | None, where: torch.device) -> None:
+def plain(
+    lvlm: LVLM,
+    engine: MaskEngine,
+    bank: MeanBank,
+    drawn: Tensor,
+    found: tuple[Tensor, float] | None,
+    where: torch.device,
+) -> None:
     """Every mask with its whole sequence, as many at once as fit."""
     inputs = dict(engine.prompt.inputs)
     keys, values = bank.means(lvlm, engine.prompt)
@@ -126,29 +181,60 @@ def plain(lvlm: LVLM, engine: MaskEngine, bank: MeanBank, drawn: Tensor, found: 
     for batch in PLAIN_BATCHES:
         x = drawn[:batch].view(-1, lvlm.n_layers, lvlm.n_heads).to(where)
         try:
-            hear.blinded_batch(lvlm.module, inputs, means, x[: max(1, batch // 8)], given)  # warm-up
-            states, taken = clock(lambda x=x: hear.blinded_batch(lvlm.module, inputs, means, x, given), where)
+            hear.blinded_batch(
+                lvlm.module, inputs, means, x[: max(1, batch // 8)], given
+            )  # warm-up
+            states, taken = clock(
+                lambda x=x: hear.blinded_batch(lvlm.module, inputs, means, x, given), where
+            )
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             continue
         scaled = taken / len(x) * len(drawn)
         gain = "" if found is None else f", {scaled / found[1]:.0f}x the engine's time"
-        print(f"plain way: {scaled:.0f} s for {len(drawn):,} ({len(x)} at once took {taken:.2f} s){gain}")
+        print(
+            f"plain way: {scaled:.0f} s for {len(drawn):,} ({len(x)} at once took {taken:.2f}"
+            f" s){gain}"
+        )
         if found is not None:
             ours = found[0][: len(x)].double().cpu() * engine.span + engine.ablated
             theirs = (states.float() @ engine.readout.float()).double().cpu()
-            print(f"    the same numbers: correlation {correlation(ours, theirs):.5f} over {len(x)} masks")
+            print(
+                f"    the same numbers: correlation {correlation(ours, theirs):.5f} over {len(x)}"
+                " masks"
+            )
         return
 
 
-def adaptive(drawn: Tensor, found: tuple[Tensor, float], engine: MaskEngine, where: torch.device) -> None:
+def adaptive(
+    drawn: Tensor, found: tuple[Tensor, float], engine: MaskEngine, where: torch.device
+) -> None:
     """When would the halves have agreed? From the responses at hand."""
-    fit = regress(_recalled(drawn, found[0]), engine.n_components, Sampling(masks=len(drawn), adaptive=True), where)
-    print(f"adaptive: stops at {fit.masks:,} masks ({fit.masks / len(drawn) * found[1]:.1f} s), R2 {fit.r2:.2f}; masks, halves' correlation, largest in both:")
-    print("    " + "; ".join(f"{h['masks']:,} {h['agreement']:.2f} {h['in both']} of {h['top']}" for h in fit.history))
+    fit = regress(
+        _recalled(drawn, found[0]),
+        engine.n_components,
+        Sampling(masks=len(drawn), adaptive=True),
+        where,
+    )
+    print(
+        f"adaptive: stops at {fit.masks:,} masks ({fit.masks / len(drawn) * found[1]:.1f} s), R2"
+        f" {fit.r2:.2f}; masks, halves' correlation, largest in both:"
+    )
+    print(
+        "    "
+        + "; ".join(
+            f"{h['masks']:,} {h['agreement']:.2f} {h['in both']} of {h['top']}" for h in fit.history
+        )
+    )
 
 
-def float32(lvlm: LVLM, engine: MaskEngine, drawn: Tensor, inputs: Callable[[int], dict[str, Any]], calibration: int) -> None:
+def float32(
+    lvlm: LVLM,
+    engine: MaskEngine,
+    drawn: Tensor,
+    inputs: Callable[[int], dict[str, Any]],
+    calibration: int,
+) -> None:
     """How far bf16 responses are from float32 ones."""
     half = engine.adjusted(drawn).double().cpu()
     lvlm.module.float()
@@ -156,7 +242,10 @@ def float32(lvlm: LVLM, engine: MaskEngine, drawn: Tensor, inputs: Callable[[int
     exact = MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, answer=[engine.target])
     full = exact.adjusted(drawn).double().cpu()
     rest = (full - half).square().sum() / (full - full.mean()).square().sum()
-    print(f"bf16 against float32: R2 {1 - float(rest):.4f}, correlation {correlation(full, half):.4f} over {len(drawn)} masks (random weights: for the record)")
+    print(
+        f"bf16 against float32: R2 {1 - float(rest):.4f}, correlation {correlation(full, half):.4f}"
+        f" over {len(drawn)} masks (random weights: for the record)"
+    )
 
 
 def _recalled(drawn: Tensor, found: Tensor) -> Callable[[Tensor], Tensor]:
@@ -178,7 +267,10 @@ def measured_ceiling(where: torch.device) -> float | None:
         return None
     best = 0.0
     for m, k, n in ((8192, 8192, 8192), (11000, 4096, 11008), (16384, 4096, 4096)):
-        a, b = torch.randn(m, k, device=where, dtype=torch.bfloat16), torch.randn(k, n, device=where, dtype=torch.bfloat16)
+        a, b = (
+            torch.randn(m, k, device=where, dtype=torch.bfloat16),
+            torch.randn(k, n, device=where, dtype=torch.bfloat16),
+        )
         for _ in range(10):
             a @ b
         _, taken = clock(lambda a=a, b=b: [a @ b for _ in range(50)], where)

@@ -1,4 +1,5 @@
-"""Randomly initialised vision-language models of well-known shapes, and native inputs for one noise picture. Built on the device; no downloads."""
+"""Randomly initialised vision-language models of well-known shapes, and native inputs for one noise
+picture. Built on the device; no downloads."""
 
 from __future__ import annotations
 
@@ -13,14 +14,32 @@ Inputs = Callable[[int], dict[str, Any]]  # seed -> native inputs
 Built = tuple[Any, Inputs]
 TEXT_ROWS = 22  # the paper's question in LLaVA's template
 
-VICUNA = dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, vocab_size=32064)
-CLIP_L = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=336, patch_size=14, projection_dim=768)
+VICUNA = dict(
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    vocab_size=32064,
+)
+CLIP_L = dict(
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    image_size=336,
+    patch_size=14,
+    projection_dim=768,
+)
 
 QWEN2: dict[str, Any] = dict(
-    hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, vocab_size=152064,
+    hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+    num_key_value_heads=4, vocab_size=152064,
     rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 )  # fmt: skip
-QWEN2_TOWER = dict(depth=32, embed_dim=1280, hidden_size=3584, num_heads=16, mlp_ratio=4, patch_size=14)
+QWEN2_TOWER = dict(
+    depth=32, embed_dim=1280, hidden_size=3584, num_heads=16, mlp_ratio=4, patch_size=14
+)
 
 
 def _make(kind: str, config: Any, where: torch.device, dtype: torch.dtype) -> Any:
@@ -37,7 +56,9 @@ def _make(kind: str, config: Any, where: torch.device, dtype: torch.dtype) -> An
 
 def _ids(before: int, image: int, token: int, where: torch.device) -> dict[str, Tensor]:
     """`before` words, the picture, TEXT_ROWS words."""
-    words = torch.randint(1, min(token, 30000), (before + TEXT_ROWS,), generator=torch.Generator().manual_seed(5))
+    words = torch.randint(
+        1, min(token, 30000), (before + TEXT_ROWS,), generator=torch.Generator().manual_seed(5)
+    )
     ids = torch.cat([words[:before], torch.full((image,), token), words[before:]])[None].to(where)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -47,41 +68,90 @@ def _noise(*shape: int, seed: int, where: torch.device, dtype: torch.dtype) -> T
 
 
 def llava_15(where: torch.device, dtype: torch.dtype) -> Built:
-    config = hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**CLIP_L), text_config=hf.LlamaConfig(**VICUNA), image_token_index=32000)
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**CLIP_L),
+        text_config=hf.LlamaConfig(**VICUNA),
+        image_token_index=32000,
+    )
     ids = _ids(5, 576, 32000, where)
-    return _make(
-        "LlavaForConditionalGeneration", config, where, dtype
-    ), lambda seed: ids | {"pixel_values": _noise(1, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
+    return (
+        _make("LlavaForConditionalGeneration", config, where, dtype),
+        lambda seed: (
+            ids | {"pixel_values": _noise(1, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
+        ),
+    )
 
 
 def llava_next(where: torch.device, dtype: torch.dtype) -> Built:
     """A 640 x 480 picture: 576 + 36 x 48 + 36 image tokens."""
-    config = hf.LlavaNextConfig(vision_config=hf.CLIPVisionConfig(**CLIP_L), text_config=hf.LlamaConfig(**VICUNA), image_token_index=32000)
+    config = hf.LlavaNextConfig(
+        vision_config=hf.CLIPVisionConfig(**CLIP_L),
+        text_config=hf.LlamaConfig(**VICUNA),
+        image_token_index=32000,
+    )
     ids = _ids(5, 2340, 32000, where) | {"image_sizes": torch.tensor([[480, 640]], device=where)}
-    return _make(
-        "LlavaNextForConditionalGeneration", config, where, dtype
-    ), lambda seed: ids | {"pixel_values": _noise(1, 5, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
+    return (
+        _make("LlavaNextForConditionalGeneration", config, where, dtype),
+        lambda seed: (
+            ids | {"pixel_values": _noise(1, 5, 3, 336, 336, seed=seed, where=where, dtype=dtype)}
+        ),
+    )
 
 
 def qwen2_vl(where: torch.device, dtype: torch.dtype) -> Built:
     """A 640 x 480 picture: 17 x 23 image tokens after the system turn."""
-    config = hf.Qwen2VLConfig(text_config=QWEN2, vision_config=QWEN2_TOWER, image_token_id=151655, video_token_id=151656)
+    config = hf.Qwen2VLConfig(
+        text_config=QWEN2, vision_config=QWEN2_TOWER, image_token_id=151655, video_token_id=151656
+    )
     ids = _ids(15, 391, 151655, where)
-    ids |= {"mm_token_type_ids": (ids["input_ids"] == 151655).int(), "image_grid_thw": torch.tensor([[1, 34, 46]], device=where)}
-    return _make(
-        "Qwen2VLForConditionalGeneration", config, where, dtype
-    ), lambda seed: ids | {"pixel_values": _noise(34 * 46, 3 * 2 * 14 * 14, seed=seed, where=where, dtype=dtype)}
+    ids |= {
+        "mm_token_type_ids": (ids["input_ids"] == 151655).int(),
+        "image_grid_thw": torch.tensor([[1, 34, 46]], device=where),
+    }
+    return (
+        _make("Qwen2VLForConditionalGeneration", config, where, dtype),
+        lambda seed: (
+            ids
+            | {
+                "pixel_values": _noise(
+                    34 * 46, 3 * 2 * 14 * 14, seed=seed, where=where, dtype=dtype
+                )
+            }
+        ),
+    )
 
 
 def toy(where: torch.device, dtype: torch.dtype) -> Built:
     """Small enough for a laptop; shows that everything runs."""
-    vision = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=48, patch_size=8, projection_dim=32)
-    text = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, vocab_size=200)
-    config = hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**vision), text_config=hf.LlamaConfig(**text), image_token_index=199)
+    vision = dict(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=48,
+        patch_size=8,
+        projection_dim=32,
+    )
+    text = dict(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=200,
+    )
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**vision),
+        text_config=hf.LlamaConfig(**text),
+        image_token_index=199,
+    )
     ids = _ids(5, 36, 199, where)
-    return _make(
-        "LlavaForConditionalGeneration", config, where, dtype
-    ), lambda seed: ids | {"pixel_values": _noise(1, 3, 48, 48, seed=seed, where=where, dtype=dtype)}
+    return (
+        _make("LlavaForConditionalGeneration", config, where, dtype),
+        lambda seed: (
+            ids | {"pixel_values": _noise(1, 3, 48, 48, seed=seed, where=where, dtype=dtype)}
+        ),
+    )
 
 
 SHAPES: dict[str, Callable[[torch.device, torch.dtype], Built]] = {

@@ -1,15 +1,23 @@
-"""What does each method cost, in plain forward passes, and what do other libraries take for the same work?
+"""What does each method cost, in plain forward passes, and what do other libraries take for the
+same work?
 
-    python benchmarks/methods.py --device cuda                                 # ViT-B/16, bf16, batches 1, 8 and 128
-    PYTHONPATH=carry/site python benchmarks/methods.py --device cuda           # with captum from a folder, where it is not installed
-    python benchmarks/methods.py --device cpu                                  # float32, batches 1 and 4
-    python benchmarks/methods.py --device cpu --quick                          # batch 1, three runs, nothing over 100 forwards
+    python benchmarks/methods.py --device cuda                                 # ViT-B/16, bf16,
+    batches 1, 8 and 128
+    PYTHONPATH=carry/site python benchmarks/methods.py --device cuda           # with captum from a
+    folder, where it is not installed
+    python benchmarks/methods.py --device cpu                                  # float32, batches 1
+    and 4
+    python benchmarks/methods.py --device cpu --quick                          # batch 1, three
+    runs, nothing over 100 forwards
 
-Prints images/s, ratio to a plain forward, peak memory and how many calls the median is of. Then: how near do insertion and deletion come to
-the throughput of plain forwards, and how long does Quantus take for the same curves? Weights are random, images are noise: the arithmetic is
-the same. Everything runs eagerly, in one dtype, with the same kernels. A method whose call was long at a small batch is not repeated at a larger
-one: its own forwards fill the machine already; a plain forward and CAAP, which the others are compared with, always run. Where the column says so,
-only a part of the steps, samples or masks was timed, and scaled.
+Prints images/s, ratio to a plain forward, peak memory and how many calls the median is of. Then:
+how near do insertion and deletion come to the throughput of plain forwards, and how long does
+Quantus take for the same curves? Weights are random, images are noise: the arithmetic is the same.
+Everything runs eagerly, in one dtype, with the same kernels. A method whose call was long at a
+small batch is not repeated at a larger
+one: its own forwards fill the machine already; a plain forward and CAAP, which the others are
+compared with, always run. Where the column says so, only a part of the steps, samples or masks was
+timed, and scaled.
 """
 
 from __future__ import annotations
@@ -41,7 +49,16 @@ from seecause.models.view import VisionModel
 from seecause.target import parse
 
 BUDGET = {"cuda": 16 << 30, "cpu": None}  # bytes of activations; None: the library's own
-PERTURBATION = ("rise", "vit-cx", "tis", "mutex", "mda", "atman", "simple-insertion", "simple-deletion")
+PERTURBATION = (
+    "rise",
+    "vit-cx",
+    "tis",
+    "mutex",
+    "mda",
+    "atman",
+    "simple-insertion",
+    "simple-deletion",
+)
 HEAVY = {
     "rise",
     "vit-cx",
@@ -53,7 +70,12 @@ HEAVY = {
     "simple-deletion (one patch)",
     "captum FeatureAblation",
 }  # > 100 forwards
-PARTS: dict[str, dict[str, int]] = {"rise": {"masks": 40}, "tis": {"masks": 64}, "integrated-gradients": {"steps": 5}, "smoothgrad": {"samples": 5}}  # on a CPU
+PARTS: dict[str, dict[str, int]] = {
+    "rise": {"masks": 40},
+    "tis": {"masks": 64},
+    "integrated-gradients": {"steps": 5},
+    "smoothgrad": {"samples": 5},
+}  # on a CPU
 LEFT_OUT = ("mda",)  # on a CPU: 5600 forwards, of which no part can be timed
 ALWAYS = {"plain forward", "caap"}  # what the others are divided by
 STEPS = 50  # of integrated gradients, samples of SmoothGrad
@@ -69,25 +91,46 @@ def main(
     """Measure and print one table of methods per batch, then the curves."""
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    sizes = [int(b) for b in (batches or ("1" if quick else "1,8,128" if where.type == "cuda" else "1,4")).split(",")]
+    sizes = [
+        int(b)
+        for b in (
+            batches or ("1" if quick else "1,8,128" if where.type == "cuda" else "1,4")
+        ).split(",")
+    ]
     rules: dict[str, Any] = {"warm_ups": 1, "repeats": 3} if quick else {}
     rules["patience"] = patience or (2.0 if where.type == "cuda" else 10.0)
     torch.manual_seed(0)
     module = timm.create_model(name, num_classes=1000).to(where, dtype)
     model = wrap(module, name=name)
-    module.blocks[-1].norm1.requires_grad_()  # what pytorch-grad-cam's hooks differentiate, and no more
-    print(f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; {name}; contenders interleaved\n")
+    module.blocks[
+        -1
+    ].norm1.requires_grad_()  # what pytorch-grad-cam's hooks differentiate, and no more
+    print(
+        f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; {name}; contenders"
+        " interleaved\n"
+    )
     with sc.budget(BUDGET[where.type]):
         seconds: dict[str, float] = {}  # for one image, at the last batch
         for batch in sizes:
             images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
-            long = {name for name, each in seconds.items() if batch > 1 and batch * each > rules["patience"] / 2}
+            long = {
+                name
+                for name, each in seconds.items()
+                if batch > 1 and batch * each > rules["patience"] / 2
+            }
             entries = contenders(model, images, skip=long | (HEAVY if quick else set()))
             timings = race({name: entry.run for name, entry in entries.items()}, where, **rules)
             seconds |= {name: timing.seconds / batch for name, timing in timings.items()}
             print(f"## Batch {batch}\n")
             report(entries, timings, batch)
-        images = torch.randn(32 if where.type == "cuda" else 1 if quick else 2, 3, 224, 224, device=where, dtype=dtype)
+        images = torch.randn(
+            32 if where.type == "cuda" else 1 if quick else 2,
+            3,
+            224,
+            224,
+            device=where,
+            dtype=dtype,
+        )
         curves(model, images, rules, sizes=[len(images)])
         if where.type == "cpu":
             curves(load("builtin:critters-vit"), torch.randn(8, 3, 96, 96), rules, sizes=[1, 4, 8])  # type: ignore[arg-type]
@@ -103,12 +146,21 @@ def contenders(model: VisionModel, images: Tensor, *, skip: set[str]) -> dict[st
         whole = math.prod(method.options[key] / value for key, value in part.items())
         return Entry(lambda: method.run(model, images, target, **part, **options), whole)
 
-    found: dict[str, Callable[[], Entry]] = {"plain forward": lambda: Entry(torch.no_grad()(lambda: model.module(images)))}
+    found: dict[str, Callable[[], Entry]] = {
+        "plain forward": lambda: Entry(torch.no_grad()(lambda: model.module(images)))
+    }
     found |= {name: partial(ours, name) for name in methods() if cuda or name not in LEFT_OUT}
     found["ixg (pixels)"] = partial(ours, "ixg", space="pixel")
     found["simple-deletion (one patch)"] = partial(ours, "simple-deletion", select="none")
     copies = STEPS if cuda else PARTS["smoothgrad"]["samples"]
-    found |= peers.captum(model.module, images, classes, copies=copies, usual=STEPS, sizes=[64, 256, 1024] if cuda else [1, 4])
+    found |= peers.captum(
+        model.module,
+        images,
+        classes,
+        copies=copies,
+        usual=STEPS,
+        sizes=[64, 256, 1024] if cuda else [1, 4],
+    )
     found |= peers.grad_cam(model.module, images, classes)
     return {name: make() for name, make in found.items() if name not in skip - ALWAYS}
 
@@ -117,7 +169,10 @@ def report(entries: dict[str, Entry], timings: dict[str, Timing], batch: int) ->
     """One row for each contender, then the two ratios that were asked for."""
     each = {name: timing.seconds * entries[name].whole / batch for name, timing in timings.items()}
     plain = each["plain forward"]
-    print("| contender | images/s | x plain forward | peak GiB | calls | spread | |\n|---|---|---|---|---|---|---|")
+    print(
+        "| contender | images/s | x plain forward | peak GiB | calls | spread |"
+        " |\n|---|---|---|---|---|---|---|"
+    )
     for name, timing in timings.items():
         whole, like = entries[name].whole, entries[name].like
         notes = [
@@ -126,29 +181,45 @@ def report(entries: dict[str, Entry], timings: dict[str, Timing], batch: int) ->
             "launch-bound" if timing.launch_bound else "",
         ]
         print(
-            f"| {name} | {1 / each[name]:,.3g} | {each[name] / plain:.2f} | {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} "
-            f"| {'; '.join(note for note in notes if note)} |"
+            f"| {name} | {1 / each[name]:,.3g} | {each[name] / plain:.2f} |"
+            f" {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} |"
+            f" {'; '.join(note for note in notes if note)} |"
         )
     slower = sorted((each[name] / each["caap"], name) for name in PERTURBATION if name in each)
-    print(f"\nCAAP against perturbation methods: {', '.join(f'{ratio:.1f} x faster than {name}' for ratio, name in slower) or 'none ran'}.\n")
+    ratios = ", ".join(f"{ratio:.1f} x faster than {name}" for ratio, name in slower)
+    print(f"\nCAAP against perturbation methods: {ratios or 'none ran'}.\n")
 
 
 def curves(model: VisionModel, images: Tensor, rules: dict[str, Any], *, sizes: list[int]) -> None:
-    """Insertion and deletion against as many plain forwards in equal batches; region perturbation against Quantus at the best of `sizes`."""
+    """Insertion and deletion against as many plain forwards in equal batches; region perturbation
+    against Quantus at the best of `sizes`."""
     where, batch, side = images.device, len(images), images.shape[-1]
     classes = torch.zeros(batch, dtype=torch.long, device=where)
-    maps, regions = torch.randn(batch, *model.check(images).grid, device=where), torch.randn(batch, 4, 4, device=where)
+    maps, regions = (
+        torch.randn(batch, *model.check(images).grid, device=where),
+        torch.randn(batch, 4, 4, device=where),
+    )
     steps = math.ceil(side / 8)  # of RISE
     chunk = fit(batch * (steps + 1), model.forward_bytes(model.check(images)), where)
 
     def plain(count: int, together: int) -> Callable[[], object]:
         pictures = images.repeat(math.ceil(together / batch), 1, 1, 1)[:together]
-        return torch.no_grad()(lambda: [model.module(pictures[: min(together, count - start)]) for start in range(0, count, together)])
+        return torch.no_grad()(
+            lambda: [
+                model.module(pictures[: min(together, count - start)])
+                for start in range(0, count, together)
+            ]
+        )
 
-    both, sixteen = batch * (2 * steps) + 1, batch * 33  # picture, blurred and constant are run once for each image, or once
+    both, sixteen = (
+        batch * (2 * steps) + 1,
+        batch * 33,
+    )  # picture, blurred and constant are run once for each image, or once
     runs = {
         "plain forwards": plain(both, chunk),
-        f"insertion + deletion, {steps} steps": lambda: insertion_deletion(model, images, maps, classes),
+        f"insertion + deletion, {steps} steps": lambda: insertion_deletion(
+            model, images, maps, classes
+        ),
         "plain forwards, 33 an image": plain(sixteen, chunk),
         "MoRF + LeRF, 16 regions": lambda: perturbation(model, images, regions, classes, steps=16),
     }
@@ -157,14 +228,23 @@ def curves(model: VisionModel, images: Tensor, rules: dict[str, Any], *, sizes: 
         runs["Quantus RegionPerturbation, both orders"] = theirs
     found = race(runs, where, **rules)
     print(f"## Curves: {model.name}, {batch} images, at most {chunk} pictures in one forward\n")
-    print("| contender | pictures/s | share of plain throughput | peak GiB | calls | spread |\n|---|---|---|---|---|---|")
-    for (name, timing), count in zip(found.items(), (both, both, sixteen, sixteen, sixteen), strict=False):
+    print(
+        "| contender | pictures/s | share of plain throughput | peak GiB | calls | spread"
+        " |\n|---|---|---|---|---|---|"
+    )
+    for (name, timing), count in zip(
+        found.items(), (both, both, sixteen, sixteen, sixteen), strict=False
+    ):
         base = found["plain forwards" if count == both else "plain forwards, 33 an image"].seconds
         print(
-            f"| {name} | {count / timing.seconds:,.1f} | {base / timing.seconds:.0%} | {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} |"
+            f"| {name} | {count / timing.seconds:,.1f} | {base / timing.seconds:.0%} |"
+            f" {timing.peak_bytes / 2**30:.2f} | {timing.runs} | {timing.spread:.0%} |"
         )
     if theirs is not None:
-        ratio = found["Quantus RegionPerturbation, both orders"].seconds / found["MoRF + LeRF, 16 regions"].seconds
+        ratio = (
+            found["Quantus RegionPerturbation, both orders"].seconds
+            / found["MoRF + LeRF, 16 regions"].seconds
+        )
         print(f"\nQuantus takes {ratio:.2f} x our time for the same curves.")
     print()
 

@@ -1,7 +1,9 @@
-"""Other libraries doing the work of one of our methods, each at the batch size that suits it best. One that is not installed is left out.
+"""Other libraries doing the work of one of our methods, each at the batch size that suits it best.
+One that is not installed is left out.
 
-captum is pure Python: for a machine that cannot install it, `pip install --no-deps --target carry/site captum tqdm` elsewhere, bring the folder, and
-put it on PYTHONPATH. pytorch-grad-cam and Quantus work through numpy and OpenCV and are compared on a CPU only.
+captum is pure Python: for a machine that cannot install it, `pip install --no-deps --target
+carry/site captum tqdm` elsewhere, bring the folder, and put it on PYTHONPATH. pytorch-grad-cam and
+Quantus work through numpy and OpenCV and are compared on a CPU only.
 """
 
 from __future__ import annotations
@@ -23,42 +25,79 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Entry:
-    """Something to time. `whole` is how often the timed work fits into the usual work; `like` is our entry that does the same."""
+    """Something to time. `whole` is how often the timed work fits into the usual work; `like` is
+    our entry that does the same."""
 
     run: Run
     whole: float = 1.0
     like: str = ""
 
 
-def captum(module: nn.Module, images: Tensor, classes: Tensor, *, copies: int, usual: int, sizes: list[int]) -> dict[str, Callable[[], Entry]]:
-    """Gradients with `copies` steps or samples (usually `usual`), and one patch removed at a time. Each entry, when made, tries `sizes` of pictures in one
-    forward and keeps the fastest."""
+def captum(
+    module: nn.Module, images: Tensor, classes: Tensor, *, copies: int, usual: int, sizes: list[int]
+) -> dict[str, Callable[[], Entry]]:
+    """Gradients with `copies` steps or samples (usually `usual`), and one patch removed at a time.
+    Each entry, when made, tries `sizes` of pictures in one forward and keeps the fastest."""
     if _absent("captum.attr"):
         return {}
-    from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients, NoiseTunnel, Saliency
+    from captum.attr import (
+        FeatureAblation,
+        InputXGradient,
+        IntegratedGradients,
+        NoiseTunnel,
+        Saliency,
+    )
 
-    warnings.filterwarnings("ignore", "Input Tensor", UserWarning)  # that it asks for gradients itself
+    warnings.filterwarnings(
+        "ignore", "Input Tensor", UserWarning
+    )  # that it asks for gradients itself
     where, batch, whole = images.device, len(images), usual / copies
     each = sorted({max(1, size // batch) for size in sizes})  # copies of the batch in one forward
-    path, product, ablation = IntegratedGradients(module), InputXGradient(module), FeatureAblation(module)
-    noise = NoiseTunnel(Saliency(lambda pictures: module(pictures.to(images.dtype))))  # it draws float32
+    path, product, ablation = (
+        IntegratedGradients(module),
+        InputXGradient(module),
+        FeatureAblation(module),
+    )
+    noise = NoiseTunnel(
+        Saliency(lambda pictures: module(pictures.to(images.dtype)))
+    )  # it draws float32
     patches = _patches(images.shape[-1], 16).to(where)
 
     def integrated(size: int) -> Run:
-        return lambda: path.attribute(images, target=classes, n_steps=copies, internal_batch_size=size * batch)
+        return lambda: path.attribute(
+            images, target=classes, n_steps=copies, internal_batch_size=size * batch
+        )
 
     def smooth(size: int) -> Run:
-        return lambda: noise.attribute(images, target=classes, nt_samples=copies, nt_samples_batch_size=min(size, copies), stdevs=0.3)
+        return lambda: noise.attribute(
+            images,
+            target=classes,
+            nt_samples=copies,
+            nt_samples_batch_size=min(size, copies),
+            stdevs=0.3,
+        )
 
     def removed(size: int) -> Run:
-        return torch.no_grad()(lambda: ablation.attribute(images, target=classes, feature_mask=patches, perturbations_per_eval=size))
+        return torch.no_grad()(
+            lambda: ablation.attribute(
+                images, target=classes, feature_mask=patches, perturbations_per_eval=size
+            )
+        )
 
     tried = each if images.is_cuda else each[-1:]  # a call takes minutes on a CPU
     return {
-        "captum InputXGradient": lambda: Entry(lambda: product.attribute(images, target=classes), like="ixg (pixels)"),
-        "captum IntegratedGradients": lambda: Entry(integrated(fastest(integrated, each, where)), whole, "integrated-gradients"),
-        "captum NoiseTunnel(Saliency)": lambda: Entry(smooth(fastest(smooth, each, where)), whole, "smoothgrad"),
-        "captum FeatureAblation": lambda: Entry(removed(fastest(removed, tried, where)), like="simple-deletion (one patch)"),
+        "captum InputXGradient": lambda: Entry(
+            lambda: product.attribute(images, target=classes), like="ixg (pixels)"
+        ),
+        "captum IntegratedGradients": lambda: Entry(
+            integrated(fastest(integrated, each, where)), whole, "integrated-gradients"
+        ),
+        "captum NoiseTunnel(Saliency)": lambda: Entry(
+            smooth(fastest(smooth, each, where)), whole, "smoothgrad"
+        ),
+        "captum FeatureAblation": lambda: Entry(
+            removed(fastest(removed, tried, where)), like="simple-deletion (one patch)"
+        ),
     }
 
 
@@ -76,23 +115,43 @@ def grad_cam(module: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Ca
         return tokens[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
 
     def run() -> object:
-        with GradCAM(model=module, target_layers=[layer], reshape_transform=grid) as cam:  # its hooks slow every forward while they are there
-            return cam(input_tensor=images, targets=[ClassifierOutputTarget(int(c)) for c in classes])
+        with GradCAM(
+            model=module, target_layers=[layer], reshape_transform=grid
+        ) as cam:  # its hooks slow every forward while they are there
+            return cam(
+                input_tensor=images, targets=[ClassifierOutputTarget(int(c)) for c in classes]
+            )
 
     return {"pytorch-grad-cam GradCAM": lambda: Entry(run, like="grad-cam")}
 
 
-def quantus_regions(module: nn.Module, images: Tensor, maps: Tensor, classes: Tensor, *, sizes: list[int]) -> Run | None:
-    """Region perturbation, most and least important first, of maps [B, n, n]: n * n steps each, with the fastest of `sizes` images in one forward."""
+def quantus_regions(
+    module: nn.Module, images: Tensor, maps: Tensor, classes: Tensor, *, sizes: list[int]
+) -> Run | None:
+    """Region perturbation, most and least important first, of maps [B, n, n]: n * n steps each,
+    with the fastest of `sizes` images in one forward."""
     if images.is_cuda or _absent("quantus"):
         return None
     import quantus
 
     cells, side = maps[0].numel(), images.shape[-1] // maps.shape[-1]
     pixels = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].numpy()
-    common = {"patch_size": side, "regions_evaluation": cells, "normalise": False, "perturb_baseline": 0.0, "disable_warnings": True}
+    common = {
+        "patch_size": side,
+        "regions_evaluation": cells,
+        "normalise": False,
+        "perturb_baseline": 0.0,
+        "disable_warnings": True,
+    }
     metrics = [quantus.RegionPerturbation(order=order, **common) for order in ("morf", "lerf")]
-    data = {"model": module, "x_batch": images.numpy(), "y_batch": classes.numpy(), "a_batch": pixels, "softmax": True, "device": "cpu"}
+    data = {
+        "model": module,
+        "x_batch": images.numpy(),
+        "y_batch": classes.numpy(),
+        "a_batch": pixels,
+        "softmax": True,
+        "device": "cpu",
+    }
 
     def run(size: int) -> Run:
         return lambda: [np.array(metric(**data, batch_size=size)) for metric in metrics]

@@ -19,7 +19,8 @@ WARM_UPS, REPEATS = 3, 10
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one call, the relative spread (max - min) / median, peak memory, whether launching was the limit, and how many calls."""
+    """Median seconds of one call, the relative spread (max - min) / median, peak memory, whether
+    launching was the limit, and how many calls."""
 
     seconds: float
     spread: float
@@ -36,7 +37,8 @@ def race(
     repeats: int = REPEATS,
     patience: float = float("inf"),
 ) -> dict[str, Timing]:
-    """Time every contender `repeats` times, one after the other in turn; fewer times those that would take longer than `patience` seconds.
+    """Time every contender `repeats` times, one after the other in turn; fewer times those that
+    would take longer than `patience` seconds.
 
     A call that outlasts `patience` by itself is its own warm-up: it is timed once.
     """
@@ -51,7 +53,13 @@ def race(
                 taken[name].append(seconds)
                 queued[name].append(launching)
                 break
-        rounds[name] = 0 if taken[name] else max(1, min(repeats, int(patience / seconds)) if patience < float("inf") else repeats)
+        rounds[name] = (
+            0
+            if taken[name]
+            else max(
+                1, min(repeats, int(patience / seconds)) if patience < float("inf") else repeats
+            )
+        )
     for turn in range(repeats):
         for name, run in contenders.items():
             if turn < rounds[name]:
@@ -61,7 +69,9 @@ def race(
     return {name: _summary(taken[name], queued[name], peaks[name], device) for name in contenders}
 
 
-def fastest(make: Callable[[int], Callable[[], object]], sizes: list[int], device: torch.device) -> int:
+def fastest(
+    make: Callable[[int], Callable[[], object]], sizes: list[int], device: torch.device
+) -> int:
     """The size whose second call is the fastest: a library gets the batch that suits it best."""
 
     def second(size: int) -> float:
@@ -89,7 +99,8 @@ def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float
 
 
 def _measured(run: Callable[[], object], device: torch.device) -> tuple[float, float, int]:
-    """One call with its peak memory: on a GPU all that torch held, on a CPU what the process grew by (Linux; 0 elsewhere)."""
+    """One call with its peak memory: on a GPU all that torch held, on a CPU what the process grew
+    by (Linux; 0 elsewhere)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

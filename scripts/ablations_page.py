@@ -1,7 +1,8 @@
 """One page from the run folders of `seecause bench ablate`: which of CAAP's settings decide?
 
-for x in blank select layers tail score; do seecause bench ablate $x --limit 64 --device cpu --out runs/$x; done
-python scripts/ablations_page.py runs/blank runs/select runs/layers runs/tail runs/score
+for x in blank select layers tail score; do seecause bench ablate $x --limit 64 --device cpu --out
+runs/$x; done python scripts/ablations_page.py runs/blank runs/select runs/layers runs/tail
+runs/score
 """
 
 from __future__ import annotations
@@ -24,11 +25,22 @@ from seecause.errors import BadOption
 from seecause.metrics import Summary, summarise
 
 
-def main(runs: list[Path], out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/results/ablations-critters.md")) -> None:
+def main(
+    runs: list[Path],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path(
+        "docs/results/ablations-critters.md"
+    ),
+) -> None:
     heads = {head(Store(folder).plan()) for folder in runs}
     if len(heads) != 1:
-        raise BadOption("runs", [str(folder) for folder in runs], "folders of the same model, pictures and metrics")
-    out.write_text("\n".join([*heads, *(study(Store(folder)) for folder in runs)]), encoding="utf-8")
+        raise BadOption(
+            "runs",
+            [str(folder) for folder in runs],
+            "folders of the same model, pictures and metrics",
+        )
+    out.write_text(
+        "\n".join([*heads, *(study(Store(folder)) for folder in runs)]), encoding="utf-8"
+    )
 
 
 def head(plan: Plan) -> str:
@@ -44,24 +56,51 @@ standard errors they are. Rank correlation is Spearman's, between the maps under
 
 
 def study(store: Store) -> str:
-    """Scores, differences from the default, how alike the maps are, and where the class token looks if the run says so."""
+    """Scores, differences from the default, how alike the maps are, and where the class token looks
+    if the run says so."""
     plan, depth = store.plan(), read_depth(store)
     table, alike, asked = make_table(store.rows(plan), plan), agreement(store, plan), plan.request
-    command = f"seecause bench ablate {asked.study} --model {asked.model} --data {asked.data} --limit {asked.limit} --device {asked.device}"
-    pairs = [[Summary(float(m), float(e), alike.images).text(2) for m, e in zip(*both, strict=True)] for both in zip(alike.mean, alike.error, strict=True)]
+    command = (
+        f"seecause bench ablate {asked.study} --model {asked.model} --data {asked.data} --limit"
+        f" {asked.limit} --device {asked.device}"
+    )
+    pairs = [
+        [Summary(float(m), float(e), alike.images).text(2) for m, e in zip(*both, strict=True)]
+        for both in zip(alike.mean, alike.error, strict=True)
+    ]
     below = [[other, *pairs[i][:i]] for i, other in enumerate(alike.names) if i]
     texts = [f"## {STUDIES[asked.study]}\n", f"    {command}\n", to_markdown(table)]
-    texts += [f"Less `{table.reference}`:\n", differences(table), "Rank correlation:\n", grid(["", *alike.names[:-1]], below)]
+    texts += [
+        f"Less `{table.reference}`:\n",
+        differences(table),
+        "Rank correlation:\n",
+        grid(["", *alike.names[:-1]], below),
+    ]
     if depth is not None:
-        seen = [[summarise(values).text(4) for values in pair] for pair in zip(depth.on_object.T, depth.on_background.T, strict=True)]
-        texts += [f"Attention of the class token to one patch; {depth.uniform:.4f} if it looked everywhere alike:\n"]
-        texts += [grid(["block", "of the object", "of the background"], [[str(block), *pair] for block, pair in enumerate(seen, start=1)])]
+        seen = [
+            [summarise(values).text(4) for values in pair]
+            for pair in zip(depth.on_object.T, depth.on_background.T, strict=True)
+        ]
+        texts += [
+            f"Attention of the class token to one patch; {depth.uniform:.4f} if it looked"
+            " everywhere alike:\n"
+        ]
+        texts += [
+            grid(
+                ["block", "of the object", "of the background"],
+                [[str(block), *pair] for block, pair in enumerate(seen, start=1)],
+            )
+        ]
     return "\n".join(texts)
 
 
 def grid(names: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown; short rows are filled up."""
-    lines = [names, ["---"] * len(names), *([*row, *[""] * (len(names) - len(row))] for row in rows)]
+    lines = [
+        names,
+        ["---"] * len(names),
+        *([*row, *[""] * (len(names) - len(row))] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

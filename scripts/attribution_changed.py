@@ -1,8 +1,10 @@
-"""Kept maps, changed and placed again: would other methods find the object better without their signs, or smoothed?
+"""Kept maps, changed and placed again: would other methods find the object better without their
+signs, or smoothed?
 
-AUPR ranks signed values, so evidence against the class counts as background; |map| leaves the sign out. CAAP moves a patch together with its eight neighbours
-(box1), which smooths its maps; the mean over the same neighbours does that to any map. A finished part keeps the patch map of every method, and
-localization needs no model. Each file of scores is named by the shards that its maps come from.
+AUPR ranks signed values, so evidence against the class counts as background; |map| leaves the sign
+out. CAAP moves a patch together with its eight neighbours (box1), which smooths its maps; the mean
+over the same neighbours does that to any map. A finished part keeps the patch map of every method,
+and localization needs no model. Each file of scores is named by the shards that its maps come from.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ BOTH = f"{ABSOLUTE}, {SMOOTHED}"
 
 
 def smoothed(maps: Tensor) -> Tensor:
-    """The mean over each patch and its neighbours within the grid, as CAAP's box1 selects them. Maps [B, gh, gw]."""
+    """The mean over each patch and its neighbours within the grid, as CAAP's box1 selects them.
+    Maps [B, gh, gw]."""
     box = selection((maps.shape[1], maps.shape[2]), "box1").double()
     return (maps.double().flatten(1) @ (box / box.sum(dim=1, keepdim=True)).T).view(maps.shape)
 
@@ -47,14 +50,21 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def changes(method: str, maps: Tensor) -> list[str]:
-    """What is asked of a method with such maps [B, gh, gw]: maps of pixels on patches, signed maps without signs, and all smoothed."""
-    signed = bool(((maps.amin(dim=(1, 2)) < 0) & (maps.amax(dim=(1, 2)) > 0)).double().mean() >= MOST)
+    """What is asked of a method with such maps [B, gh, gw]: maps of pixels on patches, signed maps
+    without signs, and all smoothed."""
+    signed = bool(
+        ((maps.amin(dim=(1, 2)) < 0) & (maps.amax(dim=(1, 2)) > 0)).double().mean() >= MOST
+    )
     return [*[PATCHES] * (method in PIXELS), *[ABSOLUTE] * signed, SMOOTHED, *[BOTH] * signed]
 
 
 def score_changed(done: Done, model: ImageModel, enough: Callable[[], object]) -> None:
     """The scores that are not there yet, of methods that are finished."""
-    todo = {(method, change): file for (method, change), file in _files(done).items() if not file.is_file()}
+    todo = {
+        (method, change): file
+        for (method, change), file in _files(done).items()
+        if not file.is_file()
+    }
     if not todo or enough():
         return
     samples, _ = read_samples(done.part.data, 0, len(done.part.data))
@@ -63,10 +73,20 @@ def score_changed(done: Done, model: ImageModel, enough: Callable[[], object]) -
     for (method, change), file in todo.items():
         if enough():
             return
-        maps = CHANGES[change](torch.stack([kept[method][index] for index in samples])).to(model.device)
+        maps = CHANGES[change](torch.stack([kept[method][index] for index in samples])).to(
+            model.device
+        )
         placed = localization(maps, masks, **done.plan.request.measures["localization"])
         file.parent.mkdir(exist_ok=True)
-        place(file, save({name: spread(getattr(placed, name), list(samples), len(done.part.data)) for name in PLACE}))
+        place(
+            file,
+            save(
+                {
+                    name: spread(getattr(placed, name), list(samples), len(done.part.data))
+                    for name in PLACE
+                }
+            ),
+        )
 
 
 def read_changed(done: Done) -> Patched:
@@ -77,7 +97,8 @@ def read_changed(done: Done) -> Patched:
 
 
 def _files(done: Done) -> dict[tuple[str, str], Path]:
-    """Where the scores of each method and change are kept, where there are masks: of all methods of a table, and of CAAP without neighbours."""
+    """Where the scores of each method and change are kept, where there are masks: of all methods of
+    a table, and of CAAP without neighbours."""
     request, found = done.plan.request, {}
     if "localization" not in request.measures or request.study not in ("", "select"):
         return {}
@@ -87,5 +108,9 @@ def _files(done: Done) -> dict[tuple[str, str], Path]:
             shards = "".join(shard.id for shard in done.plan.shards if shard.method == method)
             digest = hashlib.sha256(shards.encode()).hexdigest()[:16]
             for change in changes(method, torch.stack(list(kept[method].values()))):
-                found[method, change] = done.store.folder / "changed" / f"{method}-{change.replace(', ', '-')}-{digest}.safetensors"
+                found[method, change] = (
+                    done.store.folder
+                    / "changed"
+                    / f"{method}-{change.replace(', ', '-')}-{digest}.safetensors"
+                )
     return found

@@ -1,4 +1,5 @@
-"""The work of the attribution study in parts, each a run of the benchmark that can be stopped and continued; and what each will cost."""
+"""The work of the attribution study in parts, each a run of the benchmark that can be stopped and
+continued; and what each will cost."""
 
 from __future__ import annotations
 
@@ -24,12 +25,24 @@ from seecause.data.labels import class_places
 from seecause.data.photos import Photos
 from seecause.models.base import ImageModel
 
-CURVE = 58  # forwards for insertion and deletion of one map: RISE's 28 steps at 224 pixels, both ways
+CURVE = (
+    58  # forwards for insertion and deletion of one map: RISE's 28 steps at 224 pixels, both ways
+)
 FAITHFUL = ("insertion", "deletion", "ins-del")
-PIXELS = ("integrated-gradients", "rise", "smoothgrad", "sobel", "vit-cx")  # explain pixels with their default options; all others patches
+PIXELS = (
+    "integrated-gradients",
+    "rise",
+    "smoothgrad",
+    "sobel",
+    "vit-cx",
+)  # explain pixels with their default options; all others patches
 SANITY = ("mprt", "mprt-abs", "random-logit", "random-logit-abs")
 STEPS = 4  # models that the randomisation check explains, of one for each layer
-EXPLAINED = 2 + STEPS + 2  # maps that a sanity check makes of a picture: the map itself, both checks' plain ones, redrawn models, another class
+EXPLAINED = (
+    2 + STEPS + 2
+    # maps that a sanity check makes of a picture: the map itself, both checks' plain ones, redrawn
+    # models, another class
+)
 # What one map costs in forwards where it is many; a backward pass counts as two. N patches.
 MANY = {
     "mda": lambda n: n * min(28, 2 * math.isqrt(n)) + 2 * n,
@@ -65,12 +78,18 @@ class Sizes:
         """With a limit, shares of it that two cores can do."""
         if limit is None:
             return cls()
-        return cls(*(min(most, math.ceil(limit / share)) for most, share in ((cls.expensive, 20), (cls.sane, 8), (cls.sane_expensive, 40))))
+        return cls(
+            *(
+                min(most, math.ceil(limit / share))
+                for most, share in ((cls.expensive, 20), (cls.sane, 8), (cls.sane_expensive, 40))
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Photoset:
-    """Photos, what they show and what the model answers: places among its classes [n], -1 for a photo that cannot be read."""
+    """Photos, what they show and what the model answers: places among its classes [n], -1 for a
+    photo that cannot be read."""
 
     name: str
     title: str
@@ -88,8 +107,15 @@ class Photoset:
         return (self.predicted == self.labels)[self.predicted >= 0]
 
     def mistaken(self, among: Photos) -> Photos:
-        """The photos among some that are answered otherwise than they are labelled: only those have another map for the predicted class."""
-        wrong = {name for name, label, found in zip(self.names, self.labels.tolist(), self.predicted.tolist(), strict=True) if 0 <= found != label}
+        """The photos among some that are answered otherwise than they are labelled: only those have
+        another map for the predicted class."""
+        wrong = {
+            name
+            for name, label, found in zip(
+                self.names, self.labels.tolist(), self.predicted.tolist(), strict=True
+            )
+            if 0 <= found != label
+        }
         return replace(among, photos=tuple(photo for photo in among.photos if photo.id in wrong))
 
 
@@ -105,8 +131,13 @@ class Part:
         """About how many passes of the model it takes."""
         each = EXPLAINED if "mprt" in self.request.metrics else 1
         curve = CURVE if "ins-del" in self.request.metrics else 0
-        own = [MANY.get(name, lambda n: FEW)(patches) for name in map(self.request.method, self.request.methods)]
-        again = curve * sum(name in PIXELS for name in self.request.methods) if self.on_patches else 0
+        own = [
+            MANY.get(name, lambda n: FEW)(patches)
+            for name in map(self.request.method, self.request.methods)
+        ]
+        again = (
+            curve * sum(name in PIXELS for name in self.request.methods) if self.on_patches else 0
+        )
         return len(self.data) * (sum(each * one + curve for one in own) + again)
 
     @property
@@ -144,19 +175,30 @@ def photoset(name: str, title: str, data: Photos, model: ImageModel) -> Photoset
     predicted = torch.full((len(data),), -1)
     samples, _ = read_samples(data, 0, len(data))
     if samples:
-        predicted[list(samples)] = predict(model, to_batch(model, list(samples.values())).images).cpu()
+        predicted[list(samples)] = predict(
+            model, to_batch(model, list(samples.values())).images
+        ).cpu()
     return Photoset(name, title, data, labels, predicted)
 
 
 def some(data: Photos, count: int, seed: int) -> Photos:
     """A fixed random part of the photos, in their order."""
-    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count].sort().values.tolist()
+    chosen = (
+        torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count]
+        .sort()
+        .values.tolist()
+    )
     return replace(data, photos=tuple(data.photos[place] for place in chosen))
 
 
-def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], sizes: Sizes, base: Request) -> list[Part]:
-    """All of the study, what tells most for its time first: a run that is stopped leaves out the end, where the expensive methods are."""
-    cheap, dear = ([m for m in methods if (m in tables.EXPENSIVE) == wanted] for wanted in (False, True))
+def parts(
+    model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], sizes: Sizes, base: Request
+) -> list[Part]:
+    """All of the study, what tells most for its time first: a run that is stopped leaves out the
+    end, where the expensive methods are."""
+    cheap, dear = (
+        [m for m in methods if (m in tables.EXPENSIVE) == wanted] for wanted in (False, True)
+    )
     pets = sets[0]
 
     def table(photos: Photoset, target: str, chosen: Sequence[str]) -> Part:
@@ -164,12 +206,20 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
         data = data if target == "label" else photos.mistaken(data)
         metrics = SETS["paper"] if photos.data.read_mask is not None else FAITHFUL
         name = f"{photos.name}-{target}{'-few' * (chosen is dear)}"
-        return _part(name, replace(base, methods=_default(chosen), metrics=metrics, target=target), data)
+        return _part(
+            name, replace(base, methods=_default(chosen), metrics=metrics, target=target), data
+        )
 
     def sanity(chosen: Sequence[str]) -> Part:
-        name, count = ("sanity-few", sizes.sane_expensive) if chosen is dear else ("sanity", sizes.sane)
+        name, count = (
+            ("sanity-few", sizes.sane_expensive) if chosen is dear else ("sanity", sizes.sane)
+        )
         measures = {group_of("mprt"): {"steps": STEPS}}
-        return _part(name, replace(base, methods=_default(chosen), metrics=SANITY, measures=measures), some(pets.data, count, base.seed))
+        return _part(
+            name,
+            replace(base, methods=_default(chosen), metrics=SANITY, measures=measures),
+            some(pets.data, count, base.seed),
+        )
 
     def ablation(study: str) -> Part:
         asked = replace(base, methods=_default([REFERENCE]), study=study, metrics=SETS["paper"])
@@ -189,7 +239,8 @@ def parts(model: ImageModel, sets: Sequence[Photoset], methods: Sequence[str], s
 
 
 def _part(name: str, request: Request, data: Photos) -> Part:
-    """On a GPU a shard is one method on a hundred pictures, or on fifty where each is dear; elsewhere a shard must end within minutes."""
+    """On a GPU a shard is one method on a hundred pictures, or on fifty where each is dear;
+    elsewhere a shard must end within minutes."""
     dear = any(method in tables.EXPENSIVE for method in request.methods)
     large = request.device.startswith("cuda")
     size = (50 if dear else 100) if large else (1 if dear else 10)

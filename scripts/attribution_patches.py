@@ -1,7 +1,9 @@
-"""Methods that explain pixels, scored on patches too: a second opinion on equal terms with the methods that explain patches.
+"""Methods that explain pixels, scored on patches too: a second opinion on equal terms with the
+methods that explain patches.
 
-A finished part keeps the patch map of every method (sums or means of its pixels), so only the metrics are taken again: upsampled bilinearly, like the maps of
-all other methods. Each file of scores is named by the shards that its maps come from.
+A finished part keeps the patch map of every method (sums or means of its pixels), so only the
+metrics are taken again: upsampled bilinearly, like the maps of all other methods. Each file of
+scores is named by the shards that its maps come from.
 """
 
 from __future__ import annotations
@@ -28,17 +30,25 @@ from seecause.models.base import ImageModel
 
 @dataclass(frozen=True)
 class Patched:
-    """Scores [photos of the part] by method and metric of what is done, and how many files of scores are not."""
+    """Scores [photos of the part] by method and metric of what is done, and how many files of
+    scores are not."""
 
     values: Values
     missing: int = 0
 
 
-def score_patches(done: Done, model: ImageModel, enough: Callable[[], object], *, answers: bool = True) -> None:
-    """The scores that are not there yet, of methods that are finished. `answers=False`: only what needs no answer of the model."""
+def score_patches(
+    done: Done, model: ImageModel, enough: Callable[[], object], *, answers: bool = True
+) -> None:
+    """The scores that are not there yet, of methods that are finished. `answers=False`: only what
+    needs no answer of the model."""
     batch: Batch | None = None
     for method in _pixel_methods(done):
-        todo = [group for group in done.plan.request.measures if not _file(done, method, group).is_file()]
+        todo = [
+            group
+            for group in done.plan.request.measures
+            if not _file(done, method, group).is_file()
+        ]
         todo = [group for group in todo if answers or "model" not in METRICS[group].takes]
         if not todo or method not in done.finished():
             continue
@@ -48,8 +58,13 @@ def score_patches(done: Done, model: ImageModel, enough: Callable[[], object], *
             if enough():
                 return
             batch = batch or to_batch(model, list(samples.values()))
-            found = _scored(done, model, batch, torch.stack([maps[index] for index in samples]), group)
-            whole = {metric: spread(values, list(samples), len(done.part.data)) for metric, values in found.items()}
+            found = _scored(
+                done, model, batch, torch.stack([maps[index] for index in samples]), group
+            )
+            whole = {
+                metric: spread(values, list(samples), len(done.part.data))
+                for metric, values in found.items()
+            }
             _file(done, method, group).parent.mkdir(exist_ok=True)
             place(_file(done, method, group), save(whole))
 
@@ -63,7 +78,13 @@ def read_patches(done: Done) -> Patched:
             file = _file(done, method, group)
             if file.is_file():
                 read = load_file(file)
-                found.setdefault(method, {}).update({metric: read[metric] for metric in done.plan.request.metrics if group_of(metric) == group})
+                found.setdefault(method, {}).update(
+                    {
+                        metric: read[metric]
+                        for metric in done.plan.request.metrics
+                        if group_of(metric) == group
+                    }
+                )
             else:
                 missing += 1
     return Patched(found, missing)
@@ -73,7 +94,9 @@ def _pixel_methods(done: Done) -> list[str]:
     return [method for method in done.plan.request.methods if method in PIXELS]
 
 
-def _scored(done: Done, model: ImageModel, batch: Batch, maps: Tensor, group: str) -> dict[str, Tensor]:
+def _scored(
+    done: Done, model: ImageModel, batch: Batch, maps: Tensor, group: str
+) -> dict[str, Tensor]:
     assert batch.labels is not None
     target = torch.tensor(done.plan.places, device=batch.labels.device)[batch.labels]
     with budget(done.plan.request.memory):
@@ -83,9 +106,15 @@ def _scored(done: Done, model: ImageModel, batch: Batch, maps: Tensor, group: st
 
 def spread(values: Tensor, places: list[int], count: int) -> Tensor:
     """Values of readable photos among all, [count]; NaN for the others."""
-    return torch.full((count,), torch.nan, dtype=torch.float64).index_copy(0, torch.tensor(places), values.cpu().double())
+    return torch.full((count,), torch.nan, dtype=torch.float64).index_copy(
+        0, torch.tensor(places), values.cpu().double()
+    )
 
 
 def _file(done: Done, method: str, group: str) -> Path:
     shards = "".join(shard.id for shard in done.plan.shards if shard.method == method)
-    return done.store.folder / "patches" / f"{method}-{group}-{hashlib.sha256(shards.encode()).hexdigest()[:16]}.safetensors"
+    return (
+        done.store.folder
+        / "patches"
+        / f"{method}-{group}-{hashlib.sha256(shards.encode()).hexdigest()[:16]}.safetensors"
+    )

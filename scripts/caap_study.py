@@ -1,9 +1,13 @@
-"""Which reading of CAAP is right, how well does it find the object, and does it show a background that a model uses?
+"""Which reading of CAAP is right, how well does it find the object, and does it show a background
+that a model uses?
 
-    python scripts/caap_study.py critters                                                             # embedded models, 512 pictures
-    python scripts/caap_study.py photos --data pets:PATH --model timm:vit_tiny_patch16_224 --weights FILE
+    python scripts/caap_study.py critters
+    # embedded models, 512 pictures
+    python scripts/caap_study.py photos --data pets:PATH --model timm:vit_tiny_patch16_224 --weights
+    FILE
 
-Writes one results page (Markdown) with the exact protocol. Every number in it is printed by this script.
+Writes one results page (Markdown) with the exact protocol. Every number in it is printed by this
+script.
 """
 
 from __future__ import annotations
@@ -22,7 +26,14 @@ from seecause.data import critters, open_data
 from seecause.data.batch import to_batch
 from seecause.engine.blanks import blank_image
 from seecause.engine.machine import machine
-from seecause.metrics import Summary, insertion_deletion, localization, paired_difference, rank_correlation, summarise
+from seecause.metrics import (
+    Summary,
+    insertion_deletion,
+    localization,
+    paired_difference,
+    rank_correlation,
+    summarise,
+)
 from seecause.models.view import VisionModel
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -45,7 +56,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "sobel": {"method": "sobel"},
 }
 CONTROLS = ("random", "center", "sobel")
-METRICS = ("AUPR_1", "AUPR_0", "pointing game", "insertion", "deletion", "ins - del", "rank correlation with patched")
+METRICS = (
+    "AUPR_1",
+    "AUPR_0",
+    "pointing game",
+    "insertion",
+    "deletion",
+    "ins - del",
+    "rank correlation with patched",
+)
 
 
 @dataclass
@@ -62,17 +81,31 @@ class Scores:
         return torch.cat(self.values[name])
 
 
-def study(model: VisionModel, batches: list[tuple[Tensor, Tensor, Tensor]], *, order: str) -> dict[str, Scores]:
-    """All methods on all pictures: (images, labels, masks) batches; the target is the given label."""
+def study(
+    model: VisionModel, batches: list[tuple[Tensor, Tensor, Tensor]], *, order: str
+) -> dict[str, Scores]:
+    """All methods on all pictures: (images, labels, masks) batches; the target is the given
+    label."""
     scores = {name: Scores() for name in METHODS}
     for images, labels, masks in track(batches, "pictures"):
-        maps = {name: sc.attribute(model, images, labels, **options) for name, options in METHODS.items()}
+        maps = {
+            name: sc.attribute(model, images, labels, **options)
+            for name, options in METHODS.items()
+        }
         for name, found in maps.items():
             place = localization(found.maps, masks)
-            curves = insertion_deletion(model, images, found.maps, labels, order=order, steps="rise" if order == "pixel" else 16)
+            curves = insertion_deletion(
+                model,
+                images,
+                found.maps,
+                labels,
+                order=order,
+                steps="rise" if order == "pixel" else 16,
+            )
             scores[name].add(**{
                 "AUPR_1": place.aupr1, "AUPR_0": place.aupr0, "pointing game": place.pointing,
-                "insertion": curves.insertion_area, "deletion": curves.deletion_area, "ins - del": curves.difference,
+                "insertion": curves.insertion_area, "deletion": curves.deletion_area,
+                "ins - del": curves.difference,
                 "rank correlation with patched": rank_correlation(found.maps, maps["caap, patched"].maps),
             })  # fmt: skip
     return scores
@@ -81,7 +114,10 @@ def study(model: VisionModel, batches: list[tuple[Tensor, Tensor, Tensor]], *, o
 def table(scores: dict[str, Scores]) -> str:
     head = "| method | " + " | ".join(METRICS) + " |\n|---|" + "---|" * len(METRICS) + "\n"
     percent = {name: 100.0 for name in METRICS} | {"rank correlation with patched": 1.0}
-    lines = [f"| {name} | " + " | ".join(_cell(summarise(found[m]), percent[m]) for m in METRICS) + " |" for name, found in scores.items()]
+    lines = [
+        f"| {name} | " + " | ".join(_cell(summarise(found[m]), percent[m]) for m in METRICS) + " |"
+        for name, found in scores.items()
+    ]
     return head + "\n".join(lines) + "\n"
 
 
@@ -92,7 +128,14 @@ def margins(scores: dict[str, Scores], method: str = "caap, source") -> str:
     lines = []
     for control in CONTROLS:
         gaps = [paired_difference(scores[method][m], scores[control][m]) for m in shown]
-        lines.append(f"| {control} | " + " | ".join(f"{_cell(gap, 100)} ({gap.mean / max(gap.standard_error, 1e-12):+.0f} SE)" for gap in gaps) + " |")
+        lines.append(
+            f"| {control} | "
+            + " | ".join(
+                f"{_cell(gap, 100)} ({gap.mean / max(gap.standard_error, 1e-12):+.0f} SE)"
+                for gap in gaps
+            )
+            + " |"
+        )
     return head + "\n".join(lines) + "\n"
 
 
@@ -118,7 +161,10 @@ def critters_models(
         "\nPaired differences from the controls:\n",
         margins(scores),
     ]
-    page += ["\n## Where the positive attribution lies\n", _background_table(device, pictures, batch)]
+    page += [
+        "\n## Where the positive attribution lies\n",
+        _background_table(device, pictures, batch),
+    ]
     _write(out / "caap-critters.md", page)
 
 
@@ -137,12 +183,19 @@ def photos(
     found = open_data(data, limit=limit)
     batches = _batches(view, found, batch)
     with torch.no_grad():
-        right = torch.cat([view(images).argmax(dim=1) == labels for images, labels, _ in batches]).double()
+        right = torch.cat(
+            [view(images).argmax(dim=1) == labels for images, labels, _ in batches]
+        ).double()
     scores = study(view, batches, order="pixel")
     kind = data.partition(":")[0]
-    page = [_title("CAAP on photos", f"photos --data {kind}:PATH --model {model} --weights FILE", view)]
+    page = [
+        _title("CAAP on photos", f"photos --data {kind}:PATH --model {model} --weights FILE", view)
+    ]
     page += [
-        f"{len(found)} photos of `{kind}` with masks; plain accuracy {right.mean():.3f}; target = label; RISE insertion and deletion, pixel order.\n",
+        (
+            f"{len(found)} photos of `{kind}` with masks; plain accuracy {right.mean():.3f}; target"
+            " = label; RISE insertion and deletion, pixel order.\n"
+        ),
         table(scores),
     ]
     page += ["\nPaired differences from the controls:\n", margins(scores)]
@@ -157,23 +210,48 @@ def quick(
     out: Annotated[Path, typer.Option(help="Folder of the results page.")] = Path("docs/results"),
     batch: int = 32,
 ) -> None:
-    """Only what is cheap on a CPU: localization against the controls, by probability and by logit, and E-CAAP against exact CAAP."""
+    """Only what is cheap on a CPU: localization against the controls, by probability and by logit,
+    and E-CAAP against exact CAAP."""
     model = sc.load("builtin:critters-vit", device=device)
-    chosen = {name: METHODS[name] for name in ("caap, source", "caap, source, logit", "e-caap", "e-caap as printed", *CONTROLS)}
+    chosen = {
+        name: METHODS[name]
+        for name in (
+            "caap, source",
+            "caap, source, logit",
+            "e-caap",
+            "e-caap as printed",
+            *CONTROLS,
+        )
+    }
     scores = {name: Scores() for name in chosen}
     agreement: dict[str, list[Tensor]] = {"e-caap": [], "e-caap as printed": []}
     for images, labels, masks in track(_drawn(model, pictures, batch), "pictures"):
-        maps = {name: sc.attribute(model, images, labels, **options).maps for name, options in chosen.items()}
+        maps = {
+            name: sc.attribute(model, images, labels, **options).maps
+            for name, options in chosen.items()
+        }
         for name, found in maps.items():
             place = localization(found, masks)
-            scores[name].add(**{"AUPR_1": place.aupr1, "AUPR_0": place.aupr0, "pointing game": place.pointing})
+            scores[name].add(
+                **{"AUPR_1": place.aupr1, "AUPR_0": place.aupr0, "pointing game": place.pointing}
+            )
         for name, values in agreement.items():
             values.append(rank_correlation(maps[name], maps["caap, source"]))
     page = [_title("CAAP on Critters: controls and E-CAAP", f"quick --pictures {pictures}", model)]
-    page += [f"{pictures} test pictures of `clean` on critters-vit; target = label. Paired differences, in standard errors of the difference:\n"]
+    page += [
+        f"{pictures} test pictures of `clean` on critters-vit; target = label. Paired differences,"
+        " in standard errors of the difference:\n"
+    ]
     page += [margins(scores), "", margins(scores, "caap, source, logit")]
-    page += ["\nSpearman's rank correlation with exact CAAP (`tail=source`):\n", "| approximation | rank correlation |", "|---|---|"]
-    page += [f"| {name} | {_cell(summarise(torch.cat(values)), 1)} |" for name, values in agreement.items()]
+    page += [
+        "\nSpearman's rank correlation with exact CAAP (`tail=source`):\n",
+        "| approximation | rank correlation |",
+        "|---|---|",
+    ]
+    page += [
+        f"| {name} | {_cell(summarise(torch.cat(values)), 1)} |"
+        for name, values in agreement.items()
+    ]
     _write(out / "caap-quick.md", page)
 
 
@@ -183,15 +261,26 @@ def _against(scores: dict[str, Scores], method: str = "caap, source") -> str:
     others = [name for name in scores if name != method]
     return (
         head
-        + "\n".join(f"| {name} | " + " | ".join(_cell(paired_difference(scores[name][m], scores[method][m]), 100) for m in shown) + " |" for name in others)
+        + "\n".join(
+            f"| {name} | "
+            + " | ".join(
+                _cell(paired_difference(scores[name][m], scores[method][m]), 100) for m in shown
+            )
+            + " |"
+            for name in others
+        )
         + "\n"
     )
 
 
 def _background_table(device: str, pictures: int, batch: int) -> str:
-    """The share of positive attribution on background patches, beside how often another background changes the answer."""
+    """The share of positive attribution on background patches, beside how often another background
+    changes the answer."""
     lines = [
-        "| model | pictures | target | share on the background | share of the area | background flips | flips, untrained |",
+        (
+            "| model | pictures | target | share on the background | share of the area | background"
+            " flips | flips, untrained |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for name, regime in (("critters-vit", "clean"), ("critters-biased", "certified")):
@@ -199,50 +288,80 @@ def _background_table(device: str, pictures: int, batch: int) -> str:
         untrained = sc.load("timm:vit_tiny_patch16_224", weights="random", device=device, size=96)
         shares, areas, flips, blank_flips = [], [], [], []
         for start in range(0, pictures, batch):
-            latents = critters.draw(regime, "test", min(batch, pictures - start), seed=1, start=start, device=device)
+            latents = critters.draw(
+                regime, "test", min(batch, pictures - start), seed=1, start=start, device=device
+            )
             picture = critters.render(latents)
-            other = critters.render(latents, do=critters.Do(background=(latents.background + 1) % len(critters.BACKGROUNDS)))
-            images, swapped = (model.preprocess.normalise(p.image).to(model.dtype) for p in (picture, other))
+            other = critters.render(
+                latents,
+                do=critters.Do(background=(latents.background + 1) % len(critters.BACKGROUNDS)),
+            )
+            images, swapped = (
+                model.preprocess.normalise(p.image).to(model.dtype) for p in (picture, other)
+            )
             share, space = background_share(model, images, picture.mask)
             shares.append(share)
             areas.append(space)
             with torch.no_grad():
                 flips.append(model(images).argmax(dim=1) != model(swapped).argmax(dim=1))
-                blank_flips.append(untrained(images).argmax(dim=1) != untrained(swapped).argmax(dim=1))
-        figures = [_cell(summarise(torch.cat(v).double()), 100) for v in (shares, areas, flips, blank_flips)]
+                blank_flips.append(
+                    untrained(images).argmax(dim=1) != untrained(swapped).argmax(dim=1)
+                )
+        figures = [
+            _cell(summarise(torch.cat(v).double()), 100)
+            for v in (shares, areas, flips, blank_flips)
+        ]
         lines.append(f"| {name} | {regime} | predicted class | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n\nShares in percent: of max(0, A_i - f(blank)), a patch counted by how much of it is background.\n"
+    return (
+        "\n".join(lines)
+        + "\n\nShares in percent: of max(0, A_i - f(blank)), a patch counted by how much of it is"
+        " background.\n"
+    )
 
 
 def background_share(model: VisionModel, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] share of the positive attribution that lies on the background, and the background's share of the area."""
+    """[B] share of the positive attribution that lies on the background, and the background's share
+    of the area."""
     found = sc.attribute(model, images)
     classes = torch.tensor(found.manifest["target"]["class"], device=images.device)
     with torch.no_grad():
-        neutral = model(blank_image(model, (images.shape[-2], images.shape[-1]))).softmax(dim=-1)[0, classes]
+        neutral = model(blank_image(model, (images.shape[-2], images.shape[-1]))).softmax(dim=-1)[
+            0, classes
+        ]
     positive = (found.maps - neutral[:, None, None]).clamp_min(0)
-    outside = torch.nn.functional.adaptive_avg_pool2d((~mask)[:, None].float(), found.maps.shape[1:])[:, 0]
-    return (positive * outside).sum(dim=(1, 2)) / positive.sum(dim=(1, 2)).clamp_min(1e-12), outside.mean(dim=(1, 2))
+    outside = torch.nn.functional.adaptive_avg_pool2d(
+        (~mask)[:, None].float(), found.maps.shape[1:]
+    )[:, 0]
+    return (positive * outside).sum(dim=(1, 2)) / positive.sum(dim=(1, 2)).clamp_min(
+        1e-12
+    ), outside.mean(dim=(1, 2))
 
 
 def _drawn(model: VisionModel, pictures: int, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Test pictures of `clean`, drawn on the model's device."""
     found = []
     for start in range(0, pictures, size):
-        latents = critters.draw("clean", "test", min(size, pictures - start), start=start, device=model.device)
+        latents = critters.draw(
+            "clean", "test", min(size, pictures - start), start=start, device=model.device
+        )
         picture = critters.render(latents)
         found.append((model.preprocess.normalise(picture.image), latents.label, picture.mask))
     return found
 
 
 def _batches(model: VisionModel, data: Any, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    return [tuple(to_batch(model, [data[i] for i in range(a, min(a + size, len(data)))])) for a in range(0, len(data), size)]  # type: ignore[misc]
+    return [
+        tuple(to_batch(model, [data[i] for i in range(a, min(a + size, len(data)))]))
+        for a in range(0, len(data), size)
+    ]  # type: ignore[misc]
 
 
 def _title(title: str, command: str, model: VisionModel) -> str:
     return (
-        f"# {title}\n\nWritten by `python scripts/caap_study.py {command}` (seecause {sc.__version__}, torch {torch.__version__}, {machine(model.device)}, "
-        f"{str(model.dtype).removeprefix('torch.')}). Percent, mean ± standard error; higher is better except deletion.\n"
+        f"# {title}\n\nWritten by `python scripts/caap_study.py {command}` (seecause"
+        f" {sc.__version__}, torch {torch.__version__}, {machine(model.device)},"
+        f" {str(model.dtype).removeprefix('torch.')}). Percent, mean ± standard error; higher is"
+        " better except deletion.\n"
     )
 
 

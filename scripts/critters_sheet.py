@@ -28,7 +28,10 @@ def main(
     """Write the contact sheet."""
     grid = critters.draw("balanced", "test", len(CLASSES) * len(BACKGROUNDS), seed=seed)
     image = render(grid, size=size).image  # row-major over backgrounds, then classes
-    rows = [(list(CLASSES), image[index * len(CLASSES) : (index + 1) * len(CLASSES)]) for index in range(len(BACKGROUNDS))]
+    rows = [
+        (list(CLASSES), image[index * len(CLASSES) : (index + 1) * len(CLASSES)])
+        for index in range(len(BACKGROUNDS))
+    ]
     sheet(rows + counterfactuals(grid[_SCENE], size)).save(out)
 
 
@@ -41,7 +44,11 @@ def counterfactuals(latents: critters.Latents, size: int) -> list[tuple[list[str
         "other feet": Do(swap={"feet": "paws"}),
         "other crest": Do(swap={"crest": "crown"}),
         "only background": Do(without=parts),
-        **{f"on {name}": Do(background=code) for code, name in enumerate(BACKGROUNDS) if code != int(latents.background)},
+        **{
+            f"on {name}": Do(background=code)
+            for code, name in enumerate(BACKGROUNDS)
+            if code != int(latents.background)
+        },
         "half the cue": Do(cue=0.5),
         "no background": Do(cue=0.0),
         "moved": Do(move=(-size // 9, size // 9)),
@@ -49,7 +56,9 @@ def counterfactuals(latents: critters.Latents, size: int) -> list[tuple[list[str
     names = list(done)
     pictures = torch.cat([render(latents, size=size, do=do).image for do in done.values()])
     styles = ("flat", "sketch")
-    pictures = torch.cat([pictures, *(render(latents, size=size, style=style).image for style in styles)])
+    pictures = torch.cat(
+        [pictures, *(render(latents, size=size, style=style).image for style in styles)]
+    )
     names += [f"{style} style" for style in styles]
     return [(names[:8], pictures[:8]), (names[8:16], pictures[8:16])]
 
@@ -58,7 +67,9 @@ def sheet(rows: list[tuple[list[str], Tensor]]) -> Image.Image:
     """Pictures on white with a caption under each."""
     size = rows[0][1].shape[-1]
     wide = max(len(names) for names, _ in rows)
-    page = Image.new("RGB", (wide * (size + _GAP) + _GAP, len(rows) * (size + _GAP + _TEXT) + _GAP), "white")
+    page = Image.new(
+        "RGB", (wide * (size + _GAP) + _GAP, len(rows) * (size + _GAP + _TEXT) + _GAP), "white"
+    )
     pen, font = ImageDraw.Draw(page), ImageFont.load_default(size=12)
     for row, (names, images) in enumerate(rows):
         top = _GAP + row * (size + _GAP + _TEXT)
@@ -66,7 +77,9 @@ def sheet(rows: list[tuple[list[str], Tensor]]) -> Image.Image:
             left = _GAP + column * (size + _GAP)
             pixels = (image.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
             page.paste(Image.fromarray(pixels), (left, top))
-            pen.text((left + size / 2, top + size + 1), name, fill="#444444", font=font, anchor="ma")
+            pen.text(
+                (left + size / 2, top + size + 1), name, fill="#444444", font=font, anchor="ma"
+            )
     return page
 
 

@@ -1,4 +1,5 @@
-"""The picture of the demo report in the README: runs the demo and photographs its page with Debian's chromium.
+"""The picture of the demo report in the README: runs the demo and photographs its page with
+Debian's chromium.
 
 python scripts/demo_picture.py --out docs/demo.png
 """
@@ -15,7 +16,15 @@ from typer.testing import CliRunner
 
 from seecause.cli import app
 
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def main(

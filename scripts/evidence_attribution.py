@@ -1,14 +1,17 @@
 """Which attribution method can be trusted on a real ViT and real photos?
 
-    make evidence-attribution REAL=PATH                                  # or: python scripts/evidence_attribution.py --real PATH
+    make evidence-attribution REAL=PATH                                  # or: python
+    scripts/evidence_attribution.py --real PATH
     make evidence-attribution REAL=PATH LIMIT=40                         # two cores
 
-PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all
-metrics of the paper, for the given label and for the predicted class; maps without signs and smoothed; sanity checks; CAAP's tails, blanks,
-selections, layers and scores.
-Stops between two shards when --minutes are over; the same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not
-done yet is a hole on the page, and the exit code is 1 until there is none. Every number on the page is computed here. --only-page writes it again.
-Another model, other methods or a limit have a work folder of their own.
+PATH holds vit_tiny_patch16_224.safetensors, pets/ (Oxford-IIIT Pet with trimaps and
+imagenet_labels.csv) and imagenet/val/<wnid>/*.JPEG. All methods by all metrics of the paper, for
+the given label and for the predicted class; maps without signs and smoothed; sanity checks; CAAP's
+tails, blanks, selections, layers and scores. Stops between two shards when --minutes are over; the
+same command again goes on. Writes evidence-attribution.md, .csv and pictures: what is not done yet
+is a hole on the page, and the exit code is 1 until there is none. Every number on the page is
+computed here. --only-page writes it again. Another model, other methods or a limit have a work
+folder of their own.
 """
 
 from __future__ import annotations
@@ -53,19 +56,43 @@ SETS = {"pets": "Oxford-IIIT Pet photos", "imagenet": "ImageNet validation photo
 
 def main(
     real: Annotated[str, typer.Option(help="Folder with the weights, pets/ and imagenet/.")] = "",
-    limit: Annotated[int | None, typer.Option(help="Photos of each set, spread evenly.", show_default="all", min=1)] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Photos of each set, spread evenly.", show_default="all", min=1),
+    ] = None,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
     minutes: Annotated[float, typer.Option(help="Begin no new shard after so many.")] = 9,
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("docs/results"),
     work: Annotated[Path, typer.Option(help="Where finished work is kept.")] = Path("out/evidence"),
-    method: Annotated[str | None, typer.Option(help="Methods, separated by commas.", show_default="all")] = None,
-    model: Annotated[str, typer.Option(help="timm:NAME; its weights are NAME.safetensors.")] = MODEL,
-    only_page: Annotated[bool, typer.Option(help="Run nothing: write the page of what is in --work, whichever machine and versions made it.")] = False,
+    method: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas.", show_default="all")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="timm:NAME; its weights are NAME.safetensors.")
+    ] = MODEL,
+    only_page: Annotated[
+        bool,
+        typer.Option(
+            help=(
+                "Run nothing: write the page of what is in --work, whichever machine and versions"
+                " made it."
+            )
+        ),
+    ] = False,
 ) -> None:
     began = time.monotonic()
     try:
         deadline = None if only_page else began + 60 * minutes
-        complete = study(real, limit, "cpu" if only_page else device, deadline, out, work / work_folder(limit, method, model), method, model)
+        complete = study(
+            real,
+            limit,
+            "cpu" if only_page else device,
+            deadline,
+            out,
+            work / work_folder(limit, method, model),
+            method,
+            model,
+        )
     except SeecauseError as refused:
         typer.echo(str(refused), err=True)
         raise typer.Exit(2) from None
@@ -75,10 +102,24 @@ def main(
         raise typer.Exit(1)
 
 
-def study(real: str, limit: int | None, device: str, deadline: float | None, out: Path, work: Path, method: str | None, name: str) -> bool:
-    """Whatever is not done yet, as far as the time allows (None: nothing), and the page; whether all is done."""
+def study(
+    real: str,
+    limit: int | None,
+    device: str,
+    deadline: float | None,
+    out: Path,
+    work: Path,
+    method: str | None,
+    name: str,
+) -> bool:
+    """Whatever is not done yet, as far as the time allows (None: nothing), and the page; whether
+    all is done."""
     if deadline is None and not work.is_dir():
-        raise DataMissing(str(work), "no work of this study is there", "give the --work, --limit, --method and --model of the run, or leave out --only-page")
+        raise DataMissing(
+            str(work),
+            "no work of this study is there",
+            "give the --work, --limit, --method and --model of the run, or leave out --only-page",
+        )
     weights, folder = _found(real, f"{name.partition(':')[2]}.safetensors")
     base = Request(
         model=name,
@@ -91,9 +132,14 @@ def study(real: str, limit: int | None, device: str, deadline: float | None, out
     )
     model = open_model(base)
     torch.set_float32_matmul_precision(base.precision)  # after the view was verified
-    sets = [photoset(kind, title, _photos(f"{kind}:{folder / kind}", limit), model) for kind, title in SETS.items()]
+    sets = [
+        photoset(kind, title, _photos(f"{kind}:{folder / kind}", limit), model)
+        for kind, title in SETS.items()
+    ]
     for photos in sets:
-        typer.echo(f"{photos.title}: {len(photos.data)}, {photos.right.double().mean():.1%} answered right")
+        typer.echo(
+            f"{photos.title}: {len(photos.data)}, {photos.right.double().mean():.1%} answered right"
+        )
     sizes, methods = Sizes.of(limit), with_reference(_methods(method))
     todo = parts(model, sets, methods, sizes, base)
     if deadline is None:
@@ -105,14 +151,32 @@ def study(real: str, limit: int | None, device: str, deadline: float | None, out
     patches = {one.part.name: read_patches(one) for one in done if one.part.on_patches}
     changed = {one.part.name: read_changed(one) for one in done}
     made_on = ", ".join(_machines(work)) or machine(device)
-    write(out, work, sets, done, patches, changed, sizes, command=_command(limit, method, name), machine=made_on)
-    return all(one.status.complete for one in done) and not any(found.missing for found in (*patches.values(), *changed.values()))
+    write(
+        out,
+        work,
+        sets,
+        done,
+        patches,
+        changed,
+        sizes,
+        command=_command(limit, method, name),
+        machine=made_on,
+    )
+    return all(one.status.complete for one in done) and not any(
+        found.missing for found in (*patches.values(), *changed.values())
+    )
 
 
 def work_folder(limit: int | None, method: str | None, model: str) -> str:
     """The work folder: the study's own, or one for each limit, choice of methods and model."""
-    named = {"model": None if model == MODEL else model.partition(":")[2].replace("/", "-"), "limit": limit, "methods": method and _digest(method)}
-    return "-".join(["attribution", *(f"{what}-{value}" for what, value in named.items() if value is not None)])
+    named = {
+        "model": None if model == MODEL else model.partition(":")[2].replace("/", "-"),
+        "limit": limit,
+        "methods": method and _digest(method),
+    }
+    return "-".join(
+        ["attribution", *(f"{what}-{value}" for what, value in named.items() if value is not None)]
+    )
 
 
 def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done:
@@ -121,28 +185,50 @@ def _perform(part: Part, model: ImageModel, work: Path, deadline: float) -> Done
     def enough() -> str:
         return OUT_OF_TIME if time.monotonic() > deadline else ""
 
-    store, worker = Store(work / part.name), Worker(make_plan(part.request, model, part.data), model, part.data)
-    status = run(store, worker, advance=lambda images: _remember(work, machine(part.request.device)), enough=enough)
+    store, worker = (
+        Store(work / part.name),
+        Worker(make_plan(part.request, model, part.data), model, part.data),
+    )
+    status = run(
+        store,
+        worker,
+        advance=lambda images: _remember(work, machine(part.request.device)),
+        enough=enough,
+    )
     done = Done(part, store, worker.plan, status)
     if part.request.study == "layers" and status.complete:
         save_depth(store, worker)  # always: what an earlier run left may be of other photos
     if part.on_patches:
         score_patches(done, model, enough)
     score_changed(done, model, enough)
-    said = [f"{status.done} of {status.total} shards", *([f"{len(status.holes)} holes"] if status.holes else []), *status.failed.values(), status.stopped]
-    typer.echo(f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s")
+    said = [
+        f"{status.done} of {status.total} shards",
+        *([f"{len(status.holes)} holes"] if status.holes else []),
+        *status.failed.values(),
+        status.stopped,
+    ]
+    typer.echo(
+        f"{part.name}: {'; '.join(text for text in said if text)}; {time.monotonic() - began:.1f} s"
+    )
     return done
 
 
 def _kept(part: Part, model: ImageModel, work: Path) -> Done:
-    """A part as it was left, by the plan it was made with: other versions and devices would ask for other shards. One that was not begun has nothing."""
+    """A part as it was left, by the plan it was made with: other versions and devices would ask for
+    other shards. One that was not begun has nothing."""
     store = Store(work / part.name)
     if not (store.folder / "manifest.json").is_file():
         plan = make_plan(part.request, model, part.data)
         return Done(part, store, plan, inspect(store, plan))
     plan = store.plan()
-    if list(plan.samples) != [photo.id for photo in part.data.photos]:  # or the model answers otherwise here, where the predicted class is explained
-        raise DataMissing(str(store.folder), "it was made of other photos than are asked for", "give the --real, --limit and --model it was made with")
+    if list(plan.samples) != [
+        photo.id for photo in part.data.photos
+    ]:  # or the model answers otherwise here, where the predicted class is explained
+        raise DataMissing(
+            str(store.folder),
+            "it was made of other photos than are asked for",
+            "give the --real, --limit and --model it was made with",
+        )
     done = Done(part, store, plan, inspect(store, plan))
     if part.on_patches:
         score_patches(done, model, lambda: False, answers=False)
@@ -151,15 +237,26 @@ def _kept(part: Part, model: ImageModel, work: Path) -> Done:
 
 
 def _warm_up(model: ImageModel, photos: Photoset) -> None:
-    """One forward and backward that no one times: what a device loads first is not the cost of the first method."""
+    """One forward and backward that no one times: what a device loads first is not the cost of the
+    first method."""
     samples, _ = read_samples(photos.data, 0, min(WARM, len(photos.data)))
     if samples:
-        attribute(model, to_batch(model, list(samples.values())).images, None, "integrated-gradients", steps=2)
+        attribute(
+            model,
+            to_batch(model, list(samples.values())).images,
+            None,
+            "integrated-gradients",
+            steps=2,
+        )
 
 
 def _machines(work: Path) -> list[str]:
     """Where the shards in a work folder were made."""
-    return (work / MACHINE).read_text(encoding="utf-8").splitlines() if (work / MACHINE).is_file() else []
+    return (
+        (work / MACHINE).read_text(encoding="utf-8").splitlines()
+        if (work / MACHINE).is_file()
+        else []
+    )
 
 
 def _remember(work: Path, name: str) -> None:
@@ -173,20 +270,37 @@ def _digest(text: str) -> str:
 
 def _tell(todo: list[Part], model: ImageModel) -> None:
     """The plan and what it costs, before anything runs."""
-    patches = model.check(torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)).n_patches
+    patches = model.check(
+        torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    ).n_patches
     for part in todo:
-        typer.echo(f"  {part.name}: {len(part.request.methods)} methods, {len(part.data)} photos, about {part.forwards(patches):,} forwards")
-    typer.echo(f"  in all about {sum(part.forwards(patches) for part in todo):,} forwards; what is done already is not done again")
+        typer.echo(
+            f"  {part.name}: {len(part.request.methods)} methods, {len(part.data)} photos, about"
+            f" {part.forwards(patches):,} forwards"
+        )
+    typer.echo(
+        f"  in all about {sum(part.forwards(patches) for part in todo):,} forwards; what is done"
+        " already is not done again"
+    )
 
 
 def _found(real: str, weights: str) -> tuple[Path, Path]:
     """The weights and the folder, or what is missing."""
     if not real:
-        raise DataMissing("REAL", "no folder is given", f"make evidence-attribution REAL=PATH, where PATH holds {weights}, pets/ and imagenet/")
+        raise DataMissing(
+            "REAL",
+            "no folder is given",
+            f"make evidence-attribution REAL=PATH, where PATH holds {weights}, pets/ and imagenet/",
+        )
     folder = Path(real)
     for path in (folder / weights, *(folder / kind for kind in SETS)):
         if not path.exists():
-            raise DataMissing(str(path), "it does not exist", f"give a folder REAL=PATH that holds {weights}, pets/ and imagenet/ (docs/evidence.md)")
+            raise DataMissing(
+                str(path),
+                "it does not exist",
+                f"give a folder REAL=PATH that holds {weights}, pets/ and imagenet/"
+                " (docs/evidence.md)",
+            )
     return folder / weights, folder
 
 
@@ -206,7 +320,12 @@ def _command(limit: int | None, method: str | None, model: str) -> str:
     if method is None and model == MODEL:
         return "make evidence-attribution REAL=PATH" + ("" if limit is None else f" LIMIT={limit}")
     given = {"--limit": limit, "--method": method, "--model": model}
-    return " ".join(["python scripts/evidence_attribution.py --real PATH", *(f"{name} {value}" for name, value in given.items() if value is not None)])
+    return " ".join(
+        [
+            "python scripts/evidence_attribution.py --real PATH",
+            *(f"{name} {value}" for name, value in given.items() if value is not None),
+        ]
+    )
 
 
 if __name__ == "__main__":

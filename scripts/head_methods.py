@@ -16,35 +16,62 @@ from seecause.models.view import VisionModel
 PRINTED, GREY = "cigma as printed", "cigma, true masks, grey"
 GUARD, FORCED = " + guard", ", forced"
 CONTROLS = {
-    "weight norm": "weight-norm", "output norm": "output-norm", "taylor": "taylor", "attention mass": "attention-mass", "loss gain": "loss-gain",
+    "weight norm": "weight-norm", "output norm": "output-norm", "taylor": "taylor",
+    "attention mass": "attention-mass", "loss gain": "loss-gain",
     "loss change": "loss-change",
 }  # fmt: skip
 
 
-def cigma(model: VisionModel, images: Tensor, labels: Tensor, looks: Mapping[str, Look], **options: Any) -> dict[str, HeadScores]:
-    """CIGMA by every look, as it is and less what the foreground loses. Options are those of `score`."""
+def cigma(
+    model: VisionModel, images: Tensor, labels: Tensor, looks: Mapping[str, Look], **options: Any
+) -> dict[str, HeadScores]:
+    """CIGMA by every look, as it is and less what the foreground loses. Options are those of
+    `score`."""
     found = {}
     for name, look in looks.items():
-        found[name] = score(model, images, look.masks, baseline=look.baseline, target=labels, **options)
+        found[name] = score(
+            model, images, look.masks, baseline=look.baseline, target=labels, **options
+        )
         found[name + GUARD] = penalised(found[name])
     return found
 
 
-def controls(model: VisionModel, images: Tensor, labels: Tensor, masks: Masks) -> dict[str, HeadScores]:
-    """Norms and attention on the background (the largest go first), Taylor importance (the smallest), and loss differences."""
-    return {name: select(by, model, images, labels, **({"masks": masks} if by == "attention-mass" else {})) for name, by in CONTROLS.items()}
+def controls(
+    model: VisionModel, images: Tensor, labels: Tensor, masks: Masks
+) -> dict[str, HeadScores]:
+    """Norms and attention on the background (the largest go first), Taylor importance (the
+    smallest), and loss differences."""
+    return {
+        name: select(
+            by, model, images, labels, **({"masks": masks} if by == "attention-mass" else {})
+        )
+        for name, by in CONTROLS.items()
+    }
 
 
-def contrastive_gating(model: VisionModel, images: Tensor, labels: Tensor, objects: Tensor, **options: Any) -> HeadScores:
-    """Causal Head Gating that keeps the answers to the objects [N, H, W] (bool) and suppresses those to the backgrounds, on grey."""
+def contrastive_gating(
+    model: VisionModel, images: Tensor, labels: Tensor, objects: Tensor, **options: Any
+) -> HeadScores:
+    """Causal Head Gating that keeps the answers to the objects [N, H, W] (bool) and suppresses
+    those to the backgrounds, on grey."""
     erased = erase(model, images, objects, "grey")
     assert erased.no_foreground is not None
-    return select("gating", model, erased.no_background, labels, suppress=(erased.no_foreground, labels), **options)
+    return select(
+        "gating",
+        model,
+        erased.no_background,
+        labels,
+        suppress=(erased.no_foreground, labels),
+        **options,
+    )
 
 
 def forced(found: HeadScores) -> HeadScores:
-    """Gating that removes as many heads as it is told to: by soft interference, whatever the heads are called."""
-    return replace(found, value=found.after["interference"], protocol={**found.protocol, "forced": True})
+    """Gating that removes as many heads as it is told to: by soft interference, whatever the heads
+    are called."""
+    return replace(
+        found, value=found.after["interference"], protocol={**found.protocol, "forced": True}
+    )
 
 
 def as_scores(model: VisionModel, heads: list[tuple[int, int]]) -> HeadScores:

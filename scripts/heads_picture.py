@@ -1,4 +1,5 @@
-"""The picture in docs/heads.md: the demo's audit and repair of critters-biased, photographed with Debian's chromium.
+"""The picture in docs/heads.md: the demo's audit and repair of critters-biased, photographed with
+Debian's chromium.
 
 python scripts/heads_picture.py --out docs/heads.png
 """

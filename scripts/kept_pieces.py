@@ -1,4 +1,5 @@
-"""Work in pieces: each is one JSON file, so a run that stops goes on where it was, and the time it may take is kept."""
+"""Work in pieces: each is one JSON file, so a run that stops goes on where it was, and the time it
+may take is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class OutOfTime(Exception):
 
 @dataclass
 class Pieces:
-    """What is finished, by name. `ends` is a time of `time.monotonic`: no piece begins after it, and one that has begun is finished."""
+    """What is finished, by name. `ends` is a time of `time.monotonic`: no piece begins after it,
+    and one that has begun is finished."""
 
     folder: Path
     ends: float = float("inf")
@@ -41,7 +43,12 @@ class Pieces:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
             print(f"{seconds:7.1f} s  {name}", flush=True)
-            write_whole(path, json.dumps({"name": name, "machine": self.machine, "seconds": seconds, "content": made}))
+            write_whole(
+                path,
+                json.dumps(
+                    {"name": name, "machine": self.machine, "seconds": seconds, "content": made}
+                ),
+            )
         self._read(path)  # also what was just made: the same whether it is new or not
         return self.found[name]
 
@@ -67,8 +74,15 @@ def write_whole(path: Path, text: str) -> None:
 
 def pack(values: Tensor) -> dict[str, Any]:
     """float32 numbers as text, bit by bit."""
-    return {"shape": list(values.shape), "float32": base64.b64encode(values.float().cpu().contiguous().numpy().tobytes()).decode("ascii")}
+    return {
+        "shape": list(values.shape),
+        "float32": (
+            base64.b64encode(values.float().cpu().contiguous().numpy().tobytes()).decode("ascii")
+        ),
+    }
 
 
 def unpack(packed: dict[str, Any]) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(packed["float32"])), dtype=torch.float32).reshape(packed["shape"])
+    return torch.frombuffer(
+        bytearray(base64.b64decode(packed["float32"])), dtype=torch.float32
+    ).reshape(packed["shape"])

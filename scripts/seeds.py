@@ -14,4 +14,6 @@ def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, in percent."""
     if not values:
         return "-"
-    return percent(statistics.fmean(values)) + (f" ± {percent(statistics.stdev(values))}" if len(values) > 1 else "")
+    return percent(statistics.fmean(values)) + (
+        f" ± {percent(statistics.stdev(values))}" if len(values) > 1 else ""
+    )

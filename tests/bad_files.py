@@ -13,10 +13,17 @@ def write_huge_header(path: Path, side: int = 20_000) -> None:
     """A valid PNG header of a huge picture with hardly any data behind it."""
 
     def part(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = part(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", zlib.compress(b"\0" * 1000)) + part(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + part(b"IDAT", zlib.compress(b"\0" * 1000))
+        + part(b"IEND", b"")
+    )
 
 
 def bad_file(folder: Path, kind: str) -> Path:

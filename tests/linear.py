@@ -1,4 +1,5 @@
-"""A model whose answers are a known sum over pixels, so that the truth about every patch is known too."""
+"""A model whose answers are a known sum over pixels, so that the truth about every patch is known
+too."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def linear_view(module: nn.Module) -> LinearModel:
         name="linear",
         family="tests",
         preprocess=Preprocess(size=SIZE, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-        layout_at=lambda height, width: TokenLayout(grid=(height // PATCH, width // PATCH), prefix=0),
+        layout_at=lambda height, width: TokenLayout(
+            grid=(height // PATCH, width // PATCH), prefix=0
+        ),
         patch=(PATCH, PATCH),
         native=module,
     )
@@ -51,7 +54,8 @@ def linear_model(classes: int = 4, seed: int = 0) -> LinearModel:
 
 
 def contributions(model: LinearModel, images: Tensor, classes: Tensor | list[int]) -> Tensor:
-    """[B, H, W]: what each pixel adds to the logit of its class, measured from a picture of zeros."""
+    """[B, H, W]: what each pixel adds to the logit of its class, measured from a picture of
+    zeros."""
     weight = model.module.weight[torch.as_tensor(classes)].view(-1, 3, *SIZE)
     return (weight * images).sum(dim=1)
 

@@ -12,7 +12,16 @@ import pytest
 import seecause
 
 ROOT = Path(seecause.__file__).parent
-ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution"]  # upwards
+ORDER = [
+    "errors",
+    "models",
+    "engine",
+    "loading",
+    "target",
+    "data",
+    "metrics",
+    "attribution",
+]  # upwards
 ORDER += ["heads", "faithful", "lvlm", "train", "bench", "report", "demo", "cli"]
 SIDEWAYS = {("loading", "engine")}
 
@@ -24,10 +33,16 @@ def layer(module: str) -> str | None:
 
 def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("seecause")}
+    return {
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("seecause")
+    }
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_dependencies_point_down(path):
     mine = layer("seecause." + path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."))
     if mine is None:
@@ -41,7 +56,10 @@ def test_dependencies_point_down(path):
 
 
 def test_importing_the_package_imports_no_model_library():
-    code = "import seecause, sys; print([m for m in ('torch', 'timm', 'transformers', 'gradio', 'ray') if m in sys.modules])"
+    code = (
+        "import seecause, sys; print([m for m in ('torch', 'timm', 'transformers', 'gradio', 'ray')"
+        " if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -48,7 +48,10 @@ def test_half_precision_files_are_widened(tmp_path):
     import timm
 
     module = timm.create_model("test_vit", num_classes=5)
-    save_file({name: value.half() for name, value in module.state_dict().items()}, tmp_path / "half.safetensors")
+    save_file(
+        {name: value.half() for name, value in module.state_dict().items()},
+        tmp_path / "half.safetensors",
+    )
     model = sc.load("timm:test_vit", weights=tmp_path / "half.safetensors")
     assert model.dtype == torch.float32 and model.n_classes == 5 and not model.random_weights
 
@@ -58,19 +61,34 @@ def test_torch_files_and_transformers_folders_are_read(tmp_path):
     from transformers import ViTConfig, ViTForImageClassification
 
     module = timm.create_model("test_vit")
-    torch.save({name: value.half() for name, value in module.state_dict().items()}, tmp_path / "plain.pth")
+    torch.save(
+        {name: value.half() for name, value in module.state_dict().items()}, tmp_path / "plain.pth"
+    )
     model = sc.load("timm:test_vit", weights=tmp_path / "plain.pth")
     images = torch.rand(1, 3, *model.preprocess.size)
     assert model.dtype == torch.float32 and model.classes == imagenet_classes()
     torch.testing.assert_close(model(images), module.half().float().eval()(images))
 
-    config = ViTConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, image_size=32, patch_size=8, num_labels=3)
+    config = ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        num_labels=3,
+    )
     native = ViTForImageClassification(config).eval()
     for dtype in (torch.float32, torch.float16):
         native.to(dtype).save_pretrained(tmp_path / str(dtype))
-        for spec, weights in ((f"hf:{tmp_path / str(dtype)}", None), ("hf:any-name", tmp_path / str(dtype))):
+        for spec, weights in (
+            (f"hf:{tmp_path / str(dtype)}", None),
+            ("hf:any-name", tmp_path / str(dtype)),
+        ):
             found = sc.load(spec, weights=weights, mean=(0.5,) * 3, std=(0.5,) * 3, size=32)
-            assert found.dtype == torch.float32 and found.n_classes == 3 and not found.random_weights
+            assert (
+                found.dtype == torch.float32 and found.n_classes == 3 and not found.random_weights
+            )
             picture = torch.rand(1, 3, 32, 32)
             torch.testing.assert_close(found(picture), native.float()(picture).logits)
 

@@ -1,4 +1,5 @@
-"""What the README shows can be typed: its Python runs, and its commands have the options they are given."""
+"""What the README shows can be typed: its Python runs, and its commands have the options they are
+given."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(snippet, names)
-    assert names["found"].maps.shape == (2, 12, 12) and names["masks"].any() and (tmp_path / "overlay.png").is_file()
+    assert (
+        names["found"].maps.shape == (2, 12, 12)
+        and names["masks"].any()
+        and (tmp_path / "overlay.png").is_file()
+    )
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -12,11 +12,14 @@ from tests.families import hf, open_clip, timm, torchvision
 from tests.families.native import Native
 
 LIBRARIES = [timm, hf, torchvision, *([open_clip] if find_spec("open_clip") else [])]
-FAMILIES: dict[str, Callable[[], Native]] = {name: make for library in LIBRARIES for name, make in library.FAMILIES.items()}
+FAMILIES: dict[str, Callable[[], Native]] = {
+    name: make for library in LIBRARIES for name, make in library.FAMILIES.items()
+}
 
 
 def scramble(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Redraw every parameter (biases, LayerScale, norms, tokens, head) so that each of them matters."""
+    """Redraw every parameter (biases, LayerScale, norms, tokens, head) so that each of them
+    matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
@@ -47,4 +50,6 @@ def pictures(native: Native, batch: int = 2, seed: int = 1) -> Tensor:
     """Normalised noise [B, 3, H, W] in the model's dtype."""
     generator = torch.Generator().manual_seed(seed)
     like = next(native.module.parameters())
-    return torch.randn(batch, 3, *native.size, generator=generator, dtype=torch.float64).to(like.dtype)
+    return torch.randn(batch, 3, *native.size, generator=generator, dtype=torch.float64).to(
+        like.dtype
+    )

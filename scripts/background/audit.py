@@ -1,4 +1,5 @@
-"""What `evidence_background.py` measures on the whole model: accuracy, composites, discovered masks, FIG and BIG; and what an audit says of them."""
+"""What `evidence_background.py` measures on the whole model: accuracy, composites, discovered
+masks, FIG and BIG; and what an audit says of them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def plain(study: Study) -> Row:
         assert cases.labels is not None
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices == cases.labels[:, None]
         found[name] = {"top 1": bits(top[:, 0]), "top 5": bits(top.any(dim=1))}
-        print(f"plain accuracy, {len(cases)} photos of {name}: {float(top[:, 0].double().mean()):.3f}", flush=True)
+        print(
+            f"plain accuracy, {len(cases)} photos of {name}:"
+            f" {float(top[:, 0].double().mean()):.3f}",
+            flush=True,
+        )
     return found
 
 
@@ -39,23 +44,38 @@ def of_composites(study: Study) -> Row:
     made, labels = study.composites, study.pets.labels
     assert labels is not None
     breeds = labels.unique()
-    other = labels[made.donors["mixed_rand"][0].to(labels.device)]  # a label that is wrong for the animal, and in the first mixed_rand right for the background
+    other = labels[
+        made.donors["mixed_rand"][0].to(labels.device)
+    ]  # a label that is wrong for the animal, and in the first mixed_rand right for the background
     rows: Row = {}
     for name, stack in {**{name: made.alone[name][None] for name in ALONE}, **made.mixed}.items():
-        logits = torch.stack([logits_of(study.model, study.seen(pixels)) for pixels in stack])  # [draws, N, C]
+        logits = torch.stack(
+            [logits_of(study.model, study.seen(pixels)) for pixels in stack]
+        )  # [draws, N, C]
         answers = logits.argmax(dim=-1)
         rows[name] = {
             "right": shares(answers == labels),
             "right among breeds": shares(breeds[logits[..., breeds].argmax(dim=-1)] == labels),
-            "probability": shares(log_probs(logits).exp().gather(-1, labels.expand(len(stack), -1)[..., None])[..., 0]),
-            "another's": [float(a == b) for a, b in zip(answers[0].tolist(), other.tolist(), strict=True)],
+            "probability": shares(
+                log_probs(logits).exp().gather(-1, labels.expand(len(stack), -1)[..., None])[..., 0]
+            ),
+            "another's": [
+                float(a == b) for a, b in zip(answers[0].tolist(), other.tolist(), strict=True)
+            ],
         }
-    return {"kinds": rows, "box": made.boxes.tolist(), "animal": study.shapes.double().mean(dim=(1, 2)).tolist(), "untiled": made.untiled}
+    return {
+        "kinds": rows,
+        "box": made.boxes.tolist(),
+        "animal": study.shapes.double().mean(dim=(1, 2)).tolist(),
+        "untiled": made.untiled,
+    }
 
 
 def searched(study: Study, part: slice) -> Row:
     with study.fastly():
-        found = discover_masks(study.model, study.pets.images[part], steps=study.sizes.mask_steps, rho=RHO)
+        found = discover_masks(
+            study.model, study.pets.images[part], steps=study.sizes.mask_steps, rho=RHO
+        )
     assert found.soft is not None and found.losses is not None
     return {"soft": pack(found.soft), "losses": found.losses.mean(dim=0).tolist()}
 
@@ -67,16 +87,27 @@ def masks_of(study: Study, pieces: Pieces) -> Masks | None:
         return None
     soft = torch.cat([unpack(one["soft"]) for one in kept]).to(study.model.device)
     hard, ties = harden(soft, (study.pets.images.shape[-2], study.pets.images.shape[-1]), rho=RHO)
-    return Masks(hard, soft, ties, protocol={"source": "discovered", "rho": RHO, "steps": study.sizes.mask_steps})
+    return Masks(
+        hard,
+        soft,
+        ties,
+        protocol={"source": "discovered", "rho": RHO, "steps": study.sizes.mask_steps},
+    )
 
 
 def fair_looks(study: Study, masks: Masks) -> dict[str, Look]:
-    """What `seecause heads audit` can do on these photos: discovered and true masks, each with every fill."""
-    return {look.name: look for source in (masks, Masks.oracle(study.shapes)) for look in (Look(source, fill) for fill in FILLS)}
+    """What `seecause heads audit` can do on these photos: discovered and true masks, each with
+    every fill."""
+    return {
+        look.name: look
+        for source in (masks, Masks.oracle(study.shapes))
+        for look in (Look(source, fill) for fill in FILLS)
+    }
 
 
 def audited(study: Study, masks: Masks) -> Row:
-    """FIG and BIG of all photos by every look, and how well discovered masks meet the animal, beside masks that know nothing of it."""
+    """FIG and BIG of all photos by every look, and how well discovered masks meet the animal,
+    beside masks that know nothing of it."""
     model, pets, truth = study.model, study.pets, study.pets.truth
     assert truth is not None
     bare, other = Masks.oracle(truth), Masks.oracle(study.shapes.roll(1, dims=0))
@@ -93,9 +124,15 @@ def audited(study: Study, masks: Masks) -> Row:
         "control: another photo's true mask, grey": Look(other, "grey"),
         "control: centre, grey": Look(Masks.oracle(guess["control: centre"]), "grey"),
     }
-    gains = {name: information_gains(model, pets.images, look.masks, baseline=look.baseline) for name, look in looks.items()}
+    gains = {
+        name: information_gains(model, pets.images, look.masks, baseline=look.baseline)
+        for name, look in looks.items()
+    }
     return {
-        "gains": {name: {"fig": one.fig.tolist(), "big": one.big.tolist(), "noise": one.noise_floor} for name, one in gains.items()},
+        "gains": {
+            name: {"fig": one.fig.tolist(), "big": one.big.tolist(), "noise": one.noise_floor}
+            for name, one in gains.items()
+        },
         "iou": {name: iou(hard, truth).tolist() for name, hard in guess.items()},
         "ties": float(masks.ties.mean()) if masks.ties is not None else None,
         "border": float((truth == IGNORE).double().mean()),
@@ -103,13 +140,21 @@ def audited(study: Study, masks: Masks) -> Row:
 
 
 def verdict(study: Study, masks: Masks, found: Row) -> Row:
-    """What an audit says of kept gains, by the rules it has when the page is written: the look it believes, and its words."""
+    """What an audit says of kept gains, by the rules it has when the page is written: the look it
+    believes, and its words."""
     looks, told = fair_looks(study, masks), found["audit"]
     kept = {name: told["gains"][name] for name in looks}
-    gains = {name: Gains(*(torch.tensor(one[key], dtype=torch.float64) for key in ("fig", "big")), one["noise"]) for name, one in kept.items()}
+    gains = {
+        name: Gains(
+            *(torch.tensor(one[key], dtype=torch.float64) for key in ("fig", "big")), one["noise"]
+        )
+        for name, one in kept.items()
+    }
     unasked = torch.empty(len(study.pets), 0)  # a verdict does not look at logits
     overlap = torch.tensor(told["iou"]["discovered masks"], dtype=torch.float64)
-    report = Audit(study.pets, unasked, looks, gains, overlap, counted=unbits(found["plain"]["pets"]["top 1"]))
+    report = Audit(
+        study.pets, unasked, looks, gains, overlap, counted=unbits(found["plain"]["pets"]["top 1"])
+    )
     return {"trusted": report.trusted, "words": report.verdict()}
 
 
@@ -123,7 +168,9 @@ def centre(like: Tensor) -> Tensor:
 
 
 def scattered(like: Tensor) -> Tensor:
-    return (torch.rand(like.shape, generator=torch.Generator().manual_seed(0)) < RHO).to(like.device)
+    return (torch.rand(like.shape, generator=torch.Generator().manual_seed(0)) < RHO).to(
+        like.device
+    )
 
 
 def bits(values: Tensor) -> str:
@@ -135,5 +182,6 @@ def unbits(text: str) -> Tensor:
 
 
 def shares(values: Tensor) -> list[float]:
-    """Means over draws [draws, N] -> [N], to the last digit: `numbers.counts` makes counts of them again."""
+    """Means over draws [draws, N] -> [N], to the last digit: `numbers.counts` makes counts of them
+    again."""
     return values.double().mean(dim=0).tolist()

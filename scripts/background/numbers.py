@@ -1,7 +1,9 @@
-"""Arithmetic of the background study's page: means, ratios and their changes, with 95 % bootstrap intervals over photos.
+"""Arithmetic of the background study's page: means, ratios and their changes, with 95 % bootstrap
+intervals over photos.
 
-Changes are paired: the same photos with and without heads. All intervals come from the same resamplings of the photos. What a conclusion hangs on is
-compared as it is printed: the last bits of a sum decide nothing.
+Changes are paired: the same photos with and without heads. All intervals come from the same
+resamplings of the photos. What a conclusion hangs on is compared as it is printed: the last bits of
+a sum decide nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Removals:
     unseen: list[Heads]  # heads whose removal alone is not measured yet
 
     def rivals(self, one: Removal) -> list[Removal]:
-        """Other sets of as many heads: all single heads there are, or random sets. Never the set itself, which cannot fall further than itself."""
+        """Other sets of as many heads: all single heads there are, or random sets. Never the set
+        itself, which cannot fall further than itself."""
         some = self.singles if len(one.heads) == 1 else self.lots.get(len(one.heads), [])
         return list({other.heads: other for other in some if other.heads != one.heads}.values())
 
@@ -81,7 +84,8 @@ def tensor(values: str | Sequence[float]) -> Tensor:
 
 
 def counts(shares: Sequence[float], draws: int) -> Tensor:
-    """[N]: in how many of `draws` it was so. Whole numbers, however many digits a share was kept with."""
+    """[N]: in how many of `draws` it was so. Whole numbers, however many digits a share was kept
+    with."""
     return (tensor(shares) * draws).round()
 
 
@@ -89,7 +93,9 @@ def counts(shares: Sequence[float], draws: int) -> Tensor:
 def resamplings(count: int) -> Tensor:
     """[DRAWS, count]: how often each of `count` things is drawn."""
     drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
-    return torch.zeros(DRAWS, count, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(DRAWS, count, dtype=torch.float64))
+    return torch.zeros(DRAWS, count, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(DRAWS, count, dtype=torch.float64)
+    )
 
 
 def mean(values: Tensor) -> Estimate:
@@ -98,10 +104,14 @@ def mean(values: Tensor) -> Estimate:
 
 
 def mean_by_group(values: Tensor, groups: Sequence[int]) -> Estimate:
-    """The mean over photos, with an interval from drawing whole groups: what other groups would say."""
+    """The mean over photos, with an interval from drawing whole groups: what other groups would
+    say."""
     kinds, places = torch.tensor(groups).unique(return_inverse=True)
     zeros = torch.zeros(len(kinds), dtype=torch.float64)
-    sums, sizes = zeros.index_add(0, places, values), zeros.index_add(0, places, torch.ones_like(values))
+    sums, sizes = (
+        zeros.index_add(0, places, values),
+        zeros.index_add(0, places, torch.ones_like(values)),
+    )
     weights = resamplings(len(kinds))
     return _estimate(values.sum() / len(values), (weights @ sums) / (weights @ sizes))
 
@@ -116,7 +126,10 @@ def ratio_change(after: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) ->
     """Of the ratio of two means, from `before` to `after`."""
     weights = resamplings(len(after[0]))
     (a, b), (c, d) = after, before
-    return _estimate(a.mean() / b.mean() - c.mean() / d.mean(), (weights @ a) / (weights @ b) - (weights @ c) / (weights @ d))
+    return _estimate(
+        a.mean() / b.mean() - c.mean() / d.mean(),
+        (weights @ a) / (weights @ b) - (weights @ c) / (weights @ d),
+    )
 
 
 def _estimate(value: Tensor, drawn: Tensor) -> Estimate:
@@ -130,7 +143,11 @@ def _estimate(value: Tensor, drawn: Tensor) -> Estimate:
 def gap_values(composites: Row, key: str, draws: int) -> tuple[Tensor, int]:
     """BG-gap of each photo, and what to divide it by: counts of answers stay whole."""
     same, other = (composites["kinds"][kind][key] for kind in ("mixed_same", "mixed_rand"))
-    return (tensor(same) - tensor(other), 1) if key == "probability" else (counts(same, draws) - counts(other, draws), draws)
+    return (
+        (tensor(same) - tensor(other), 1)
+        if key == "probability"
+        else (counts(same, draws) - counts(other, draws), draws)
+    )
 
 
 def gap_of(composites: Row, key: str, draws: int, groups: Sequence[int] | None = None) -> Estimate:
@@ -152,7 +169,9 @@ def bir(gains: Row, rows: Tensor) -> Estimate:
 
 def bir_difference(one: Row, other: Row, rows: Tensor) -> Estimate:
     """BIR of one look less that of another, ratios of means, on the same photos."""
-    return ratio_change(*(_shares([tensor(gains[key])[rows] for key in ("fig", "big")]) for gains in (one, other)))
+    return ratio_change(
+        *(_shares([tensor(gains[key])[rows] for key in ("fig", "big")]) for gains in (one, other))
+    )
 
 
 def bir_by_photo(gains: Row, rows: Tensor) -> Estimate:
@@ -171,7 +190,9 @@ def effects(row: Row, whole: Row) -> dict[str, Effect]:
     found["BG-gap"] = Effect(float(after.mean()), mean(after - before))
     for name in (*AFTER, SWAP):
         parts = [_shares([tensor(values) for values in one["gains"][name]]) for one in (row, whole)]
-        found[f"BIR, {name}"] = Effect(float(parts[0][0].mean() / parts[0][1].mean()), ratio_change(*parts))
+        found[f"BIR, {name}"] = Effect(
+            float(parts[0][0].mean() / parts[0][1].mean()), ratio_change(*parts)
+        )
     return found
 
 
@@ -184,12 +205,28 @@ def _shares(gains: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def removed(found: Row, ks: Iterable[int], every: Iterable[Heads]) -> Removals:
     """Of the pieces that are there; `every` head of the model alone."""
     rows, singles = measured(found), list(every)
-    done = {heads: Removal(heads, effects(row, rows[()])) for heads, row in rows.items()} if () in rows else {}
+    done = (
+        {heads: Removal(heads, effects(row, rows[()])) for heads, row in rows.items()}
+        if () in rows
+        else {}
+    )
     wanted = {(method, k): best(record, k) for method, record in methods(found).items() for k in ks}
-    lots = {int(name.removeprefix("random ")): kept for name, kept in found.items() if name.startswith("random ")}
+    lots = {
+        int(name.removeprefix("random ")): kept
+        for name, kept in found.items()
+        if name.startswith("random ")
+    }
     return Removals(
         chosen={key: done[heads] for key, heads in wanted.items() if heads in done},
-        lots={size: [done[heads] for heads in (tuple((layer, head) for layer, head in row["heads"]) for row in lots[size])] for size in sorted(lots)},
+        lots={
+            size: [
+                done[heads]
+                for heads in (
+                    tuple((layer, head) for layer, head in row["heads"]) for row in lots[size]
+                )
+            ]
+            for size in sorted(lots)
+        },
         singles=[done[heads] for heads in singles if heads in done],
         unseen=[heads for heads in singles if heads not in done],
     )
@@ -197,7 +234,9 @@ def removed(found: Row, ks: Iterable[int], every: Iterable[Heads]) -> Removals:
 
 def falls(one: Removal, measure: str) -> bool:
     """The measure falls by more than its interval, and accuracy, as estimated, is kept."""
-    return one.effects[measure].change.printed[2] < 0 and all(one.effects[name].change.printed[0] >= -MAY_COST for name in ACCURACIES)
+    return one.effects[measure].change.printed[2] < 0 and all(
+        one.effects[name].change.printed[0] >= -MAY_COST for name in ACCURACIES
+    )
 
 
 def surely_cheap(one: Removal) -> bool:
@@ -207,4 +246,6 @@ def surely_cheap(one: Removal) -> bool:
 
 def place(one: Removal, rivals: Iterable[Removal], measure: str) -> int:
     """1 if no rival falls as far or further."""
-    return 1 + sum(other.effects[measure].change.value <= one.effects[measure].change.value for other in rivals)
+    return 1 + sum(
+        other.effects[measure].change.value <= one.effects[measure].change.value for other in rivals
+    )

@@ -1,4 +1,5 @@
-"""The photos of `evidence_background.py`, in the model's frame: pets in two halves, their composites, and ImageNet's."""
+"""The photos of `evidence_background.py`, in the model's frame: pets in two halves, their
+composites, and ImageNet's."""
 
 from __future__ import annotations
 
@@ -66,22 +67,34 @@ class Study:
     def composites(self) -> Composites:
         assert self.pets.labels is not None
         pixels = self.model.preprocess.raw(self.pets.images).clamp(0, 1)
-        return compose(pixels, self.shapes, self.pets.labels.cpu(), self.half, draws=self.sizes.mixes, seed=self.seed)
+        return compose(
+            pixels,
+            self.shapes,
+            self.pets.labels.cpu(),
+            self.half,
+            draws=self.sizes.mixes,
+            seed=self.seed,
+        )
 
     def seen(self, pixels: Tensor) -> Tensor:
         return self.model.preprocess.normalise(pixels).to(self.model.dtype)
 
     @cached_property
     def swapped(self) -> Swapped:
-        """The animal on another breed's photo, and another breed's animal on the photo: the same composites, since every background is used once."""
-        mixed, turned = self.seen(self.composites.mixed["mixed_rand"][0]), self.composites.donors["mixed_rand"][0].argsort()
+        """The animal on another breed's photo, and another breed's animal on the photo: the same
+        composites, since every background is used once."""
+        mixed, turned = (
+            self.seen(self.composites.mixed["mixed_rand"][0]),
+            self.composites.donors["mixed_rand"][0].argsort(),
+        )
         return Swapped(mixed, mixed[turned.to(mixed.device)])
 
     @property
     def state(self) -> str:
         """What decides the numbers, as a short name."""
         told = {
-            "protocol": VERSION, "seecause": sc.__version__, "weights": self.model.fingerprint(), "photos": self.data, "sizes": asdict(self.sizes),
+            "protocol": VERSION, "seecause": sc.__version__, "weights": self.model.fingerprint(),
+            "photos": self.data, "sizes": asdict(self.sizes),
             "seed": self.seed, "limit": self.limit, "tf32": self.fast, "device": self.device,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
@@ -90,9 +103,12 @@ class Study:
     def about(self) -> Row:
         assert self.pets.labels is not None
         return {
-            **asdict(self.sizes), "model": self.model.name, "heads": self.model.n_layers * self.model.n_heads, "classes": self.model.n_classes,
-            "pets": len(self.pets), "breeds": len(self.pets.labels.unique()), "chosen on": int((self.half == 0).sum()), "imagenet": len(self.imagenet),
-            "half": self.half.tolist(), "labels": self.pets.labels.tolist(), "limit": self.limit, "seed": self.seed, "tf32": self.fast,
+            **asdict(self.sizes), "model": self.model.name,
+            "heads": self.model.n_layers * self.model.n_heads, "classes": self.model.n_classes,
+            "pets": len(self.pets), "breeds": len(self.pets.labels.unique()),
+            "chosen on": int((self.half == 0).sum()), "imagenet": len(self.imagenet),
+            "half": self.half.tolist(), "labels": self.pets.labels.tolist(), "limit": self.limit,
+            "seed": self.seed, "tf32": self.fast,
         }  # fmt: skip
 
     @contextmanager
@@ -105,19 +121,47 @@ class Study:
             torch.set_float32_matmul_precision("highest")
 
 
-def opened(model: VisionModel, real: Path, *, sizes: Sizes, limit: int | None, seed: int, fast: bool, device: str) -> Study:
+def opened(
+    model: VisionModel,
+    real: Path,
+    *,
+    sizes: Sizes,
+    limit: int | None,
+    seed: int,
+    fast: bool,
+    device: str,
+) -> Study:
     """The study of a folder, of pieces that are made on `device`.
 
-    A small one has four photos of each of some breeds, so that either half has two: one to paste and one to paste on.
+    A small one has four photos of each of some breeds, so that either half has two: one to paste
+    and one to paste on.
     """
-    pets, imagenet = open_data(f"pets:{real / 'pets'}"), open_data(f"imagenet:{real / 'imagenet'}", limit=limit)
+    pets, imagenet = (
+        open_data(f"pets:{real / 'pets'}"),
+        open_data(f"imagenet:{real / 'imagenet'}", limit=limit),
+    )
     if limit is not None:
         labels = list(dict.fromkeys(pets.labels))
         count = min(len(labels), max(2, round(limit / 4)))
         kept = {labels[place * len(labels) // count] for place in range(count)}
-        few = [photo for label in kept for photo in [one for one in pets.photos if one.label == label][:4]]
+        few = [
+            photo
+            for label in kept
+            for photo in [one for one in pets.photos if one.label == label][:4]
+        ]
         pets = replace(pets, photos=tuple(photo for photo in pets.photos if photo in few))
     cases = gather(model, pets)
     assert cases.labels is not None
     half, told = halves(cases.labels.cpu(), seed=seed), (pets.fingerprint, imagenet.fingerprint)
-    return Study(model, cases, gather(model, imagenet), half, sizes, seed, limit, fast, device.split(":")[0], told)
+    return Study(
+        model,
+        cases,
+        gather(model, imagenet),
+        half,
+        sizes,
+        seed,
+        limit,
+        fast,
+        device.split(":")[0],
+        told,
+    )

@@ -1,10 +1,12 @@
 """What `evidence_shortcut.py` trains and measures, one job at a time, each to one JSON file.
 
 erm      the vision transformer, fine-tuned whole
-repair   what can be done to a fine-tuned one: a new last layer (DFR), heads removed (CIGMA), random heads removed
+repair   what can be done to a fine-tuned one: a new last layer (DFR), heads removed (CIGMA), random
+heads removed
 pdisco   PDiscoFormer: parts vote, from features that have seen the whole picture (one stage)
 ifam     iFAM: a second transformer answers from the patches of the parts alone
-mask     the same second transformer with the true mask instead of parts: a bound that no method can be expected to pass
+mask     the same second transformer with the true mask instead of parts: a bound that no method can
+be expected to pass
 centre   the same with patches around the centre: a control that knows nothing of the animal
 scatter  the same with patches drawn for each photo by lot: another
 """
@@ -29,7 +31,15 @@ from torch import Tensor, nn
 
 import seecause as sc
 from scripts.kept_pieces import write_whole
-from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, Pictures, both_ways, read_cutouts, train_pictures
+from scripts.shortcut.data import (
+    GROUPS,
+    SPECIES,
+    Cutouts,
+    Pictures,
+    both_ways,
+    read_cutouts,
+    train_pictures,
+)
 from scripts.shortcut.measure import Row, fast, measure
 from scripts.shortcut.repair import repairs
 from seecause.engine.chunks import budget
@@ -45,7 +55,9 @@ from seecause.models.view import VisionModel
 from seecause.train.steps import pace
 
 Method = Literal["erm", "repair", "pdisco", "ifam", "mask", "centre", "scatter"]
-Loss = Callable[[Pictures, Tensor, int], Tensor]  # pictures, normalised images, step -> what is to be small
+Loss = Callable[
+    [Pictures, Tensor, int], Tensor
+]  # pictures, normalised images, step -> what is to be small
 BACKBONE, FILE = "vit_tiny_patch16_224", "vit_tiny_patch16_224.safetensors"
 HALF = Preprocess(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
 PROTOTYPE_RATE, HEADS_RATE = 3e-2, 1e-2  # of iFAM, whatever the rate of its backbones
@@ -58,7 +70,8 @@ _ROOM = 8 << 30  # bytes of activations of one job on a GPU, which it shares wit
 
 @dataclass(frozen=True)
 class Setup:
-    """What all jobs of a study share. `architecture`: arguments of timm's VisionTransformer instead of the real one, with random weights (for tests)."""
+    """What all jobs of a study share. `architecture`: arguments of timm's VisionTransformer instead
+    of the real one, with random weights (for tests)."""
 
     real: Path
     folder: Path  # for JSON files and weights
@@ -97,9 +110,17 @@ class Job:
     @property
     def file(self) -> str:
         """The name of its results. Repairs have a version: the first had other random controls."""
-        more = f"_bg{self.background:g}_tv{self.variation:g}_{'whole' if self.whole else 'tokens'}_k{self.parts}" if self.method in ("pdisco", "ifam") else ""
-        more += f"_x{self.length:.2g}" * (self.length != 1) + (f"_kept{self.kept:g}" if self.kept is not None else "")
-        return f"{self.method}{'-v2' * (self.method == 'repair')}_{self.seed}_{self.rate:g}{more}.json"
+        more = (
+            f"_bg{self.background:g}_tv{self.variation:g}_{'whole' if self.whole else 'tokens'}_k{self.parts}"
+            if self.method in ("pdisco", "ifam")
+            else ""
+        )
+        more += f"_x{self.length:.2g}" * (self.length != 1) + (
+            f"_kept{self.kept:g}" if self.kept is not None else ""
+        )
+        return (
+            f"{self.method}{'-v2' * (self.method == 'repair')}_{self.seed}_{self.rate:g}{more}.json"
+        )
 
 
 def run(setup: Setup, job: Job) -> Row:
@@ -108,7 +129,12 @@ def run(setup: Setup, job: Job) -> Row:
     do = {"erm": _erm, "repair": _repair, "pdisco": _parts, "ifam": _parts}.get(job.method, _mask)
     with budget(_ROOM if setup.device.startswith("cuda") else None):
         found: Row = {**dataclasses.asdict(job), **do(setup, job, *pictures)}
-    found |= {"seconds": time.perf_counter() - began, "machine": machine(setup.device), "torch": torch.__version__, "timm": timm.__version__}
+    found |= {
+        "seconds": time.perf_counter() - began,
+        "machine": machine(setup.device),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }
     found["data"] = open_cutouts(setup).fingerprint
     write_whole(setup.folder / job.file, json.dumps(found))
     return found
@@ -129,7 +155,9 @@ def open_pictures(setup: Setup, seed: int) -> tuple[Pictures, Pictures, Pictures
 @lru_cache(maxsize=1)
 def _held_out(setup: Setup) -> tuple[Pictures, Pictures]:
     cutouts, device = open_cutouts(setup), torch.device(setup.device)
-    val, test = (both_ways(cutouts, split, size=setup.size, device=device) for split in ("val", "test"))
+    val, test = (
+        both_ways(cutouts, split, size=setup.size, device=device) for split in ("val", "test")
+    )
     return val, test
 
 
@@ -147,17 +175,39 @@ def _pretrained(setup: Setup) -> Any:
 
 def _erm(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
     """Every weight of the transformer, its new head ten times as fast."""
-    model = _seeded(job.seed, lambda: _with_head(new_backbone(setup))).to(setup.device).train().requires_grad_(True)
+    model = (
+        _seeded(job.seed, lambda: _with_head(new_backbone(setup)))
+        .to(setup.device)
+        .train()
+        .requires_grad_(True)
+    )
     head = set(model.head.parameters())
-    groups = [{"params": [p for p in model.parameters() if p not in head], "lr": job.rate}, {"params": list(head), "lr": 10 * job.rate}]
-    fit(setup, job, groups, train, lambda pictures, images, step: F.cross_entropy(model(images).float(), pictures.labels))
+    groups = [
+        {"params": [p for p in model.parameters() if p not in head], "lr": job.rate},
+        {"params": list(head), "lr": 10 * job.rate},
+    ]
+    fit(
+        setup,
+        job,
+        groups,
+        train,
+        lambda pictures, images, step: F.cross_entropy(model(images).float(), pictures.labels),
+    )
     model.eval()
-    save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, weights_of(setup, job))
-    return {"val": measure(_answers(setup, val, model), val), "test": measure(_answers(setup, test, model), test), "train": _right(setup, train, model)}
+    save_file(
+        {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()},
+        weights_of(setup, job),
+    )
+    return {
+        "val": measure(_answers(setup, val, model), val),
+        "test": measure(_answers(setup, test, model), test),
+        "train": _right(setup, train, model),
+    }
 
 
 def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
-    """Stage 2 alone, which sees some patches: those that the animal covers by half or more, or those of a control."""
+    """Stage 2 alone, which sees some patches: those that the animal covers by half or more, or
+    those of a control."""
     net = _new_net(setup, job)
     net.stage1.requires_grad_(False)
     shows = _shows(setup, job, _grid(net, setup))
@@ -165,13 +215,24 @@ def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures
     def answer(images: Tensor, pictures: Pictures) -> Tensor:
         return net.classify(images, shows(pictures), packed=False)
 
-    fit(setup, job, _groups(net, job), train, lambda pictures, images, step: F.cross_entropy(answer(images, pictures).float(), pictures.labels))
+    fit(
+        setup,
+        job,
+        _groups(net, job),
+        train,
+        lambda pictures, images, step: F.cross_entropy(
+            answer(images, pictures).float(), pictures.labels
+        ),
+    )
     net.eval()
     found = {}
     for name, some in (("val", val), ("test", test)):
         found[name] = measure(_over(setup, some, answer), some)
         shown = shows(some)
-        found[name] |= {"kept": float(shown.float().mean()), "iou": overlap(patches(shown, setup.frame.size), some.masks).iou}
+        found[name] |= {
+            "kept": float(shown.float().mean()),
+            "iou": overlap(patches(shown, setup.frame.size), some.masks).iou,
+        }
     return found
 
 
@@ -180,35 +241,67 @@ def _shows(setup: Setup, job: Job, grid: int) -> Callable[[Pictures], Tensor]:
     if job.kept is None:
         return lambda pictures: pictures.patches(grid)
     photos = len(open_cutouts(setup).names)
-    shown = control_masks(photos, grid, job.kept, by_lot=job.method == "scatter", seed=job.seed).to(setup.device)
+    shown = control_masks(photos, grid, job.kept, by_lot=job.method == "scatter", seed=job.seed).to(
+        setup.device
+    )
     return lambda pictures: shown[pictures.photos]
 
 
 def control_masks(photos: int, grid: int, kept: float, *, by_lot: bool, seed: int) -> Tensor:
-    """[photos, grid, grid] bool: a share `kept` of the patches, those nearest to the centre, or for each photo some `by_lot`."""
+    """[photos, grid, grid] bool: a share `kept` of the patches, those nearest to the centre, or for
+    each photo some `by_lot`."""
     line = torch.arange(grid) - (grid - 1) / 2
     far = (line[:, None].square() + line.square()).flatten()  # [grid * grid]
-    rank = torch.rand(photos, len(far), generator=torch.Generator().manual_seed(seed)) if by_lot else far.expand(photos, -1)
+    rank = (
+        torch.rand(photos, len(far), generator=torch.Generator().manual_seed(seed))
+        if by_lot
+        else far.expand(photos, -1)
+    )
     order = rank.argsort(dim=1, stable=True)[:, : max(1, round(kept * len(far)))]
-    return torch.zeros(photos, len(far), dtype=torch.bool).scatter(1, order, value=True).unflatten(1, (grid, grid))
+    return (
+        torch.zeros(photos, len(far), dtype=torch.bool)
+        .scatter(1, order, value=True)
+        .unflatten(1, (grid, grid))
+    )
 
 
 def _parts(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures) -> Row:
-    """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on validation pictures."""
+    """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on
+    validation pictures."""
     net = _new_net(setup, job)
     lesson = Lesson(net, LossWeights(background=job.background, total_variation=job.variation))
-    fit(setup, job, _groups(net, job), train, lambda pictures, images, step: lesson(images, pictures.labels, pictures.photos, job.seed, step)[0])
+    fit(
+        setup,
+        job,
+        _groups(net, job),
+        train,
+        lambda pictures, images, step: lesson(
+            images, pictures.labels, pictures.photos, job.seed, step
+        )[0],
+    )
     net.eval()
     found: Row = {"val": _measure_net(setup, net, val), "test": _measure_net(setup, net, test)}
     with fast(setup.device):
         calibrate(net, (images for images, _ in _slices(setup, train)), list(QUANTILES))
-        tried = try_interventions(net, lambda: ((images, part.labels, part.groups) for images, part in _slices(setup, val)), QUANTILES)
+        tried = try_interventions(
+            net,
+            lambda: ((images, part.labels, part.groups) for images, part in _slices(setup, val)),
+            QUANTILES,
+        )
     best = best_of(tried)
     with intervene(net, drop_parts=best.drop, quantile=best.quantile):
         found["changed"] = _measure_net(setup, net, test)
-    found |= {"chosen": dataclasses.asdict(best), "tried": [dataclasses.asdict(one) for one in tried]}
+    found |= {
+        "chosen": dataclasses.asdict(best),
+        "tried": [dataclasses.asdict(one) for one in tried],
+    }
     with torch.no_grad():
-        maps = net(setup.frame.normalise(test.take(shown_places(test.labels, test.places)).images.float() / 255), packed=packing(net)).maps
+        maps = net(
+            setup.frame.normalise(
+                test.take(shown_places(test.labels, test.places)).images.float() / 255
+            ),
+            packed=packing(net),
+        ).maps
     return {**found, "shown": maps.argmax(dim=1).tolist()}
 
 
@@ -218,13 +311,28 @@ def _repair(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictur
         _erm(setup, trained, train, val, test)
     module = _with_head(new_backbone(setup))
     module.load_state_dict(load_file(weights_of(setup, trained)))
-    model = sc.wrap(module.to(setup.device), name=f"fine-tuned, seed {job.seed}", classes=SPECIES, preprocess=setup.frame)
+    model = sc.wrap(
+        module.to(setup.device),
+        name=f"fine-tuned, seed {job.seed}",
+        classes=SPECIES,
+        preprocess=setup.frame,
+    )
     assert isinstance(model, VisionModel)
-    return repairs(model, job.seed, train, val, test, mask_steps=setup.mask_steps, scored=setup.scored, draws=setup.draws)
+    return repairs(
+        model,
+        job.seed,
+        train,
+        val,
+        test,
+        mask_steps=setup.mask_steps,
+        scored=setup.scored,
+        draws=setup.draws,
+    )
 
 
 def fit(setup: Setup, job: Job, groups: list[dict[str, Any]], train: Pictures, loss: Loss) -> None:
-    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU. The order of pictures is drawn by the job's seed."""
+    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU.
+    The order of pictures is drawn by the job's seed."""
     device = torch.device(setup.device)
     optimizer = torch.optim.AdamW(groups, weight_decay=DECAY, fused=device.type == "cuda")
     draw, batch = torch.Generator().manual_seed(job.seed), min(setup.batch, len(train))
@@ -235,13 +343,17 @@ def fit(setup: Setup, job: Job, groups: list[dict[str, Any]], train: Pictures, l
             step = epoch * each + number
             set_pace(optimizer.param_groups, pace(step, epochs * each, WARM_UP))
             rows = order[number * batch : (number + 1) * batch].to(device)
-            pictures = train.take(rows).mirrored((torch.rand(batch, generator=draw) < 0.5).to(device))
+            pictures = train.take(rows).mirrored(
+                (torch.rand(batch, generator=draw) < 0.5).to(device)
+            )
             images = setup.frame.normalise(pictures.images.float() / 255)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                 total = loss(pictures, images, step)
             optimizer.zero_grad(set_to_none=True)
             total.backward()
-            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], CLIP)
+            nn.utils.clip_grad_norm_(
+                [p for group in optimizer.param_groups for p in group["params"]], CLIP
+            )
             optimizer.step()
 
 
@@ -253,8 +365,16 @@ def _measure_net(setup: Setup, net: IFAM, pictures: Pictures) -> Row:
             out = net(images, packed=packing(net))
             logits.append(out.logits)
             shared = shared + overlap(patches(out.mask, setup.frame.size), part.masks)
-            kept, empty = kept + float(out.mask.double().mean(dim=(1, 2)).sum()), empty + int(out.empty.sum())
-    return {**measure(torch.cat(logits), pictures), "iou": shared.iou, "kept": kept / len(pictures), "empty": empty}
+            kept, empty = (
+                kept + float(out.mask.double().mean(dim=(1, 2)).sum()),
+                empty + int(out.empty.sum()),
+            )
+    return {
+        **measure(torch.cat(logits), pictures),
+        "iou": shared.iou,
+        "kept": kept / len(pictures),
+        "empty": empty,
+    }
 
 
 def shown_places(labels: Tensor, places: Tensor) -> Tensor:
@@ -272,14 +392,29 @@ def weights_of(setup: Setup, job: Job) -> Path:
 
 def _new_net(setup: Setup, job: Job) -> IFAM:
     def make() -> IFAM:
-        options: dict[str, Any] = {"stages": 1 if job.method == "pdisco" else 2, "freeze": "none" if job.whole else "stage1"}
-        return IFAM(new_backbone(setup).requires_grad_(True), job.parts, SPECIES, preprocess=setup.frame, **options)
+        options: dict[str, Any] = {
+            "stages": 1 if job.method == "pdisco" else 2,
+            "freeze": "none" if job.whole else "stage1",
+        }
+        return IFAM(
+            new_backbone(setup).requires_grad_(True),
+            job.parts,
+            SPECIES,
+            preprocess=setup.frame,
+            **options,
+        )
 
     return _seeded(job.seed, make).to(setup.device).train()
 
 
 def _groups(net: IFAM, job: Job) -> list[dict[str, Any]]:
-    found = parameter_groups(net, job.rate, DECAY, prototype_factor=PROTOTYPE_RATE / job.rate, head_factor=HEADS_RATE / job.rate)
+    found = parameter_groups(
+        net,
+        job.rate,
+        DECAY,
+        prototype_factor=PROTOTYPE_RATE / job.rate,
+        head_factor=HEADS_RATE / job.rate,
+    )
     kept = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in found]
     return [group for group in kept if group["params"]]
 
@@ -290,7 +425,8 @@ def _with_head(module: Any) -> Any:
 
 
 def _seeded(seed: int, make: Callable[[], Any]) -> Any:
-    """What `make` gives when chance starts from `seed`; the global random state is left as it was."""
+    """What `make` gives when chance starts from `seed`; the global random state is left as it
+    was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -315,7 +451,9 @@ def _answers(setup: Setup, pictures: Pictures, model: nn.Module) -> Tensor:
 
 
 def _right(setup: Setup, pictures: Pictures, model: nn.Module) -> float:
-    return float((_answers(setup, pictures, model).argmax(dim=1) == pictures.labels).double().mean())
+    return float(
+        (_answers(setup, pictures, model).argmax(dim=1) == pictures.labels).double().mean()
+    )
 
 
 def _grid(net: IFAM, setup: Setup) -> int:

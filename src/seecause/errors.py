@@ -13,13 +13,16 @@ SHOWN = 30  # names in a list
 
 
 class SeecauseError(Exception):
-    """Base of all errors this package raises on purpose. They cross processes: a copy has the class, the message and the attributes."""
+    """Base of all errors this package raises on purpose. They cross processes: a copy has the
+    class, the message and the attributes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[SeecauseError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SeecauseError:
+def _rebuilt(
+    kind: type[SeecauseError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> SeecauseError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(attributes)
@@ -40,7 +43,10 @@ class UnknownName(SeecauseError):
         known = sorted(known)
         near = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none close"
         more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
-        super().__init__(f"no {kind} is called {name!r}; nearest: {near}. Known: {', '.join(known[:SHOWN])}{more}.")
+        super().__init__(
+            f"no {kind} is called {name!r}; nearest: {near}. Known:"
+            f" {', '.join(known[:SHOWN])}{more}."
+        )
 
 
 class UnknownClass(SeecauseError):
@@ -50,10 +56,18 @@ class UnknownClass(SeecauseError):
         if isinstance(name, int):
             said = f"class index {name} is out of range; this model has classes 0-{count - 1}."
         elif not known:
-            said = f"no class is called {name!r}: this model carries no class names. Give an index (0-{count - 1})."
+            said = (
+                f"no class is called {name!r}: this model carries no class names. Give an index"
+                f" (0-{count - 1})."
+            )
         else:
-            near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
-            said = f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or see `seecause doctor --model MODEL --classes`."
+            near = (
+                ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
+            )
+            said = (
+                f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or"
+                " see `seecause doctor --model MODEL --classes`."
+            )
         super().__init__(said)
 
 
@@ -61,16 +75,22 @@ class OtherClasses(UnknownClass):
     """A dataset with a class that the model does not have."""
 
     def __init__(self, data: str, model: str, name: str, known: Sequence[str]):
-        few = ", ".join(map(repr, known[:3])) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
+        few = ", ".join(map(repr, known[:3])) + (
+            f", ... ({len(known)} in all)" if len(known) > 3 else ""
+        )
         SeecauseError.__init__(
-            self, f"{data} is not data for {model}: no class is called {name!r} there, its classes are {few}. Give data with its classes, or another model."
+            self,
+            f"{data} is not data for {model}: no class is called {name!r} there, its classes are"
+            f" {few}. Give data with its classes, or another model.",
         )
 
 
 class UnsupportedModel(SeecauseError):
     """No adapter fits this module, or a part of it cannot be split exactly."""
 
-    def __init__(self, what: str, reason: str, remedy: str = "see docs/models.md for the families that work"):
+    def __init__(
+        self, what: str, reason: str, remedy: str = "see docs/models.md for the families that work"
+    ):
         super().__init__(f"{what} is not supported: {reason}; {remedy}.")
 
 
@@ -78,16 +98,27 @@ class NoClassifier(UnsupportedModel):
     """A vision-language model where a classifier is expected."""
 
     def __init__(self, what: str):
-        super().__init__(what, "this is a vision-language model, not a classifier", "use sc.lvlm.load, or `seecause lvlm heads | tokens | study`")
+        super().__init__(
+            what,
+            "this is a vision-language model, not a classifier",
+            "use sc.lvlm.load, or `seecause lvlm heads | tokens | study`",
+        )
 
 
 class ViewMismatch(SeecauseError):
     """The view of a model does not compute what the model computes."""
 
-    def __init__(self, probe: str, where: str, said: str, remedy: str = "Check mean/std/size/pool/head, or report the model class"):
+    def __init__(
+        self,
+        probe: str,
+        where: str,
+        said: str,
+        remedy: str = "Check mean/std/size/pool/head, or report the model class",
+    ):
         self.probe, self.where = probe, where
         super().__init__(
-            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. No map would be trustworthy, so the wrap is refused. {remedy}."
+            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. No map"
+            f" would be trustworthy, so the wrap is refused. {remedy}."
         )
 
 
@@ -101,12 +132,18 @@ class NotDefined(SeecauseError):
 class BadImage(SeecauseError):
     """A file or tensor that cannot be used as an image."""
 
-    def __init__(self, what: str, reason: str, remedy: str = "give an RGB, grey, CMYK or palette image of at least 2 x 2 pixels"):
+    def __init__(
+        self,
+        what: str,
+        reason: str,
+        remedy: str = "give an RGB, grey, CMYK or palette image of at least 2 x 2 pixels",
+    ):
         super().__init__(f"{what}: {reason}; {remedy}.")
 
 
 class DataMissing(SeecauseError):
-    """A file or folder of a dataset is not there, or is not what the dataset's release has in its place."""
+    """A file or folder of a dataset is not there, or is not what the dataset's release has in its
+    place."""
 
     def __init__(self, what: str, reason: str, remedy: str):
         super().__init__(f"{what}: {reason}; {remedy}.")
@@ -146,8 +183,9 @@ class WeakAnswer(SeecauseError):
     def __init__(self, answer: str, moved: float, floor: float):
         expected = f"at least floor={floor:g}" if floor else "more than 0"
         super().__init__(
-            f"the picture moves the logit of {answer!r} by {moved:.3g} only; expected {expected}. "
-            "Shares of so little are noise: ask a question that needs the picture, name another answer, or lower floor."
+            f"the picture moves the logit of {answer!r} by {moved:.3g} only; expected {expected}."
+            " Shares of so little are noise: ask a question that needs the picture, name another"
+            " answer, or lower floor."
         )
 
 
@@ -156,7 +194,8 @@ class NothingRight(SeecauseError):
 
     def __init__(self, what: str):
         super().__init__(
-            f"the model answers {what} right; this method starts from right answers. Check that model and data have the same classes, or give more photos."
+            f"the model answers {what} right; this method starts from right answers. Check that"
+            " model and data have the same classes, or give more photos."
         )
 
 
@@ -165,6 +204,7 @@ class Diverged(SeecauseError):
 
     def __init__(self, step: int, said: str):
         super().__init__(
-            f"{said} at step {step}; expected numbers. Lower learning_rate, or head_factor, or use precision='float32', in a new folder; "
-            "the last snapshot, if there is one, is from before and holds numbers only."
+            f"{said} at step {step}; expected numbers. Lower learning_rate, or head_factor, or use"
+            " precision='float32', in a new folder; the last snapshot, if there is one, is from"
+            " before and holds numbers only."
         )

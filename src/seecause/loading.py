@@ -42,14 +42,18 @@ def wrap(
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
 ) -> VisionModel | ConvModel:
-    """A verified view of any module an adapter knows. What the module does not tell (mean, std, size, head, pool) must be given,
-    one by one or as a whole `preprocess`.
+    """A verified view of any module an adapter knows. What the module does not tell (mean, std,
+    size, head, pool) must be given, one by one or as a whole `preprocess`.
 
-    The module is put into eval mode and its parameters are frozen. For models with a text tower, `classes`, `templates` and
-    `tokenizer` make the zero-shot head.
+    The module is put into eval mode and its parameters are frozen. For models with a text tower,
+    `classes`, `templates` and `tokenizer` make the zero-shot head.
     """
     module.eval().requires_grad_(False)
-    text = None if tokenizer is None else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
+    text = (
+        None
+        if tokenizer is None
+        else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
+    )
     parts = adapters.find(module, text=text)
     told: dict[str, Any] = {
         "name": name or type(module).__name__,
@@ -75,15 +79,30 @@ def wrap(
     return model
 
 
-def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True) -> VisionModel:
-    """The same view of another module of this kind, usually an edited copy; `head` replaces a head that is not part of it."""
+def rewrap(
+    model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True
+) -> VisionModel:
+    """The same view of another module of this kind, usually an edited copy; `head` replaces a head
+    that is not part of it."""
     if model.architecture == "prompt":
-        raise NotDefined("an edited copy", f"{model.name} answers through a language model", "Use heads.ablate, or lvlm.export for zeroed heads")
+        raise NotDefined(
+            "an edited copy",
+            f"{model.name} answers through a language model",
+            "Use heads.ablate, or lvlm.export for zeroed heads",
+        )
     need_own_classes(model, "an edited copy")
-    told: dict[str, Any] = {"name": model.name, "preprocess": model.preprocess, "classes": model.classes, "sigmoid": model.sigmoid, "check": check}
+    told: dict[str, Any] = {
+        "name": model.name,
+        "preprocess": model.preprocess,
+        "classes": model.classes,
+        "sigmoid": model.sigmoid,
+        "check": check,
+    }
     if head is None and not isinstance(model.extra, TextHead):
         head = copy.deepcopy(model.extra)
-    told |= model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
+    told |= (
+        model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
+    )
     other = wrap(module, **told)
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
@@ -91,9 +110,13 @@ def rewrap(model: VisionModel, module: nn.Module, *, head: nn.Module | None = No
 
 
 def need_own_classes(model: VisionModel, what: str) -> None:
-    """Refuse a view in which several classes count as one answer, where the module alone is copied or written: that would forget it."""
+    """Refuse a view in which several classes count as one answer, where the module alone is copied
+    or written: that would forget it."""
     if model.merged:
-        counted = f"{len(model.merged)} classes of {model.name} count as {len(model.classes)} answers, which its module does not know"
+        counted = (
+            f"{len(model.merged)} classes of {model.name} count as {len(model.classes)} answers,"
+            " which its module does not know"
+        )
         raise NotDefined(what, counted, "Use the model with its own classes")
 
 
@@ -107,10 +130,12 @@ def load(
     classes: Sequence[str] | None = None,
     **options: Any,
 ) -> VisionModel | ConvModel:
-    """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`, `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
+    """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
+    `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
 
-    Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails; `weights="random"` is the only way to random
-    ones, and every result then says so. Other options go to `wrap`.
+    Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails;
+    `weights="random"` is the only way to random ones, and every result then says so. Other options
+    go to `wrap`.
     """
     from seecause.models import sources
 
@@ -119,8 +144,16 @@ def load(
         if Path(spec).is_dir():
             library, name = "folder", spec
         else:
-            raise UnknownName("model", spec, [*(f"{lib}:NAME" for lib in LIBRARIES), "the path of a saved folder"])
-    found = sources.open_source(library, name, weights=weights, size=(size, size) if isinstance(size, int) else size, classes=classes)
+            raise UnknownName(
+                "model", spec, [*(f"{lib}:NAME" for lib in LIBRARIES), "the path of a saved folder"]
+            )
+    found = sources.open_source(
+        library,
+        name,
+        weights=weights,
+        size=(size, size) if isinstance(size, int) else size,
+        classes=classes,
+    )
     found.module.to(device=_device(device), dtype=_dtype(dtype))
     model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
     model.random_weights, model.origin = weights == "random", found.origin

@@ -14,12 +14,14 @@ from seecause.models.base import ImageModel
 from seecause.types import wide
 
 Score = Literal["prob", "logprob", "logit"]
-Spec = Any  # None, int, str, a tensor, array or list [B], a pair, or a callable on logits [M, C] -> [M]
+# None, int, str, a tensor, array or list [B], a pair, or a callable on logits [M, C] -> [M]
+Spec = Any
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All None: the predicted class."""
+    """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All
+    None: the predicted class."""
 
     classes: Tensor | None = None
     against: Tensor | None = None
@@ -55,13 +57,19 @@ class Target:
         """What manifests say."""
         if self.function is not None:
             return {"function": getattr(self.function, "__name__", "callable")}
-        names = {k: None if t is None else t.tolist() for k, t in (("class", self.classes), ("against", self.against))}
-        labels = [] if self.classes is None else [model.class_name(c) for c in self.classes.tolist()]
+        names = {
+            k: None if t is None else t.tolist()
+            for k, t in (("class", self.classes), ("against", self.against))
+        }
+        labels = (
+            [] if self.classes is None else [model.class_name(c) for c in self.classes.tolist()]
+        )
         return {**names, "name": labels}
 
 
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
-    """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per image."""
+    """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per
+    image."""
     if spec is None:
         return Target()
     if callable(spec) and not isinstance(spec, Tensor):
@@ -73,7 +81,9 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
         spec = spec.tolist()
     names = list(spec) if isinstance(spec, list | tuple) else [spec] * batch
     if len(names) != batch:
-        raise BadOption("target", f"{len(names)} classes", f"one class, or one for each of the {batch} images")
+        raise BadOption(
+            "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"
+        )
     return Target(classes=_indices(model, names))
 
 
@@ -91,5 +101,7 @@ def spread(logits: Tensor, kind: Score, *, sigmoid: bool = False) -> Tensor:
 
 def pick(values: Tensor, classes: Tensor) -> Tensor:
     """values [B, ..., C] at one class per image -> [B, ...]."""
-    index = classes.to(values.device).view(-1, *[1] * (values.ndim - 1)).expand(*values.shape[:-1], 1)
+    index = (
+        classes.to(values.device).view(-1, *[1] * (values.ndim - 1)).expand(*values.shape[:-1], 1)
+    )
     return values.gather(-1, index)[..., 0]

@@ -17,25 +17,34 @@ TARGET = 3
 
 
 class Twin:
-    """A timm model run natively, unfused: its matrices [B, H, T, T] and block outputs, with a graph."""
+    """A timm model run natively, unfused: its matrices [B, H, T, T] and block outputs, with a
+    graph."""
 
     def __init__(self, native, images):
         self.module, self.probs, self.states = native.module, [], []
         hooks = []
         for block in native.module.blocks:
             block.attn.fused_attn = False
-            hooks.append(block.attn.attn_drop.register_forward_hook(lambda m, i, out: self.probs.append(out)))
+            hooks.append(
+                block.attn.attn_drop.register_forward_hook(lambda m, i, out: self.probs.append(out))
+            )
             hooks.append(block.register_forward_pre_hook(lambda m, i: self.states.append(i[0])))
         self.logits = native.module(images.clone().requires_grad_())
         for hook in hooks:
             hook.remove()
 
     def slopes(self, of, logits=None):
-        return torch.autograd.grad((self.logits if logits is None else logits)[:, TARGET].sum(), of, retain_graph=True)
+        return torch.autograd.grad(
+            (self.logits if logits is None else logits)[:, TARGET].sum(), of, retain_graph=True
+        )
 
     def read(self, matrix, prefix):
         """The class token's row, or the mean of patch rows."""
-        rows = matrix[..., prefix:, :].mean(dim=-2) if self.module.global_pool == "avg" else matrix[..., 0, :]
+        rows = (
+            matrix[..., prefix:, :].mean(dim=-2)
+            if self.module.global_pool == "avg"
+            else matrix[..., 0, :]
+        )
         return rows[..., prefix:]
 
 
@@ -46,7 +55,11 @@ def twins(family, batch=2):
 
 
 def maps(model, images, method, **options):
-    return sc.attribute(model, images, target=TARGET, method=method, **options).maps.flatten(1).detach()
+    return (
+        sc.attribute(model, images, target=TARGET, method=method, **options)
+        .maps.flatten(1)
+        .detach()
+    )
 
 
 CLASS_AND_MEAN = pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_deit3"])
@@ -72,8 +85,12 @@ def test_explicit_attention_gives_the_same_answers(family):
 @CLASS_AND_MEAN
 def test_probabilities_are_the_native_ones(family):
     model, images, twin = twins(family)
-    assert_close(list(attention_probs(model, images)), [p.detach() for p in twin.probs], atol=1e-12, rtol=0)
-    assert_close(next(attention_probs(model, images, start=2)), twin.probs[2].detach(), atol=1e-12, rtol=0)
+    assert_close(
+        list(attention_probs(model, images)), [p.detach() for p in twin.probs], atol=1e-12, rtol=0
+    )
+    assert_close(
+        next(attention_probs(model, images, start=2)), twin.probs[2].detach(), atol=1e-12, rtol=0
+    )
 
 
 def test_gates_are_seen_by_explicit_attention():
@@ -104,7 +121,12 @@ def test_rows_follow_the_readout():
 @CLASS_AND_MEAN
 def test_raw_attention(family):
     model, images, twin = twins(family)
-    assert_close(maps(model, images, "raw-attention"), twin.read(twin.probs[-1].mean(dim=1), model.layout.prefix).detach(), atol=1e-12, rtol=0)
+    assert_close(
+        maps(model, images, "raw-attention"),
+        twin.read(twin.probs[-1].mean(dim=1), model.layout.prefix).detach(),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @CLASS_AND_MEAN
@@ -113,12 +135,21 @@ def test_rollout_is_the_direct_product(family, start):
     model, images, twin = twins(family)
     eye = torch.eye(model.layout.tokens, dtype=torch.float64)
     factors = [(p.mean(dim=1) + eye) / 2 for p in reversed(twin.probs[start:])]
-    product = torch.stack([torch.linalg.multi_dot([f[i] for f in factors]) for i in range(len(images))])
-    assert_close(maps(model, images, "rollout", start=start), twin.read(product, model.layout.prefix).detach(), atol=1e-12, rtol=0)
+    product = torch.stack(
+        [torch.linalg.multi_dot([f[i] for f in factors]) for i in range(len(images))]
+    )
+    assert_close(
+        maps(model, images, "rollout", start=start),
+        twin.read(product, model.layout.prefix).detach(),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map"])
-@pytest.mark.parametrize("options", [{}, {"fusion": "max"}, {"fusion": "min", "discard": 0.5}, {"discard": 0.9}])
+@pytest.mark.parametrize(
+    "options", [{}, {"fusion": "max"}, {"fusion": "min", "discard": 0.5}, {"discard": 0.9}]
+)
 def test_rollout_rows_sum_to_one(family, options):
     native = tiny(family)
     reach = reaching(view(native, check=False), pictures(native), **options)
@@ -132,14 +163,20 @@ def test_rollout_compat_is_vit_explain(fusion):
         result = torch.eye(25, dtype=torch.float64)
         for probs in twin.probs:  # that code looks at one picture
             heads = probs[index].detach()
-            fused = {"mean": heads.mean(0), "max": heads.max(0).values, "min": heads.min(0).values}[fusion].clone()
+            fused = {"mean": heads.mean(0), "max": heads.max(0).values, "min": heads.min(0).values}[
+                fusion
+            ].clone()
             lowest = fused.flatten().argsort()[: int(625 * 0.9)]
             fused.view(-1)[lowest[lowest != 0]] = 0
             step = (fused + torch.eye(25, dtype=torch.float64)) / 2
             result = (step / step.sum(dim=-1)) @ result
-        ours = maps(model, images[index : index + 1], "rollout", fusion=fusion, discard=0.9, compat=True)[0]
+        ours = maps(
+            model, images[index : index + 1], "rollout", fusion=fusion, discard=0.9, compat=True
+        )[0]
         assert_close(ours, result[0, 1:], atol=1e-12, rtol=0)
-    assert (reaching(model, images, compat=True, discard=0.9).sum(dim=-1) - 1).abs().max() > 1e-3  # the slip matters
+    assert (
+        reaching(model, images, compat=True, discard=0.9).sum(dim=-1) - 1
+    ).abs().max() > 1e-3  # the slip matters
 
 
 @CLASS_AND_MEAN
@@ -147,9 +184,19 @@ def test_attn_grad_and_grad_cam_b(family):
     model, images, twin = twins(family)
     prefix, probs = model.layout.prefix, twin.probs[-1]
     (slope,) = twin.slopes([probs])
-    assert_close(maps(model, images, "attn-grad"), twin.read((slope * probs).relu().mean(dim=1), prefix).detach(), atol=1e-12, rtol=0)
+    assert_close(
+        maps(model, images, "attn-grad"),
+        twin.read((slope * probs).relu().mean(dim=1), prefix).detach(),
+        atol=1e-12,
+        rtol=0,
+    )
     row, weight = twin.read(probs, prefix), twin.read(slope, prefix).mean(dim=-1, keepdim=True)
-    assert_close(maps(model, images, "grad-cam", variant="b"), (weight * row).mean(dim=1).relu().detach(), atol=1e-12, rtol=0)
+    assert_close(
+        maps(model, images, "grad-cam", variant="b"),
+        (weight * row).mean(dim=1).relu().detach(),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @CLASS_AND_MEAN
@@ -159,7 +206,12 @@ def test_gae(family, start):
     reach = torch.eye(model.layout.tokens, dtype=torch.float64)
     for probs, slope in list(zip(twin.probs, twin.slopes(twin.probs), strict=True))[start:]:
         reach = reach + (slope * probs).relu().mean(dim=1) @ reach
-    assert_close(maps(model, images, "gae", start=start), twin.read(reach, model.layout.prefix).detach(), atol=1e-10, rtol=1e-10)
+    assert_close(
+        maps(model, images, "gae", start=start),
+        twin.read(reach, model.layout.prefix).detach(),
+        atol=1e-10,
+        rtol=1e-10,
+    )
 
 
 @CLASS_AND_MEAN
@@ -169,10 +221,19 @@ def test_legrad(family, start):
     layers = []
     outputs = [*twin.states[1:], None]  # of each block; the last one is read by the model itself
     for index in range(start, 4):
-        logits = twin.logits if outputs[index] is None else twin.module.forward_head(twin.module.norm(outputs[index]))
+        logits = (
+            twin.logits
+            if outputs[index] is None
+            else twin.module.forward_head(twin.module.norm(outputs[index]))
+        )
         (slope,) = twin.slopes([twin.probs[index]], logits)
         layers.append(slope.relu().mean(dim=(1, 2))[:, model.layout.prefix :])
-    assert_close(maps(model, images, "legrad", start=start), torch.stack(layers).mean(dim=0), atol=1e-12, rtol=0)
+    assert_close(
+        maps(model, images, "legrad", start=start),
+        torch.stack(layers).mean(dim=0),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @CLASS_AND_MEAN
@@ -187,7 +248,12 @@ def test_tam(family, start):
     for probs in twin.probs[start:-1]:
         reach = reach + probs.mean(dim=1) @ reach
     state = twin.read(twin.probs[-1].mean(dim=1) @ reach, prefix)
-    assert_close(maps(model, images, "tam", start=start), (state * twin.read(slope.relu().mean(dim=1), prefix)).detach(), atol=1e-10, rtol=1e-10)
+    assert_close(
+        maps(model, images, "tam", start=start),
+        (state * twin.read(slope.relu().mean(dim=1), prefix)).detach(),
+        atol=1e-10,
+        rtol=1e-10,
+    )
 
 
 @CLASS_AND_MEAN
@@ -195,8 +261,15 @@ def test_tam(family, start):
 def test_attcat(family, pairing):
     model, images, twin = twins(family)
     received = [p.mean(dim=(1, 2)) for p in twin.probs]
-    terms = [(h * slope).sum(dim=-1) for h, slope in zip(twin.states, twin.slopes(twin.states), strict=True)]
-    pairs = zip(received, terms, strict=True) if pairing == "input" else zip(received[:-1], terms[1:], strict=True)
+    terms = [
+        (h * slope).sum(dim=-1)
+        for h, slope in zip(twin.states, twin.slopes(twin.states), strict=True)
+    ]
+    pairs = (
+        zip(received, terms, strict=True)
+        if pairing == "input"
+        else zip(received[:-1], terms[1:], strict=True)
+    )
     expected = sum(a * r for a, r in pairs)[:, model.layout.prefix :].detach()
     assert_close(maps(model, images, "attcat", pairing=pairing), expected, atol=1e-10, rtol=1e-10)
 
@@ -211,7 +284,9 @@ def test_a_latent_pool_is_one_more_step():
     for probs in reversed(blocks):
         reach = reach @ ((probs.mean(dim=1) + eye) / 2)
     assert_close(maps(model, images, "rollout"), reach[:, 0, 1:], atol=1e-12, rtol=0)
-    assert_close(maps(model, images, "raw-attention"), pool.mean(dim=1)[:, 0, 1:], atol=1e-12, rtol=0)
+    assert_close(
+        maps(model, images, "raw-attention"), pool.mean(dim=1)[:, 0, 1:], atol=1e-12, rtol=0
+    )
     only_pool = maps(model, images, "gae", start=4)
     assert_close(only_pool, maps(model, images, "attn-grad"), atol=1e-12, rtol=0)
 

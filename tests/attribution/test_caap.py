@@ -1,4 +1,5 @@
-"""CAAP: the fast engine equals the slow definition, for every family and every reading of the paper."""
+"""CAAP: the fast engine equals the slow definition, for every family and every reading of the
+paper."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def slow_logits(native, model, contexts, donors, plan, sets):
     return torch.stack([
         reference.caap(
             native.forward, native.blocks, context[None], donor[None], sets,
-            tail=plan.tail, first=plan.start, last=plan.stop, prefix=layout.prefix, live=plan.live, together=8,
+            tail=plan.tail, first=plan.start, last=plan.stop, prefix=layout.prefix, live=plan.live,
+            together=8,
         )
         for context, donor in zip(contexts, donors, strict=True)
     ])  # fmt: skip
@@ -34,7 +36,9 @@ def slow_logits(native, model, contexts, donors, plan, sets):
 
 def plan_or_skip(model, layout, tail, layers):
     try:
-        return make_plan(model, layout, tail=tail, layers=(layers[0], None) if tail == "source" else layers)
+        return make_plan(
+            model, layout, tail=tail, layers=(layers[0], None) if tail == "source" else layers
+        )
     except NotDefined:
         assert tail == "blank" and not model.readout.read_prefix(layout)
         pytest.skip("every map would be constant")
@@ -51,7 +55,9 @@ def test_fast_caap_equals_the_slow_twin(family, tail):
     blank = blank_image(model, native.size)
     chosen = selection(layout.grid)
     fast = sweep(model, images, blank, chosen, plan).interventions
-    slow = slow_logits(native, model, blank.expand_as(images), images, plan, reference.box(layout.grid))
+    slow = slow_logits(
+        native, model, blank.expand_as(images), images, plan, reference.box(layout.grid)
+    )
     assert_close(fast, slow, atol=1e-10, rtol=0)
     assert (slow.amax(dim=1) - slow.amin(dim=1)).max() > 1e-3  # the comparison means something
 
@@ -81,7 +87,9 @@ def test_propagated_registers_equal_the_slow_twin():
     assert plan.live == live_tokens(model.layout, registers=True) == (0, 1, 2, 3)
     blank = blank_image(model, native.size)
     fast = sweep(model, images, blank, selection(model.layout.grid), plan).interventions
-    slow = slow_logits(native, model, blank.expand_as(images), images, plan, reference.box(model.layout.grid))
+    slow = slow_logits(
+        native, model, blank.expand_as(images), images, plan, reference.box(model.layout.grid)
+    )
     assert_close(fast, slow, atol=1e-10, rtol=0)
 
 
@@ -91,7 +99,9 @@ def test_chunks_and_batches_do_not_change_the_maps(tail):
     model, images = view(native), pictures(native, batch=3)
     whole = sc.attribute(model, images, target=2, tail=tail).maps
     with sc.budget(1):  # one patch of one image at a time
-        assert_close(sc.attribute(model, images, target=2, tail=tail).maps, whole, atol=1e-12, rtol=0)
+        assert_close(
+            sc.attribute(model, images, target=2, tail=tail).maps, whole, atol=1e-12, rtol=0
+        )
     single = torch.cat([sc.attribute(model, one[None], target=2, tail=tail).maps for one in images])
     assert_close(single, whole, atol=1e-12, rtol=0)
 
@@ -102,7 +112,9 @@ def test_float32_at_vit_b_16_shape_stays_within_2e_4():
 
     from tests.tiny import scramble
 
-    module = scramble(timm.create_model("vit_base_patch16_224", num_classes=20, depth=12)).requires_grad_(False)
+    module = scramble(
+        timm.create_model("vit_base_patch16_224", num_classes=20, depth=12)
+    ).requires_grad_(False)
     model = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, check=False)
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     blank = blank_image(model, (224, 224))
@@ -112,7 +124,19 @@ def test_float32_at_vit_b_16_shape_stays_within_2e_4():
     for tail in ("patched", "source"):
         plan = make_plan(model, model.layout, tail=tail, layers=None)
         fast = sweep(model, images, blank, every, plan).interventions[0]
-        slow = reference.caap(module, module.blocks, blank, images, sets, tail=tail, first=plan.start, last=plan.stop, prefix=1, live=[0], together=4)
+        slow = reference.caap(
+            module,
+            module.blocks,
+            blank,
+            images,
+            sets,
+            tail=tail,
+            first=plan.start,
+            last=plan.stop,
+            prefix=1,
+            live=[0],
+            together=4,
+        )
         assert_close(fast, slow, atol=2e-4, rtol=0)
 
 
@@ -142,17 +166,25 @@ def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
     everything = torch.ones(24, 24, dtype=torch.bool)
-    maps = sc.attribute(model, images, target=3, tail="source", layers=(0, None), select=everything, score="logit").maps
+    maps = sc.attribute(
+        model, images, target=3, tail="source", layers=(0, None), select=everything, score="logit"
+    ).maps
     assert_close(maps, model(images)[:, 3, None, None].expand(2, 4, 6), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["timm_deit3", "timm_mean", "timm_map", "hf_dinov2", "torchvision_vit"])
-@pytest.mark.parametrize(("direction", "name"), [("insert", "simple-insertion"), ("delete", "simple-deletion")])
+@pytest.mark.parametrize(
+    "family", ["timm_deit3", "timm_mean", "timm_map", "hf_dinov2", "torchvision_vit"]
+)
+@pytest.mark.parametrize(
+    ("direction", "name"), [("insert", "simple-insertion"), ("delete", "simple-deletion")]
+)
 def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, name):
     native = tiny(family)
     model, images = view(native), pictures(native)
     pixels = sc.attribute(model, images, target=1, method=name, score="logit").maps
-    engine = sc.attribute(model, images, target=1, tail="all", layers=(0, 0), direction=direction, score="logit").maps
+    engine = sc.attribute(
+        model, images, target=1, tail="all", layers=(0, 0), direction=direction, score="logit"
+    ).maps
     assert_close(engine, pixels, atol=1e-10, rtol=0)
 
 
@@ -164,8 +196,12 @@ def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formu
     model, images = view(native), pictures(native)
     nothing = torch.zeros(24, 24, dtype=torch.bool)
     expected = model(blank_image(model, native.size))[:, 3].expand(2, 24).unflatten(1, (4, 6))
-    corrected = sc.attribute(model, images, target=3, approx="e-caap", select=nothing, score="logit").maps
-    printed = sc.attribute(model, images, target=3, approx="e-caap-printed", select=nothing, score="logit").maps
+    corrected = sc.attribute(
+        model, images, target=3, approx="e-caap", select=nothing, score="logit"
+    ).maps
+    printed = sc.attribute(
+        model, images, target=3, approx="e-caap-printed", select=nothing, score="logit"
+    ).maps
     assert_close(corrected, expected, atol=1e-12, rtol=0)
     assert (printed - expected).abs().min() > 1e-3
 
@@ -197,11 +233,23 @@ def test_targets_select_scores():
     every = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
     assert every.shape == (2, 4, 6, 7)
     predicted = model(images).argmax(dim=1)
-    assert_close(sc.attribute(model, images, score="logit").maps, torch.stack([every[i, ..., c] for i, c in enumerate(predicted)]))
-    assert_close(sc.attribute(model, images, target=[1, 5], score="logit").maps, torch.stack([every[0, ..., 1], every[1, ..., 5]]))
+    assert_close(
+        sc.attribute(model, images, score="logit").maps,
+        torch.stack([every[i, ..., c] for i, c in enumerate(predicted)]),
+    )
+    assert_close(
+        sc.attribute(model, images, target=[1, 5], score="logit").maps,
+        torch.stack([every[0, ..., 1], every[1, ..., 5]]),
+    )
     assert_close(sc.attribute(model, images, target=(2, 4)).maps, every[..., 2] - every[..., 4])
-    assert_close(sc.attribute(model, images, target=lambda logits: logits[:, 3] ** 2).maps, every[..., 3] ** 2)
-    assert_close(sc.attribute(model, images, target=0, classes=[6, 2], score="logit").class_maps, every[..., [6, 2]])
+    assert_close(
+        sc.attribute(model, images, target=lambda logits: logits[:, 3] ** 2).maps,
+        every[..., 3] ** 2,
+    )
+    assert_close(
+        sc.attribute(model, images, target=0, classes=[6, 2], score="logit").class_maps,
+        every[..., [6, 2]],
+    )
 
 
 def test_scores_are_probabilities_of_the_readout():
@@ -209,7 +257,10 @@ def test_scores_are_probabilities_of_the_readout():
     model, images = view(native), pictures(native)
     logits = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
     assert_close(sc.attribute(model, images, target=3).maps, logits.softmax(dim=-1)[..., 3])
-    assert_close(sc.attribute(model, images, target=3, score="logprob").maps, logits.log_softmax(dim=-1)[..., 3])
+    assert_close(
+        sc.attribute(model, images, target=3, score="logprob").maps,
+        logits.log_softmax(dim=-1)[..., 3],
+    )
     model.sigmoid = True
     assert_close(sc.attribute(model, images, target=3).maps, logits.sigmoid()[..., 3])
 
@@ -238,9 +289,16 @@ def test_bad_options_say_what_was_expected(options, said):
 
 
 def test_defaults_depend_on_the_readout():
-    for family, tail in (("timm_deit3", "source"), ("timm_mean", "patched"), ("timm_map", "patched"), ("hf_dinov2", "source")):
+    for family, tail in (
+        ("timm_deit3", "source"),
+        ("timm_mean", "patched"),
+        ("timm_map", "patched"),
+        ("hf_dinov2", "source"),
+    ):
         native = tiny(family)
-        assert sc.attribute(view(native), pictures(native), target=0).manifest["used"]["tail"] == tail
+        assert (
+            sc.attribute(view(native), pictures(native), target=0).manifest["used"]["tail"] == tail
+        )
     with pytest.raises(NotDefined, match="constant"):
         sc.attribute(view(tiny("timm_mean")), torch.zeros(1, 3, 32, 48), target=0, tail="blank")
 
@@ -280,7 +338,9 @@ def test_gates_are_seen_by_the_model_and_by_the_maps():
     gates[2, 1] = 0
     with model.gated(gates):
         gated, logits = sc.attribute(model, images, target=1).maps, model(images)
-    with torch.no_grad():  # the same ablation by weights: output-projection columns of head 1 in block 2
+    with (
+        torch.no_grad()
+    ):  # the same ablation by weights: output-projection columns of head 1 in block 2
         native.module.blocks[2].attn.proj.weight[:, 8:16] = 0
     assert_close(logits, native.forward(images), atol=1e-12, rtol=0)
     assert_close(gated, sc.attribute(view(native), images, target=1).maps, atol=1e-12, rtol=0)
@@ -292,7 +352,11 @@ def test_fused_attention_stays_on(family, monkeypatch):
     model, images = view(native), pictures(native)
     calls = []
     real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *a, **k: calls.append(1) or real(*a, **k),
+    )
     sc.attribute(model, images)
     assert len(calls) == 2 * model.n_layers  # one run of the picture, one of the blank
     sc.attribute(model, images)
@@ -334,7 +398,11 @@ def test_a_given_blank_is_run_once(monkeypatch):
     model, images = view(native), pictures(native)
     calls = []
     real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *a, **k: calls.append(1) or real(*a, **k),
+    )
     sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
     before = len(calls)
     sc.attribute(model, images, target=1, blank=torch.zeros(3, 32, 48))
@@ -367,7 +435,13 @@ def test_targets_come_in_many_types():
     native = tiny("timm_deit3")
     model, images = view(native), pictures(native)
     expected = sc.attribute(model, images, target=3).maps
-    for target in (np.int64(3), np.array([3, 3]), torch.tensor(3), torch.tensor([3, 3]), [3, np.int64(3)]):
+    for target in (
+        np.int64(3),
+        np.array([3, 3]),
+        torch.tensor(3),
+        torch.tensor([3, 3]),
+        [3, np.int64(3)],
+    ):
         assert torch.equal(sc.attribute(model, images, target=target).maps, expected)
     for target in (torch.tensor([1.5, 2.0]), [None, 1], 99, [1, 2, 3]):
         with pytest.raises(sc.SeecauseError):

@@ -1,4 +1,5 @@
-"""CAAP of convolutional networks: the batched sweep equals one native forward per cell, and the methods that work on any image work here."""
+"""CAAP of convolutional networks: the batched sweep equals one native forward per cell, and the
+methods that work on any image work here."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ GRID = (3, 5)
 
 
 def overlapping(features, radius=1):
-    """For every cell, the features whose square overlaps the cell or a neighbour of it, counted in pixels."""
+    """For every cell, the features whose square overlaps the cell or a neighbour of it, counted in
+    pixels."""
     rows, columns = GRID
     size = (SIZE[0] / features[0], SIZE[1] / features[1])
     sets = []
@@ -39,7 +41,12 @@ def overlapping(features, radius=1):
 
 
 def slow(native, block, contexts, donors, sets):
-    return torch.stack([caap_cnn(native.forward, block, c[None], d[None], sets) for c, d in zip(contexts, donors, strict=True)])
+    return torch.stack(
+        [
+            caap_cnn(native.forward, block, c[None], d[None], sets)
+            for c, d in zip(contexts, donors, strict=True)
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +63,15 @@ def test_fast_caap_equals_the_slow_twin(family):
     block = native.blocks[[stage.name for stage in model.stages].index(model.cells)]
     blank = model.preprocess.normalise(torch.ones_like(images))
     expected = slow(native, block, blank, images, overlapping(GRID))
-    assert (expected.amax(dim=1) - expected.amin(dim=1)).max() > 1e-3  # the comparison means something
-    assert_close(sc.attribute(model, images, target=3, score="logit").maps.flatten(1), expected[..., 3], atol=1e-10, rtol=0)
+    assert (
+        expected.amax(dim=1) - expected.amin(dim=1)
+    ).max() > 1e-3  # the comparison means something
+    assert_close(
+        sc.attribute(model, images, target=3, score="logit").maps.flatten(1),
+        expected[..., 3],
+        atol=1e-10,
+        rtol=0,
+    )
     every = sc.attribute(model, images, classes="all").class_maps
     assert_close(every.flatten(1, 2), expected.softmax(dim=-1), atol=1e-10, rtol=0)
     assert hooks(native.module) == 0
@@ -68,18 +82,26 @@ def test_deletion_is_the_drop_when_the_blank_is_put_in(small):
     native, model, images = small
     blank = model.preprocess.normalise(torch.zeros_like(images))
     gone = slow(native, native.module.layer3, images, blank, overlapping(GRID))
-    got = sc.attribute(model, images, target=[1, 4], score="logprob", direction="delete", blank="black").maps.flatten(1)
+    got = sc.attribute(
+        model, images, target=[1, 4], score="logprob", direction="delete", blank="black"
+    ).maps.flatten(1)
     plain = native.forward(images).log_softmax(dim=-1)
     for i, target in enumerate((1, 4)):
-        assert_close(got[i], plain[i, target] - gone[i].log_softmax(dim=-1)[:, target], atol=1e-10, rtol=0)
+        assert_close(
+            got[i], plain[i, target] - gone[i].log_softmax(dim=-1)[:, target], atol=1e-10, rtol=0
+        )
 
 
-@pytest.mark.parametrize(("stage", "features"), [("layer1", (12, 20)), ("layer2", (6, 10)), ("layer4", (2, 3))])
+@pytest.mark.parametrize(
+    ("stage", "features"), [("layer1", (12, 20)), ("layer2", (6, 10)), ("layer4", (2, 3))]
+)
 @torch.no_grad()
 def test_other_stages_take_the_features_that_overlap_the_cells(small, stage, features):
     native, model, images = small
     blank = model.preprocess.normalise(torch.ones_like(images))
-    expected = slow(native, getattr(native.module, stage), blank, images, overlapping(features, radius=0))
+    expected = slow(
+        native, getattr(native.module, stage), blank, images, overlapping(features, radius=0)
+    )
     found = sc.attribute(model, images, target=2, score="logit", stage=stage, select="none")
     assert_close(found.maps.flatten(1), expected[..., 2], atol=1e-10, rtol=0)
     assert found.manifest["used"] == {"stage": stage} and found.maps.shape[1:] == GRID
@@ -94,12 +116,16 @@ def test_degenerate_selections(family):
     nothing, everything = (torch.full((15, *GRID), fill) for fill in (False, True))
     for stage in (model.cells, model.stages[-1].name):
         swept = sweep_features(model, images, blank, nothing, stage)
-        assert_close(swept.interventions, native.forward(blank).expand(2, 15, -1), atol=1e-12, rtol=0)
+        assert_close(
+            swept.interventions, native.forward(blank).expand(2, 15, -1), atol=1e-12, rtol=0
+        )
         assert_close(swept.picture, native.forward(images), atol=1e-12, rtol=0)
         assert_close(swept.blank, native.forward(blank), atol=1e-12, rtol=0)
         full = sweep_features(model, images, blank, everything, stage).interventions
         assert_close(full, native.forward(images)[:, None].expand_as(full), atol=1e-12, rtol=0)
-        same = sweep_features(model, blank, blank, selection(GRID).unflatten(1, GRID), stage).interventions
+        same = sweep_features(
+            model, blank, blank, selection(GRID).unflatten(1, GRID), stage
+        ).interventions
         assert_close(same, native.forward(blank).expand_as(same), atol=1e-12, rtol=0)
 
 
@@ -115,11 +141,19 @@ def test_neither_the_batch_nor_the_memory_budget_changes_a_map(small):
 def test_simple_insertion_and_deletion_paste_pixels(small):
     native, model, images = small
     blank = model.preprocess.normalise(torch.ones_like(images))
-    inserted, deleted = (sc.attribute(model, images, target=0, score="logit", method=f"simple-{name}").maps for name in ("insertion", "deletion"))
+    inserted, deleted = (
+        sc.attribute(model, images, target=0, score="logit", method=f"simple-{name}").maps
+        for name in ("insertion", "deletion")
+    )
     below, above = blank.clone(), images.clone()
-    below[:, :, :32, 16:64], above[:, :, :32, 16:64] = images[:, :, :32, 16:64], blank[:, :, :32, 16:64]  # around cell (0, 2)
+    below[:, :, :32, 16:64], above[:, :, :32, 16:64] = (
+        images[:, :, :32, 16:64],
+        blank[:, :, :32, 16:64],
+    )  # around cell (0, 2)
     assert_close(inserted[:, 0, 2], native.forward(below)[:, 0], atol=1e-12, rtol=0)
-    assert_close(deleted[:, 0, 2], (native.forward(images) - native.forward(above))[:, 0], atol=1e-12, rtol=0)
+    assert_close(
+        deleted[:, 0, 2], (native.forward(images) - native.forward(above))[:, 0], atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("control", ["random", "center", "sobel"])
@@ -129,7 +163,15 @@ def test_controls_work_on_cells(small, control):
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("option", [{"tail": "source"}, {"layers": (1, 2)}, {"approx": "e-caap"}, {"propagate_registers": True}])
+    @pytest.mark.parametrize(
+        "option",
+        [
+            {"tail": "source"},
+            {"layers": (1, 2)},
+            {"approx": "e-caap"},
+            {"propagate_registers": True},
+        ],
+    )
     def test_options_of_transformers_have_no_meaning(self, small, option):
         with pytest.raises(BadOption, match="stage"):
             sc.attribute(small[1], small[2], **option)

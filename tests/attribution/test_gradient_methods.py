@@ -1,4 +1,5 @@
-"""Gradient methods equal captum and pytorch-grad-cam; Libra balances; no gradient or attention method leaves anything behind."""
+"""Gradient methods equal captum and pytorch-grad-cam; Libra balances; no gradient or attention
+method leaves anything behind."""
 
 from __future__ import annotations
 
@@ -37,11 +38,19 @@ METHODS = {
 }
 CLASSLESS = ("rollout", "raw-attention")
 MAY_BE_CUT = ("grad-cam a", "grad-cam b")  # by the ReLU at their end
-READOUTS = ["timm_registers", "timm_mean", "timm_map", "timm_distilled", "hf_dinov2_registers"]  # all on a 4 x 6 grid
+READOUTS = [
+    "timm_registers",
+    "timm_mean",
+    "timm_map",
+    "timm_distilled",
+    "hf_dinov2_registers",
+]  # all on a 4 x 6 grid
 
 
 def explain(model, images, name, **options):
-    return sc.attribute(model, images, method=name.split()[0], **{**METHODS.get(name, {}), **options})
+    return sc.attribute(
+        model, images, method=name.split()[0], **{**METHODS.get(name, {}), **options}
+    )
 
 
 def ready(family, batch=2, dtype=torch.float64):
@@ -59,7 +68,9 @@ def test_a_batch_is_its_images_one_by_one(name, family):
     whole = explain(model, images, name)
     single = [explain(model, one[None], name) for one in images]
     assert whole.maps.shape == (3, 4, 6)
-    assert name in CLASSLESS or whole.manifest["target"]["class"] == [s.manifest["target"]["class"][0] for s in single]
+    assert name in CLASSLESS or whole.manifest["target"]["class"] == [
+        s.manifest["target"]["class"][0] for s in single
+    ]
     assert_close(whole.maps, torch.cat([s.maps for s in single]), atol=1e-10, rtol=1e-10)
     with sc.budget(1):  # one image, one step at a time
         assert_close(explain(model, images, name).maps, whole.maps, atol=1e-10, rtol=1e-10)
@@ -72,9 +83,16 @@ def test_targets_are_explained_and_nothing_is_left_on_the_model(name):
     native.module.requires_grad_(True)
     before = model(images).detach()
     with torch.no_grad():  # as callers may well do
-        maps = [explain(model, images, name, target=t).maps for t in (1, [1, 4], (1, 4), lambda logits: logits[:, 1] - logits[:, 4])]
+        maps = [
+            explain(model, images, name, target=t).maps
+            for t in (1, [1, 4], (1, 4), lambda logits: logits[:, 1] - logits[:, 4])
+        ]
     assert not any(m.requires_grad for m in maps)
-    assert hooks(native.module) == 0 and all(p.grad is None for p in native.module.parameters()) and images.grad is None
+    assert (
+        hooks(native.module) == 0
+        and all(p.grad is None for p in native.module.parameters())
+        and images.grad is None
+    )
     assert torch.equal(model(images), before)
     assert torch.equal(maps[0][0], maps[1][0])
     assert_close(maps[2], maps[3], atol=1e-10, rtol=0)
@@ -100,7 +118,9 @@ def test_a_batch_of_eight_makes_at_most_twice_the_calls_of_one(name):
 
 @pytest.fixture
 def captum():
-    return pytest.importorskip("captum.attr", reason="captum is not installed; run: pip install 'seecause[peers]'")
+    return pytest.importorskip(
+        "captum.attr", reason="captum is not installed; run: pip install 'seecause[peers]'"
+    )
 
 
 def unit(maps):
@@ -112,18 +132,30 @@ def unit(maps):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean"])
 def test_grad_cam_is_pytorch_grad_cam(family):
-    library = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed; run: pip install 'seecause[peers]'")
+    library = pytest.importorskip(
+        "pytorch_grad_cam", reason="grad-cam is not installed; run: pip install 'seecause[peers]'"
+    )
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     native, model, images = ready(family, batch=3, dtype=torch.float32)
     native.module.requires_grad_(True)  # the library asks for gradients of parameters
     prefix = model.layout.prefix
-    peer = library.GradCAM(native.module, [native.blocks[-1].norm1], reshape_transform=lambda x: x[:, prefix:].unflatten(1, (4, 6)).permute(0, 3, 1, 2))
+    peer = library.GradCAM(
+        native.module,
+        [native.blocks[-1].norm1],
+        reshape_transform=lambda x: x[:, prefix:].unflatten(1, (4, 6)).permute(0, 3, 1, 2),
+    )
     found = 0
     for target in range(7):
-        theirs = torch.from_numpy(peer(images, [ClassifierOutputTarget(target)] * 3))  # scaled to 0..1, resized, and scaled again
+        theirs = torch.from_numpy(
+            peer(images, [ClassifierOutputTarget(target)] * 3)
+        )  # scaled to 0..1, resized, and scaled again
         ours = explain(model, images, "grad-cam a", target=target).maps
-        ours = unit(torch.nn.functional.interpolate(unit(ours)[:, None], size=(32, 48), mode="bilinear", align_corners=False)[:, 0])
+        ours = unit(
+            torch.nn.functional.interpolate(
+                unit(ours)[:, None], size=(32, 48), mode="bilinear", align_corners=False
+            )[:, 0]
+        )
         found += int((theirs.std(dim=(1, 2)) > 0.01).sum())
         assert_close(ours, theirs, atol=1e-4, rtol=0)
     peer.activations_and_grads.release()
@@ -133,13 +165,32 @@ def test_grad_cam_is_pytorch_grad_cam(family):
 @pytest.mark.filterwarnings("ignore")
 def test_ixg_is_captums(captum):
     native, model, images = ready("timm_registers")
-    pixels = captum.InputXGradient(native.module).attribute(images.clone().requires_grad_(), target=TARGET).sum(dim=1).detach()
+    pixels = (
+        captum.InputXGradient(native.module)
+        .attribute(images.clone().requires_grad_(), target=TARGET)
+        .sum(dim=1)
+        .detach()
+    )
     ours = explain(model, images, "ixg pixel", target=TARGET, score="logit")
     assert_close(ours.native, pixels, atol=1e-12, rtol=0)
-    assert_close(ours.maps, pixels.unflatten(2, (6, 8)).unflatten(1, (4, 8)).sum(dim=(2, 4)), atol=1e-12, rtol=0)
+    assert_close(
+        ours.maps,
+        pixels.unflatten(2, (6, 8)).unflatten(1, (4, 8)).sum(dim=(2, 4)),
+        atol=1e-12,
+        rtol=0,
+    )
     peer = captum.LayerGradientXActivation(native.module, native.module.norm_pre)
-    tokens = peer.attribute(images.clone().requires_grad_(), target=TARGET).sum(dim=-1)[:, model.layout.patches].detach()
-    assert_close(explain(model, images, "ixg", target=TARGET, score="logit").maps.flatten(1), tokens, atol=1e-12, rtol=0)
+    tokens = (
+        peer.attribute(images.clone().requires_grad_(), target=TARGET)
+        .sum(dim=-1)[:, model.layout.patches]
+        .detach()
+    )
+    assert_close(
+        explain(model, images, "ixg", target=TARGET, score="logit").maps.flatten(1),
+        tokens,
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,9 +198,15 @@ def test_ixg_is_captums(captum):
 def test_integrated_gradients_are_captums(captum, baseline):
     native, model, images = ready("timm_registers")
     base = torch.full_like(images, 1.0 if baseline == "white" else 0.0)
-    theirs = captum.IntegratedGradients(native.module).attribute(images, base, target=TARGET, n_steps=50, method="gausslegendre")
-    ours = explain(model, images, "integrated-gradients", target=TARGET, baseline=baseline, steps=50)
-    assert_close(ours.native, theirs.sum(dim=1), atol=1e-8, rtol=0)  # captum rounds its weights to float32
+    theirs = captum.IntegratedGradients(native.module).attribute(
+        images, base, target=TARGET, n_steps=50, method="gausslegendre"
+    )
+    ours = explain(
+        model, images, "integrated-gradients", target=TARGET, baseline=baseline, steps=50
+    )
+    assert_close(
+        ours.native, theirs.sum(dim=1), atol=1e-8, rtol=0
+    )  # captum rounds its weights to float32
 
 
 # Each by itself
@@ -171,7 +228,9 @@ def plain_slope(native, images):
 def test_smoothgrad_is_the_mean_over_noisy_copies():
     native, model, images = ready("timm_registers")
     noise = torch.randn(5, 3, 32, 48, generator=torch.Generator().manual_seed(7)).double()
-    sigma = 0.15 * (images.flatten(1).max(dim=1).values - images.flatten(1).min(dim=1).values).view(2, 1, 1, 1)
+    sigma = 0.15 * (images.flatten(1).max(dim=1).values - images.flatten(1).min(dim=1).values).view(
+        2, 1, 1, 1
+    )
     mean = sum(plain_slope(native, images + sigma * n) for n in noise) / 5
     for show, expected in (("magnitude", mean.abs()), ("signed", mean), ("input", images * mean)):
         ours = explain(model, images, "smoothgrad", target=TARGET, seed=7, show=show).native
@@ -185,23 +244,46 @@ def test_grad_cam_c_by_hand():
     h = record(model, images, states={3}).states[3].detach().requires_grad_()
     (slope,) = torch.autograd.grad(suffix(model, h, model.layout, 3)[:, TARGET].sum(), h)
     expected = torch.einsum("btd,bd->bt", h, slope.mean(dim=1))[:, model.layout.patches].detach()
-    assert_close(explain(model, images, "grad-cam c", target=TARGET).maps.flatten(1), expected, atol=1e-12, rtol=0)
+    assert_close(
+        explain(model, images, "grad-cam c", target=TARGET).maps.flatten(1),
+        expected,
+        atol=1e-12,
+        rtol=0,
+    )
 
 
-@pytest.mark.parametrize(("options", "layers"), [({}, [0, 1, 2, 3]), ({"start": "half"}, [2, 3]), ({"start": 3}, [3]), ({"mixer": "relu"}, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"start": "half"}, [2, 3]),
+        ({"start": 3}, [3]),
+        ({"mixer": "relu"}, [0, 1, 2, 3]),
+    ],
+)
 def test_ixg_plus_by_hand(options, layers):
     _, model, images = ready("timm_registers")
     expected = 0
     for layer in layers:
         h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(suffix(model, h, model.layout, layer).softmax(dim=1)[:, TARGET].sum(), h)
+        (slope,) = torch.autograd.grad(
+            suffix(model, h, model.layout, layer).softmax(dim=1)[:, TARGET].sum(), h
+        )
         product = (h * slope).relu() if "mixer" in options else h * slope
         expected = expected + product.sum(dim=-1)[:, model.layout.patches].detach()
-    assert_close(explain(model, images, "ixg+", target=TARGET, **options).maps.flatten(1), expected, atol=1e-12, rtol=0)
+    assert_close(
+        explain(model, images, "ixg+", target=TARGET, **options).maps.flatten(1),
+        expected,
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 def test_the_usual_score_is_the_logit_of_cosines_only():
-    assert [usual_score(ready(family)[1]) for family in ("timm_registers", "timm_map", "hf_clip", "hf_siglip")] == ["prob", "prob", "logit", "logit"]
+    assert [
+        usual_score(ready(family)[1])
+        for family in ("timm_registers", "timm_map", "hf_clip", "hf_siglip")
+    ] == ["prob", "prob", "logit", "logit"]
 
 
 # Libra
@@ -229,14 +311,20 @@ def trained(module):
     module.requires_grad_(False)
 
 
-EVERY = [(f, torch.float64) for f in FAMILIES if f != "torchvision_pre_logits"]  # its tanh is no gate
+EVERY = [
+    (f, torch.float64) for f in FAMILIES if f != "torchvision_pre_logits"
+]  # its tanh is no gate
 
 
-@pytest.mark.parametrize(("family", "dtype"), [*EVERY, ("timm_registers", torch.float32), ("timm_swiglu", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*EVERY, ("timm_registers", torch.float32), ("timm_swiglu", torch.float32)]
+)
 def test_libra_relevance_and_biases_add_up_to_the_logit_at_every_depth(family, dtype):
     native, model, images = ready(family, dtype=dtype)
     for layer in range(5):
-        assert imbalance(native.module, model, images, layer) < (1e-10 if dtype == torch.float64 else 1e-4)
+        assert imbalance(native.module, model, images, layer) < (
+            1e-10 if dtype == torch.float64 else 1e-4
+        )
 
 
 def imbalance(module, model, images, layer, rules=libra_rules):
@@ -246,7 +334,9 @@ def imbalance(module, model, images, layer, rules=libra_rules):
         with rules(model, unit="constant"):
             logit = suffix(model, h, model.check(images), layer)[:, TARGET].sum()
         slope, *rest = torch.autograd.grad(logit, [h, *biases.values()], allow_unused=True)
-        of_biases = sum((b * g).sum() for b, g in zip(biases.values(), rest, strict=True) if g is not None)
+        of_biases = sum(
+            (b * g).sum() for b, g in zip(biases.values(), rest, strict=True) if g is not None
+        )
     return abs((h * slope).sum() + of_biases - logit).item() / max(1.0, logit.abs().item())
 
 
@@ -255,13 +345,29 @@ def test_libra_balances_rms_norms():
     from timm.models.vision_transformer import VisionTransformer
 
     for norm in (RmsNorm, torch.nn.RMSNorm):  # one written out by hand, one built in
-        module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=7, norm_layer=norm)).double()
+        module = scramble(
+            VisionTransformer(
+                img_size=16,
+                patch_size=8,
+                embed_dim=24,
+                depth=2,
+                num_heads=3,
+                num_classes=7,
+                norm_layer=norm,
+            )
+        ).double()
         model = sc.wrap(module.requires_grad_(False), mean=(0.5,) * 3, std=(0.5,) * 3)
-        images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        images = torch.randn(
+            2, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         before = model(images)
         with libra_rules(model):
             assert torch.equal(model(images), before)
-        assert imbalance(module, model, images, 0) < 1e-10 < imbalance(module, model, images, 0, nothing)
+        assert (
+            imbalance(module, model, images, 0)
+            < 1e-10
+            < imbalance(module, model, images, 0, nothing)
+        )
 
 
 def test_plain_gradients_do_not_add_up():
@@ -276,7 +382,12 @@ def test_libra_ends_with_its_block_even_after_an_error():
     with pytest.raises(RuntimeError, match="stop"), libra_rules(model):
         raise RuntimeError("stop")
     assert model.blocks is blocks
-    assert_close(explain(model, images, "ixg pixel", target=TARGET, score="logit").native, (images * expected).sum(dim=1), atol=1e-12, rtol=0)
+    assert_close(
+        explain(model, images, "ixg pixel", target=TARGET, score="logit").native,
+        (images * expected).sum(dim=1),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,15 @@ def test_the_biased_model_proves_that_it_uses_both_cues():
     model = sc.load("builtin:critters-biased")
     latents = critters.draw("certified", "test", 1000, seed=3)
     with torch.no_grad():
-        answers = torch.cat([model(model.preprocess.normalise(critters.render(part).image)).argmax(dim=1) for part in latents.split(100)])
-    proven = critters.certificate("certified", accuracy=float((answers == latents.label).double().mean()), samples=1000)
+        answers = torch.cat(
+            [
+                model(model.preprocess.normalise(critters.render(part).image)).argmax(dim=1)
+                for part in latents.split(100)
+            ]
+        )
+    proven = critters.certificate(
+        "certified", accuracy=float((answers == latents.label).double().mean()), samples=1000
+    )
     assert proven.uses_background and proven.uses_creature
     assert card["certificate"]["uses_background"] and card["certificate"]["uses_creature"]
     assert card["background_flip_rate"] > 0.5 and card["samples"] >= 4000
@@ -69,6 +76,10 @@ def test_maps_of_the_biased_model_lie_more_on_the_background():
         model = sc.load(f"builtin:{name}")
         maps = sc.attribute(model, model.preprocess.normalise(picture.image)).maps
         positive = (maps - maps.flatten(1).min(dim=1).values[:, None, None]).clamp_min(0)
-        outside = torch.nn.functional.adaptive_avg_pool2d((~picture.mask)[:, None].float(), maps.shape[1:])[:, 0]
-        share[name] = float(((positive * outside).sum(dim=(1, 2)) / positive.sum(dim=(1, 2))).mean())
+        outside = torch.nn.functional.adaptive_avg_pool2d(
+            (~picture.mask)[:, None].float(), maps.shape[1:]
+        )[:, 0]
+        share[name] = float(
+            ((positive * outside).sum(dim=(1, 2)) / positive.sum(dim=(1, 2))).mean()
+        )
     assert share["critters-biased"] > share["critters-vit"] + 0.1

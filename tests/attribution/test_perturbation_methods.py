@@ -1,4 +1,5 @@
-"""RISE, AtMan, TIS, MUTEX, ViT-CX, MDA: many altered pictures or token sets, one score for each. CAAP and the controls keep the same promises."""
+"""RISE, AtMan, TIS, MUTEX, ViT-CX, MDA: many altered pictures or token sets, one score for each.
+CAAP and the controls keep the same promises."""
 
 from __future__ import annotations
 
@@ -27,10 +28,20 @@ FEW = {
     "mda": {"candidates": 2},
 }
 PLAIN = ["caap", "simple-insertion", "simple-deletion", "center", "sobel"]  # with their defaults
-READOUTS = ["timm_registers", "timm_mean", "timm_map", "hf_dinov2", "timm_distilled", "timm_eva_registers"]  # every kind of readout; 4 x 6 patches
+READOUTS = [
+    "timm_registers",
+    "timm_mean",
+    "timm_map",
+    "hf_dinov2",
+    "timm_distilled",
+    "timm_eva_registers",
+]  # every kind of readout; 4 x 6 patches
 
 
-@pytest.mark.parametrize(("name", "family"), [(n, f) for n in [*FEW, *PLAIN] for f in (READOUTS[:2] if n == "mda" else READOUTS)])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [(n, f) for n in [*FEW, *PLAIN] for f in (READOUTS[:2] if n == "mda" else READOUTS)],
+)
 def test_a_batch_of_three_equals_three_single_runs(name, family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native, batch=3)
@@ -38,7 +49,9 @@ def test_a_batch_of_three_equals_three_single_runs(name, family):
     single = [sc.attribute(model, one[None], method=name, **FEW.get(name, {})) for one in images]
     assert whole.maps.shape == (3, 4, 6)
     assert_close(whole.maps, torch.cat([one.maps for one in single]), atol=1e-10, rtol=0)
-    assert name == "center" or (whole.maps[0] - whole.maps[1]).abs().max() > 1e-6  # the centre is where it is in every picture
+    assert (
+        name == "center" or (whole.maps[0] - whole.maps[1]).abs().max() > 1e-6
+    )  # the centre is where it is in every picture
     assert whole.maps[0].std() > 1e-8
     if whole.native is not None:
         assert_close(whole.native, torch.cat([one.native for one in single]), atol=1e-10, rtol=0)
@@ -52,17 +65,27 @@ def test_chunks_do_not_change_the_maps_and_nothing_is_left_behind(name):
     before = model(images)
     whole = sc.attribute(model, images, target=2, method=name, **FEW[name]).maps
     with sc.budget(4 * model.forward_bytes(model.layout)):  # a few runs at a time
-        assert_close(sc.attribute(model, images, target=2, method=name, **FEW[name]).maps, whole, atol=1e-10, rtol=0)
+        assert_close(
+            sc.attribute(model, images, target=2, method=name, **FEW[name]).maps,
+            whole,
+            atol=1e-10,
+            rtol=0,
+        )
     assert hooks(native.module) == 0 and all(p.grad is None for p in native.module.parameters())
     assert torch.equal(model(images), before)
 
 
-@pytest.mark.parametrize(("name", "family"), [*((n, "timm_registers") for n in [*FEW, *PLAIN[:3]]), ("caap", "timm_mean")])  # which reads no class token
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((n, "timm_registers") for n in [*FEW, *PLAIN[:3]]), ("caap", "timm_mean")],
+)  # which reads no class token
 def test_eight_images_take_at_most_twice_the_calls_of_one(name, family):
     native = tiny(family, dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=8)
     calls: list[int] = []
-    native.module.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    native.module.blocks[0].attn.qkv.register_forward_hook(
+        lambda module, inputs, output: calls.append(1)
+    )
     sc.attribute(model, images[:1], method=name, **FEW.get(name, {}))
     one = len(calls)
     sc.attribute(model, images, method=name, **FEW.get(name, {}))
@@ -97,16 +120,28 @@ def test_rise_is_the_weighted_mean_of_its_masks():
     for mask in masks:
         expected += model(images * mask).softmax(dim=-1)[:, 3, None, None] * mask
     options = {"masks": 5, "cells": 3, "p": 0.4, "seed": 7}
-    assert_close(sc.attribute(model, images, 3, "rise", **options).native, expected / (5 * 0.4), atol=1e-12, rtol=0)
+    assert_close(
+        sc.attribute(model, images, 3, "rise", **options).native,
+        expected / (5 * 0.4),
+        atol=1e-12,
+        rtol=0,
+    )
     found = sc.attribute(model, images, 3, "rise", normalise="mask", classes="all", **options)
     assert_close(found.native, torch.where(total > 0, expected / total, 0.0), atol=1e-12, rtol=0)
-    assert_close(found.maps, found.native.unflatten(1, (4, 8)).unflatten(3, (6, 8)).mean(dim=(2, 4)), atol=1e-12, rtol=0)
+    assert_close(
+        found.maps,
+        found.native.unflatten(1, (4, 8)).unflatten(3, (6, 8)).mean(dim=(2, 4)),
+        atol=1e-12,
+        rtol=0,
+    )
     assert_close(found.class_maps[..., 3], found.maps, atol=1e-12, rtol=0)
 
 
 def test_rise_masks_are_open_as_often_as_asked():
     masks = rise.random_masks(3000, 4, 0.3, (24, 36), seed=0)(0, 3000)
-    assert_close(masks.mean(dim=0), torch.full((24, 36), 0.3, dtype=torch.float64), atol=0.04, rtol=0)
+    assert_close(
+        masks.mean(dim=0), torch.full((24, 36), 0.3, dtype=torch.float64), atol=0.04, rtol=0
+    )
     assert torch.equal(rise.random_masks(3000, 4, 0.3, (24, 36), seed=0)(7, 9), masks[7:9])
 
 
@@ -117,7 +152,9 @@ def test_rise_finds_the_only_pixels_that_count():
 
     class Corner(type(model)):
         def __call__(self, images):  # logit 0 is what the lower right patch shows
-            return images[:, :1, 24:, 40:].mean(dim=(2, 3)) * torch.tensor([1.0, 0.0], dtype=torch.float64)
+            return images[:, :1, 24:, 40:].mean(dim=(2, 3)) * torch.tensor(
+                [1.0, 0.0], dtype=torch.float64
+            )
 
     model.__class__ = Corner
     maps = sc.attribute(model, images, lambda logits: logits[:, 0], "rise", masks=400, cells=4).maps
@@ -132,7 +169,9 @@ def test_rise_finds_the_only_pixels_that_count():
 def test_atman_equals_a_native_run_with_biased_scores(suppress):
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native, batch=1)
-    found = sc.attribute(model, images, 3, "atman", suppress=suppress, kappa=0.2, factor=0.3).maps.flatten()
+    found = sc.attribute(
+        model, images, 3, "atman", suppress=suppress, kappa=0.2, factor=0.3
+    ).maps.flatten()
     module, patch, layout = native.module, 8, model.layout
     h = module._pos_embed(module.patch_embed(images))
     tokens = h[0, layout.prefix :]
@@ -143,18 +182,30 @@ def test_atman_equals_a_native_run_with_biased_scores(suppress):
     for block in module.blocks:
         q, k, v = block.attn.qkv(block.norm1(h)).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / 8**0.5
-        scores = scores + down.log() if suppress == "add" else (scores - scores.min(dim=-1, keepdim=True).values) * down
+        scores = (
+            scores + down.log()
+            if suppress == "add"
+            else (scores - scores.min(dim=-1, keepdim=True).values) * down
+        )
         h = h + block.ls1(block.attn.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
         h = h + block.ls2(block.mlp(block.norm2(h)))
-    lost = model(images).log_softmax(-1)[0, 3] - module.forward_head(module.norm(h)).log_softmax(-1)[0, 3]
+    lost = (
+        model(images).log_softmax(-1)[0, 3]
+        - module.forward_head(module.norm(h)).log_softmax(-1)[0, 3]
+    )
     assert_close(found[patch], lost, atol=1e-12, rtol=0)
 
 
 def test_atman_neighbours():
     tokens = torch.tensor([[[1.0, 0], [1, 0], [1, 1], [-1, 0]]], dtype=torch.float64)
     half = 0.5**0.5
-    assert_close(atman.neighbours(tokens, 0.1, kappa=0.6)[0, 0], torch.tensor([0.1, 0.1, 0.9 * (1 - half) + 0.1, 1], dtype=torch.float64))
-    assert_close(atman.neighbours(tokens, 0.1, kappa=-1.0)[0, 0, 3], torch.tensor(1.0, dtype=torch.float64))  # never the opposite
+    assert_close(
+        atman.neighbours(tokens, 0.1, kappa=0.6)[0, 0],
+        torch.tensor([0.1, 0.1, 0.9 * (1 - half) + 0.1, 1], dtype=torch.float64),
+    )
+    assert_close(
+        atman.neighbours(tokens, 0.1, kappa=-1.0)[0, 0, 3], torch.tensor(1.0, dtype=torch.float64)
+    )  # never the opposite
     alone = torch.full((4, 4), 1.0, dtype=torch.float64).fill_diagonal_(0.1)
     assert_close(atman.neighbours(tokens, 0.1, kappa=2.0)[0], alone)
     assert_close(atman.neighbours(tokens, 0.1, kappa=0.6, most=1)[0], alone)
@@ -180,7 +231,9 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     assert masks.shape == (6, 24) and (masks.sum(dim=1) == int(0.5 * 24)).all()
     total, count = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     for mask in masks:
-        total += mask * kept_logits(model, model.embed(images), mask[None], layout).softmax(-1)[0, 2]
+        total += (
+            mask * kept_logits(model, model.embed(images), mask[None], layout).softmax(-1)[0, 2]
+        )
         count += mask
     found = sc.attribute(model, images, 2, "tis", masks=6).maps.flatten()
     assert_close(found, torch.where(count > 0, total / count, 0.0), atol=1e-10, rtol=0)
@@ -191,7 +244,9 @@ def test_tis_keeps_98_of_196_and_takes_several_shares():
     assert (tis.top(values, [int(0.5 * 196)]).sum(dim=1) == 98).all()
     assert tis.top(values, [98, 20]).sum(dim=1).tolist() == [98] * 5 + [20] * 5
     native = tiny("timm_deit3")
-    assert sc.attribute(view(native, check=False), pictures(native), 0, "tis", masks=3, keep=[0.5, 0.25]).maps.shape == (2, 4, 6)
+    assert sc.attribute(
+        view(native, check=False), pictures(native), 0, "tis", masks=3, keep=[0.5, 0.25]
+    ).maps.shape == (2, 4, 6)
 
 
 # MUTEX
@@ -210,7 +265,8 @@ def test_mutex_statistics_equal_scipy():
     found = mutex.statistics(table)
     points = table.numpy()
     expected = [
-        stats.entropy(points), points.max(0), points.min(0), points.sum(0), points.std(0, ddof=1), points.sum(0) / (points.std(0, ddof=1) + 1e-8),
+        stats.entropy(points), points.max(0), points.min(0), points.sum(0), points.std(0, ddof=1),
+        points.sum(0) / (points.std(0, ddof=1) + 1e-8),
         np.sort(points, axis=0)[2], stats.skew(points), stats.kurtosis(points),
     ]  # fmt: skip
     assert_close(found, torch.from_numpy(np.stack(expected)), atol=1e-12, rtol=0)
@@ -226,13 +282,24 @@ def test_vit_cx_equals_its_equations(faint):
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native, batch=1)
     found = sc.attribute(model, images, 3, "vit-cx", noise=faint, threshold=0.3, seed=5)
-    normed = native.module.blocks[-1].norm1(record(model, images, states=[3]).states[3])[0, 1:].T.unflatten(1, (4, 6))
-    masks = vit_cx.scaled(torch.nn.functional.interpolate(vit_cx.cluster(normed, native.size, threshold=0.3)[None], native.size, mode="bilinear")[0])
+    normed = (
+        native.module.blocks[-1]
+        .norm1(record(model, images, states=[3]).states[3])[0, 1:]
+        .T.unflatten(1, (4, 6))
+    )
+    masks = vit_cx.scaled(
+        torch.nn.functional.interpolate(
+            vit_cx.cluster(normed, native.size, threshold=0.3)[None], native.size, mode="bilinear"
+        )[0]
+    )
     assert found.manifest["used"]["masks"] == [len(masks)] and 1 < len(masks) < 24
     assert_close(masks.amax(dim=(1, 2)), torch.ones(len(masks), dtype=torch.float64))
     seeds = torch.randint(2**31, (24,), generator=torch.Generator().manual_seed(5)).tolist()
     behind = faint * (1 - masks[:, None]) * vit_cx._noise(seeds[: len(masks)], images)
-    shown, disturbed, plain = (model(x).softmax(-1)[:, 3] for x in (images * masks[:, None] + behind, images + behind, images))
+    shown, disturbed, plain = (
+        model(x).softmax(-1)[:, 3]
+        for x in (images * masks[:, None] + behind, images + behind, images)
+    )
     cause = shown - disturbed + plain
     expected = (cause[:, None, None] * masks).sum(dim=0) / (len(masks) * masks.sum(dim=0))
     assert_close(found.native[0], expected, atol=1e-10, rtol=0)
@@ -240,7 +307,9 @@ def test_vit_cx_equals_its_equations(faint):
 
 def test_vit_cx_clusters_are_sums_of_alike_channels():
     channels = noise(3, 4, 6)
-    doubled = torch.cat([channels, 2 * channels + 1, torch.ones(1, 4, 6, dtype=torch.float64)])  # alike after scaling; the last is flat
+    doubled = torch.cat(
+        [channels, 2 * channels + 1, torch.ones(1, 4, 6, dtype=torch.float64)]
+    )  # alike after scaling; the last is flat
     sums = vit_cx.cluster(doubled, (8, 12), threshold=1e-6)
     assert len(sums) == 4
     large = torch.nn.functional.interpolate(channels[None], (8, 12), mode="bilinear")[0]
@@ -252,7 +321,9 @@ def test_vit_cx_clusters_are_sums_of_alike_channels():
 def test_vit_cx_noise_depends_on_the_seed_alone():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
-    first, again, other = (sc.attribute(model, images, 1, "vit-cx", threshold=0.3, seed=s).maps for s in (0, 0, 1))
+    first, again, other = (
+        sc.attribute(model, images, 1, "vit-cx", threshold=0.3, seed=s).maps for s in (0, 0, 1)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -260,7 +331,8 @@ def test_vit_cx_noise_depends_on_the_seed_alone():
 
 
 def slow_order(answer, guide, start, reach, tries):
-    """The two searches for one image, one patch at a time. `answer(shown, inserting)` is the score of a set of patches."""
+    """The two searches for one image, one patch at a time. `answer(shown, inserting)` is the score
+    of a set of patches."""
     order, goal = [], answer(range(len(guide)), True)
     left = set(range(len(guide)))
     while left:
@@ -288,9 +360,15 @@ def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
     model, images = view(native, check=False), pictures(native, batch=3)
     scene, guide = mda.Scene(images, 4, 6, each=1), noise(3, 24)
     soft = torch.stack([mda.box(image, 31) for image in images])
-    assert_close(soft, torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15), atol=1e-12, rtol=0)
-    places, beginning = mda.search(scene, lambda x, rows: model(x).softmax(-1)[:, 2], soft, guide, tries=3, reach=reach)
-    assert torch.equal(places.sort(dim=1).values, torch.arange(24).expand(3, -1))  # a permutation, for every image
+    assert_close(
+        soft, torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15), atol=1e-12, rtol=0
+    )
+    places, beginning = mda.search(
+        scene, lambda x, rows: model(x).softmax(-1)[:, 2], soft, guide, tries=3, reach=reach
+    )
+    assert torch.equal(
+        places.sort(dim=1).values, torch.arange(24).expand(3, -1)
+    )  # a permutation, for every image
     assert reach < 9 or (beginning == 24).all()
     for image, blurred, hints, place, m in zip(images, soft, guide, places, beginning, strict=True):
 
@@ -301,7 +379,10 @@ def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
                 picture[part] = image[part]
             return float(model(picture[None]).softmax(-1)[0, 2])
 
-        assert slow_order(answer, hints.tolist(), answer([], True), reach, 3) == (place.argsort().tolist(), int(m))
+        assert slow_order(answer, hints.tolist(), answer([], True), reach, 3) == (
+            place.argsort().tolist(),
+            int(m),
+        )
 
 
 def test_the_guide_equals_its_equations():
@@ -309,9 +390,13 @@ def test_the_guide_equals_its_equations():
     model, images = view(native, check=False), pictures(native, batch=1)
     found = sc.attribute(model, images, 3, "bt", steps=2, start=1).maps.flatten()
 
-    def attention(pictures):  # probabilities [3 heads, T, T] of the last three blocks, and their gradients
+    def attention(
+        pictures,
+    ):  # probabilities [3 heads, T, T] of the last three blocks, and their gradients
         run = explicit_run(model, pictures, start=1)
-        return [p.detach()[0] for p in run.probs], [g[0] for g in torch.autograd.grad(run.logits[0, 3], run.probs)]
+        return [p.detach()[0] for p in run.probs], [
+            g[0] for g in torch.autograd.grad(run.logits[0, 3], run.probs)
+        ]
 
     reach = torch.eye(28, dtype=torch.float64)
     for probs, slope in zip(*attention(images), strict=True):
@@ -324,7 +409,9 @@ def test_the_guide_equals_its_equations():
 def test_mda_maps_follow_the_order_and_say_what_failed():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native)
-    found = sc.attribute(model, images, 1, "mda", candidates=2, reach=9.0, faint=-1.0, guide=noise(2, 4, 6))
+    found = sc.attribute(
+        model, images, 1, "mda", candidates=2, reach=9.0, faint=-1.0, guide=noise(2, 4, 6)
+    )
     assert found.manifest["used"] == {"beginning": [24, 24], "blur is faint": [False, False]}
     assert (found.maps >= 0).all() and (found.maps.amax(dim=(1, 2)) > 0).all()
     dense = sc.attribute(model, images, 1, "mda", candidates=2, gamma=1.0, guide="caap").maps
@@ -333,7 +420,9 @@ def test_mda_maps_follow_the_order_and_say_what_failed():
 
 def test_mda_fits_the_best_convex_curve():
     falling = np.array([1, 0.5, 0.3, 0.2, 0.0])  # convex already
-    assert np.allclose(mda.convex_drops(falling), [0.5, 0.2, 0.1, 0.2], atol=0.1) and np.allclose(mda.convex_drops(falling).sum(), 1)
+    assert np.allclose(mda.convex_drops(falling), [0.5, 0.2, 0.1, 0.2], atol=0.1) and np.allclose(
+        mda.convex_drops(falling).sum(), 1
+    )
     convex = np.array([1, 0.5, 0.25, 0.1, 0.0])
     assert np.allclose(mda.convex_drops(convex), -np.diff(convex), atol=1e-6)
     rough = np.clip(np.linspace(1, 0, 25) + 0.3 * noise(25).numpy(), 0, 1)

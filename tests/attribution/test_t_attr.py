@@ -1,4 +1,5 @@
-"""T-Attr: relevance as a backward pass equals the rules written out, and is conserved for every sample."""
+"""T-Attr: relevance as a backward pass equals the rules written out, and is conserved for every
+sample."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ from tests.reference import t_attr as reference
 from tests.tiny import pictures, tiny
 
 EVERY_KIND = [  # of readout, norm, MLP, rotation and block
-    "timm_registers", "timm_clip", "timm_mean", "timm_mean_with_class", "timm_map", "timm_distilled", "timm_post_norm", "timm_parallel", "timm_eva",
-    "timm_eva_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "hf_siglip", "torchvision_pre_logits",
+    "timm_registers", "timm_clip", "timm_mean", "timm_mean_with_class", "timm_map",
+    "timm_distilled", "timm_post_norm", "timm_parallel", "timm_eva",
+    "timm_eva_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "hf_siglip",
+    "torchvision_pre_logits",
 ]  # fmt: skip
 
 
@@ -47,7 +50,19 @@ def test_a_batch_of_three_equals_three_single_runs(family):
     assert_close(whole, single, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", ["timm_registers", "timm_swiglu", "timm_mean", "timm_map", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "torchvision_vit"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "timm_registers",
+        "timm_swiglu",
+        "timm_mean",
+        "timm_map",
+        "hf_dinov2_swiglu",
+        "hf_dinov3",
+        "hf_clip",
+        "torchvision_vit",
+    ],
+)
 def test_relevance_is_conserved_for_every_sample(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native, batch=3)
@@ -59,7 +74,9 @@ def test_relevance_is_conserved_for_every_sample(family):
     for block in model.blocks:
         block.norm = heard(block.norm)
     with t_attr.frozen(model), Rules("t-attr") as rules:
-        logits = explicit_run(replace(model, blocks=[t_attr._relevant(b, rules) for b in model.blocks]), images).logits
+        logits = explicit_run(
+            replace(model, blocks=[t_attr._relevant(b, rules) for b in model.blocks]), images
+        ).logits
     assert_close(logits, native.forward(images), atol=1e-10, rtol=0)  # values are the model's own
     seed = torch.zeros_like(logits)
     seed[:, 2] = torch.tensor([1.0, 2.0, -3.0])
@@ -71,8 +88,13 @@ def test_targets_of_every_kind():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
     predicted = model(images).argmax(dim=1)
-    assert_close(sc.attribute(model, images, method="t-attr").maps, sc.attribute(model, images, predicted, "t-attr").maps)
-    by_function = sc.attribute(model, images, lambda logits: logits[:, 2] - logits[:, 4], "t-attr").maps
+    assert_close(
+        sc.attribute(model, images, method="t-attr").maps,
+        sc.attribute(model, images, predicted, "t-attr").maps,
+    )
+    by_function = sc.attribute(
+        model, images, lambda logits: logits[:, 2] - logits[:, 4], "t-attr"
+    ).maps
     assert_close(sc.attribute(model, images, (2, 4), "t-attr").maps, by_function)
 
 
@@ -90,7 +112,9 @@ def test_eight_images_take_as_many_calls_as_one():
     native = tiny("timm_registers", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=8)
     calls: list[int] = []
-    native.module.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    native.module.blocks[0].attn.qkv.register_forward_hook(
+        lambda module, inputs, output: calls.append(1)
+    )
     sc.attribute(model, images[:1], method="t-attr")
     sc.attribute(model, images, method="t-attr")
     assert len(calls) == 4  # gradients and relevance
@@ -130,6 +154,11 @@ def test_rules_of_single_operators():
     found = torch.autograd.grad(y, x, relevance)[0]
     assert_close(found, reference.linear_rule(layer, x.detach(), relevance), atol=1e-12, rtol=1e-9)
     assert_close(found.sum(dim=-1), relevance.sum(dim=-1), rtol=1e-6, atol=1e-6)  # conserved
-    assert_close(torch.autograd.grad(mean, x, relevance[:, 0])[0], (x / x.sum(dim=1, keepdim=True) * relevance[:, :1]).detach(), rtol=1e-5, atol=0)
+    assert_close(
+        torch.autograd.grad(mean, x, relevance[:, 0])[0],
+        (x / x.sum(dim=1, keepdim=True) * relevance[:, :1]).detach(),
+        rtol=1e-5,
+        atol=0,
+    )
     assert torch.equal(torch.autograd.grad(turned, x, relevance)[0], relevance)
     assert torch.equal(torch.autograd.grad(gated, x, relevance)[0], relevance)

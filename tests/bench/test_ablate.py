@@ -42,8 +42,13 @@ def ablation(study: str, **changes) -> Worker:
 def test_the_first_setting_is_the_default_and_every_setting_can_be_run(study):
     found = settings(study, model(), {})
     default = sc.attribute(model(), torch.zeros(1, 3, 96, 96), 0).manifest
-    first = sc.attribute(model(), torch.zeros(1, 3, 96, 96), 0, **next(iter(found.values()))).manifest
-    assert first["used"] == default["used"] and {**first["options"], "layers": None, "tail": None} == default["options"]
+    first = sc.attribute(
+        model(), torch.zeros(1, 3, 96, 96), 0, **next(iter(found.values()))
+    ).manifest
+    assert (
+        first["used"] == default["used"]
+        and {**first["options"], "layers": None, "tail": None} == default["options"]
+    )
     for options in found.values():
         caap_plan(model(), model().layout, tail=options.get("tail"), layers=options.get("layers"))
 
@@ -51,7 +56,10 @@ def test_the_first_setting_is_the_default_and_every_setting_can_be_run(study):
 def test_a_setting_that_a_readout_does_not_define_is_left_out():
     assert "blank" in settings("tail", model(), {})
     mean = view(tiny("timm_mean"), check=False)
-    assert "blank" not in settings("tail", mean, {}) and next(iter(settings("tail", mean, {}))) == "patched"
+    assert (
+        "blank" not in settings("tail", mean, {})
+        and next(iter(settings("tail", mean, {}))) == "patched"
+    )
 
 
 def test_deep_models_are_swept_in_steps():
@@ -62,26 +70,48 @@ def test_deep_models_are_swept_in_steps():
 def test_another_tail_is_swept_as_it_is_and_to_its_own_last_layer():
     found = settings("layers", model(), {"tail": "all"})
     last = caap_plan(model(), model().layout, tail="all", layers=None).stop
-    assert {options["tail"] for options in found.values()} == {"all"} and f"from {last + 1}" not in found
-    assert all(options["layers"][1] == last for name, options in found.items() if name.startswith("from"))
+    assert {options["tail"] for options in found.values()} == {
+        "all"
+    } and f"from {last + 1}" not in found
+    assert all(
+        options["layers"][1] == last for name, options in found.items() if name.startswith("from")
+    )
 
 
-@pytest.mark.parametrize(("family", "swept"), [("timm_mean", False), ("timm_map", False), ("timm_mean_with_class", True)])
+@pytest.mark.parametrize(
+    ("family", "swept"), [("timm_mean", False), ("timm_map", False), ("timm_mean_with_class", True)]
+)
 def test_the_first_layer_is_swept_only_where_it_has_an_effect(family, swept):
     native = tiny(family)
     shown, images = view(native, check=False), pictures(native)
     found = settings("layers", shown, {})
-    default, first, late = (sc.attribute(shown, images, 1, **options).maps for options in ({}, next(iter(found.values())), {"layers": (2, None)}))
+    default, first, late = (
+        sc.attribute(shown, images, 1, **options).maps
+        for options in ({}, next(iter(found.values())), {"layers": (2, None)})
+    )
     torch.testing.assert_close(first, default, rtol=0, atol=1e-12)
-    assert any(name.startswith("from") for name in found) == swept == bool((late - default).abs().max() > 1e-9)
+    assert (
+        any(name.startswith("from") for name in found)
+        == swept
+        == bool((late - default).abs().max() > 1e-9)
+    )
 
 
-@pytest.mark.parametrize(("fixed", "kind", "told"), [({}, "", "layers l to the end"), ({"tail": "all"}, "", "layers l to 4 "), ({}, "to", "has no effect")])
+@pytest.mark.parametrize(
+    ("fixed", "kind", "told"),
+    [
+        ({}, "", "layers l to the end"),
+        ({"tail": "all"}, "", "layers l to 4 "),
+        ({}, "to", "has no effect"),
+    ],
+)
 def test_the_page_says_which_layers_were_patched(fixed, kind, told):
     found = settings("layers", model(), fixed)
     methods = {name: options for name, options in found.items() if name.startswith(kind)}
     plan = replace(ablation("layers").plan, request=replace(REQUEST, methods=methods))
-    (section,) = sweep_section(table_of({name: {"aupr1": torch.tensor([0.1, 0.2])} for name in methods}), plan)
+    (section,) = sweep_section(
+        table_of({name: {"aupr1": torch.tensor([0.1, 0.2])} for name in methods}), plan
+    )
     assert told in section.note and ("From l" in section.note) == (kind == "")
 
 
@@ -89,7 +119,9 @@ def test_the_studied_option_cannot_be_fixed_and_every_setting_is_checked_first()
     with pytest.raises(BadOption, match="what this study changes"):
         with_settings(replace(REQUEST, methods={"caap": {"tail": "all"}}, study="tail"), model())
     with pytest.raises(BadOption, match="tail=source"):  # which cannot have these layers
-        request = with_settings(replace(REQUEST, methods={"caap": {"layers": (0, 2)}}, study="tail", limit=2), model())
+        request = with_settings(
+            replace(REQUEST, methods={"caap": {"layers": (0, 2)}}, study="tail", limit=2), model()
+        )
         make_plan(request, model(), open_data(request.data, limit=2))
 
 
@@ -108,9 +140,14 @@ def test_maps_under_settings_are_compared_by_rank(tmp_path):
     assert '"method":"caap"' in store.rows(work.plan).to_pylist()[0]["options"]
     found = agreement(store, work.plan)
     batch = to_batch(model(), [work.data[0], work.data[1]])
-    white, black = (sc.attribute(model(), batch.images, batch.labels, blank=blank).maps for blank in ("white", "black"))
+    white, black = (
+        sc.attribute(model(), batch.images, batch.labels, blank=blank).maps
+        for blank in ("white", "black")
+    )
     assert found.names[:2] == ("white", "black") and found.images == 2
-    torch.testing.assert_close(found.mean[0, 1], rank_correlation(white, black).mean(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found.mean[0, 1], rank_correlation(white, black).mean(), rtol=1e-3, atol=1e-3
+    )
     assert torch.equal(found.mean, found.mean.T) and found.mean.diagonal().eq(1).all()
 
 
@@ -122,14 +159,22 @@ def test_attention_by_depth_equals_the_slow_twin():
     masks[:, : height // 2, : width // 3] = 1
     masks[:, -3:] = 255
     fast = attention_by_depth(shown, images, masks)
-    slow = slow_depth(native.module, images, masks, prefix=shown.layout.prefix, grid=shown.layout.grid)
-    torch.testing.assert_close(torch.stack([fast.on_object, fast.on_background], dim=1), slow, rtol=0, atol=1e-10)
+    slow = slow_depth(
+        native.module, images, masks, prefix=shown.layout.prefix, grid=shown.layout.grid
+    )
+    torch.testing.assert_close(
+        torch.stack([fast.on_object, fast.on_background], dim=1), slow, rtol=0, atol=1e-10
+    )
 
 
 def test_a_picture_without_an_object_has_no_curve():
     native = tiny("timm_registers")
     images = pictures(native)
-    found = attention_by_depth(view(native, check=False), images, torch.zeros(len(images), *images.shape[-2:], dtype=torch.int32))
+    found = attention_by_depth(
+        view(native, check=False),
+        images,
+        torch.zeros(len(images), *images.shape[-2:], dtype=torch.int32),
+    )
     assert found.on_object.isnan().all() and found.on_background.isfinite().all()
 
 
@@ -147,16 +192,28 @@ def test_the_curve_is_kept_in_the_run_folder_or_its_absence_has_a_reason(tmp_pat
 
 
 def test_run_folders_become_one_page(tmp_path):
-    curves = {"metrics": ("insertion", "aupr1"), "measures": {"insertion-deletion": {"order": "patch", "steps": 2}}}
+    curves = {
+        "metrics": ("insertion", "aupr1"),
+        "measures": {"insertion-deletion": {"order": "patch", "steps": 2}},
+    }
     works = {study: ablation(study, **curves) for study in ("score", "tail")}
     for study, work in works.items():
         run(Store(tmp_path / study), work)
     save_depth(Store(tmp_path / "tail"), works["tail"])
     ablations_page.main([tmp_path / study for study in works], tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert "2 pictures of `critters:clean:test`" in page and page.index(STUDIES["score"]) < page.index(STUDIES["tail"])
-    assert "Less `prob`" in page and "\n| logprob | 1.00 ± 0.00 |  |\n" in page and page.count("| of the object |") == 1
-    assert "seecause bench ablate tail --model builtin:critters-vit --data critters:clean:test --limit 2" in page
+    assert "2 pictures of `critters:clean:test`" in page and page.index(
+        STUDIES["score"]
+    ) < page.index(STUDIES["tail"])
+    assert (
+        "Less `prob`" in page
+        and "\n| logprob | 1.00 ± 0.00 |  |\n" in page
+        and page.count("| of the object |") == 1
+    )
+    assert (
+        "seecause bench ablate tail --model builtin:critters-vit --data critters:clean:test"
+        " --limit 2" in page
+    )
     run(Store(tmp_path / "other"), ablation("score", **{**curves, "limit": 1}))
     with pytest.raises(BadOption, match="same model, pictures"):
         ablations_page.main([tmp_path / "score", tmp_path / "other"], tmp_path / "page.md")

@@ -14,9 +14,14 @@ from seecause.cli import app
 from seecause.errors import BadOption
 from tests.bench.toy import worker
 
-ray = pytest.importorskip("ray", reason="the cluster extra is not installed: pip install 'seecause[cluster]'")
+ray = pytest.importorskip(
+    "ray", reason="the cluster extra is not installed: pip install 'seecause[cluster]'"
+)
 
-pytestmark = [pytest.mark.filterwarnings("ignore:::ray.*"), pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::ray.*"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +29,26 @@ def cluster():
     """One cluster of one core for this file; the runs find it and leave it running."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
     yield "local"
     ray.shutdown()
 
 
 def same_bits(here: Store, there: Store) -> bool:
-    files = [f"{shard.id}.{kind}" for shard in worker().plan.shards for kind in ("parquet", "safetensors")]
-    return all((there.shards / file).read_bytes() == (here.shards / file).read_bytes() for file in files)
+    files = [
+        f"{shard.id}.{kind}"
+        for shard in worker().plan.shards
+        for kind in ("parquet", "safetensors")
+    ]
+    return all(
+        (there.shards / file).read_bytes() == (here.shards / file).read_bytes() for file in files
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +89,31 @@ def test_a_machine_that_does_not_see_the_folder_says_so(cluster, tmp_path, monke
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **_: (_ for _ in ()).throw(ConnectionError(f"nothing at {address}")))
+    monkeypatch.setattr(
+        ray,
+        "init",
+        lambda address, **_: (_ for _ in ()).throw(ConnectionError(f"nothing at {address}")),
+    )
     with pytest.raises(BadOption, match="ray start --head"):
         run(Store(tmp_path), worker(limit=2), cluster="auto")
 
 
 def test_the_command_line_runs_on_the_cluster(cluster, tmp_path):
-    words = ["bench", "run", "--method", "sobel", "--metric", "aupr1", "--limit", "2", "--device", "cpu", "--cluster", cluster, "--out", str(tmp_path / "run")]
+    words = [
+        "bench",
+        "run",
+        "--method",
+        "sobel",
+        "--metric",
+        "aupr1",
+        "--limit",
+        "2",
+        "--device",
+        "cpu",
+        "--cluster",
+        cluster,
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and "1 of 1 shards done" in done.output, done.output

@@ -1,4 +1,5 @@
-"""The table of all methods: compared with CAAP whatever was asked for, holes counted once each, and small to keep; and what each costs."""
+"""The table of all methods: compared with CAAP whatever was asked for, holes counted once each, and
+small to keep; and what each costs."""
 
 from __future__ import annotations
 
@@ -20,14 +21,27 @@ def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "EXPENSIVE", ("center",))
     monkeypatch.setattr(methods_table, "TRUTH", ())
     methods_table.main(
-        limit=2, limit_expensive=1, method="sobel,center", device="cpu", out=tmp_path / "out", runs=tmp_path / "runs", shard_size=2,
+        limit=2, limit_expensive=1, method="sobel,center", device="cpu", out=tmp_path / "out",
+        runs=tmp_path / "runs", shard_size=2,
     )  # fmt: skip
     page = (tmp_path / "out" / "methods-critters.md").read_text()
-    assert "`python scripts/methods_table.py --limit 2 --limit-expensive 1 --method caap,sobel,center`" in page
-    assert "better than caap by" in page and page.index("| caap |") < page.index("| sobel |") < page.index("| center * |")
+    assert (
+        "`python scripts/methods_table.py --limit 2 --limit-expensive 1 --method caap,sobel,center`"
+        in page
+    )
+    assert "better than caap by" in page and page.index("| caap |") < page.index(
+        "| sobel |"
+    ) < page.index("| center * |")
     kept = [Store(tmp_path / "runs" / name) for name in ("critters-cheap", "critters-expensive")]
-    shapes = [tuple(tensor.shape) for store in kept for shard in store.plan().shards for tensor in store.tensors(shard).values()]
-    assert all(max((*shape, 0)) < 96 for shape in shapes)  # nothing of the size of a picture is kept
+    shapes = [
+        tuple(tensor.shape)
+        for store in kept
+        for shard in store.plan().shards
+        for tensor in store.tensors(shard).values()
+    ]
+    assert all(
+        max((*shape, 0)) < 96 for shape in shapes
+    )  # nothing of the size of a picture is kept
 
 
 def test_values_that_are_not_defined_are_summed_over_runs():
@@ -36,7 +50,11 @@ def test_values_that_are_not_defined_are_summed_over_runs():
 
 
 def test_a_difference_without_an_error_has_no_ratio():
-    columns = {"caap": {"gini": torch.tensor([0.1, 0.2])}, "other": {"gini": torch.tensor([0.6, 0.7])}, "none": {"gini": torch.full((2,), torch.nan)}}
+    columns = {
+        "caap": {"gini": torch.tensor([0.1, 0.2])},
+        "other": {"gini": torch.tensor([0.6, 0.7])},
+        "none": {"gini": torch.full((2,), torch.nan)},
+    }
     shown = tables.differences(table_of(columns))
     assert "+0.500 ± 0.000 (-)" in shown and "no value" in shown
 
@@ -46,4 +64,7 @@ def test_what_the_others_are_divided_by_is_timed_however_long_it_takes(monkeypat
     monkeypatch.setattr(costs.peers, "captum", lambda *_, **__: {})
     monkeypatch.setattr(costs.peers, "grad_cam", lambda *_: {})
     skip = {"plain forward", "caap", "sobel", "ixg (pixels)", "simple-deletion (one patch)"}
-    assert list(costs.contenders(model(), torch.zeros(1, 3, 96, 96), skip=skip)) == ["plain forward", "caap"]
+    assert list(costs.contenders(model(), torch.zeros(1, 3, 96, 96), skip=skip)) == [
+        "plain forward",
+        "caap",
+    ]

@@ -1,4 +1,5 @@
-"""Values of options are checked by what their annotations tell, and a dry run leaves nothing behind."""
+"""Values of options are checked by what their annotations tell, and a dry run leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -69,4 +70,6 @@ def test_a_metric_refuses_its_ranges_before_the_model_runs(group, given, said, m
     ],
 )
 def test_what_an_annotation_accepts(hint, right, wrong):
-    assert all(accepts(hint, value) for value in right) and not any(accepts(hint, value) for value in wrong)
+    assert all(accepts(hint, value) for value in right) and not any(
+        accepts(hint, value) for value in wrong
+    )

@@ -24,7 +24,9 @@ def ids(plan: Plan, method: str | None = None) -> list[str]:
 
 
 def test_shards_cover_every_image_of_every_method_once():
-    covered = [(shard.method, index) for shard in PLAN.shards for index in range(shard.start, shard.stop)]
+    covered = [
+        (shard.method, index) for shard in PLAN.shards for index in range(shard.start, shard.stop)
+    ]
     assert covered == [(method, index) for method in REQUEST.methods for index in range(6)]
     assert len(set(ids(PLAN))) == 9
     assert ids(worker().plan) == ids(PLAN)
@@ -50,19 +52,31 @@ def test_a_changed_input_renames_every_shard(what):
 def test_an_option_renames_the_shards_of_its_method_only():
     changed = worker(methods={"caap": {"tail": "patched"}, "random": {}, "sobel": {}}).plan
     assert not set(ids(changed, "caap")) & set(ids(PLAN, "caap"))
-    assert ids(changed, "random") == ids(PLAN, "random") and ids(changed, "sobel") == ids(PLAN, "sobel")
+    assert ids(changed, "random") == ids(PLAN, "random") and ids(changed, "sobel") == ids(
+        PLAN, "sobel"
+    )
 
 
 def test_a_default_said_aloud_changes_nothing():
-    said = worker(methods={"caap": {"blank": PLAN.request.methods["caap"]["blank"]}, "random": {"seed": 0}, "sobel": {}})
+    said = worker(
+        methods={
+            "caap": {"blank": PLAN.request.methods["caap"]["blank"]},
+            "random": {"seed": 0},
+            "sobel": {},
+        }
+    )
     assert ids(said.plan) == ids(PLAN)
 
 
 def test_full_precision_has_the_ids_it_had_before_there_was_a_choice(monkeypatch):
     told = []
-    monkeypatch.setattr(plan_module, "canonical", lambda value: (told.append(value), canonical(value))[1])
+    monkeypatch.setattr(
+        plan_module, "canonical", lambda value: (told.append(value), canonical(value))[1]
+    )
     worker()
-    assert told and all("precision" not in one and one["run"] == [0, "float32", "cpu", 64 << 20, 1] for one in told)
+    assert told and all(
+        "precision" not in one and one["run"] == [0, "float32", "cpu", 64 << 20, 1] for one in told
+    )
 
 
 def test_other_weights_rename_every_shard():
@@ -124,7 +138,9 @@ def test_the_manifest_tells_the_whole_plan():
     again = Plan.read(json.loads(json.dumps(PLAN.record())))
     assert again.shards == PLAN.shards
     assert again.request.methods["caap"] == json.loads(json.dumps(PLAN.request.methods["caap"]))
-    assert again.request.memory == 64 << 20 and PLAN.model["fingerprint"] == again.model["fingerprint"]
+    assert (
+        again.request.memory == 64 << 20 and PLAN.model["fingerprint"] == again.model["fingerprint"]
+    )
 
 
 def test_a_file_that_cannot_be_read_has_a_name_too(tmp_path):
@@ -152,11 +168,23 @@ REFUSED = {
     "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
     "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
     "kind of a method option": ({"methods": {"rise": {"masks": "many"}}}, BadOption, "a number"),
-    "choice of a method": ({"methods": {"caap": {"score": "probability"}}}, BadOption, "prob, logprob, logit"),
+    "choice of a method": (
+        {"methods": {"caap": {"score": "probability"}}},
+        BadOption,
+        "prob, logprob, logit",
+    ),
     "range of a method": ({"methods": {"rise": {"masks": 0}}}, BadOption, "at least one mask"),
     "layers of a tail": ({"methods": {"caap": {"layers": (0, 2)}}}, BadOption, "tail=source"),
-    "kind of a metric option": ({"measures": {"insertion-deletion": {"steps": 2.5}}}, BadOption, "a whole number"),
-    "choice of a metric": ({"measures": {"insertion-deletion": {"order": "random"}}}, BadOption, "pixel, patch"),
+    "kind of a metric option": (
+        {"measures": {"insertion-deletion": {"steps": 2.5}}},
+        BadOption,
+        "a whole number",
+    ),
+    "choice of a metric": (
+        {"measures": {"insertion-deletion": {"order": "random"}}},
+        BadOption,
+        "pixel, patch",
+    ),
     "no method": ({"methods": {}}, BadOption, "at least one"),
     "target": ({"target": "lable"}, BadOption, "predicted"),
     "shard size": ({"shard_size": 0}, BadOption, "1 or more"),

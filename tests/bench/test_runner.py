@@ -1,4 +1,5 @@
-"""Runs that fail, stop and go on: nothing is lost, nothing is done twice, nothing is silently left out."""
+"""Runs that fail, stop and go on: nothing is lost, nothing is done twice, nothing is silently left
+out."""
 
 from __future__ import annotations
 
@@ -41,13 +42,24 @@ def test_the_rows_are_what_the_library_says(whole):
     store, work = whole
     batch = to_batch(work.model, [work.data[index] for index in range(6)])
     found = attribute(work.model, batch.images, batch.labels, "caap")
-    curves = insertion_deletion(work.model, batch.images, found.maps, batch.labels, order="patch", steps=2)
+    curves = insertion_deletion(
+        work.model, batch.images, found.maps, batch.labels, order="patch", steps=2
+    )
     expected = {"ins-del": curves.difference, "aupr1": localization(found.maps, batch.masks).aupr1}
     for metric, mine in values(store.rows(work.plan), work.plan)["caap"].items():
         torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6)
     row = store.rows(work.plan).to_pylist()[0]
-    assert row["image"] == "critters:clean:test:0" and row["target"] == row["label"] and row["higher_is_better"] and row["reason"] == ""
-    assert row["shard"] == work.plan.shards[0].id and '"steps":2' in row["protocol"] and '"select"' in row["options"]
+    assert (
+        row["image"] == "critters:clean:test:0"
+        and row["target"] == row["label"]
+        and row["higher_is_better"]
+        and row["reason"] == ""
+    )
+    assert (
+        row["shard"] == work.plan.shards[0].id
+        and '"steps":2' in row["protocol"]
+        and '"select"' in row["options"]
+    )
 
 
 def test_running_again_does_nothing_again(whole):
@@ -70,13 +82,26 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
     assert run(store, worker()).complete
     assert set(done(store).values()) == {1}
     assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
-    assert all(store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes() for s in whole[1].plan.shards)
+    assert all(
+        store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes()
+        for s in whole[1].plan.shards
+    )
 
 
 def test_a_run_ends_early_between_shards_when_it_is_enough(whole, tmp_path):
     store, heard = Store(tmp_path), []
-    status = run(store, worker(), advance=heard.append, enough=lambda: "four will do" if len(heard) == 4 else "")
-    assert (status.done, len(status.pending), status.complete, status.stopped) == (4, 5, False, "four will do")
+    status = run(
+        store,
+        worker(),
+        advance=heard.append,
+        enough=lambda: "four will do" if len(heard) == 4 else "",
+    )
+    assert (status.done, len(status.pending), status.complete, status.stopped) == (
+        4,
+        5,
+        False,
+        "four will do",
+    )
     assert run(store, worker(), enough=lambda: "none at all").done == 4
     status = run(store, worker())
     assert status.complete and not status.stopped and set(done(store).values()) == {1}
@@ -85,13 +110,18 @@ def test_a_run_ends_early_between_shards_when_it_is_enough(whole, tmp_path):
 
 def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr("seecause.bench.work.read_samples", lambda data, a, b: (reads.append((a, b)), read_samples(data, a, b))[1])
+    monkeypatch.setattr(
+        "seecause.bench.work.read_samples",
+        lambda data, a, b: (reads.append((a, b)), read_samples(data, a, b))[1],
+    )
     assert run(Store(tmp_path / "kept"), worker()).complete
     assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
     monkeypatch.setattr("seecause.bench.work.HELD", 1)
     assert run(Store(tmp_path / "read"), worker()).complete
     assert len(reads) == 3 + 9
-    monkeypatch.setattr("seecause.bench.work.HELD", worker().read(worker().plan.shards[0]).bytes + 1)
+    monkeypatch.setattr(
+        "seecause.bench.work.HELD", worker().read(worker().plan.shards[0]).bytes + 1
+    )
     reads.clear()
     assert run(Store(tmp_path / "one"), worker()).complete
     assert reads.count((0, 2)) == 1 and len(reads) == 1 + 2 * 3  # the one that fits stays
@@ -117,20 +147,38 @@ def test_no_more_shards_are_handed_out_than_there_are_workers(tmp_path, monkeypa
 
     store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=10)
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
-    status = run(store, work, workers=2, advance=heard.append, enough=lambda: "one will do" if heard else "")
+    status = run(
+        store, work, workers=2, advance=heard.append, enough=lambda: "one will do" if heard else ""
+    )
     assert (status.done, len(out), status.stopped) == (2, 2, "one will do")
-    assert run(store, work, workers=2).complete and [shard.start for shard in out] == [0, 2, 4, 6, 8]
+    assert run(store, work, workers=2).complete and [shard.start for shard in out] == [
+        0,
+        2,
+        4,
+        6,
+        8,
+    ]
 
 
 def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, monkeypatch):
     def precision():
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32  # of products, and of convolutions
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+        )  # of products, and of convolutions
 
     before, seen = precision(), []
-    monkeypatch.setattr("seecause.bench.work.predict", lambda *given: (seen.append(precision()), predict(*given))[1])
-    fast, plain = worker(precision="high", methods={"sobel": {}}, limit=2), worker(methods={"sobel": {}}, limit=2)
+    monkeypatch.setattr(
+        "seecause.bench.work.predict", lambda *given: (seen.append(precision()), predict(*given))[1]
+    )
+    fast, plain = (
+        worker(precision="high", methods={"sobel": {}}, limit=2),
+        worker(methods={"sobel": {}}, limit=2),
+    )
     for work, wanted in ((fast, ("high", True)), (plain, ("highest", False))):
-        assert run(Store(tmp_path), work).complete and seen.pop() == wanted and precision() == before
+        assert (
+            run(Store(tmp_path), work).complete and seen.pop() == wanted and precision() == before
+        )
     assert [shard.id for shard in fast.plan.shards] != [shard.id for shard in plain.plan.shards]
     with pytest.raises(BadOption, match="highest, high"):
         worker(precision="medium")
@@ -140,7 +188,12 @@ def test_a_longer_run_does_the_new_images_only(tmp_path):
     store, methods = Store(tmp_path), {"random": {}, "sobel": {}}
     run(store, worker(limit=2, methods=methods))
     status = run(store, worker(limit=4, methods=methods))
-    assert status.complete and status.stale == [] and set(done(store).values()) == {1} and len(done(store)) == 4
+    assert (
+        status.complete
+        and status.stale == []
+        and set(done(store).values()) == {1}
+        and len(done(store)) == 4
+    )
 
 
 def test_a_changed_option_redoes_its_shards_only_and_the_old_ones_wait(tmp_path):
@@ -150,7 +203,9 @@ def test_a_changed_option_redoes_its_shards_only_and_the_old_ones_wait(tmp_path)
     status = run(store, changed)
     assert status.complete and status.stale == [first.plan.shards[0].id]
     assert len(done(store)) == 4
-    assert run(store, first).complete and len(store.events()) == 8  # asked for again, and still there
+    assert (
+        run(store, first).complete and len(store.events()) == 8
+    )  # asked for again, and still there
 
 
 def test_a_failure_is_told_and_tried_again(tmp_path, monkeypatch):
@@ -174,9 +229,13 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("a.png", "z.png"):
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(folder / name)
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(
+            folder / name
+        )
     bad_file(folder, "truncated")
-    work = worker(data=f"folder:{folder}", target="predicted", methods={"sobel": {}}, metrics=("ins-del",))
+    work = worker(
+        data=f"folder:{folder}", target="predicted", methods={"sobel": {}}, metrics=("ins-del",)
+    )
     store = Store(tmp_path / "run")
     status = run(store, work)
     assert status.done == status.total and not status.complete
@@ -184,7 +243,11 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
     assert "truncated" in status.holes[0].reason
     rows = store.rows(work.plan).to_pylist()
     assert [row["image"] for row in rows] == ["a.png", "truncated.jpg", "z.png"]
-    assert np.isnan(rows[1]["value"]) and rows[1]["predicted"] is None and rows[2]["predicted"] is not None
+    assert (
+        np.isnan(rows[1]["value"])
+        and rows[1]["predicted"] is None
+        and rows[2]["predicted"] is not None
+    )
     cell = make_table(store.rows(work.plan), work.plan).cells["sobel"]["ins-del"]
     assert (cell.n, cell.missing) == (2, 1)
 
@@ -192,7 +255,9 @@ def test_a_bad_picture_is_a_row_with_its_reason(tmp_path):
 def test_masks_that_are_not_there_are_noticed_before_anything_runs(tmp_path):
     Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
     with pytest.raises(BadOption, match="needs masks"):
-        worker(data=f"folder:{tmp_path}", target="predicted", methods={"sobel": {}}, metrics=("aupr1",))
+        worker(
+            data=f"folder:{tmp_path}", target="predicted", methods={"sobel": {}}, metrics=("aupr1",)
+        )
 
 
 @pytest.mark.slow
@@ -223,10 +288,15 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     table = make_table(rows, work.plan, against="random")
     mine, other = (values(rows, work.plan)[method]["ins-del"] for method in ("caap", "random"))
     cell = table.cells["caap"]["ins-del"]
-    assert cell.difference.mean == pytest.approx(float((mine - other).mean())) and table.cells["random"]["ins-del"].difference is None
+    assert (
+        cell.difference.mean == pytest.approx(float((mine - other).mean()))
+        and table.cells["random"]["ins-del"].difference is None
+    )
     assert cell.interval[0] <= cell.mean <= cell.interval[1]
     means = {method: table.cells[method]["ins-del"].mean for method in table.methods}
-    assert [method for method in means if table.cells[method]["ins-del"].best] == [max(means, key=means.get)]
+    assert [method for method in means if table.cells[method]["ins-del"].best] == [
+        max(means, key=means.get)
+    ]
     assert len(to_csv(table).splitlines()) == 1 + 3 * 2
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):

@@ -17,7 +17,11 @@ ROW = {name: None for name in ROWS.names}
 
 
 def result(*values: float) -> Result:
-    return Result([{**ROW, "value": value, "index": place} for place, value in enumerate(values)], {"maps": torch.ones(2, 3, 3)}, {"seconds": {}})
+    return Result(
+        [{**ROW, "value": value, "index": place} for place, value in enumerate(values)],
+        {"maps": torch.ones(2, 3, 3)},
+        {"seconds": {}},
+    )
 
 
 @pytest.fixture
@@ -31,8 +35,14 @@ def test_what_is_saved_comes_back(store):
     store.save(SHARD, result(0.1, float("nan")))
     assert store.finished(PLAN) == [SHARD]
     assert store.rows(PLAN).column("value").to_pylist()[0] == 0.1
-    assert torch.equal(store.tensors(SHARD)["maps"], torch.ones(2, 3, 3)) and store.said(SHARD) == {"seconds": {}}
-    assert sorted(file.suffix for file in store.shards.iterdir()) == [".json", ".parquet", ".safetensors"]
+    assert torch.equal(store.tensors(SHARD)["maps"], torch.ones(2, 3, 3)) and store.said(SHARD) == {
+        "seconds": {}
+    }
+    assert sorted(file.suffix for file in store.shards.iterdir()) == [
+        ".json",
+        ".parquet",
+        ".safetensors",
+    ]
 
 
 def test_rows_come_in_the_order_of_the_plan(store):
@@ -76,7 +86,9 @@ def test_two_runs_cannot_share_a_folder(store):
 def test_shards_of_another_plan_are_stale(store):
     store.save(SHARD, result(1.0))
     other = worker(seed=1).plan
-    assert store.finished(other) == [] and store.stale(other) == [SHARD.id] and store.stale(PLAN) == []
+    assert (
+        store.finished(other) == [] and store.stale(other) == [SHARD.id] and store.stale(PLAN) == []
+    )
 
 
 def test_a_failure_counts_until_the_shard_is_done(store):
@@ -94,12 +106,18 @@ def test_a_torn_line_of_the_log_costs_that_line_only(store):
     assert [event["event"] for event in store.events()] == ["start"]
     with store.alone():
         store.log("failed", SHARD, reason="out of luck")
-    assert [event["event"] for event in store.events()] == ["start", "failed"] and store.failures(PLAN) == {SHARD.id: "out of luck"}
+    assert [event["event"] for event in store.events()] == ["start", "failed"] and store.failures(
+        PLAN
+    ) == {SHARD.id: "out of luck"}
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"command": "explain"}))
-    for refused in (Store(tmp_path).check, Store(tmp_path).plan, Store(tmp_path / "manifest.json").check):
+    for refused in (
+        Store(tmp_path).check,
+        Store(tmp_path).plan,
+        Store(tmp_path / "manifest.json").check,
+    ):
         with pytest.raises(BadOption):
             refused()
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]

@@ -1,4 +1,5 @@
-"""Against the truth: what shards keep of single pictures is joined to the scores of all of them, and the report shows it."""
+"""Against the truth: what shards keep of single pictures is joined to the scores of all of them,
+and the report shows it."""
 
 from __future__ import annotations
 
@@ -20,20 +21,37 @@ from tests.bench.toy import model, worker
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Two shards of each method, of two pictures and of one."""
-    work, store = worker(limit=3, methods={"sobel": {}, "center": {}}, metrics=("part-correctness",), measures={}), Store(tmp_path_factory.mktemp("truth"))
+    work, store = (
+        worker(
+            limit=3, methods={"sobel": {}, "center": {}}, metrics=("part-correctness",), measures={}
+        ),
+        Store(tmp_path_factory.mktemp("truth")),
+    )
     assert run(store, work).failed == {}
     return work, store
 
 
 def test_shards_join_to_the_scores_of_all_pictures(done):
     work, store = done
-    whole = part_truth(model(), work.data.latents(0, 3), lambda images, target: attribute(model(), images, target, "sobel").native)
+    whole = part_truth(
+        model(),
+        work.data.latents(0, 3),
+        lambda images, target: attribute(model(), images, target, "sobel").native,
+    )
     mine = part_scores(store, work.plan, "sobel")
     for part in fields(PartScores):
-        torch.testing.assert_close(getattr(mine, part.name), getattr(whole, part.name), rtol=1e-5, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(
+            getattr(mine, part.name),
+            getattr(whole, part.name),
+            rtol=1e-5,
+            atol=1e-6,
+            equal_nan=True,
+        )
     row = against_truth(store, work.plan)["sobel"]
     assert [*row] == [*COLUMNS]
-    assert row["completeness"] == pytest.approx(whole.completeness) and row["mean of the three"] == pytest.approx(whole.overall, nan_ok=True)
+    assert row["completeness"] == pytest.approx(whole.completeness) and row[
+        "mean of the three"
+    ] == pytest.approx(whole.overall, nan_ok=True)
 
 
 def test_the_report_shows_the_truth_and_keeps_it_as_csv(done):
@@ -41,23 +59,43 @@ def test_the_report_shows_the_truth_and_keeps_it_as_csv(done):
     found = against_truth(store, work.plan)
     assert "truth.csv" in [path.name for path in write_report(store)]
     page = (store.folder / "report.html").read_text()
-    assert "<h2>Against the truth</h2>" in page and all(f"<td>{number}</td>" in page for row in found.values() for number in shown(row))
+    assert "<h2>Against the truth</h2>" in page and all(
+        f"<td>{number}</td>" in page for row in found.values() for number in shown(row)
+    )
     with (store.folder / "truth.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["sobel", "center"]
 
 
 def test_a_run_without_the_truth_says_nothing_of_it(tmp_path):
-    work, store = worker(limit=1, methods={"center": {}}, metrics=("aupr1",), measures={}), Store(tmp_path / "run")
+    work, store = (
+        worker(limit=1, methods={"center": {}}, metrics=("aupr1",), measures={}),
+        Store(tmp_path / "run"),
+    )
     run(store, work)
     (store.folder / "truth.csv").write_text("of an earlier command")
     assert against_truth(store, work.plan) == {} and truth_section({}) == []
-    assert "truth.csv" not in [path.name for path in write_report(store)] and not (store.folder / "truth.csv").exists()
+    assert (
+        "truth.csv" not in [path.name for path in write_report(store)]
+        and not (store.folder / "truth.csv").exists()
+    )
     page = (store.folder / "report.html").read_text()
-    assert "Against the truth" not in page and "one image" in page  # one picture has no standard error
+    assert (
+        "Against the truth" not in page and "one image" in page
+    )  # one picture has no standard error
 
 
 def test_what_no_picture_asks_is_a_dash():
     nothing = torch.full((2, 3), torch.nan, dtype=torch.float64)
-    empty = PartScores(nothing[:, 0], nothing[:, 0], nothing, nothing, nothing, nothing, nothing[:, 0], torch.zeros(2).bool(), torch.linspace(0.1, 0.3, 3))
+    empty = PartScores(
+        nothing[:, 0],
+        nothing[:, 0],
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing[:, 0],
+        torch.zeros(2).bool(),
+        torch.linspace(0.1, 0.3, 3),
+    )
     assert empty.completeness != empty.completeness and empty.threshold != empty.threshold
     assert shown({"completeness": empty.completeness, "correctness": 0.5}) == ["-", "0.500"]

@@ -14,23 +14,36 @@ from tests.report.examples import MANIFEST, explanation
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update",
     "--disable-sync",
 )  # fmt: skip
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"
+)
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """The opened page, and everything it asked for or complained about."""
     file = tmp_path_factory.mktemp("page") / "index.html"
-    sections = [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])]
+    sections = [
+        explain_section(explanation(methods=("caap", "sobel"))),
+        protocol_section([MANIFEST]),
+    ]
     write_page(file, "What toy saw", sections)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         heard: list[str] = []
-        page.on("request", lambda request: heard.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        page.on(
+            "request",
+            lambda request: (
+                heard.append(request.url)
+                if not request.url.startswith(("file:", "data:"))
+                else None
+            ),
+        )
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda error: heard.append(str(error)))
         page.goto(file.as_uri())
@@ -45,7 +58,9 @@ def heat_opacity(page: Page) -> float:
 def test_nothing_is_fetched_and_nothing_fails(shown):
     page, heard = shown
     assert page.title() == "What toy saw"
-    assert page.locator("img").evaluate_all("images => images.every(i => i.complete && i.naturalWidth > 0)")
+    assert page.locator("img").evaluate_all(
+        "images => images.every(i => i.complete && i.naturalWidth > 0)"
+    )
     assert heard == []
 
 
@@ -71,9 +86,13 @@ def test_pointing_at_a_patch_reads_it_in_every_map_of_its_card(shown):
     card = page.locator(".card").first
     stack = card.locator(".map .stack").first
     box = stack.bounding_box()
-    stack.hover(position={"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 4})  # row 1, column 2 of 4 x 6
+    stack.hover(
+        position={"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 4}
+    )  # row 1, column 2 of 4 x 6
     read = card.locator(".read").all_text_contents()
-    assert read[0] == f"row 1, column 2: {values[1, 2]:.3g}" and read[1].startswith("row 1, column 2: ")
+    assert read[0] == f"row 1, column 2: {values[1, 2]:.3g}" and read[1].startswith(
+        "row 1, column 2: "
+    )
     assert page.locator(".card").nth(1).locator(".read").all_text_contents() == ["", ""]
     page.mouse.move(0, 0)
     assert card.locator(".read").all_text_contents() == ["", ""]
@@ -89,7 +108,11 @@ def test_a_top_patch_is_shown_when_it_is_reached_by_keyboard(shown):
 
 def test_navigation_is_one_row_however_many_sections(shown, tmp_path):
     page, _ = shown
-    many = write_page(tmp_path / "many.html", "Many", [Section(f"What about question number {place}?", Markup("")) for place in range(20)])
+    many = write_page(
+        tmp_path / "many.html",
+        "Many",
+        [Section(f"What about question number {place}?", Markup("")) for place in range(20)],
+    )
     for width, rows in ((1200, 1), (380, 2)):
         other = page.context.browser.new_page()
         other.set_viewport_size({"width": width, "height": 700})

@@ -21,9 +21,30 @@ from seecause.bench.store import Store
 from seecause.cli import app
 from tests.bad_files import bad_file
 
-SMALL = ("--metric-option", "order=patch", "--metric-option", "steps=2", "--shard-size", "2", "--device", "cpu", "--quiet")
-RUN = ("run", "--method", "caap,random,sobel", "--metric", "ins-del,insertion,aupr1", "--limit", "12", *SMALL, "--out")
-# The command, told which code it is: shards are named by a digest of the sources, and an edit while the tests run must not make another run of it.
+SMALL = (
+    "--metric-option",
+    "order=patch",
+    "--metric-option",
+    "steps=2",
+    "--shard-size",
+    "2",
+    "--device",
+    "cpu",
+    "--quiet",
+)
+RUN = (
+    "run",
+    "--method",
+    "caap,random,sobel",
+    "--metric",
+    "ins-del,insertion,aupr1",
+    "--limit",
+    "12",
+    *SMALL,
+    "--out",
+)
+# The command, told which code it is: shards are named by a digest of the sources, and an edit while
+# the tests run must not make another run of it.
 TOLD = """
 import sys
 from seecause.bench import inputs
@@ -50,11 +71,25 @@ def whole(tmp_path_factory):
 
 def start(out: Path, workers: int, finished: int) -> subprocess.Popen:
     """The command in a process group of its own, when more than `finished` shards are finished."""
-    words = [sys.executable, "-c", TOLD, source_digest(), "bench", *RUN, str(out), "--workers", str(workers)]
-    process = subprocess.Popen(words, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = [
+        sys.executable,
+        "-c",
+        TOLD,
+        source_digest(),
+        "bench",
+        *RUN,
+        str(out),
+        "--workers",
+        str(workers),
+    ]
+    process = subprocess.Popen(
+        words, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     until = time.monotonic() + 120
     while len(list((out / "shards").glob("*.parquet"))) <= finished:
-        assert process.poll() is None and time.monotonic() < until, "the run ended before it could be killed"
+        assert process.poll() is None and time.monotonic() < until, (
+            "the run ended before it could be killed"
+        )
         time.sleep(0.002)
     return process
 
@@ -108,12 +143,32 @@ def test_status_tells_where_a_run_stands(whole):
 def test_the_report_is_one_file_with_everything_in_it(whole):
     done = bench("report", whole, "--against", "random")
     assert done.exit_code == 0, done.output
-    assert [Path(line).name for line in done.stdout.splitlines()] == ["report.html", "table.csv", "table.tex", "table.md"]
+    assert [Path(line).name for line in done.stdout.splitlines()] == [
+        "report.html",
+        "table.csv",
+        "table.tex",
+        "table.md",
+    ]
     page = (whole / "report.html").read_text()
-    for title in ("Which method is best?", "Does the answer follow the map?", "What does faithfulness cost?", "Which pictures tell most?", "Protocol", "Holes"):
+    for title in (
+        "Which method is best?",
+        "Does the answer follow the map?",
+        "What does faithfulness cost?",
+        "Which pictures tell most?",
+        "Protocol",
+        "Holes",
+    ):
         assert f"<h2>{title}</h2>" in page
-    assert page.count("<polyline") == 2 * 3 and page.count("<circle") == 3 and page.count('<article class="card') == 9
-    assert page.count('class="mark"') == 2  # of deletion and ins-del: insertion is saturated, since the blurred start is answered right already
+    assert (
+        page.count("<polyline") == 2 * 3
+        and page.count("<circle") == 3
+        and page.count('<article class="card') == 9
+    )
+    assert (
+        page.count('class="mark"') == 2
+        # of deletion and ins-del: insertion is saturated, since the blurred start is answered right
+        # already
+    )
     assert "Nothing is missing: 12 images x 3 methods x 3 metrics." in page
     assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
     assert (whole / "table.tex").read_text().count(r"\mathbf") == 2
@@ -123,9 +178,22 @@ def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
     folder, out = tmp_path / "data", tmp_path / "run"
     folder.mkdir()
     for name in ("a.png", "z.png"):
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(folder / name)
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)).save(
+            folder / name
+        )
     bad = bad_file(folder, "truncated")
-    words = ("run", "--method", "sobel", "--data", f"folder:{folder}", "--target", "predicted", *SMALL, "--out", out)
+    words = (
+        "run",
+        "--method",
+        "sobel",
+        "--data",
+        f"folder:{folder}",
+        "--target",
+        "predicted",
+        *SMALL,
+        "--out",
+        out,
+    )
     done = bench(*words)
     assert done.exit_code == 1 and "truncated.jpg: 3 values missing" in done.stderr
     assert bench("report", out).exit_code == 0
@@ -144,7 +212,10 @@ REFUSED = {
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
     "kind of an option": (("--method", "rise", "--option", "masks=many"), "a number"),
     "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),
-    "range of a metric option": (("--metric", "saco", "--metric-option", "groups=1"), "the number of patches"),
+    "range of a metric option": (
+        ("--metric", "saco", "--metric-option", "groups=1"),
+        "the number of patches",
+    ),
     "unknown data": (("--data", "criters:clean"), "critters:REGIME"),
     "no labels": (("--data", "folder:{tmp}/data"), "predicted"),
 }
@@ -156,12 +227,19 @@ def test_a_wrong_option_is_one_line(tmp_path, why):
     Image.new("RGB", (96, 96)).save(tmp_path / "data" / "a.png")
     words, said = REFUSED[why]
     done = bench("run", *(word.format(tmp=tmp_path) for word in words), "--out", tmp_path / "out")
-    assert done.exit_code == 2 and done.stderr.startswith("seecause: ") and done.stderr.count("\n") == 1
+    assert (
+        done.exit_code == 2
+        and done.stderr.startswith("seecause: ")
+        and done.stderr.count("\n") == 1
+    )
     assert said in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_an_out_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert bench("run", "--out", tmp_path).exit_code == 2
-    assert bench("status", tmp_path).exit_code == 2 and bench("report", tmp_path / "nowhere").exit_code == 2
+    assert (
+        bench("status", tmp_path).exit_code == 2
+        and bench("report", tmp_path / "nowhere").exit_code == 2
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]

@@ -13,7 +13,14 @@ from seecause.data import critters
 from seecause.demo import JOBS, Setting, audit, compare, explain, repair
 from seecause.report.page import render_page
 
-ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": len(critters.CLASSES)}
+ARCHITECTURE = {
+    "img_size": 96,
+    "patch_size": 16,
+    "embed_dim": 24,
+    "depth": 2,
+    "num_heads": 3,
+    "num_classes": len(critters.CLASSES),
+}
 
 
 @pytest.fixture
@@ -21,7 +28,12 @@ def folder(tmp_path):
     torch.manual_seed(0)
     save_file(VisionTransformer(**ARCHITECTURE).state_dict(), tmp_path / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": ARCHITECTURE}
-    card = {"architecture": architecture, "classes": critters.CLASSES, "mean": [0.5] * 3, "std": [0.5] * 3}
+    card = {
+        "architecture": architecture,
+        "classes": critters.CLASSES,
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+    }
     (tmp_path / "toy.json").write_text(json.dumps(card))
     return str(tmp_path)
 
@@ -47,7 +59,9 @@ def test_jobs_are_registered():
 
 
 def test_the_compare_job_shows_a_table_and_curves_of_every_method():
-    page = render_page("Demo", compare.run(Setting(), methods=("caap", "random"), pictures=2).sections)
+    page = render_page(
+        "Demo", compare.run(Setting(), methods=("caap", "random"), pictures=2).sections
+    )
     assert page.count('<th scope="row">') == 2 and "<svg" in page
     assert "ins-del" in page and "no value" not in page
 
@@ -60,5 +74,11 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
 
 
 def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
-    page = render_page("Demo", repair.run(Setting(), model=folder, pictures=3, top=2, draws=2).sections)
-    assert "What changed when they went?" in page and "outlined: removed" in page and page.count('<p class="when">after</p>') == 6
+    page = render_page(
+        "Demo", repair.run(Setting(), model=folder, pictures=3, top=2, draws=2).sections
+    )
+    assert (
+        "What changed when they went?" in page
+        and "outlined: removed" in page
+        and page.count('<p class="when">after</p>') == 6
+    )

@@ -24,7 +24,10 @@ def test_the_four_probes_and_the_layout_are_told_to_machines():
     found = json.loads(done.stdout)
     assert list(found["verified"]) == ["logits", "blocks", "attention", "locality"]
     assert all(probe["worst relative difference"] < 1e-4 for probe in found["verified"].values())
-    assert found["tokens"]["grid"].startswith("10 x 10 patches of 16 x 16") and found["tokens"]["prefix"] == 1
+    assert (
+        found["tokens"]["grid"].startswith("10 x 10 patches of 16 x 16")
+        and found["tokens"]["prefix"] == 1
+    )
     assert found["model"]["parameters"] > 300_000 and "RANDOM" in found["model"]["name"]
     assert found["caap"]["all patches of one image at once"].endswith("MiB")
     assert found["classes"]["281"] == "tabby, tabby cat"
@@ -39,7 +42,11 @@ def test_people_get_tables():
 
 def test_without_a_model_it_describes_the_machine():
     found = json.loads(invoke("doctor", "--json").stdout)
-    assert found["versions"]["torch"][0].isdigit() and "cpu" in found["devices"] and "clip" in found["extras"]
+    assert (
+        found["versions"]["torch"][0].isdigit()
+        and "cpu" in found["devices"]
+        and "clip" in found["extras"]
+    )
 
 
 def test_a_model_that_does_not_exist_is_one_line():
@@ -52,12 +59,23 @@ def test_every_embedded_model_is_named_where_a_name_is_wrong():
     assert all(name in said for name in ("critters-vit", "critters-ifam", "critters-llava"))
 
 
-@pytest.mark.parametrize("command", [("doctor",), ("explain", "critters:clean:test#3"), ("bench", "run")])
+@pytest.mark.parametrize(
+    "command", [("doctor",), ("explain", "critters:clean:test#3"), ("bench", "run")]
+)
 def test_a_vision_language_model_is_told_where_to_go(command, tmp_path):
     folder = Path(sources.ZOO / "critters-llava")
     for model in ("builtin:critters-llava", f"hf:{folder}", folder):
-        done = invoke(*command, "--model", str(model), *([] if command == ("doctor",) else ["--out", str(tmp_path / "out")]))
-        assert done.exit_code == 2 and "vision-language model" in done.stderr and "seecause lvlm" in done.stderr
+        done = invoke(
+            *command,
+            "--model",
+            str(model),
+            *([] if command == ("doctor",) else ["--out", str(tmp_path / "out")]),
+        )
+        assert (
+            done.exit_code == 2
+            and "vision-language model" in done.stderr
+            and "seecause lvlm" in done.stderr
+        )
 
 
 def test_the_zoo_lists_its_recipes_and_refuses_others():

@@ -20,7 +20,12 @@ from seecause.data.images import read_image
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 
-MODEL = ("--model", "timm:test_vit", "--weights", "random")  # timm ships it: 6 blocks of width 64 at 160 pixels
+MODEL = (
+    "--model",
+    "timm:test_vit",
+    "--weights",
+    "random",
+)  # timm ships it: 6 blocks of width 64 at 160 pixels
 
 
 def explain(*words: object):
@@ -36,13 +41,27 @@ def photo(path: Path, mode: str = "RGB", **options: object) -> Path:
 def test_everything_is_written_and_said(tmp_path):
     first, second = photo(tmp_path / "a.jpg"), photo(tmp_path / "b.png")
     out = tmp_path / "out"
-    done = explain(first, second, *MODEL, "--class", "tabby, tabby cat", "--method", "caap,sobel", "--option", "tail=patched", "--out", out)
+    done = explain(
+        first,
+        second,
+        *MODEL,
+        "--class",
+        "tabby, tabby cat",
+        "--method",
+        "caap,sobel",
+        "--option",
+        "tail=patched",
+        "--out",
+        out,
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}"
     assert "a.jpg: " in done.stdout and "explained: tabby, tabby cat" in done.stdout
 
     manifest = json.loads((out / "manifest.json").read_text())
-    assert sorted(manifest["files"]) == sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert sorted(manifest["files"]) == sorted(
+        str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()
+    )
     assert [row["file"] for row in manifest["images"]] == [str(first), str(second)]
     assert all(read_image(out / row["overlay"]).width > 1000 for row in manifest["images"])
     maps = sc.Attribution.load(out / manifest["maps"]["caap"])
@@ -56,10 +75,23 @@ def test_the_maps_are_those_of_the_library(tmp_path):
     weights, picture = tmp_path / "weights.safetensors", photo(tmp_path / "a.png")
     model = sc.load("timm:test_vit", weights="random")
     save_file(model.module.state_dict(), weights)
-    done = explain(picture, "--model", "timm:test_vit", "--weights", weights, "--out", tmp_path / "out", "--device", "cpu", "--quiet")
+    done = explain(
+        picture,
+        "--model",
+        "timm:test_vit",
+        "--weights",
+        weights,
+        "--out",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        "--quiet",
+    )
     assert done.output == ""
     expected = sc.attribute(model, model.preprocess(read_image(picture)))
-    torch.testing.assert_close(sc.Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps)
+    torch.testing.assert_close(
+        sc.Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps
+    )
 
 
 def test_unusual_pictures_are_read_right(tmp_path):
@@ -98,20 +130,36 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_wrong_option_is_one_line(tmp_path, why):
     words, said = REFUSED[why]
-    refused(explain(photo(tmp_path / "a.png"), *MODEL, *words, "--out", tmp_path / "out"), said, tmp_path / "out")
+    refused(
+        explain(photo(tmp_path / "a.png"), *MODEL, *words, "--out", tmp_path / "out"),
+        said,
+        tmp_path / "out",
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "pixel", "huge"])
 def test_a_bad_picture_among_good_ones_is_one_line(tmp_path, kind):
     bad = bad_file(tmp_path, kind)
-    refused(explain(photo(tmp_path / "good.png"), bad, *MODEL, "--out", tmp_path / "out"), str(bad), tmp_path / "out")
+    refused(
+        explain(photo(tmp_path / "good.png"), bad, *MODEL, "--out", tmp_path / "out"),
+        str(bad),
+        tmp_path / "out",
+    )
 
 
 def test_nan_weights_are_refused(tmp_path):
     state = sc.load("timm:test_vit", weights="random").module.state_dict()
     state["blocks.3.mlp.fc1.weight"] = state["blocks.3.mlp.fc1.weight"] * float("nan")
     save_file(state, tmp_path / "nan.safetensors")
-    done = explain(photo(tmp_path / "a.png"), "--model", "timm:test_vit", "--weights", tmp_path / "nan.safetensors", "--out", tmp_path / "out")
+    done = explain(
+        photo(tmp_path / "a.png"),
+        "--model",
+        "timm:test_vit",
+        "--weights",
+        tmp_path / "nan.safetensors",
+        "--out",
+        tmp_path / "out",
+    )
     refused(done, "not finite", tmp_path / "out")
 
 
@@ -136,7 +184,19 @@ def test_pictures_of_the_same_name_keep_apart(tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         photo(tmp_path / folder / "a.png")
-    assert explain(tmp_path / "x", tmp_path / "y", *MODEL, "--method", "center", "--out", tmp_path / "out", "-q").exit_code == 0
+    assert (
+        explain(
+            tmp_path / "x",
+            tmp_path / "y",
+            *MODEL,
+            "--method",
+            "center",
+            "--out",
+            tmp_path / "out",
+            "-q",
+        ).exit_code
+        == 0
+    )
     assert len(list((tmp_path / "out" / "overlays").rglob("*.png"))) == 2
 
 
@@ -152,32 +212,57 @@ def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
 def test_pictures_of_datasets_are_explained_by_index(tmp_path):
     """Also beside files, and whatever the dataset; a file that is called so is a file."""
     (tmp_path / "data").mkdir()
-    first, odd = photo(tmp_path / "data" / "a.png"), photo(tmp_path / "x:y#3.png").rename(tmp_path / "x:y#3")
+    first, odd = (
+        photo(tmp_path / "data" / "a.png"),
+        photo(tmp_path / "x:y#3.png").rename(tmp_path / "x:y#3"),
+    )
     samples = ["critters:clean:test#3", f"folder:{tmp_path / 'data'}#0"]
     done = explain(*samples, first, odd, "--method", "center", "--out", tmp_path / "out")
     assert done.exit_code == 0 and "critters:clean:test#3: " in done.stdout, done.output
     rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["images"]
     assert [row["file"] for row in rows] == [*samples, str(first), str(odd)]
-    assert rows[0]["overlay"] == "overlays/critters-clean-test-3.png" and all((tmp_path / "out" / row["overlay"]).is_file() for row in rows)
+    assert rows[0]["overlay"] == "overlays/critters-clean-test-3.png" and all(
+        (tmp_path / "out" / row["overlay"]).is_file() for row in rows
+    )
     images = sc.Attribution.load(tmp_path / "out" / "maps" / "center").images
-    torch.testing.assert_close(images[0], open_data("critters:clean:test")[3].image, atol=1 / 255, rtol=0)
+    torch.testing.assert_close(
+        images[0], open_data("critters:clean:test")[3].image, atol=1 / 255, rtol=0
+    )
     assert torch.equal(images[1], images[2])
-    assert "warning: builtin:critters-vit knows only Critters pictures, so what it says about folder:" in done.stderr
+    assert (
+        "warning: builtin:critters-vit knows only Critters pictures, so what it says about folder:"
+        in done.stderr
+    )
     assert "#0 and 2 more means nothing" in done.stderr and done.stderr.count("\n") == 1
     assert "below 512" in explain("critters:clean:test#512", "--out", tmp_path / "no").stderr
     assert "no dataset is called" in explain("criters:clean#1", "--out", tmp_path / "no").stderr
 
 
-@pytest.mark.parametrize("text", ["critters:clean:test#0-3", "critters:clean:test", "critters:clean:test#", "critters:clean:test#one", "criters:clean#1,2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "critters:clean:test#0-3",
+        "critters:clean:test",
+        "critters:clean:test#",
+        "critters:clean:test#one",
+        "criters:clean#1,2",
+    ],
+)
 def test_several_samples_in_one_word_are_refused_before_a_model_is_loaded(tmp_path, text):
     done = explain(text, "--model", "nowhere", "--out", tmp_path / "out")
     refused(done, "one sample of a dataset, DATA#INDEX, such as cri", tmp_path / "out")
-    refused(explain("missing.png", "--model", "nowhere", "--out", tmp_path / "out"), "no such file", tmp_path / "out")
+    refused(
+        explain("missing.png", "--model", "nowhere", "--out", tmp_path / "out"),
+        "no such file",
+        tmp_path / "out",
+    )
 
 
 def test_critters_and_models_of_photos_are_explained_without_a_warning(tmp_path):
     for picture, model in (("critters:clean:test#3", ()), (photo(tmp_path / "a.png"), MODEL)):
-        assert explain(picture, *model, "--method", "center", "--out", tmp_path / "out").stderr == ""
+        assert (
+            explain(picture, *model, "--method", "center", "--out", tmp_path / "out").stderr == ""
+        )
 
 
 def test_usage_mistakes_leave_with_two():
@@ -187,7 +272,12 @@ def test_usage_mistakes_leave_with_two():
 
 
 def test_help_is_quick_because_it_loads_no_torch():
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "seecause", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "seecause", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "explain" in done.stdout and "doctor" in done.stdout
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not loaded & {"torch", "numpy", "timm", "transformers", "matplotlib", "PIL", "jinja2"}

@@ -34,33 +34,77 @@ def call(*words: str, code: int = 0) -> str:
 
 def number(said: str, name: str) -> list[str]:
     """What a table says about the plain network, and about the changed one where there is one."""
-    return next(line.removeprefix(name).split() for line in map(str.strip, said.splitlines()) if line.startswith(f"{name} "))
+    return next(
+        line.removeprefix(name).split()
+        for line in map(str.strip, said.splitlines())
+        if line.startswith(f"{name} ")
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     config = tiny_config(folder)
-    told = ("--data", config.data, "--backbone", config.backbone, "--parts", "2", "--out", config.out, "--epochs", "1", "--batch", "4", "--device", "cpu")
-    said = call("train", *told, "--option", "workers=0", "--option", "learning_rate=1e-3", "--option", "options.gradient=none", "--option", "head_factor=10")
+    told = (
+        "--data",
+        config.data,
+        "--backbone",
+        config.backbone,
+        "--parts",
+        "2",
+        "--out",
+        config.out,
+        "--epochs",
+        "1",
+        "--batch",
+        "4",
+        "--device",
+        "cpu",
+    )
+    said = call(
+        "train",
+        *told,
+        "--option",
+        "workers=0",
+        "--option",
+        "learning_rate=1e-3",
+        "--option",
+        "options.gradient=none",
+        "--option",
+        "head_factor=10",
+    )
     assert "4 steps; best average on validation" in said and "step 4 of 4, epoch 1: loss" in said
     return config.folder
 
 
 def test_settings_reach_the_run(run):
     config = json.loads((run / "config.json").read_text())
-    assert config["options"] == {"gradient": "none"} and config["learning_rate"] == 1e-3 and config["augment"] == "birds"
+    assert (
+        config["options"] == {"gradient": "none"}
+        and config["learning_rate"] == 1e-3
+        and config["augment"] == "birds"
+    )
 
 
 def test_evaluation_tells_what_was_chosen_and_where(run):
     said = call("evaluate", run, "--device", "cpu", "--quantiles", "0.9")
     assert "AA" in said and "WGA" in said and "plain" in said
     found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
-    assert found["data"].endswith("test") and found["chosen_on"].endswith("val") and len(found["tried"]) == 6
-    assert found["chosen_by"] == "auc" and found["chosen"]["auc"] == max(one["auc"] for one in found["tried"])  # two classes without groups
+    assert (
+        found["data"].endswith("test")
+        and found["chosen_on"].endswith("val")
+        and len(found["tried"]) == 6
+    )
+    assert found["chosen_by"] == "auc" and found["chosen"]["auc"] == max(
+        one["auc"] for one in found["tried"]
+    )  # two classes without groups
     assert found["plain"]["worst"] <= found["plain"]["average"] and 0 < found["plain"]["kept"] <= 1
     card = json.loads((run / "best" / "ifam.json").read_text())
-    assert card["thresholds"][0]["quantile"] == 0.9 and card["thresholds"][0]["pictures"] == 16 and card["epoch"] == 0
+    assert (
+        card["thresholds"][0]["quantile"] == 0.9
+        and card["thresholds"][0]["pictures"] == 16
+        and card["epoch"] == 0
+    )
 
 
 def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
@@ -78,15 +122,22 @@ def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
 def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
     said = call("intervene", run, "--quantile", "0.7", "--by", "dot", "--device", "cpu")
     assert "tokens beyond 0.7 by dot product" in said
-    call("evaluate", run, "--quantiles", "0.7", "--by", "dot", "--choose", "worst", "--device", "cpu")
+    call(
+        "evaluate", run, "--quantiles", "0.7", "--by", "dot", "--choose", "worst", "--device", "cpu"
+    )
     found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
     assert found["chosen_by"] == "worst" and {one["by"] for one in found["tried"]} == {"dot"}
     _, net = sc.faithful.open_run(run)
     assert (0.7, "dot") in net.thresholds and (0.7, "distance") not in net.thresholds
     with sc.faithful.intervene(net, quantile=0.7, by="dot"):
         row = examine(net, open_network(str(run)).test_pictures()).table()
-    assert number(said, "kept")[1] == f"{row['kept']:.4f}" and number(said, "AA")[1] == f"{row['average']:.4f}"
-    assert "'distance', 'dot'" in call("intervene", run, "--by", "cosine", "--device", "cpu", code=2)
+    assert (
+        number(said, "kept")[1] == f"{row['kept']:.4f}"
+        and number(said, "AA")[1] == f"{row['average']:.4f}"
+    )
+    assert "'distance', 'dot'" in call(
+        "intervene", run, "--by", "cosine", "--device", "cpu", code=2
+    )
 
 
 def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
@@ -111,40 +162,68 @@ def test_intervening_shows_before_and_after(run):
 
 
 def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
-    monkeypatch.setattr("seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined"))
-    assert "--drop='5'" in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2)) and "parts 0-1 of" in said
+    monkeypatch.setattr(
+        "seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined")
+    )
+    assert (
+        "--drop='5'" in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2))
+        and "parts 0-1 of" in said
+    )
     for drop in ("two", "0.7"):
         assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
     assert "nothing would be changed" in call("intervene", run, "--device", "cpu", code=2)
-    assert "--quantile='1.5'" in call("intervene", run, "--quantile", "1.5", "--device", "cpu", code=2)
+    assert "--quantile='1.5'" in call(
+        "intervene", run, "--quantile", "1.5", "--device", "cpu", code=2
+    )
     for quantiles in ("0,0.9", "most", ""):
-        assert "--quantiles" in call("evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2)
+        assert "--quantiles" in call(
+            "evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2
+        )
 
 
 def test_auc_of_many_classes_is_refused_before_any_picture_is_read(monkeypatch):
-    monkeypatch.setattr("seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined"))
+    monkeypatch.setattr(
+        "seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined")
+    )
     said = call("evaluate", "builtin:critters-ifam", "--choose", "auc", "--device", "cpu", code=2)
-    assert "--choose='auc'" in said and "AUC needs two classes, and builtin:critters-ifam has 8" in said
+    assert (
+        "--choose='auc'" in said
+        and "AUC needs two classes, and builtin:critters-ifam has 8" in said
+    )
 
 
 def test_labels_of_another_dataset_go_by_name(run, tmp_path):
-    """Class folders are sorted, so `right` comes before `sinister`; pictures of `right` alone have it at place 0."""
+    """Class folders are sorted, so `right` comes before `sinister`; pictures of `right` alone have
+    it at place 0."""
     pictures = run.parent / "pictures" / "test"
     shutil.copytree(pictures / "right", tmp_path / "one" / "right")
     _, net = sc.faithful.open_run(run)
     data, mapping = fitting(net, open_data(f"folder:{tmp_path / 'one'}"))
-    assert [sample.label for sample in data] == [1, 1, 1] and data.classes == ("left", "right") and mapping is None
+    assert (
+        [sample.label for sample in data] == [1, 1, 1]
+        and data.classes == ("left", "right")
+        and mapping is None
+    )
     (tmp_path / "one" / "right").rename(tmp_path / "one" / "sinister")
     for command in ("evaluate", "intervene", "parts"):
         told = {"parts": ("--out", tmp_path / "page"), "intervene": ("--drop", 0)}.get(command, ())
-        assert "'sinister' is none of them" in call(command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2)
+        assert "'sinister' is none of them" in call(
+            command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2
+        )
 
 
 def test_a_page_of_parts(run, tmp_path):
     call("parts", run, "--out", tmp_path / "page", "--limit", "2", "--device", "cpu")
     page = (tmp_path / "page" / "index.html").read_text()
-    assert "with this mask, no dark pixel can change the answer" in page and "sees the whole picture when it chooses" in page
-    assert page.count('<article class="card') == 2 and page.count("without part") >= 2 and "stage 2 sees" in page
+    assert (
+        "with this mask, no dark pixel can change the answer" in page
+        and "sees the whole picture when it chooses" in page
+    )
+    assert (
+        page.count('<article class="card') == 2
+        and page.count("without part") >= 2
+        and "stage 2 sees" in page
+    )
 
 
 def test_export_is_a_model_like_any_other(run, tmp_path):
@@ -156,22 +235,73 @@ def test_export_is_a_model_like_any_other(run, tmp_path):
 def test_a_network_that_is_no_run(run, tmp_path):
     """An exported folder tells its data; RUN/best, made by training, does not."""
     call("export", run, tmp_path / "shipped")
-    assert "plain" in call("evaluate", tmp_path / "shipped", "--device", "cpu", "--no-interventions")
+    assert "plain" in call(
+        "evaluate", tmp_path / "shipped", "--device", "cpu", "--no-interventions"
+    )
     assert not (tmp_path / "shipped" / "evaluation.json").exists()
-    assert "or --data with" in call("parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2)
-    assert "--no-interventions" in call("evaluate", run / "best", "--data", f"folder:{run.parent / 'pictures' / 'test'}", "--device", "cpu", code=2)
+    assert "or --data with" in call(
+        "parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2
+    )
+    assert "--no-interventions" in call(
+        "evaluate",
+        run / "best",
+        "--data",
+        f"folder:{run.parent / 'pictures' / 'test'}",
+        "--device",
+        "cpu",
+        code=2,
+    )
     with pytest.raises(BadOption, match="what it was trained on, for its test pictures") as said:
         open_network(str(run / "best")).test_pictures()
     assert "--" not in str(said.value)  # flags are the command line's
 
 
 def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
-    """The benchmark runner and the audit of heads take its folder; maps of the run are those of sc.attribute."""
+    """The benchmark runner and the audit of heads take its folder; maps of the run are those of
+    sc.attribute."""
     tiny_net(classes=CLASSES).float().save(tmp_path / "shipped")
-    told = ("--model", str(tmp_path / "shipped"), "--data", "critters:balanced:test", "--limit", "8", "--device", "cpu", "--quiet", "--out")
-    small = ("--method", "caap,gae,random", "--metric", "insertion,aupr1", "--metric-option", "order=patch", "--metric-option", "steps=2")
-    cut = ("heads", "prune", "--share", "1", "--test-limit", "8", "--draws", "1", "--by", "weight-norm", "--top", "2")
-    for command in (("bench", "run", *small), ("heads", "score", "--share", "1"), ("heads", "audit", "--steps", "2", "--count", "all"), cut):
+    told = (
+        "--model",
+        str(tmp_path / "shipped"),
+        "--data",
+        "critters:balanced:test",
+        "--limit",
+        "8",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--out",
+    )
+    small = (
+        "--method",
+        "caap,gae,random",
+        "--metric",
+        "insertion,aupr1",
+        "--metric-option",
+        "order=patch",
+        "--metric-option",
+        "steps=2",
+    )
+    cut = (
+        "heads",
+        "prune",
+        "--share",
+        "1",
+        "--test-limit",
+        "8",
+        "--draws",
+        "1",
+        "--by",
+        "weight-norm",
+        "--top",
+        "2",
+    )
+    for command in (
+        ("bench", "run", *small),
+        ("heads", "score", "--share", "1"),
+        ("heads", "audit", "--steps", "2", "--count", "all"),
+        cut,
+    ):
         done = CliRunner().invoke(app, [*command, *told, str(tmp_path / command[1])])
         assert done.exit_code == 0, done.output
     store = Store(tmp_path / "run")
@@ -180,11 +310,17 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     batch = to_batch(model, list(open_data("critters:balanced:test", limit=8)))
     for method in ("caap", "gae"):
         maps = sc.attribute(model, batch.images, target=batch.labels, method=method).maps
-        insertion = sc.metrics.insertion_deletion(model, batch.images, maps, batch.labels, order="patch", steps=2).insertion_area
+        insertion = sc.metrics.insertion_deletion(
+            model, batch.images, maps, batch.labels, order="patch", steps=2
+        ).insertion_area
         assert table[method]["insertion"].tolist() == pytest.approx(insertion.tolist(), abs=1e-5)
-    assert len((tmp_path / "score" / "scores.csv").read_text().splitlines()) == 1 + 3 * 3  # heads of stage 2
+    assert (
+        len((tmp_path / "score" / "scores.csv").read_text().splitlines()) == 1 + 3 * 3
+    )  # heads of stage 2
     assert len((tmp_path / "audit" / "audit.csv").read_text().splitlines()) == 1 + 8
-    assert "plain" in call("evaluate", tmp_path / "prune" / "model", "--no-interventions", *told[2:-1])
+    assert "plain" in call(
+        "evaluate", tmp_path / "prune" / "model", "--no-interventions", *told[2:-1]
+    )
 
 
 def test_key_points_of_birds_are_found_from_parts(tmp_path):
@@ -194,29 +330,63 @@ def test_key_points_of_birds_are_found_from_parts(tmp_path):
     said = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
     test = open_data(f"cub:{birds}")
     found = key_points(net, open_data(f"cub:{birds}:trainval"), test)
-    assert number(said, "Kp")[0] == f"{found['keypoints']:.2f}" and number(said, "NMI")[0] == f"{found['nmi']:.4f}" and "lower is better" in said
+    assert (
+        number(said, "Kp")[0] == f"{found['keypoints']:.2f}"
+        and number(said, "NMI")[0] == f"{found['nmi']:.4f}"
+        and "lower is better" in said
+    )
     for told in (("--data", f"waterbird200:{birds}"), ()):
         told = (*told, "--device", "cpu", "--no-interventions", "--calibration", "10")
-        assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call("evaluate", tmp_path / "shipped", "--no-keypoints", *told)
+        assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call(
+            "evaluate", tmp_path / "shipped", "--no-keypoints", *told
+        )
 
 
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.faithful.calibrate", lambda *_, **__: pytest.fail("it brings its own thresholds"))
-    said = call("intervene", "builtin:critters-ifam", "--drop", "0", "--quantile", "0.97", "--limit", "4", "--device", "cpu")
-    assert "critters:balanced:test, 4 pictures" in said and "without part 0 and tokens beyond 0.97" in said
+    monkeypatch.setattr(
+        "seecause.faithful.calibrate", lambda *_, **__: pytest.fail("it brings its own thresholds")
+    )
+    said = call(
+        "intervene",
+        "builtin:critters-ifam",
+        "--drop",
+        "0",
+        "--quantile",
+        "0.97",
+        "--limit",
+        "4",
+        "--device",
+        "cpu",
+    )
+    assert (
+        "critters:balanced:test, 4 pictures" in said
+        and "without part 0 and tokens beyond 0.97" in said
+    )
     call("export", "builtin:critters-ifam", tmp_path / "shipped")
     copy, opened = open_network(str(tmp_path / "shipped")), open_network("builtin:critters-ifam")
     assert copy.told() == opened.told() and copy.data == "critters:simplicity"
-    assert copy.test_pictures(4).fingerprint == opened.test_pictures(4).fingerprint and copy.val_pictures().name == opened.val_pictures().name
-    assert opened.val_pictures().name == "critters:balanced:val" and opened.train_pictures(2).name == "critters:simplicity:train"
-    assert "VisionTransformer" in call("evaluate", "builtin:critters-vit", "--device", "cpu", code=2)
+    assert (
+        copy.test_pictures(4).fingerprint == opened.test_pictures(4).fingerprint
+        and copy.val_pictures().name == opened.val_pictures().name
+    )
+    assert (
+        opened.val_pictures().name == "critters:balanced:val"
+        and opened.train_pictures(2).name == "critters:simplicity:train"
+    )
+    assert "VisionTransformer" in call(
+        "evaluate", "builtin:critters-vit", "--device", "cpu", code=2
+    )
     assert "critters-ifam" in call("evaluate", "builtin:critters-ifum", "--device", "cpu", code=2)
 
 
 def test_miou_on_random_cuts_stands_beside_ours():
     told = ("builtin:critters-ifam", "--limit", "4", "--device", "cpu", "--no-interventions")
     said = call("evaluate", *told, "--random-cuts")
-    assert "mIoU*" in said and "random cuts that hold some of the object" in said and "mask IoU" in said
+    assert (
+        "mIoU*" in said
+        and "random cuts that hold some of the object" in said
+        and "mask IoU" in said
+    )
     assert "mIoU*" not in call("evaluate", *told)
 
 

@@ -37,72 +37,310 @@ def lvlm(*words: object):
 
 def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     bank = tmp_path / "bank"
-    made = lvlm("bank", photos / "1.png", photos / "2.png", photos / "3.png", "--model", toy, "--out", bank)
+    made = lvlm(
+        "bank", photos / "1.png", photos / "2.png", photos / "3.png", "--model", toy, "--out", bank
+    )
     assert made.exit_code == 0 and "3 pictures" in made.stdout, made.output
     out = tmp_path / "out"
-    asked = (photos / "0.png", "--question", QUESTION, "--model", toy, "--bank", bank, "--masks", 100, "--floor", 0, "--out", out)
+    asked = (
+        photos / "0.png",
+        "--question",
+        QUESTION,
+        "--model",
+        toy,
+        "--bank",
+        bank,
+        "--masks",
+        100,
+        "--floor",
+        0,
+        "--out",
+        out,
+    )
     done = lvlm("tokens", *asked)
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}" and "heads are enough" in done.stdout
+    assert (
+        done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}"
+        and "heads are enough" in done.stdout
+    )
     manifest = json.loads((out / "manifest.json").read_text())
-    assert sorted(manifest["files"]) == sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert sorted(manifest["files"]) == sorted(
+        str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()
+    )
     page = (out / "index.html").read_text()
-    assert page.count('class="head-grid"') == 2 and 'class="prompt"' in page and page.count("<polyline") == 8
+    assert (
+        page.count('class="head-grid"') == 2
+        and 'class="prompt"' in page
+        and page.count("<polyline") == 8
+    )
     assert read_image(out / "overlay.png").width > 1000
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
     quiet = lvlm("heads", *asked, "--quiet")
     assert quiet.output == "" and not (out / "overlay.png").exists()
-    assert json.loads((out / "manifest.json").read_text())["run"]["options"]["heads"].startswith("100 masks, p 0.75")
+    assert json.loads((out / "manifest.json").read_text())["run"]["options"]["heads"].startswith(
+        "100 masks, p 0.75"
+    )
     kept = sc.lvlm.HeadAttribution.load(out / "heads")
-    engine = sc.lvlm.MaskEngine(sc.lvlm.load(toy), read_image(photos / "0.png"), QUESTION, sc.lvlm.MeanBank.load(bank), floor=0)
+    engine = sc.lvlm.MaskEngine(
+        sc.lvlm.load(toy),
+        read_image(photos / "0.png"),
+        QUESTION,
+        sc.lvlm.MeanBank.load(bank),
+        floor=0,
+    )
     assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100).top(3)
 
 
 def test_a_study_is_written_and_continued(toy, photos, tmp_path):
-    words = ("study", "critters:clean:test", "--question", QUESTION, "--model", toy, "--calibration", photos, "--limit", 10, "--masks", 60, "--floor", 0)
+    words = (
+        "study",
+        "critters:clean:test",
+        "--question",
+        QUESTION,
+        "--model",
+        toy,
+        "--calibration",
+        photos,
+        "--limit",
+        10,
+        "--masks",
+        60,
+        "--floor",
+        0,
+    )
     done = lvlm(*words, "--out", tmp_path / "study")
     assert done.exit_code == 0, done.output
-    page, table = ((tmp_path / "study" / name).read_text() for name in ("report.html", "samples.csv"))
-    for title in ("Which heads are used?", "Does the ranking hold?", "Do classes use heads of their own?", "Into which words?", "From where in the picture?"):
+    page, table = (
+        (tmp_path / "study" / name).read_text() for name in ("report.html", "samples.csv")
+    )
+    for title in (
+        "Which heads are used?",
+        "Does the ranking hold?",
+        "Do classes use heads of their own?",
+        "Into which words?",
+        "From where in the picture?",
+    ):
         assert f"<h2>{title}</h2>" in page
     assert len(table.splitlines()) == 11
     again = lvlm(*words, "--out", tmp_path / "study", "--quiet")
-    assert again.exit_code == 0 and again.stdout == "" and (tmp_path / "study" / "samples.csv").read_text() == table
+    assert (
+        again.exit_code == 0
+        and again.stdout == ""
+        and (tmp_path / "study" / "samples.csv").read_text() == table
+    )
     weak = lvlm(*words, "--floor", 1e6, "--limit", 2, "--out", tmp_path / "study")
     assert weak.exit_code == 0 and "of 2 samples have holes: the picture moves" in weak.stderr
 
 
-ASKED = ("critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS")
+ASKED = (
+    "critters:clean:test#1",
+    "--question",
+    QUESTION,
+    "--model",
+    "TOY",
+    "--calibration",
+    "PHOTOS",
+)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"), "--calibration=None cannot be used"),
-        (("heads", "missing.png", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "no such file"),
-        (("heads", "critters:clean:test#9999", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "an index below 512"),
-        (("heads", "critters:clean:test#1", "--question", " ", "--model", "NOWHERE", "--calibration", "PHOTOS"), "--question=' '"),
-        (("study", "critters:clean:test", "--question", "", "--model", "NOWHERE", "--calibration", "PHOTOS"), "--question=''"),
-        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "1e6"), "lower floor"),
-        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS", "--floor", "0", "--masks", "9"), "at least"),
-        (("tokens", *ASKED, "--floor", "0", "--masks", "100", "--token-masks", "9"), "the 16 coefficients"),
-        (("heads", *ASKED, "--floor", "0", "--seed", "99999999999999999"), "seed=99999999999999999"),
+        (
+            ("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"),
+            "--calibration=None cannot be used",
+        ),
+        (
+            (
+                "heads",
+                "missing.png",
+                "--question",
+                QUESTION,
+                "--model",
+                "TOY",
+                "--calibration",
+                "PHOTOS",
+            ),
+            "no such file",
+        ),
+        (
+            (
+                "heads",
+                "critters:clean:test#9999",
+                "--question",
+                QUESTION,
+                "--model",
+                "TOY",
+                "--calibration",
+                "PHOTOS",
+            ),
+            "an index below 512",
+        ),
+        (
+            (
+                "heads",
+                "critters:clean:test#1",
+                "--question",
+                " ",
+                "--model",
+                "NOWHERE",
+                "--calibration",
+                "PHOTOS",
+            ),
+            "--question=' '",
+        ),
+        (
+            (
+                "study",
+                "critters:clean:test",
+                "--question",
+                "",
+                "--model",
+                "NOWHERE",
+                "--calibration",
+                "PHOTOS",
+            ),
+            "--question=''",
+        ),
+        (
+            (
+                "heads",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "TOY",
+                "--calibration",
+                "PHOTOS",
+                "--floor",
+                "1e6",
+            ),
+            "lower floor",
+        ),
+        (
+            (
+                "heads",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "TOY",
+                "--calibration",
+                "PHOTOS",
+                "--floor",
+                "0",
+                "--masks",
+                "9",
+            ),
+            "at least",
+        ),
+        (
+            ("tokens", *ASKED, "--floor", "0", "--masks", "100", "--token-masks", "9"),
+            "the 16 coefficients",
+        ),
+        (
+            ("heads", *ASKED, "--floor", "0", "--seed", "99999999999999999"),
+            "seed=99999999999999999",
+        ),
         (("heads", *ASKED, "--answer", "banana"), "does not know"),
         (("heads", *ASKED, "--compile"), "--compile"),
-        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "NOWHERE", "--calibration", "missing.png"), "missing.png: no such file"),
-        (("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "NOWHERE", "--bank", "missing"), "`seecause lvlm bank` wrote"),
-        (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:nothing"), "nothing"),
-        (("tokens", "critters:clean:test#1", "--question", QUESTION, "--model", "builtin:critters-llava-unknown"), "seecause zoo train critters-llava-unknown"),
-        (("study", "nowhere:x", "--question", QUESTION, "--model", "TOY", "--calibration", "PHOTOS"), "nowhere:x"),
+        (
+            (
+                "heads",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "NOWHERE",
+                "--calibration",
+                "missing.png",
+            ),
+            "missing.png: no such file",
+        ),
+        (
+            (
+                "heads",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "NOWHERE",
+                "--bank",
+                "missing",
+            ),
+            "`seecause lvlm bank` wrote",
+        ),
+        (
+            (
+                "tokens",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "builtin:nothing",
+            ),
+            "nothing",
+        ),
+        (
+            (
+                "tokens",
+                "critters:clean:test#1",
+                "--question",
+                QUESTION,
+                "--model",
+                "builtin:critters-llava-unknown",
+            ),
+            "seecause zoo train critters-llava-unknown",
+        ),
+        (
+            (
+                "study",
+                "nowhere:x",
+                "--question",
+                QUESTION,
+                "--model",
+                "TOY",
+                "--calibration",
+                "PHOTOS",
+            ),
+            "nowhere:x",
+        ),
         (("bank", "PHOTOS", "--model", "TOY", "--size", "12"), "HEIGHTxWIDTH"),
         (("bank", "PHOTOS", "--model", "TOY", "--mode", "median"), "median"),
-        (("bank", "PHOTOS", "--model", "TOY", "--mode", "mean", "--size", "32x32"), "none with --mode mean"),
-        (("bank", "PHOTOS", "--model", "TOY", "--mode", "grid", "--size", "32x32", "--size", "48x48"), "one with --mode grid"),
+        (
+            ("bank", "PHOTOS", "--model", "TOY", "--mode", "mean", "--size", "32x32"),
+            "none with --mode mean",
+        ),
+        (
+            (
+                "bank",
+                "PHOTOS",
+                "--model",
+                "TOY",
+                "--mode",
+                "grid",
+                "--size",
+                "32x32",
+                "--size",
+                "48x48",
+            ),
+            "one with --mode grid",
+        ),
     ],
 )
-def test_mistakes_are_one_line_and_come_before_the_work(words, said, toy, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(sc.lvlm, "trace_heads", lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"))
-    done = lvlm(*({"TOY": toy, "PHOTOS": photos}.get(word, word) for word in words), "--out", tmp_path / "out")
+def test_mistakes_are_one_line_and_come_before_the_work(
+    words, said, toy, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        sc.lvlm,
+        "trace_heads",
+        lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"),
+    )
+    done = lvlm(
+        *({"TOY": toy, "PHOTOS": photos}.get(word, word) for word in words),
+        "--out",
+        tmp_path / "out",
+    )
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.output
     assert not (tmp_path / "out").exists()
 
@@ -117,7 +355,10 @@ def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):
 
 def test_an_embedded_model_is_not_asked_about_photos_without_a_word(toy, tmp_path, capsys):
     tell_if_outside("builtin:critters-llava", "cat.jpg")
-    assert "knows only Critters pictures" in (said := capsys.readouterr().err) and "cat.jpg means nothing" in said
+    assert (
+        "knows only Critters pictures" in (said := capsys.readouterr().err)
+        and "cat.jpg means nothing" in said
+    )
     tell_if_outside("builtin:critters-llava", "critters:clean:test#3")
     tell_if_outside(toy, "cat.jpg")
     assert capsys.readouterr().err == ""

@@ -9,7 +9,20 @@ from seecause.cli import app
 
 
 def test_a_trained_model_is_written_by_its_seed_and_loads(tmp_path):
-    told = ("--samples", "8", "--batch", "4", "--test-samples", "8", "--device", "cpu", "--seed", "3", "--out", str(tmp_path))
+    told = (
+        "--samples",
+        "8",
+        "--batch",
+        "4",
+        "--test-samples",
+        "8",
+        "--device",
+        "cpu",
+        "--seed",
+        "3",
+        "--out",
+        str(tmp_path),
+    )
     done = CliRunner().invoke(app, ["zoo", "train", "critters-planted", *told])
     assert done.exit_code == 0, done.output
     assert "critters-planted-3: accuracy" in done.stdout and "matted" in done.stdout
@@ -17,10 +30,25 @@ def test_a_trained_model_is_written_by_its_seed_and_loads(tmp_path):
 
 
 def test_the_reliability_of_backgrounds_is_part_of_the_name(tmp_path):
-    told = ("--samples", "4", "--batch", "4", "--test-samples", "8", "--device", "cpu", "--background-reliability", "0.5", "--out", str(tmp_path))
+    told = (
+        "--samples",
+        "4",
+        "--batch",
+        "4",
+        "--test-samples",
+        "8",
+        "--device",
+        "cpu",
+        "--background-reliability",
+        "0.5",
+        "--out",
+        str(tmp_path),
+    )
     done = CliRunner().invoke(app, ["zoo", "train", "critters-biased", *told])
     assert done.exit_code == 0, done.output
     assert "critters-biased-rs0.5: accuracy" in done.stdout and "certified, r_s 0.5" in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {f"critters-biased-rs0.5{end}" for end in (".json", ".safetensors", ".log.csv")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"critters-biased-rs0.5{end}" for end in (".json", ".safetensors", ".log.csv")
+    }
     refused = CliRunner().invoke(app, ["zoo", "train", "critters-llava", *told])
     assert refused.exit_code == 2

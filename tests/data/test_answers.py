@@ -1,4 +1,5 @@
-"""True positives are drawn from right answers only: the share, the cap, the strata, the seed, and what cannot be drawn from."""
+"""True positives are drawn from right answers only: the share, the cap, the strata, the seed, and
+what cannot be drawn from."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ import logging
 import pytest
 import torch
 
-from seecause.data import Sample, answers, group_shares, open_data, select_true_positives, true_positives
+from seecause.data import (
+    Sample,
+    answers,
+    group_shares,
+    open_data,
+    select_true_positives,
+    true_positives,
+)
 from seecause.errors import BadOption, NothingRight
 from tests.helpers import view
 from tests.tiny import tiny
@@ -18,10 +26,17 @@ RIGHT = torch.ones(100).bool().index_fill(0, torch.tensor([0, 1, 95]), False)
 
 def test_a_share_of_right_answers_without_replacement():
     chosen = true_positives(RIGHT, LABELS)
-    assert len(chosen) == 39 and len(set(chosen.tolist())) == 39 and RIGHT[chosen].all()  # 40 % of 97
-    assert torch.equal(chosen, chosen.sort().values) and torch.equal(chosen, true_positives(RIGHT, LABELS))
+    assert (
+        len(chosen) == 39 and len(set(chosen.tolist())) == 39 and RIGHT[chosen].all()
+    )  # 40 % of 97
+    assert torch.equal(chosen, chosen.sort().values) and torch.equal(
+        chosen, true_positives(RIGHT, LABELS)
+    )
     assert not torch.equal(chosen, true_positives(RIGHT, LABELS, seed=1))
-    assert len(true_positives(RIGHT, LABELS, cap=7)) == 7 and len(true_positives(RIGHT, LABELS, share=1.0, cap=None)) == 97
+    assert (
+        len(true_positives(RIGHT, LABELS, cap=7)) == 7
+        and len(true_positives(RIGHT, LABELS, share=1.0, cap=None)) == 97
+    )
 
 
 def test_every_right_answer_is_as_likely():
@@ -35,11 +50,19 @@ def test_every_right_answer_is_as_likely():
 def test_strata_keep_a_large_class_from_crowding_out_the_others():
     chosen = true_positives(RIGHT, LABELS, cap=8, stratified=True)
     assert LABELS[chosen].bincount().tolist() == [4, 4]
-    assert LABELS[true_positives(RIGHT, LABELS, cap=20, stratified=True)].bincount().tolist() == [16, 4]  # 40 % of nine is all of class 1
-    assert LABELS[true_positives(RIGHT, LABELS, cap=None, stratified=True)].bincount().tolist() == [35, 4]
+    assert LABELS[true_positives(RIGHT, LABELS, cap=20, stratified=True)].bincount().tolist() == [
+        16,
+        4,
+    ]  # 40 % of nine is all of class 1
+    assert LABELS[true_positives(RIGHT, LABELS, cap=None, stratified=True)].bincount().tolist() == [
+        35,
+        4,
+    ]
 
 
-@pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 1.1}, {"cap": 0}, {"cap": 1, "stratified": True}])
+@pytest.mark.parametrize(
+    "options", [{"share": 0.0}, {"share": 1.1}, {"cap": 0}, {"cap": 1, "stratified": True}]
+)
 def test_odd_options_are_refused(options):
     with pytest.raises(BadOption, match=r"share|cap"):
         true_positives(RIGHT, LABELS, **options)
@@ -66,7 +89,12 @@ class Given:
         with torch.no_grad():
             self.said = model(model.preprocess.normalise(pictures)).argmax(dim=1)
         self.samples = [
-            Sample(picture, (int(said) + (place in wrong)) % 10 if labels else None, group=(0, place % 2), id=f"{place}")
+            Sample(
+                picture,
+                (int(said) + (place in wrong)) % 10 if labels else None,
+                group=(0, place % 2),
+                id=f"{place}",
+            )
             for place, (picture, said) in enumerate(zip(pictures, self.said, strict=True))
         ]
 
@@ -85,7 +113,12 @@ def model():
 def test_answers_are_in_the_order_of_the_data(model):
     data = Given(model, wrong={3, 69})
     found = answers(model, data)
-    assert found.logits.shape[0] == 70 and (~found.right).nonzero()[:, 0].tolist() == [3, 69] and found.ids[69] == "69" and found.groups[3] == (0, 1)
+    assert (
+        found.logits.shape[0] == 70
+        and (~found.right).nonzero()[:, 0].tolist() == [3, 69]
+        and found.ids[69] == "69"
+        and found.groups[3] == (0, 1)
+    )
     with pytest.raises(BadOption, match="labels"):
         answers(model, Given(model, labels=False))
 

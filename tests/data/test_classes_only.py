@@ -46,32 +46,57 @@ def cifar(tmp_path) -> Path:
     for n in range(1, 6):
         batch(root / f"data_batch_{n}", [0, 1, 2, 3], seed=n)
     batch(root / "test_batch", [3, 1], seed=9)
-    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"airplane", b"automobile", b"bird", b"cat"]}))
+    (root / "batches.meta").write_bytes(
+        pickle.dumps({b"label_names": [b"airplane", b"automobile", b"bird", b"cat"]})
+    )
     return root
 
 
 def test_cifar_pixels_are_planes_of_colour(cifar):
     data = open_data(f"cifar10:{cifar}")
     pixels = batch(cifar / "test_batch", [3, 1], seed=9)
-    assert data.classes[3] == "cat" and data.labels == (3, 1) and data[0].id == "test_batch/0" and data[0].mask is None
+    assert (
+        data.classes[3] == "cat"
+        and data.labels == (3, 1)
+        and data[0].id == "test_batch/0"
+        and data[0].mask is None
+    )
     assert torch.equal((data[1].image * 255).round().byte().flatten(), torch.from_numpy(pixels[1]))
-    assert data[1].image.shape == (3, 32, 32) and open_data(f"cifar10:{cifar.parent}").fingerprint == data.fingerprint
+    assert (
+        data[1].image.shape == (3, 32, 32)
+        and open_data(f"cifar10:{cifar.parent}").fingerprint == data.fingerprint
+    )
 
 
 def test_cifar_keeps_every_tenth_of_a_class_for_validation(tmp_path):
     root = tmp_path / "cifar-100-python"
     batch(root / "train", [5] * 20 + [7] * 10, key=b"fine_labels")
-    (root / "meta").write_bytes(pickle.dumps({b"fine_label_names": [f"c{n}".encode() for n in range(100)]}))
-    assert [s.id for s in open_data(f"cifar100:{tmp_path}:val")] == ["train/9", "train/19", "train/29"]
+    (root / "meta").write_bytes(
+        pickle.dumps({b"fine_label_names": [f"c{n}".encode() for n in range(100)]})
+    )
+    assert [s.id for s in open_data(f"cifar100:{tmp_path}:val")] == [
+        "train/9",
+        "train/19",
+        "train/29",
+    ]
     train = {s.id for s in open_data(f"cifar100:{tmp_path}:train")}
-    assert len(train) == 27 and "train/9" not in train and len(open_data(f"cifar100:{tmp_path}:trainval", limit=6)) == 6
+    assert (
+        len(train) == 27
+        and "train/9" not in train
+        and len(open_data(f"cifar100:{tmp_path}:trainval", limit=6)) == 6
+    )
     with pytest.raises(DataMissing, match="test: no such file"):
         open_data(f"cifar100:{tmp_path}")
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({b"data": [1, 2]}, "pixels"), ({b"data": np.zeros((2, 7), np.uint8)}, "pixels"), ({b"labels": [3, 99]}, "0 to 3"), ({b"labels": 4}, "no entry labels")],
+    [
+        ({b"data": [1, 2]}, "pixels"),
+        ({b"data": np.zeros((2, 7), np.uint8)}, "pixels"),
+        ({b"labels": [3, 99]}, "0 to 3"),
+        ({b"labels": 4}, "no entry labels"),
+    ],
 )
 def test_odd_cifar_batches_are_named(cifar, change, said):
     found = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 1], **change}
@@ -98,13 +123,25 @@ def test_a_cifar_file_that_would_run_code_is_refused(cifar, tmp_path):
 def tiny_imagenet(tmp_path) -> Path:
     wnids = ["n02124075", "n01443537"]  # the release's list is not sorted
     lines(tmp_path / "wnids.txt", *wnids)
-    lines(tmp_path / "words.txt", "n01443537\tgoldfish, Carassius auratus", "n02124075\tEgyptian cat", "n09999999\tother")
+    lines(
+        tmp_path / "words.txt",
+        "n01443537\tgoldfish, Carassius auratus",
+        "n02124075\tEgyptian cat",
+        "n09999999\tother",
+    )
     for wnid in wnids:
         names = [f"{wnid}_{n}.JPEG" for n in range(10)]
-        lines(tmp_path / "train" / wnid / f"{wnid}_boxes.txt", *(f"{name}\t0\t{n}\t5\t3" for n, name in enumerate(names)))
+        lines(
+            tmp_path / "train" / wnid / f"{wnid}_boxes.txt",
+            *(f"{name}\t0\t{n}\t5\t3" for n, name in enumerate(names)),
+        )
         for name in names:
             photo(tmp_path / "train" / wnid / "images" / name)
-    lines(tmp_path / "val" / "val_annotations.txt", "val_0.JPEG\tn02124075\t1\t0\t4\t3", "val_1.JPEG\tn01443537\t0\t0\t63\t63")
+    lines(
+        tmp_path / "val" / "val_annotations.txt",
+        "val_0.JPEG\tn02124075\t1\t0\t4\t3",
+        "val_1.JPEG\tn01443537\t0\t0\t63\t63",
+    )
     photo(tmp_path / "val" / "images" / "val_0.JPEG")
     photo(tmp_path / "val" / "images" / "val_1.JPEG")
     return tmp_path
@@ -112,10 +149,22 @@ def tiny_imagenet(tmp_path) -> Path:
 
 def test_tiny_imagenet_tests_on_the_labelled_folder(tiny_imagenet):
     data = open_data(f"tiny-imagenet:{tiny_imagenet}")
-    assert data.classes == ("goldfish", "Egyptian cat") and [(s.id, s.label) for s in data] == [("val_0.JPEG", 1), ("val_1.JPEG", 0)]
-    assert data[0].box == (1.0, 0.0, 4.0, 4.0) and data[1].box == (0.0, 0.0, 64.0, 64.0)  # corners belong to the box
+    assert data.classes == ("goldfish", "Egyptian cat") and [(s.id, s.label) for s in data] == [
+        ("val_0.JPEG", 1),
+        ("val_1.JPEG", 0),
+    ]
+    assert data[0].box == (1.0, 0.0, 4.0, 4.0) and data[1].box == (
+        0.0,
+        0.0,
+        64.0,
+        64.0,
+    )  # corners belong to the box
     val = open_data(f"tiny-imagenet:{tiny_imagenet}:val")
-    assert {photo.label for photo in val.photos} == {0, 1} and len(val) == 2 and len(open_data(f"tiny-imagenet:{tiny_imagenet}:train")) == 18
+    assert (
+        {photo.label for photo in val.photos} == {0, 1}
+        and len(val) == 2
+        and len(open_data(f"tiny-imagenet:{tiny_imagenet}:train")) == 18
+    )
 
 
 def test_odd_tiny_imagenet_files_are_named(tiny_imagenet):
@@ -135,20 +184,35 @@ def test_odd_tiny_imagenet_files_are_named(tiny_imagenet):
 
 # celeba
 
-FACES = {"000001.jpg": (1, 1, 0), "000002.jpg": (1, 0, 0), "000003.jpg": (0, 1, 1), "000004.jpg": (0, 0, 2)}  # blond, male, split
+FACES = {
+    "000001.jpg": (1, 1, 0),
+    "000002.jpg": (1, 0, 0),
+    "000003.jpg": (0, 1, 1),
+    "000004.jpg": (0, 0, 2),
+}  # blond, male, split
 SIGN = {0: "-1", 1: "1"}
 
 
 @pytest.fixture(params=["csv", "txt", "kaggle"])
 def celeba(tmp_path, request) -> Path:
     if request.param == "txt":
-        rows = [f"{name}  {SIGN[1 - blond]} {SIGN[blond]}  {SIGN[male]}" for name, (blond, male, _) in FACES.items()]
+        rows = [
+            f"{name}  {SIGN[1 - blond]} {SIGN[blond]}  {SIGN[male]}"
+            for name, (blond, male, _) in FACES.items()
+        ]
         lines(tmp_path / "list_attr_celeba.txt", "4", "Bald Blond_Hair Male", *rows)
-        lines(tmp_path / "list_eval_partition.txt", *(f"{name} {split}" for name, (_, _, split) in FACES.items()))
+        lines(
+            tmp_path / "list_eval_partition.txt",
+            *(f"{name} {split}" for name, (_, _, split) in FACES.items()),
+        )
     else:
         rows = [f"{name},{SIGN[male]},{SIGN[blond]}" for name, (blond, male, _) in FACES.items()]
         lines(tmp_path / "list_attr_celeba.csv", "image_id,Male,Blond_Hair", *rows)
-        lines(tmp_path / "list_eval_partition.csv", "image_id,partition", *(f"{name},{split}" for name, (_, _, split) in FACES.items()))
+        lines(
+            tmp_path / "list_eval_partition.csv",
+            "image_id,partition",
+            *(f"{name},{split}" for name, (_, _, split) in FACES.items()),
+        )
     folder = tmp_path / "img_align_celeba"
     for name in FACES:
         photo((folder / folder.name if request.param == "kaggle" else folder) / name)
@@ -157,8 +221,16 @@ def celeba(tmp_path, request) -> Path:
 
 def test_celeba_reads_both_forms_of_its_lists(celeba):
     data = open_data(f"celeba:{celeba}:train")
-    assert data.groups == ((1, 1), (1, 0)) and data.labels == (1, 1) and data.places == ("not male", "male")
-    assert data[0].id == "000001.jpg" and data[0].image.shape == (3, 4, 6) and open_data(f"celeba:{celeba}").groups == ((0, 0),)
+    assert (
+        data.groups == ((1, 1), (1, 0))
+        and data.labels == (1, 1)
+        and data.places == ("not male", "male")
+    )
+    assert (
+        data[0].id == "000001.jpg"
+        and data[0].image.shape == (3, 4, 6)
+        and open_data(f"celeba:{celeba}").groups == ((0, 0),)
+    )
     assert open_data(f"celeba:{celeba}:val").groups == ((0, 1),)
 
 

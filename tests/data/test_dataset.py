@@ -15,7 +15,9 @@ from tests.files import photo
 def test_a_split_follows_the_last_colon(tmp_path):
     splits = ("train", "test")
     assert path_and_split("a:b:train", splits) == (Path("a:b"), "train")
-    assert path_and_split("a", splits) == (Path("a"), "test") and path_and_split("a:b", splits, "train") == (Path("a:b"), "train")
+    assert path_and_split("a", splits) == (Path("a"), "test") and path_and_split(
+        "a:b", splits, "train"
+    ) == (Path("a:b"), "train")
     (tmp_path / "x:y").mkdir()
     assert path_and_split(f"{tmp_path}/x:y", splits) == (tmp_path / "x:y", "test")
     with pytest.raises(UnknownName, match=r"'trian'; nearest: train"):
@@ -24,8 +26,16 @@ def test_a_split_follows_the_last_colon(tmp_path):
 
 def test_every_tenth_of_each_class_is_kept_back():
     items, classes = range(35), [0] * 5 + [1] * 10 + [0] * 20
-    assert part_of_train(items, classes, "val") == [14, 19, 29]  # the tenth of class 1, the tenth and twentieth of class 0
-    assert sorted([*part_of_train(items, classes, "train"), 14, 19, 29]) == part_of_train(items, classes, "trainval") == list(items)
+    assert part_of_train(items, classes, "val") == [
+        14,
+        19,
+        29,
+    ]  # the tenth of class 1, the tenth and twentieth of class 0
+    assert (
+        sorted([*part_of_train(items, classes, "train"), 14, 19, 29])
+        == part_of_train(items, classes, "trainval")
+        == list(items)
+    )
 
 
 def test_imagenet_has_a_training_folder_too(tmp_path):

@@ -26,7 +26,9 @@ def photo() -> Image.Image:
 def colours(image: Image.Image) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The middle of the left and of the right half."""
     assert image.mode == "RGB"
-    return tuple(image.getpixel((image.width // 4, image.height // 2))), tuple(image.getpixel((3 * image.width // 4, image.height // 2)))
+    return tuple(image.getpixel((image.width // 4, image.height // 2))), tuple(
+        image.getpixel((3 * image.width // 4, image.height // 2))
+    )
 
 
 def near(seen: tuple[int, ...], expected: tuple[int, ...], by: int = 12) -> bool:
@@ -36,7 +38,17 @@ def near(seen: tuple[int, ...], expected: tuple[int, ...], by: int = 12) -> bool
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
-@pytest.mark.parametrize(("mode", "name"), [("RGB", "a.png"), ("RGB", "a.jpg"), ("CMYK", "a.jpg"), ("P", "a.gif"), ("RGBA", "a.png"), ("RGB", "a.webp")])
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        ("RGB", "a.png"),
+        ("RGB", "a.jpg"),
+        ("CMYK", "a.jpg"),
+        ("P", "a.gif"),
+        ("RGBA", "a.png"),
+        ("RGB", "a.webp"),
+    ],
+)
 def test_colour_survives_every_mode(tmp_path, photo, mode, name):
     photo.convert(mode).save(tmp_path / name)
     left, right = colours(read_image(tmp_path / name))
@@ -101,8 +113,12 @@ def test_a_huge_picture_is_refused_before_it_takes_memory(tmp_path):
     assert peak < 10_000_000
 
 
-def test_a_picture_above_pillows_first_limit_is_read_without_a_warning(tmp_path, photo, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # pillow warns above it; warnings are errors here
+def test_a_picture_above_pillows_first_limit_is_read_without_a_warning(
+    tmp_path, photo, monkeypatch
+):
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 500
+    )  # pillow warns above it; warnings are errors here
     photo.save(tmp_path / "large.png")
     assert read_image(tmp_path / "large.png").size == photo.size
 
@@ -134,9 +150,20 @@ def test_nothing_found_is_an_error(tmp_path):
 def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch):
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
     opened = []
-    monkeypatch.setattr("seecause.data.pictures.open_data", lambda name: (opened.append(name), open_data(name))[1])
-    texts = ["critters:clean:test#3", str(tmp_path / "a.png"), "critters:clean:test#1", f"folder:{tmp_path}#0"]
+    monkeypatch.setattr(
+        "seecause.data.pictures.open_data", lambda name: (opened.append(name), open_data(name))[1]
+    )
+    texts = [
+        "critters:clean:test#3",
+        str(tmp_path / "a.png"),
+        "critters:clean:test#1",
+        f"folder:{tmp_path}#0",
+    ]
     third, red, first, same = open_pictures(texts)
-    assert opened == ["critters:clean:test", f"folder:{tmp_path}"] and red.tobytes() == same.tobytes() and third.size == first.size == (96, 96)
+    assert (
+        opened == ["critters:clean:test", f"folder:{tmp_path}"]
+        and red.tobytes() == same.tobytes()
+        and third.size == first.size == (96, 96)
+    )
     with pytest.raises(BadOption, match=r"sample='critters:clean:test#512'.*an index below 512"):
         open_picture("critters:clean:test#512")

@@ -39,14 +39,23 @@ def model() -> ImageModel:
 def test_critters_are_the_worlds_own_samples():
     data = open_data("critters:certified:val", limit=5)
     expected = list(critters.samples("certified", "val", 5))
-    assert len(data) == 5 and data.classes == tuple(critters.CLASSES) and data.name == "critters:certified:val"
+    assert (
+        len(data) == 5
+        and data.classes == tuple(critters.CLASSES)
+        and data.name == "critters:certified:val"
+    )
     assert torch.equal(data[3].image, expected[3].image) and data[-1].id == expected[-1].id
     assert [sample.label for sample in data] == [sample.label for sample in expected]
     assert open_data("critters:clean").name == "critters:clean:test"
 
 
 def test_the_fingerprint_tells_datasets_apart(tmp_path):
-    specs = [("critters:clean", 3), ("critters:clean", 4), ("critters:clean:val", 3), ("critters:certified", 3)]
+    specs = [
+        ("critters:clean", 3),
+        ("critters:clean", 4),
+        ("critters:clean:val", 3),
+        ("critters:certified", 3),
+    ]
     assert len({open_data(spec, limit=limit).fingerprint for spec, limit in specs}) == 4
     photo(tmp_path / "a.png")
     before = open_data(f"folder:{tmp_path}").fingerprint
@@ -64,15 +73,24 @@ def test_sub_folders_are_classes(tmp_path):
     (tmp_path / "cat" / "notes.txt").touch()
     (tmp_path / ".cache").mkdir()
     data = open_data(f"folder:{tmp_path}")
-    assert data.classes == ("cat", "owl") and [s.label for s in data] == [0, 1] and data[1].id == "owl/b.png"
-    assert torch.equal((data[1].image * 255).round().byte().permute(1, 2, 0), torch.from_numpy(pixels))
+    assert (
+        data.classes == ("cat", "owl")
+        and [s.label for s in data] == [0, 1]
+        and data[1].id == "owl/b.png"
+    )
+    assert torch.equal(
+        (data[1].image * 255).round().byte().permute(1, 2, 0), torch.from_numpy(pixels)
+    )
 
 
 def test_a_flat_folder_has_no_labels(tmp_path):
     photo(tmp_path / "b.png")
     photo(tmp_path / "a.png")
     data = open_data(f"folder:{tmp_path}")
-    assert [(s.id, s.label) for s in data] == [("a.png", None), ("b.png", None)] and data.classes == ()
+    assert [(s.id, s.label) for s in data] == [
+        ("a.png", None),
+        ("b.png", None),
+    ] and data.classes == ()
 
 
 def test_a_picture_beside_class_folders_is_named(tmp_path):
@@ -102,7 +120,11 @@ def test_a_limit_is_spread_over_the_classes(tmp_path):
     for name in ("a", "b", "c"):
         for i in range(4):
             photo(tmp_path / name / f"{i}.png", size=(2, 2))
-    assert [p.id for p in open_data(f"folder:{tmp_path}", limit=3)] == ["a/0.png", "b/0.png", "c/0.png"]
+    assert [p.id for p in open_data(f"folder:{tmp_path}", limit=3)] == [
+        "a/0.png",
+        "b/0.png",
+        "c/0.png",
+    ]
     assert len(open_data(f"folder:{tmp_path}", limit=99)) == 12
     with pytest.raises(BadOption, match="limit"):
         open_data(f"folder:{tmp_path}", limit=0)
@@ -133,7 +155,11 @@ def test_what_is_not_imagenet_is_named(tmp_path):
 @pytest.fixture
 def pets(tmp_path) -> Path:
     lines = ["#Image CLASS-ID SPECIES BREED ID"]
-    for name, breed, species in (("Abyssinian_1", 1, 1), ("american_bulldog_7", 2, 2), ("pug_3", 4, 2)):
+    for name, breed, species in (
+        ("Abyssinian_1", 1, 1),
+        ("american_bulldog_7", 2, 2),
+        ("pug_3", 4, 2),
+    ):
         photo(tmp_path / "images" / f"{name}.jpg", size=(6, 4))
         trimap = np.tile(np.array([1, 1, 3, 2, 2, 2], np.uint8), (4, 1))
         (tmp_path / "annotations" / "trimaps").mkdir(parents=True, exist_ok=True)
@@ -146,15 +172,23 @@ def pets(tmp_path) -> Path:
 
 def test_pets_have_breeds_and_masks_without_their_border(pets):
     data = open_data(f"pets:{pets}")
-    assert data.classes == ("Abyssinian", "american_bulldog", "breed 3", "pug") and [s.label for s in data] == [0, 1, 3]
-    assert data[1].mask[0].tolist() == [1, 1, IGNORE, 0, 0, 0] and data[1].id == "american_bulldog_7"
+    assert data.classes == ("Abyssinian", "american_bulldog", "breed 3", "pug") and [
+        s.label for s in data
+    ] == [0, 1, 3]
+    assert (
+        data[1].mask[0].tolist() == [1, 1, IGNORE, 0, 0, 0] and data[1].id == "american_bulldog_7"
+    )
     assert [s.id for s in open_data(f"pets:{pets}:trainval")] == ["pug_3"]
 
 
 def test_pets_take_imagenet_labels_from_a_table(pets, caplog):
-    (pets / "imagenet_labels.csv").write_text("image,breed,imagenet_index,wnid\npug_3,pug,254,n02110958\n")
+    (pets / "imagenet_labels.csv").write_text(
+        "image,breed,imagenet_index,wnid\npug_3,pug,254,n02110958\n"
+    )
     data = open_data(f"pets:{pets}")
-    assert [(s.id, s.label) for s in data] == [("pug_3", 254)] and data.classes == imagenet_classes()
+    assert [(s.id, s.label) for s in data] == [
+        ("pug_3", 254)
+    ] and data.classes == imagenet_classes()
     assert "2 photos" in caplog.text
 
 
@@ -227,7 +261,10 @@ def test_photos_and_masks_are_cut_alike(model, tmp_path):
 
 
 def test_samples_without_masks_or_labels(model):
-    plain, masked = Sample(torch.rand(3, 32, 48), None, id="x"), Sample(torch.rand(3, 32, 48), None, mask=torch.ones(32, 48, dtype=torch.bool))
+    plain, masked = (
+        Sample(torch.rand(3, 32, 48), None, id="x"),
+        Sample(torch.rand(3, 32, 48), None, mask=torch.ones(32, 48, dtype=torch.bool)),
+    )
     assert to_batch(model, [plain]).masks is None
     assert (to_batch(model, [plain, masked]).masks[0] == IGNORE).all()
     with pytest.raises(BadOption, match="x without a label"):

@@ -29,7 +29,9 @@ def id_mask(path: Path, ids: list[list[int]]) -> None:
     """As the release writes it: red holds the low byte, green the high one."""
     numbers = np.array(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.stack([numbers % 256, numbers // 256, 0 * numbers], axis=-1).astype(np.uint8)).save(path)
+    Image.fromarray(
+        np.stack([numbers % 256, numbers // 256, 0 * numbers], axis=-1).astype(np.uint8)
+    ).save(path)
 
 
 # imagenet-s
@@ -47,7 +49,10 @@ def imagenet_s(tmp_path, categories) -> Path:
     for number in (255, 256, 919):
         wnid = categories[number - 1]
         photo(tmp_path / "validation" / wnid / f"{wnid}.JPEG")
-        id_mask(tmp_path / "validation-segmentation" / wnid / f"{wnid}.png", [[0, 255, 256, 919, 1000, 1]] * 4)
+        id_mask(
+            tmp_path / "validation-segmentation" / wnid / f"{wnid}.png",
+            [[0, 255, 256, 919, 1000, 1]] * 4,
+        )
     return tmp_path
 
 
@@ -59,8 +64,14 @@ def test_ids_are_decoded_beyond_eight_bits(tmp_path):
 
 def test_the_object_is_the_class_of_the_folder(imagenet_s, categories):
     data = open_data(f"imagenet-s:{imagenet_s}")
-    assert [s.label for s in data] == [imagenet_wnids().index(categories[number - 1]) for number in (255, 256, 919)]
-    assert [s.mask[0].tolist() for s in data] == [[0, 1, 0, 0, IGNORE, 0], [0, 0, 1, 0, IGNORE, 0], [0, 0, 0, 1, IGNORE, 0]]
+    assert [s.label for s in data] == [
+        imagenet_wnids().index(categories[number - 1]) for number in (255, 256, 919)
+    ]
+    assert [s.mask[0].tolist() for s in data] == [
+        [0, 1, 0, 0, IGNORE, 0],
+        [0, 0, 1, 0, IGNORE, 0],
+        [0, 0, 0, 1, IGNORE, 0],
+    ]
     assert data[2].id == "n15075141/n15075141.JPEG"
 
 
@@ -69,8 +80,19 @@ def test_merged_classes_count_as_the_class_kept(imagenet_s):
     photo(imagenet_s / "validation" / wnid / "a.JPEG")
     id_mask(imagenet_s / "validation-segmentation" / wnid / "a.png", [[919, 0, 0, 0, 0, 0]] * 4)
     merged = next(s for s in open_data(f"imagenet-s:{imagenet_s}") if s.id.startswith(wnid))
-    assert merged.label == imagenet_wnids().index("n15075141") and merged.mask[0].tolist() == [1, 0, 0, 0, 0, 0]
-    assert len(MERGED) == 5 and kept_class("n02123045") == "n02123045" and set(MERGED) | set(MERGED.values()) <= set(imagenet_wnids())
+    assert merged.label == imagenet_wnids().index("n15075141") and merged.mask[0].tolist() == [
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert (
+        len(MERGED) == 5
+        and kept_class("n02123045") == "n02123045"
+        and set(MERGED) | set(MERGED.values()) <= set(imagenet_wnids())
+    )
 
 
 def test_all_folders_are_a_list_too(tmp_path, categories):
@@ -115,7 +137,10 @@ def food(tmp_path) -> Path:
 
 def test_food_has_the_labels_of_its_list(food):
     data = open_data(f"food101:{food}")
-    assert [(s.id, s.label, s.mask) for s in data] == [("apple_pie/11", 0, None), ("waffles/22", 2, None)]
+    assert [(s.id, s.label, s.mask) for s in data] == [
+        ("apple_pie/11", 0, None),
+        ("waffles/22", 2, None),
+    ]
     assert data.classes == ("apple_pie", "baklava", "waffles") and data[0].image.shape == (3, 4, 6)
     assert [s.id for s in open_data(f"food101:{food}:train")] == ["waffles/33"]
 
@@ -145,23 +170,42 @@ def encoded(value: int) -> dict[str, bytes | str]:
 
 def parquet(path: Path, images: list, labels: list, **options) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"image": images, "label": labels, "origin": ["v2"] * len(labels)}), path, **options)
+    pq.write_table(
+        pa.table({"image": images, "label": labels, "origin": ["v2"] * len(labels)}),
+        path,
+        **options,
+    )
 
 
 @pytest.fixture
 def hard(tmp_path) -> Path:
-    parquet(tmp_path / "data" / "validation-00000-of-00002-a.parquet", [encoded(10), encoded(20), encoded(30)], [[3], [5, 7], [9]], row_group_size=2)
+    parquet(
+        tmp_path / "data" / "validation-00000-of-00002-a.parquet",
+        [encoded(10), encoded(20), encoded(30)],
+        [[3], [5, 7], [9]],
+        row_group_size=2,
+    )
     parquet(tmp_path / "data" / "validation-00001-of-00002-b.parquet", [encoded(40)], [[999]])
     return tmp_path
 
 
 def test_hard_pictures_lie_in_parquet_files(hard):
     data = open_data(f"imagenet-hard:{hard}")
-    assert [s.label for s in data] == [3, 5, 9, 999] and data.answers(1) == (5, 7) and len(data.classes) == 1000
-    assert [round(s.image[0, 0, 0].item() * 255) for s in data] == [10, 20, 30, 40] and data[0].image.shape == (3, 4, 6)
+    assert (
+        [s.label for s in data] == [3, 5, 9, 999]
+        and data.answers(1) == (5, 7)
+        and len(data.classes) == 1000
+    )
+    assert [round(s.image[0, 0, 0].item() * 255) for s in data] == [10, 20, 30, 40] and data[
+        0
+    ].image.shape == (3, 4, 6)
     assert len({s.id for s in data}) == 4
     assert [s.label for s in open_data(f"imagenet-hard:{hard}", limit=2)] == [3, 9]
-    assert data.fingerprint == open_data(f"imagenet-hard:{hard}").fingerprint != open_data(f"imagenet-hard:{hard}", limit=2).fingerprint
+    assert (
+        data.fingerprint
+        == open_data(f"imagenet-hard:{hard}").fingerprint
+        != open_data(f"imagenet-hard:{hard}", limit=2).fingerprint
+    )
 
 
 def test_odd_hard_files_are_named(hard):

@@ -27,19 +27,34 @@ def imagenet9(tmp_path) -> Path:
         photo(tmp_path / "mixed_rand" / "val" / part / f"fg_{wnid}_bg_n02536864_02721.JPEG", seed=1)
         photo(tmp_path / "no_fg" / "val" / part / f"{wnid}.JPEG", seed=2)
         (tmp_path / "fg_mask" / "val" / part).mkdir(parents=True)
-        np.save(tmp_path / "fg_mask" / "val" / part / f"{wnid}.npy", np.arange(24).reshape(4, 6) % 5 == 0)
+        np.save(
+            tmp_path / "fg_mask" / "val" / part / f"{wnid}.npy",
+            np.arange(24).reshape(4, 6) % 5 == 0,
+        )
     return tmp_path
 
 
 def test_imagenet9_labels_are_the_numbers_of_the_folders(imagenet9):
     data = open_data(f"imagenet9:{imagenet9}")
-    assert data.labels == (0, 2) and data.classes[2] == "wheeled vehicle" and data.name.endswith(":original")
-    assert data[1].mask.dtype == torch.bool and int(data[1].mask.sum()) == 5 and data[1].group is None
+    assert (
+        data.labels == (0, 2)
+        and data.classes[2] == "wheeled vehicle"
+        and data.name.endswith(":original")
+    )
+    assert (
+        data[1].mask.dtype == torch.bool and int(data[1].mask.sum()) == 5 and data[1].group is None
+    )
 
 
 def test_a_mixed_photo_has_the_mask_of_its_object(imagenet9):
-    assert object_of("fg_n02497673_05944_bg_n02536864_02721") == "n02497673_05944" and object_of("n02497673_05944") == "n02497673_05944"
-    assert torch.equal(open_data(f"imagenet9:{imagenet9}:mixed_rand")[0].mask, open_data(f"imagenet9:{imagenet9}")[0].mask)
+    assert (
+        object_of("fg_n02497673_05944_bg_n02536864_02721") == "n02497673_05944"
+        and object_of("n02497673_05944") == "n02497673_05944"
+    )
+    assert torch.equal(
+        open_data(f"imagenet9:{imagenet9}:mixed_rand")[0].mask,
+        open_data(f"imagenet9:{imagenet9}")[0].mask,
+    )
     assert open_data(f"imagenet9:{imagenet9}:no_fg")[0].mask is None
 
 
@@ -67,7 +82,11 @@ def test_the_map_to_nine_classes_is_read_in_order(tmp_path):
     path = tmp_path / "in_to_in9.json"
     path.write_text(json.dumps({str(place): place % 10 - 1 for place in reversed(range(1000))}))
     assert read_in9_map(path).tolist() == [place % 10 - 1 for place in range(1000)]
-    for odd, said in (({"0": 1}, "each class"), ({str(n): 9 for n in range(1000)}, "belongs to 9"), ({str(n): "1" for n in range(1000)}, "'1'")):
+    for odd, said in (
+        ({"0": 1}, "each class"),
+        ({str(n): 9 for n in range(1000)}, "belongs to 9"),
+        ({str(n): "1" for n in range(1000)}, "'1'"),
+    ):
         path.write_text(json.dumps(odd))
         with pytest.raises(DataMissing, match=said):
             read_in9_map(path)
@@ -107,30 +126,59 @@ def listed(tmp_path) -> Path:
 
 def test_metashift_places_are_in_brackets(folders):
     train = open_data(f"metashift:{folders}:train")
-    assert train.places == ("bed", "bench", "bike", "shelf", "sofa") and train.classes == ("cat", "dog")
-    assert train.groups == ((0, 0), (0, 4), (0, 4), (1, 1), (1, 1), (1, 2)) and train[1].id == "cat(sofa)/0.jpg"
+    assert train.places == ("bed", "bench", "bike", "shelf", "sofa") and train.classes == (
+        "cat",
+        "dog",
+    )
+    assert (
+        train.groups == ((0, 0), (0, 4), (0, 4), (1, 1), (1, 1), (1, 2))
+        and train[1].id == "cat(sofa)/0.jpg"
+    )
     whole = open_data(f"metashift:{folders}:test-all")
     assert len(whole) == 20 and set(whole.groups) == {(0, 3), (1, 3)}
 
 
 def test_disc_holds_out_fifteen_percent_of_the_test_folder(folders):
-    """Sizes and class counts of the public split: 81 photos for validation, 201 cats and 259 dogs for test."""
+    """Sizes and class counts of the public split: 81 photos for validation, 201 cats and 259 dogs
+    for test."""
     whole = [(Path(str(n)), "cat" if n < 235 else "dog", "shelf") for n in range(541)]
     val, test = part_of_test(whole, "val"), part_of_test(whole, "test")
-    assert len(val) == 81 and [animal for _, animal, _ in test].count("cat") == 201 and len(test) == 460 and not set(val) & set(test)
-    assert len(open_data(f"metashift:{folders}:val")) == 3 and len(open_data(f"metashift:{folders}")) == 17
+    assert (
+        len(val) == 81
+        and [animal for _, animal, _ in test].count("cat") == 201
+        and len(test) == 460
+        and not set(val) & set(test)
+    )
+    assert (
+        len(open_data(f"metashift:{folders}:val")) == 3
+        and len(open_data(f"metashift:{folders}")) == 17
+    )
 
 
 def test_metashift_groups_from_its_list(listed):
     train = open_data(f"metashift:{listed}:train")
-    assert train.places == ("indoor", "outdoor") and train.groups == ((0, 0), (0, 1), (0, 1), (0, 1), (1, 0), (1, 1), (1, 1), (1, 1))
-    assert len(open_data(f"metashift:{listed}:val")) == 1 and len(open_data(f"metashift:{listed}:test")) == 7
+    assert train.places == ("indoor", "outdoor") and train.groups == (
+        (0, 0),
+        (0, 1),
+        (0, 1),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (1, 1),
+        (1, 1),
+    )
+    assert (
+        len(open_data(f"metashift:{listed}:val")) == 1
+        and len(open_data(f"metashift:{listed}:test")) == 7
+    )
 
 
 def test_older_lists_hold_sets(listed):
     path = listed / "imageID_to_group.pkl"
     before = open_data(f"metashift:{listed}:train").groups
-    groups = defaultdict(set, {name: set(group) for name, group in pickle.loads(path.read_bytes()).items()})
+    groups = defaultdict(
+        set, {name: set(group) for name, group in pickle.loads(path.read_bytes()).items()}
+    )
     for protocol in (2, 4):
         path.write_bytes(pickle.dumps(groups, protocol=protocol))
         assert open_data(f"metashift:{listed}:train").groups == before

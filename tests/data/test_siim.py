@@ -1,4 +1,5 @@
-"""SIIM-ACR in both layouts: run lengths by hand, DICOM files good and bad, tubes from a pickle that may not run."""
+"""SIIM-ACR in both layouts: run lengths by hand, DICOM files good and bad, tubes from a pickle that
+may not run."""
 
 from __future__ import annotations
 
@@ -22,16 +23,24 @@ from seecause.errors import BadImage, DataMissing, MissingExtra
 from tests.files import lines
 
 HEIGHT, WIDTH = 4, 3
-RUNS = "1 2 3 1"  # down the columns: pixels 1, 2 and 6 -> rows 1, 2 of the first column and row 2 of the second
+# down the columns: pixels 1, 2 and 6 -> rows 1, 2 of the first column and row 2 of the second
+RUNS = "1 2 3 1"
 MASK = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]]
 TUBES = {"tube-sick": True, "tube-well": True, "bare-sick": False, "bare-well": False}
 
 
 def xray(path: Path, pixels: np.ndarray | None = None, kind: str = "MONOCHROME2") -> np.ndarray:
     """An uncompressed DICOM file; 8 bits, or as many as the pixels have."""
-    pixels = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) if pixels is None else pixels
+    pixels = (
+        np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
+        if pixels is None
+        else pixels
+    )
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = SecondaryCaptureImageStorage, "1.2.3"
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = (
+        SecondaryCaptureImageStorage,
+        "1.2.3",
+    )
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     file.Rows, file.Columns = pixels.shape
@@ -58,22 +67,42 @@ def raw(tmp_path) -> Path:
 def test_run_lengths_are_relative_and_down_the_columns():
     assert rle_mask(RUNS, (HEIGHT, WIDTH)).int().tolist() == MASK
     assert not rle_mask(" -1", (HEIGHT, WIDTH)).any() and rle_mask("0 12", (HEIGHT, WIDTH)).all()
-    for odd, said in (("1 2 3", "pairs"), ("1 x", "'x'"), ("-1 2", "pairs"), ("10 3", "beyond 4 x 3")):
+    for odd, said in (
+        ("1 2 3", "pairs"),
+        ("1 x", "'x'"),
+        ("-1 2", "pairs"),
+        ("10 3", "beyond 4 x 3"),
+    ):
         with pytest.raises(ValueError, match=said):
             rle_mask(odd, (HEIGHT, WIDTH))
 
 
 def test_photos_whose_tube_is_told_are_the_test_set(raw):
     data = open_data(f"siim:{raw}")
-    assert {p.id: p.group for p in data.photos} == {"tube-sick": (1, 1), "tube-well": (0, 1), "bare-sick": (1, 0), "bare-well": (0, 0)}
+    assert {p.id: p.group for p in data.photos} == {
+        "tube-sick": (1, 1),
+        "tube-well": (0, 1),
+        "bare-sick": (1, 0),
+        "bare-well": (0, 0),
+    }
     assert {p.id for p in open_data(f"siim:{raw}:robust").photos} == {"tube-well", "bare-sick"}
     assert {p.id for p in open_data(f"siim:{raw}:non-robust").photos} == {"tube-sick", "bare-well"}
-    assert data.classes == ("no pneumothorax", "pneumothorax") and data.places == ("no tube", "tube")
+    assert data.classes == ("no pneumothorax", "pneumothorax") and data.places == (
+        "no tube",
+        "tube",
+    )
 
 
 def test_the_rest_is_trained_on(raw):
-    parts = {split: {p.id for p in open_data(f"siim:{raw}:{split}").photos} for split in ("train", "val", "trainval")}
-    assert len(parts["trainval"]) == 20 and parts["val"] == {"train18-well", "train19-sick"} and parts["train"] == parts["trainval"] - parts["val"]
+    parts = {
+        split: {p.id for p in open_data(f"siim:{raw}:{split}").photos}
+        for split in ("train", "val", "trainval")
+    }
+    assert (
+        len(parts["trainval"]) == 20
+        and parts["val"] == {"train18-well", "train19-sick"}
+        and parts["train"] == parts["trainval"] - parts["val"]
+    )
     assert set(open_data(f"siim:{raw}:train").groups) == {None}
 
 
@@ -90,8 +119,16 @@ def test_pixels_and_masks(raw):
 
 def test_the_prepared_layout_is_the_same_data(raw, tmp_path_factory):
     root = tmp_path_factory.mktemp("prepared")
-    data = {split: open_data(f"siim:{raw}:{split}") for split in ("trainval", "test", "robust", "non-robust")}
-    names = {"trainval": "train_set", "test": "full_test_set", "robust": "robust_test_set", "non-robust": "non_robust_test_set"}
+    data = {
+        split: open_data(f"siim:{raw}:{split}")
+        for split in ("trainval", "test", "robust", "non-robust")
+    }
+    names = {
+        "trainval": "train_set",
+        "test": "full_test_set",
+        "robust": "robust_test_set",
+        "non-robust": "non_robust_test_set",
+    }
     for split, some in data.items():
         for photo in some.photos:
             xray(root / names[split] / str(photo.label) / f"{photo.id}.dcm")
@@ -102,7 +139,9 @@ def test_the_prepared_layout_is_the_same_data(raw, tmp_path_factory):
         (root / name).write_bytes((raw / name).read_bytes())
     for split, some in data.items():
         same = open_data(f"siim:{root}:{split}")
-        assert {(p.id, p.label, p.group) for p in same.photos} == {(p.id, p.label, p.group) for p in some.photos}
+        assert {(p.id, p.label, p.group) for p in same.photos} == {
+            (p.id, p.label, p.group) for p in some.photos
+        }
     assert {s.id: int(s.mask.sum()) for s in open_data(f"siim:{root}")}["bare-sick"] == 3
 
 
@@ -122,7 +161,9 @@ def test_pixels_may_be_a_jpeg_as_in_the_release(tmp_path):
     assert np.abs(np.asarray(read_xray(tmp_path / "a.dcm")).astype(int) - 77).max() <= 2
 
 
-@pytest.mark.parametrize("kind", ["text", "truncated", "empty", "missing", "deep", "no pixels", "unknown syntax"])
+@pytest.mark.parametrize(
+    "kind", ["text", "truncated", "empty", "missing", "deep", "no pixels", "unknown syntax"]
+)
 def test_a_corrupt_dicom_is_one_hole_with_a_name(raw, kind):
     path = next(raw.glob("dicom-images-train/*/*/bare-well.dcm"))
     data = open_data(f"siim:{raw}")
@@ -142,7 +183,9 @@ def test_a_corrupt_dicom_is_one_hole_with_a_name(raw, kind):
         del file.PixelData
         file.save_as(path)
     else:
-        path.write_bytes(path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.99"))
+        path.write_bytes(
+            path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.99")
+        )
     with pytest.raises(BadImage, match=r"bare-well\.dcm"):
         data[index]
     assert data[(index + 1) % 4].id != "bare-well"
@@ -150,7 +193,12 @@ def test_a_corrupt_dicom_is_one_hole_with_a_name(raw, kind):
 
 def test_odd_lists_are_named(raw, caplog):
     tubes = raw / "cxr_tube_dict.pkl"
-    for odd, said in ((["x"], "not a dictionary"), ({"bare-sick": 1}, "bools"), ({"other": True}, "none of its images"), (Path("/"), "wants to load")):
+    for odd, said in (
+        (["x"], "not a dictionary"),
+        ({"bare-sick": 1}, "bools"),
+        ({"other": True}, "none of its images"),
+        (Path("/"), "wants to load"),
+    ):
         tubes.write_bytes(pickle.dumps(odd))
         with pytest.raises(DataMissing, match=rf"cxr_tube_dict\.pkl.*{said}"):
             open_data(f"siim:{raw}")
@@ -158,9 +206,19 @@ def test_odd_lists_are_named(raw, caplog):
     with pytest.raises(DataMissing, match="damaged pickle"):
         open_data(f"siim:{raw}")
     tubes.write_bytes(pickle.dumps(TUBES))
-    lines(raw / "train-rle.csv", "ImageId, EncodedPixels", "bare-sick, 1 2 3", "gone, -1", "tube-well, -1")
+    lines(
+        raw / "train-rle.csv",
+        "ImageId, EncodedPixels",
+        "bare-sick, 1 2 3",
+        "gone, -1",
+        "tube-well, -1",
+    )
     data = open_data(f"siim:{raw}")
-    assert "1 labelled images have no DICOM file" in caplog.text and "gone" in caplog.text and len(data) == 2
+    assert (
+        "1 labelled images have no DICOM file" in caplog.text
+        and "gone" in caplog.text
+        and len(data) == 2
+    )
     with pytest.raises(DataMissing, match=r"bare-sick.*pairs"):
         data[0]
     with pytest.raises(DataMissing, match="no image in the split train"):

@@ -14,11 +14,15 @@ from seecause.engine.mask import Mask
 from tests.reference.attend import one_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter has no bfloat16 products
+HALF = (
+    torch.bfloat16 if DEVICE == "cuda" else torch.float16
+)  # Triton's interpreter has no bfloat16 products
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(DEVICE, dtype)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    ).to(DEVICE, dtype)
 
 
 def some(*shape: int, share: float, seed: int = 0) -> Tensor:
@@ -26,7 +30,8 @@ def some(*shape: int, share: float, seed: int = 0) -> Tensor:
 
 
 CASES = {
-    # name: batch, heads, kv heads, width, keys of bank 0 and 1, rows of each group, keys of each group
+    # name: batch, heads, kv heads, width, keys of bank 0 and 1, rows of each group, keys of each
+    # group
     "own keys": (2, 3, 3, 16, 40, 90, [1] * 70, [1] * 70),
     "grouped queries": (2, 4, 2, 24, 40, 90, [1] * 70, []),
     "uneven groups": (2, 4, 2, 24, 40, 0, [10, 4, 40, 1, 15], [5, 0, 33, 70, 2]),
@@ -35,7 +40,9 @@ CASES = {
 }
 
 
-def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Tensor, list[Bank], Own | None]:
+def banks_of(
+    case: str, dtype: torch.dtype, *, choose: bool = False
+) -> tuple[Tensor, list[Bank], Own | None]:
     batch, heads, kv, width, k0, k1, per_query, per_key = CASES[case]
     rows, total = sum(per_query), sum(per_key)
     banks = []
@@ -43,15 +50,33 @@ def banks_of(case: str, dtype: torch.dtype, *, choose: bool = False) -> tuple[Te
         keep = some(1, heads, rows, k0, share=0.5)
         keep[:, :, 0] = False
         chosen = some(batch, heads, share=0.5, seed=3) if choose else None
-        banks.append(Bank(draw(1, kv, k0, width, dtype=dtype), draw(1, kv, k0, width, dtype=dtype, seed=1), Mask(keep), chosen))
+        banks.append(
+            Bank(
+                draw(1, kv, k0, width, dtype=dtype),
+                draw(1, kv, k0, width, dtype=dtype, seed=1),
+                Mask(keep),
+                chosen,
+            )
+        )
     if k1:
         keep = some(1, 1, rows, k1, share=0.03, seed=1)
         keep[:, :, 0] = False
-        banks.append(Bank(draw(batch, kv, k1, width, dtype=dtype, seed=2), draw(batch, kv, k1, width, dtype=dtype, seed=3), Mask(keep)))
+        banks.append(
+            Bank(
+                draw(batch, kv, k1, width, dtype=dtype, seed=2),
+                draw(batch, kv, k1, width, dtype=dtype, seed=3),
+                Mask(keep),
+            )
+        )
     own = None
     if total:
         queries, keys = (Groups(torch.tensor(sizes), DEVICE) for sizes in (per_query, per_key))
-        own = Own(draw(batch, kv, total, width, dtype=dtype, seed=4), draw(batch, kv, total, width, dtype=dtype, seed=5), queries, keys)
+        own = Own(
+            draw(batch, kv, total, width, dtype=dtype, seed=4),
+            draw(batch, kv, total, width, dtype=dtype, seed=5),
+            queries,
+            keys,
+        )
     return draw(batch, heads, rows, width, dtype=dtype, seed=6), banks, own
 
 
@@ -61,7 +86,10 @@ def test_attend_equals_one_softmax_over_all_kept_keys(case, choose):
     q, banks, own = banks_of(case, torch.float64, choose=choose)
     o, lse = attend(q, banks, own, scale=0.3)
     expected, total = one_softmax(
-        q, [(b.k, b.v, b.keep.keep, b.choose) for b in banks], own and (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist()), 0.3
+        q,
+        [(b.k, b.v, b.keep.keep, b.choose) for b in banks],
+        own and (own.k, own.v, own.queries.sizes.tolist(), own.keys.sizes.tolist()),
+        0.3,
     )
     assert_close(o, expected, atol=1e-12, rtol=0)
     assert_close(lse, total, atol=1e-12, rtol=0)
@@ -75,9 +103,16 @@ def test_the_kernel_equals_the_explicit_form(case, choose, dtype):
         pytest.skip("triton is not installed")
     q, banks, own = banks_of(case, dtype, choose=choose)
     with torch.enable_grad():
-        slow, slow_lse = attend(q.clone().requires_grad_(), banks, own, scale=0.3)  # a gradient keeps the kernel out
+        slow, slow_lse = attend(
+            q.clone().requires_grad_(), banks, own, scale=0.3
+        )  # a gradient keeps the kernel out
     fast, fast_lse = kernel.attend(q, banks, own, 0.3)
-    assert_close(fast, slow.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=1e-2 if dtype == HALF else 1e-5)
+    assert_close(
+        fast,
+        slow.detach(),
+        atol=2e-5 if dtype == torch.float32 else 3e-2,
+        rtol=1e-2 if dtype == HALF else 1e-5,
+    )
     assert_close(fast_lse, slow_lse.detach(), atol=2e-5 if dtype == torch.float32 else 3e-2, rtol=0)
 
 

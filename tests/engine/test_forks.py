@@ -25,7 +25,11 @@ def test_sets_of_heads_are_what_ablated_models_answer_also_inside_an_ablated_one
         for heads in sets:
             with ablate(model, heads):
                 expected.append(model(images))
-        assert_close(logits_of_sets(model, images, gates), torch.stack(expected), atol=1e-10, rtol=0)
+        assert_close(
+            logits_of_sets(model, images, gates), torch.stack(expected), atol=1e-10, rtol=0
+        )
     with torch.no_grad():
-        assert_close(logits_of_sets(model, images, gates)[0], native.forward(images), atol=1e-10, rtol=0)
+        assert_close(
+            logits_of_sets(model, images, gates)[0], native.forward(images), atol=1e-10, rtol=0
+        )
     assert model.gates is None and hooks(native.module) == 0

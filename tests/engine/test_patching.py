@@ -17,7 +17,18 @@ from tests.tiny import FAMILIES, pictures, tiny
 def test_recorded_block_outputs_are_the_native_ones(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    logits, cache = sc.run(model, images, cache=["embed", "blocks.2.in", "blocks.2.out", "blocks.2.heads", "blocks.2.kv", "blocks.2.probs"])
+    logits, cache = sc.run(
+        model,
+        images,
+        cache=[
+            "embed",
+            "blocks.2.in",
+            "blocks.2.out",
+            "blocks.2.heads",
+            "blocks.2.kv",
+            "blocks.2.probs",
+        ],
+    )
     expected = reference.states(native.forward, native.blocks, images)
     assert_close(logits, native.forward(images), atol=1e-10, rtol=0)
     for name, level in (("embed", 0), ("blocks.2.in", 2), ("blocks.2.out", 3)):
@@ -54,7 +65,14 @@ def test_patching_every_head_and_token_of_a_block_moves_its_attention():
     model, images = view(native), pictures(native)
     base, source = images[:1], images[1:]
     whole, halves, none = sc.patch(
-        model, base, source, [[sc.Site(1, "heads")], [sc.Site(1, "heads", heads=[0, 2]), sc.Site(1, "heads", heads=[1])], [sc.Site(1, "heads", heads=[])]]
+        model,
+        base,
+        source,
+        [
+            [sc.Site(1, "heads")],
+            [sc.Site(1, "heads", heads=[0, 2]), sc.Site(1, "heads", heads=[1])],
+            [sc.Site(1, "heads", heads=[])],
+        ],
     )
     assert_close(whole, halves)
     assert_close(none, model(base), atol=1e-12, rtol=0)

@@ -27,11 +27,24 @@ def test_everything_kept_gives_the_plain_answer(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
     layout = model.check(images)
-    kept = kept_logits(model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout)
+    kept = kept_logits(
+        model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout
+    )
     assert_close(kept, model(images), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["timm_registers", "timm_deit3", "timm_mean", "timm_mean_with_class", "timm_map", "timm_distilled", "timm_swiglu"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "timm_registers",
+        "timm_deit3",
+        "timm_mean",
+        "timm_mean_with_class",
+        "timm_map",
+        "timm_distilled",
+        "timm_swiglu",
+    ],
+)
 @torch.no_grad()
 def test_dropped_tokens_equal_a_native_run_without_them(family):
     native = tiny(family)
@@ -39,22 +52,45 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
     layout, module = model.check(images), native.module
     keep = some_patches(3, layout.n_patches)
     expected = []
-    for image, chosen in zip(images, keep, strict=True):  # timm's own modules, on the tokens that are left
+    for image, chosen in zip(
+        images, keep, strict=True
+    ):  # timm's own modules, on the tokens that are left
         tokens = module.norm_pre(module._pos_embed(module.patch_embed(image[None])))
-        tokens = tokens[:, [*range(layout.prefix), *(layout.prefix + chosen.nonzero()[:, 0]).tolist()]]
+        tokens = tokens[
+            :, [*range(layout.prefix), *(layout.prefix + chosen.nonzero()[:, 0]).tolist()]
+        ]
         logits = module.forward_head(module.norm(module.blocks(tokens)))
         expected.append(logits)
-    assert_close(kept_logits(model, model.embed(images), keep, layout), torch.cat(expected), atol=1e-12, rtol=0)
+    assert_close(
+        kept_logits(model, model.embed(images), keep, layout),
+        torch.cat(expected),
+        atol=1e-12,
+        rtol=0,
+    )
 
 
-@pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map", "timm_eva", "timm_eva_registers", "hf_dinov2", "hf_dinov3", "hf_siglip"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "timm_registers",
+        "timm_mean",
+        "timm_map",
+        "timm_eva",
+        "timm_eva_registers",
+        "hf_dinov2",
+        "hf_dinov3",
+        "hf_siglip",
+    ],
+)
 @torch.no_grad()
 def test_padding_is_seen_by_nobody(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native, batch=3)
     layout = model.check(images)
     keep, h0 = some_patches(3, layout.n_patches), model.embed(images)
-    alone = torch.cat([kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout) for i in range(3)])
+    alone = torch.cat(
+        [kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout) for i in range(3)]
+    )
     assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
     h0[:, layout.patches][~keep] += 100  # what was dropped
     assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
@@ -65,9 +101,16 @@ def test_many_choices_run_together_or_in_chunks():
     native = tiny("timm_eva_registers")
     model, images = view(native, check=False), pictures(native)
     layout = model.check(images)
-    keep = torch.stack([some_patches(2, layout.n_patches, seed=s) for s in (3, 4, 5)], dim=1)  # [2, 3, N]
+    keep = torch.stack(
+        [some_patches(2, layout.n_patches, seed=s) for s in (3, 4, 5)], dim=1
+    )  # [2, 3, N]
     together = kept_logits_each(model, images, keep)
-    assert_close(together[:, 1], kept_logits(model, model.embed(images), keep[:, 1], layout), atol=1e-12, rtol=0)
+    assert_close(
+        together[:, 1],
+        kept_logits(model, model.embed(images), keep[:, 1], layout),
+        atol=1e-12,
+        rtol=0,
+    )
     with sc.budget(1):
         assert_close(kept_logits_each(model, images, keep), together, atol=1e-12, rtol=0)
 

@@ -13,7 +13,16 @@ from tests.tiny import scramble
 
 SIZE = (40, 48)  # a 5 x 6 grid of 8-pixel patches
 STEPS = Preprocess(size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
-ARGUMENTS: dict[str, Any] = dict(img_size=SIZE, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=0, reg_tokens=2, init_values=1e-5)
+ARGUMENTS: dict[str, Any] = dict(
+    img_size=SIZE,
+    patch_size=8,
+    embed_dim=24,
+    depth=3,
+    num_heads=3,
+    num_classes=0,
+    reg_tokens=2,
+    init_values=1e-5,
+)
 ARCHITECTURE = {"library": "timm", "class": "VisionTransformer", "arguments": ARGUMENTS}
 
 
@@ -27,18 +36,40 @@ def dinov2_backbone() -> nn.Module:
     """What RAD-DINO is: no registers, positions of the class token too."""
     import transformers as hf
 
-    config = hf.Dinov2Config(hidden_size=24, num_hidden_layers=3, num_attention_heads=3, patch_size=8, image_size=40, mlp_ratio=2)
+    config = hf.Dinov2Config(
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        patch_size=8,
+        image_size=40,
+        mlp_ratio=2,
+    )
     return hf.Dinov2Model(config)
 
 
 def pictures(batch: int = 3, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
-def tiny_net(backbone: nn.Module | None = None, *, parts: int = 3, seed: int = 0, size: tuple[int, int] = SIZE, **options: Any) -> IFAM:
-    """Scrambled, float64, in eval mode; prototypes are tokens of a picture, so that every part wins some patches."""
+def tiny_net(
+    backbone: nn.Module | None = None,
+    *,
+    parts: int = 3,
+    seed: int = 0,
+    size: tuple[int, int] = SIZE,
+    **options: Any,
+) -> IFAM:
+    """Scrambled, float64, in eval mode; prototypes are tokens of a picture, so that every part wins
+    some patches."""
     torch.manual_seed(seed)
-    options = {"classes": 4, "preprocess": STEPS, "architecture": ARCHITECTURE if backbone is None else None, **options}
+    options = {
+        "classes": 4,
+        "preprocess": STEPS,
+        "architecture": ARCHITECTURE if backbone is None else None,
+        **options,
+    }
     net = IFAM(timm_backbone() if backbone is None else backbone, parts, **options)
     scramble(net, seed)
     net.double().eval()

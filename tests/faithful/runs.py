@@ -14,7 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause.faithful import TrainConfig
 
-SHAPE: dict[str, Any] = dict(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=2)  # like DINOv2, without a classifier
+SHAPE: dict[str, Any] = dict(
+    img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=2
+)  # like DINOv2, without a classifier
 
 
 def tiny_backbone(folder: Path, **changes: Any) -> Path:
@@ -23,7 +25,16 @@ def tiny_backbone(folder: Path, **changes: Any) -> Path:
     torch.manual_seed(0)
     save_file(VisionTransformer(**shape).state_dict(), folder / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": shape}
-    (folder / "toy.json").write_text(json.dumps({"architecture": architecture, "classes": ["a", "b", "c"], "mean": [0.5] * 3, "std": [0.5] * 3}))
+    (folder / "toy.json").write_text(
+        json.dumps(
+            {
+                "architecture": architecture,
+                "classes": ["a", "b", "c"],
+                "mean": [0.5] * 3,
+                "std": [0.5] * 3,
+            }
+        )
+    )
     return folder
 
 
@@ -42,10 +53,27 @@ def tiny_pictures(folder: Path, *, train: int = 8, others: int = 3) -> Path:
 
 
 def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
-    """A run of 2 epochs of 4 steps, on pictures and a backbone below `folder`, which are made if they are not there."""
+    """A run of 2 epochs of 4 steps, on pictures and a backbone below `folder`, which are made if
+    they are not there."""
     if not (folder / "pictures").exists():
         tiny_pictures(folder / "pictures")
         tiny_backbone(folder / "backbone")
-    told: dict[str, Any] = dict(data=f"folder:{folder / 'pictures'}", backbone=str(folder / "backbone"), out=str(folder / "run"), parts=2, epochs=2, batch=4)
-    told |= dict(learning_rate=1e-3, prototype_factor=10.0, head_factor=10.0, workers=0, hear_every=1, grid=2, device="cpu", ema=True)
+    told: dict[str, Any] = dict(
+        data=f"folder:{folder / 'pictures'}",
+        backbone=str(folder / "backbone"),
+        out=str(folder / "run"),
+        parts=2,
+        epochs=2,
+        batch=4,
+    )
+    told |= dict(
+        learning_rate=1e-3,
+        prototype_factor=10.0,
+        head_factor=10.0,
+        workers=0,
+        hear_every=1,
+        grid=2,
+        device="cpu",
+        ema=True,
+    )
     return TrainConfig(**(told | changes))

@@ -29,16 +29,23 @@ def test_jitter_leaves_green_and_clips_at_white():
     image = torch.tensor([0.5, 0.5, 0.9])[:, None, None].expand(3, 2, 2)
     with keyed(0, 0, 0):
         seen = {tuple(PlanckianJitter(1.0)(image)[:, 0, 0].tolist()) for _ in range(200)}
-    expected = {tuple((torch.tensor([0.5, 0.5, 0.9]) * (one / one[1])).clamp(max=1).tolist()) for one in illuminants()}
+    expected = {
+        tuple((torch.tensor([0.5, 0.5, 0.9]) * (one / one[1])).clamp(max=1).tolist())
+        for one in illuminants()
+    }
     assert len(seen) > 15 and all(one[1] == 0.5 and max(one) <= 1 for one in seen)
     for one in seen:
-        assert any(torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6) for other in expected)
+        assert any(
+            torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6) for other in expected
+        )
     with keyed(0, 0, 1):
         changed = sum(not torch.equal(PlanckianJitter()(image), image) for _ in range(500))
     assert 0.7 < changed / 500 < 0.9
 
 
-@pytest.mark.parametrize(("kind", "least", "most"), [("birds", 65, 95), ("birds_no_jitter", 0, 0), ("plain", 0, 0)])
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [("birds", 65, 95), ("birds_no_jitter", 0, 0), ("plain", 0, 0)]
+)
 def test_birds_are_seen_in_another_light(kind, least, most):
     """A grey picture gets a colour in no other way."""
     change, grey, coloured = augmentation(kind, FRAME), photo()[:1].expand(3, -1, -1), 0

@@ -23,9 +23,15 @@ from tests.faithful.runs import tiny_pictures
 def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
     data = open_folder(str(tiny_pictures(tmp_path / "all", others=1) / "test"))
     turned, mapping = fitting(tiny_net(classes=("right", "up", "left", "down")), data)
-    assert [sample.label for sample in turned] == [2, 0] and [sample.label for sample in data] == [0, 1] and mapping is None
+    assert (
+        [sample.label for sample in turned] == [2, 0]
+        and [sample.label for sample in data] == [0, 1]
+        and mapping is None
+    )
     assert turned.classes[2] == "left" and turned.name == data.name and len(turned) == 2
-    assert fitting(tiny_net(classes=2), data)[0] is data  # no names: nothing to compare but the count
+    assert (
+        fitting(tiny_net(classes=2), data)[0] is data
+    )  # no names: nothing to compare but the count
     for classes in (4, ("left", "up")):
         with pytest.raises(BadOption, match="is none of them"):
             fitting(tiny_net(classes=classes), data)
@@ -43,16 +49,24 @@ def test_imagenet9_takes_the_map_of_its_release(tmp_path):
     tiny_pictures(tmp_path / "raw", others=2)
     for place, name in ((1, "01_bird"), (8, "08_fish")):
         (tmp_path / "bg" / "original" / "val").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / ("test" if place == 1 else "val") / "left").rename(tmp_path / "bg" / "original" / "val" / name)
+        (tmp_path / "raw" / ("test" if place == 1 else "val") / "left").rename(
+            tmp_path / "bg" / "original" / "val" / name
+        )
     data = open_imagenet9(str(tmp_path / "bg"))
     net = tiny_net(classes=1000)
     with pytest.raises(DataMissing, match="in_to_in9"):
         fitting(net, data)
-    (tmp_path / "bg" / "in_to_in9.json").write_text(json.dumps({str(place): 1 for place in range(1000)}))
+    (tmp_path / "bg" / "in_to_in9.json").write_text(
+        json.dumps({str(place): 1 for place in range(1000)})
+    )
     found, mapping = fitting(net, data)
     table = examine(net, found, mapping=mapping).table()
     assert torch.equal(mapping, torch.ones(1000, dtype=torch.int64))
-    assert table["average"] == table["stage1_average"] == 0.5 and table["worst"] == 0 and "auc" not in table
+    assert (
+        table["average"] == table["stage1_average"] == 0.5
+        and table["worst"] == 0
+        and "auc" not in table
+    )
 
 
 def test_the_gap_between_backgrounds(tmp_path):
@@ -75,7 +89,14 @@ def test_the_gap_between_backgrounds(tmp_path):
 
 def test_the_public_codes_worst_group_looks_at_fewer_groups():
     logits, groups = torch.eye(2)[[0, 1, 0, 1, 1]], ((0, 0), (0, 1), (1, 0), (1, 1), (0, 1))
-    labels = torch.tensor([1, 0, 0, 1, 1])  # right: (0, 0) no, (0, 1) no and yes, (1, 0) yes, (1, 1) yes
+    labels = torch.tensor(
+        [1, 0, 0, 1, 1]
+    )  # right: (0, 0) no, (0, 1) no and yes, (1, 0) yes, (1, 1) yes
     found = Examined(logits, logits, labels, groups, Overlap(), 1.0, 0)
-    assert found.table()["worst"] == 0 and public_worst(found, "waterbirds:x:test") == {"worst_public": 0.5}
-    assert public_worst(found, "metashift:x:test") == {"worst_public": pytest.approx(1 / 3)} and public_worst(found, "celeba:x:test") == {}
+    assert found.table()["worst"] == 0 and public_worst(found, "waterbirds:x:test") == {
+        "worst_public": 0.5
+    }
+    assert (
+        public_worst(found, "metashift:x:test") == {"worst_public": pytest.approx(1 / 3)}
+        and public_worst(found, "celeba:x:test") == {}
+    )

@@ -1,4 +1,5 @@
-"""What is measured on a dataset: where the mask is, what an intervention is chosen by, and what a run keeps of it."""
+"""What is measured on a dataset: where the mask is, what an intervention is chosen by, and what a
+run keeps of it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from seecause.data.sample import IGNORE, Sample
 from seecause.errors import BadOption
 from seecause.faithful import LeaveOneOut, intervene, train
 from seecause.faithful.crops import RandomCuts, cuts_with_object
-from seecause.faithful.evaluate import Tried, best_of, check_select, examine, frame_of, sensible_choice, together
+from seecause.faithful.evaluate import (
+    Tried,
+    best_of,
+    check_select,
+    examine,
+    frame_of,
+    sensible_choice,
+    together,
+)
 from seecause.faithful.snapshot import keep_evaluation, read_evaluations
 from seecause.metrics.auc import auroc
 from seecause.metrics.segmentation import foreground
@@ -38,8 +47,14 @@ def test_maps_and_mask_are_measured_apart(scenes):
     plain = examine(net, data, batch=2).table()
     batch = to_batch(frame_of(net), list(data))
     out, truth = net(batch.images), batch.masks == 1
-    ious = [float((m & t).sum() / (m | t).sum()) for m, t in zip(foreground(out.maps, SIZE), truth, strict=True)]
-    assert plain["miou_pictures"] == pytest.approx(sum(ious) / 5, abs=1e-6) and plain["miou_pictures"] != plain["miou"]
+    ious = [
+        float((m & t).sum() / (m | t).sum())
+        for m, t in zip(foreground(out.maps, SIZE), truth, strict=True)
+    ]
+    assert (
+        plain["miou_pictures"] == pytest.approx(sum(ious) / 5, abs=1e-6)
+        and plain["miou_pictures"] != plain["miou"]
+    )
     both = either = 0
     for mask, object_ in zip(out.mask, truth, strict=True):
         for row in range(SIZE[0]):
@@ -49,7 +64,10 @@ def test_maps_and_mask_are_measured_apart(scenes):
     assert plain["mask_iou"] == pytest.approx(both / either)
     with intervene(net, drop_parts=range(net.parts)):
         changed = examine(net, data, batch=2).table()
-    assert changed["miou"] == plain["miou"] > 0 and changed["mask_iou"] == changed["kept"] == 0 < plain["mask_iou"]
+    assert (
+        changed["miou"] == plain["miou"] > 0
+        and changed["mask_iou"] == changed["kept"] == 0 < plain["mask_iou"]
+    )
 
 
 @torch.no_grad()
@@ -60,7 +78,8 @@ def test_several_processes_measure_as_one(scenes):
 
 
 class Strip:
-    """One picture, twice as wide as the frame, whose object is at the right end; and one without a mask."""
+    """One picture, twice as wide as the frame, whose object is at the right end; and one without a
+    mask."""
 
     name, classes, fingerprint = "strip", ("a",), "0"
 
@@ -71,17 +90,27 @@ class Strip:
         image = torch.linspace(0, 1, 32).expand(3, 16, 32)
         mask = torch.zeros(16, 32, dtype=torch.bool)
         mask[4:12, 28:] = True
-        return Sample(image, 0, mask=None if index else mask, box=(28.0, 4.0, 4.0, 8.0), id=str(index))
+        return Sample(
+            image, 0, mask=None if index else mask, box=(28.0, 4.0, 4.0, 8.0), id=str(index)
+        )
 
 
 def test_random_cuts_hold_some_of_the_object():
-    """Halved to 8 x 16; the object is in columns 14 and 15, so a cut begins at column 7 or 8, each as often."""
+    """Halved to 8 x 16; the object is in columns 14 and 15, so a cut begins at column 7 or 8, each
+    as often."""
     seen = set()
     for seed in range(30):
         cut = RandomCuts(Strip(), FRAME, seed)[0]
         assert cut.image.shape == (3, 8, 8) and cut.mask.shape == (8, 8) and cut.box is None
-        assert_close(cut.image[0, 0].diff(), torch.full((7,), 2 / 31), atol=0.01, rtol=0)  # shape and scale are kept
-        seen.add((cut.mask.any(dim=0).nonzero().flatten().tolist()[0], round(float(cut.image[0, 0, 0]), 1)))
+        assert_close(
+            cut.image[0, 0].diff(), torch.full((7,), 2 / 31), atol=0.01, rtol=0
+        )  # shape and scale are kept
+        seen.add(
+            (
+                cut.mask.any(dim=0).nonzero().flatten().tolist()[0],
+                round(float(cut.image[0, 0, 0]), 1),
+            )
+        )
         assert torch.equal(RandomCuts(Strip(), FRAME, seed)[0].image, cut.image)
     assert seen == {(7, 0.5), (6, 0.5)}
     assert RandomCuts(Strip(), FRAME)[1].image.shape == (3, 16, 32)
@@ -90,7 +119,12 @@ def test_random_cuts_hold_some_of_the_object():
 def test_every_cut_with_object_is_found():
     mask = torch.zeros(6, 9, dtype=torch.int32)
     mask[5, 2], mask[0, 8] = 1, IGNORE
-    by_hand = [[top, left] for top in range(4) for left in range(6) if (mask[top : top + 3, left : left + 4] == 1).any()]
+    by_hand = [
+        [top, left]
+        for top in range(4)
+        for left in range(6)
+        if (mask[top : top + 3, left : left + 4] == 1).any()
+    ]
     assert cuts_with_object(mask, (3, 4)).tolist() == by_hand and len(by_hand) == 3
     assert len(cuts_with_object(torch.zeros(6, 9), (3, 4))) == 24  # no object: any cut
 
@@ -105,23 +139,42 @@ def test_miou_on_random_cuts_is_another_number(scenes):
 
 def test_leave_one_out_tells_auc_of_two_classes():
     draw = torch.Generator().manual_seed(0)
-    logits, without, labels = torch.randn(8, 2, generator=draw), torch.randn(3, 8, 2, generator=draw), torch.tensor([0, 1] * 4)
+    logits, without, labels = (
+        torch.randn(8, 2, generator=draw),
+        torch.randn(3, 8, 2, generator=draw),
+        torch.tensor([0, 1] * 4),
+    )
     row = LeaveOneOut(logits, without, labels, labels).table()[1]
-    assert row["auc"] == auroc(without[1], labels) and row["auc_gain"] == pytest.approx(row["auc"] - auroc(logits, labels))
-    assert row["worst_gain"] == pytest.approx(row["worst"] - LeaveOneOut(logits, without, labels, labels).before().worst)
+    assert row["auc"] == auroc(without[1], labels) and row["auc_gain"] == pytest.approx(
+        row["auc"] - auroc(logits, labels)
+    )
+    assert row["worst_gain"] == pytest.approx(
+        row["worst"] - LeaveOneOut(logits, without, labels, labels).before().worst
+    )
     ones = torch.ones(8, dtype=torch.int64)
     assert "auc" not in LeaveOneOut(logits, without, ones, ones).table()[0]
-    assert "auc" not in LeaveOneOut(torch.randn(8, 3), torch.randn(3, 8, 3), labels, labels).table()[0]
+    assert (
+        "auc" not in LeaveOneOut(torch.randn(8, 3), torch.randn(3, 8, 3), labels, labels).table()[0]
+    )
 
 
 def test_an_intervention_is_chosen_by_auc_where_accuracy_says_little(tmp_path):
-    tried = [Tried((), None, 0.9, 0.5, 0.7), Tried((0,), None, 0.8, 0.4, 0.9), Tried((1,), None, 0.9, 0.4, 0.9)]
+    tried = [
+        Tried((), None, 0.9, 0.5, 0.7),
+        Tried((0,), None, 0.8, 0.4, 0.9),
+        Tried((1,), None, 0.9, 0.4, 0.9),
+    ]
     assert best_of(tried) is tried[0] and best_of(tried, "auc") is tried[2]
     with pytest.raises(BadOption, match="AUC needs two classes"):
         best_of([*tried, Tried((2,), None, 0.9, 0.4)], "auc")
     folder = open_data(f"folder:{tiny_config(tmp_path).data.removeprefix('folder:')}/val")
-    assert sensible_choice(tried, folder) == "auc" and sensible_choice([Tried((), None, 0.9, 0.5)], folder) == "worst"
-    assert sensible_choice(tried, open_data("critters:balanced:val", limit=1)) == "worst"  # it has groups
+    assert (
+        sensible_choice(tried, folder) == "auc"
+        and sensible_choice([Tried((), None, 0.9, 0.5)], folder) == "worst"
+    )
+    assert (
+        sensible_choice(tried, open_data("critters:balanced:val", limit=1)) == "worst"
+    )  # it has groups
 
 
 def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
@@ -130,7 +183,9 @@ def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     config = tiny_config(tmp_path, select="auc", epochs=3, ema=False, grid=0)
     done = train(config)
     assert (done.best, done.best_epoch) == (0.75, 1)
-    assert json.loads((config.folder / "best" / "ifam.json").read_text())["validation"]["auc"] == 0.75
+    assert (
+        json.loads((config.folder / "best" / "ifam.json").read_text())["validation"]["auc"] == 0.75
+    )
     with pytest.raises(BadOption, match=r"select='auc'.*lacks some"):
         train(tiny_config(tmp_path, select="auc", out=str(tmp_path / "other"), val_limit=1))
     assert not (tmp_path / "other").exists()
@@ -142,7 +197,9 @@ def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
 def test_evaluations_are_kept_by_dataset(tmp_path):
     assert read_evaluations(tmp_path) == {}
     path = tmp_path / "evaluation.json"
-    path.write_text(json.dumps({"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}}))  # as it was before
+    path.write_text(
+        json.dumps({"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}})
+    )  # as it was before
     keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.25}})
     keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.75}})
     found = json.loads(path.read_text())
@@ -150,7 +207,9 @@ def test_evaluations_are_kept_by_dataset(tmp_path):
         "siim:x:test": {"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}},
         "siim:x:robust": {"data": "siim:x:robust", "plain": {"auc": 0.75}},
     }
-    assert read_evaluations(tmp_path) == found and [one.name for one in tmp_path.iterdir()] == ["evaluation.json"]
+    assert read_evaluations(tmp_path) == found and [one.name for one in tmp_path.iterdir()] == [
+        "evaluation.json"
+    ]
     for broken in ("{", "[]"):
         path.write_text(broken)
         with pytest.raises(BadOption, match="move it away"):

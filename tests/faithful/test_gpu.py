@@ -1,4 +1,5 @@
-"""What only a GPU runs: the kernel for sequences of different lengths, and half precision there. Skipped elsewhere."""
+"""What only a GPU runs: the kernel for sequences of different lengths, and half precision there.
+Skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def test_packed_equals_masked_on_a_gpu():
     expected = net.classify(images, mask)
     for dtype, within in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         net, images = net.to("cuda", dtype), images.to("cuda", dtype)
-        packed, masked = (net.classify(images, mask.cuda(), packed=packed).double().cpu() for packed in (True, False))
+        packed, masked = (
+            net.classify(images, mask.cuda(), packed=packed).double().cpu()
+            for packed in (True, False)
+        )
         assert_close(packed, expected, atol=within, rtol=0)
         assert_close(packed, masked, atol=within, rtol=0)
 
@@ -45,7 +49,13 @@ def test_straight_through_in_half_precision_is_near_the_exact_one():
     found = []
     for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cuda")):
         given = [x.to(device, dtype).requires_grad_() for x in (q, k, v)]
-        seen = weights.to(device, torch.float64 if device == "cpu" else torch.float32).requires_grad_()
-        found.append(torch.autograd.grad(reads_straight_through(seen)(*given, 0.125), (*given, seen), slope.to(device, dtype)))
+        seen = weights.to(
+            device, torch.float64 if device == "cpu" else torch.float32
+        ).requires_grad_()
+        found.append(
+            torch.autograd.grad(
+                reads_straight_through(seen)(*given, 0.125), (*given, seen), slope.to(device, dtype)
+            )
+        )
     for exact, near in zip(*found, strict=True):
         assert_close(near.double().cpu(), exact, atol=5e-2 * exact.abs().max().item(), rtol=0)

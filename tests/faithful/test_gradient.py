@@ -33,7 +33,9 @@ def test_without_a_path_nothing_of_stage_2_reaches_stage_1():
 
 @pytest.mark.parametrize("gradient", ["ste", "soft"])
 def test_a_path_brings_a_finite_gradient(gradient):
-    slope = _slope(tiny_net(gradient=gradient).train(), pictures(), noise=Noise(0, 0, torch.arange(3)))
+    slope = _slope(
+        tiny_net(gradient=gradient).train(), pictures(), noise=Noise(0, 0, torch.arange(3))
+    )
     assert slope.isfinite().all() and slope.abs().max() > 1e-6
 
 
@@ -55,13 +57,18 @@ def test_straight_through_is_the_gradient_of_the_relaxed_mask():
     weights = mask.double().requires_grad_()
     visible = torch.cat([torch.ones(1, len(stage.prefix), dtype=torch.float64), weights], dim=1)
     mix = noise(4, seed=2)
-    (slope,) = torch.autograd.grad((stage.masked(image, reads_straight_through(visible)) * mix).sum(), weights)
+    (slope,) = torch.autograd.grad(
+        (stage.masked(image, reads_straight_through(visible)) * mix).sum(), weights
+    )
     step = 1e-6
     with torch.no_grad():
         for n in range(mask.shape[1]):
-            ends = [reference.relaxed(stage.tower.native, stage.fc_norm, stage.head, image[0], mask[0].double().index_fill(0, torch.tensor(n), at))
+            ends = [reference.relaxed(stage.tower.native, stage.fc_norm, stage.head, image[0],
+            mask[0].double().index_fill(0, torch.tensor(n), at))
                     for at in (float(mask[0, n]) - step, float(mask[0, n]) + step)]  # fmt: skip
-            assert_close(slope[0, n], ((ends[1] - ends[0]) * mix).sum() / (2 * step), atol=1e-8, rtol=1e-5)
+            assert_close(
+                slope[0, n], ((ends[1] - ends[0]) * mix).sum() / (2 * step), atol=1e-8, rtol=1e-5
+            )
     assert (slope[~mask] != 0).all() and (slope[mask] != 0).all()
 
 
@@ -79,7 +86,10 @@ def test_stage_1_gets_the_relaxed_gradient_through_the_sum_of_parts():
     chosen = select(maps)
     weights = chosen.hard.double().requires_grad_()
     seen = torch.cat([torch.ones(3, 3, dtype=torch.float64), weights], dim=1)
-    (slope,) = torch.autograd.grad((net.stage2.masked(images, reads_straight_through(seen)) * noise(3, 4, seed=5)).sum(), weights)
+    (slope,) = torch.autograd.grad(
+        (net.stage2.masked(images, reads_straight_through(seen)) * noise(3, 4, seed=5)).sum(),
+        weights,
+    )
     maps[:, :-1].sum(dim=1).backward(slope)
     assert_close(net.stage1.prototypes.grad, whole, **EXACT)
 
@@ -91,7 +101,9 @@ def test_the_attention_itself_has_the_masked_gradients():
     expected = torch.autograd.grad(reads_only(visible)(q, k, v, 0.5), (q, k, v), slope)
     weights = visible.double().requires_grad_()
     with budget(1):  # one image at a time
-        got = torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope)
+        got = torch.autograd.grad(
+            reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope
+        )
     for a, b in zip(got, expected, strict=False):
         assert_close(a, b, **EXACT)
     together = torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), weights, slope)[0]
@@ -100,7 +112,8 @@ def test_the_attention_itself_has_the_masked_gradients():
 
 @pytest.mark.parametrize("sloping", [[], [0], [0, 2, 5]])
 def test_rows_without_a_slope_cost_nothing_and_change_nothing(sloping, monkeypatch):
-    """Against the derivative of the formula. Only rows that some image has a slope at are computed again."""
+    """Against the derivative of the formula. Only rows that some image has a slope at are computed
+    again."""
     from seecause.faithful import attention
 
     q, k, v = (noise(2, 3, 7, 4, seed=s).requires_grad_() for s in range(3))
@@ -109,10 +122,24 @@ def test_rows_without_a_slope_cost_nothing_and_change_nothing(sloping, monkeypat
     slope[0, sloping] = noise(len(sloping), 3, 4, seed=6)
     slope[1, sloping[:1]] = noise(len(sloping[:1]), 3, 4, seed=7)
     odds = weights[:, None, None] * (0.5 * q @ k.transpose(-1, -2)).exp()
-    slow = torch.autograd.grad((odds / odds.sum(dim=-1, keepdim=True) @ v).transpose(1, 2), (q, k, v, weights), slope)
+    slow = torch.autograd.grad(
+        (odds / odds.sum(dim=-1, keepdim=True) @ v).transpose(1, 2), (q, k, v, weights), slope
+    )
     seen, plain = [], attention._relaxed_grads
-    monkeypatch.setattr(attention, "_relaxed_grads", lambda rows, *others, scale: seen.append(rows.shape[2]) or plain(rows, *others, scale=scale))
-    for got, expected in zip(torch.autograd.grad(reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope), slow, strict=True):
+    monkeypatch.setattr(
+        attention,
+        "_relaxed_grads",
+        lambda rows, *others, scale: (
+            seen.append(rows.shape[2]) or plain(rows, *others, scale=scale)
+        ),
+    )
+    for got, expected in zip(
+        torch.autograd.grad(
+            reads_straight_through(weights)(q, k, v, 0.5), (q, k, v, weights), slope
+        ),
+        slow,
+        strict=True,
+    ):
         assert_close(got, expected, **EXACT)
     assert seen == [max(1, len(sloping))]
 
@@ -122,7 +149,9 @@ def test_a_hidden_key_that_is_very_hot_gives_no_nan():
     k = torch.tensor([0.0, 1.0, 400.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
     weights = torch.tensor([[1.0, 1.0, 0.0]], requires_grad=True)
     slope = torch.zeros(1, 3, 1, 4)
-    (found,) = torch.autograd.grad(reads_straight_through(weights)(q, k, v * k, 1.0), weights, slope)
+    (found,) = torch.autograd.grad(
+        reads_straight_through(weights)(q, k, v * k, 1.0), weights, slope
+    )
     assert found.isfinite().all()
 
 
@@ -133,8 +162,27 @@ def test_one_backward_trains_everything_that_is_to_be_trained():
     moved = Affine.draw(0, 0, images.shape[-2:])
     out = net(images, noise=Noise(0, 0, torch.arange(3)), warped=moved.warp(images))
     found = objective(net, out, torch.tensor([0, 1, 3]), size=images.shape[-2:], moved=moved)
-    assert set(found) == {"class1", "class2", "presence", "background", "total_variation", "entropy", "equivariance", "orthogonality", "total"}
-    assert_close(found["total"], sum(value * (2 if name == "background" else 1) for name, value in found.items() if name != "total"))
+    assert set(found) == {
+        "class1",
+        "class2",
+        "presence",
+        "background",
+        "total_variation",
+        "entropy",
+        "equivariance",
+        "orthogonality",
+        "total",
+    }
+    assert_close(
+        found["total"],
+        sum(
+            value * (2 if name == "background" else 1)
+            for name, value in found.items()
+            if name != "total"
+        ),
+    )
     found["total"].backward()
     for name, parameter in net.named_parameters():
-        assert (parameter.grad is not None and parameter.grad.isfinite().all()) == parameter.requires_grad, name
+        assert (
+            parameter.grad is not None and parameter.grad.isfinite().all()
+        ) == parameter.requires_grad, name

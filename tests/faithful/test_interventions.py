@@ -32,10 +32,17 @@ def test_tokens_of_a_dropped_part_become_background_and_others_stay():
     plain, winner = net(images), _winner(net, images)
     with intervene(net, drop_parts=[1]):
         out = net(images)
-    assert torch.equal(out.mask, plain.mask & (winner != 1)) and not torch.equal(out.mask, plain.mask)
+    assert torch.equal(out.mask, plain.mask & (winner != 1)) and not torch.equal(
+        out.mask, plain.mask
+    )
     assert torch.equal(out.maps, plain.maps) and torch.equal(out.part_logits, plain.part_logits)
     stage = net.stage2
-    expected = torch.stack([reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, x, m) for x, m in zip(images, out.mask, strict=True)])
+    expected = torch.stack(
+        [
+            reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, x, m)
+            for x, m in zip(images, out.mask, strict=True)
+        ]
+    )
     assert_close(out.logits, expected, **EXACT)
     assert torch.equal(net(images).logits, plain.logits)  # over
 
@@ -69,7 +76,9 @@ def test_calibration_in_half_precision_measures_what_the_network_compares():
         out = net(images)
     winner = out.maps.argmax(dim=1)
     for part, value in enumerate(found.values):
-        assert value == pytest.approx(np.quantile(out.distances[:, part][winner == part].numpy(), 0.8), abs=1e-6)
+        assert value == pytest.approx(
+            np.quantile(out.distances[:, part][winner == part].numpy(), 0.8), abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("by", ["distance", "dot"])
@@ -82,14 +91,25 @@ def test_the_calibrated_share_of_tokens_survives(by, stages):
     values = plain.distances if by == "distance" else plain.dots
     for part in range(net.parts):
         mine = values[:, part][winner == part]
-        assert found.values[part] == pytest.approx(np.quantile(mine.numpy(), 0.8 if by == "distance" else 0.2), abs=1e-12)
-        share = ((mine <= found.values[part]) if by == "distance" else (mine >= found.values[part])).double().mean()
+        assert found.values[part] == pytest.approx(
+            np.quantile(mine.numpy(), 0.8 if by == "distance" else 0.2), abs=1e-12
+        )
+        share = (
+            ((mine <= found.values[part]) if by == "distance" else (mine >= found.values[part]))
+            .double()
+            .mean()
+        )
         assert abs(share - 0.8) <= 1 / len(mine)
     with intervene(net, quantile=0.8, by=by):
         out = net(images)
     if by == "distance":
-        far = (winner < net.parts) & (values.gather(1, winner[:, None])[:, 0] > torch.tensor((*found.values, torch.inf), dtype=torch.float64)[winner])
-        assert torch.equal(out.maps.argmax(dim=1), torch.where(far, net.parts, winner)) and far.any()
+        far = (winner < net.parts) & (
+            values.gather(1, winner[:, None])[:, 0]
+            > torch.tensor((*found.values, torch.inf), dtype=torch.float64)[winner]
+        )
+        assert (
+            torch.equal(out.maps.argmax(dim=1), torch.where(far, net.parts, winner)) and far.any()
+        )
         assert torch.equal(out.maps[:, -1] == 1, far | (plain.maps[:, -1] == 1))
     else:
         floors = torch.tensor((*found.values, -torch.inf), dtype=torch.float64)[:, None, None]
@@ -119,10 +139,17 @@ def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
         assert (net(images).logits == 0).all()
 
 
-@pytest.mark.parametrize("options", [{"stages": 1}, {"stages": 2}, {"gradient": "soft"}], ids=["one stage", "two stages", "soft"])
+@pytest.mark.parametrize(
+    "options",
+    [{"stages": 1}, {"stages": 2}, {"gradient": "soft"}],
+    ids=["one stage", "two stages", "soft"],
+)
 def test_leave_one_out_equals_one_intervention_each(options):
     net, images = tiny_net(**options), pictures(6)
-    labels, groups = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]])
+    labels, groups = (
+        torch.tensor([0, 1, 2, 3, 0, 1]),
+        torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]]),
+    )
     calibrate(net, images, 0.9)
     batches = [(images[:4], labels[:4], groups[:4]), (images[4:], labels[4:], groups[4:])]
     found = leave_one_out(net, batches, drop_parts=[2], quantile=0.9)
@@ -132,16 +159,22 @@ def test_leave_one_out_equals_one_intervention_each(options):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
             assert_close(found.without[part], net(images).logits, **EXACT)
     row = found.table()[0]
-    assert row["average"] == pytest.approx((found.without[0].argmax(dim=-1) == labels).double().mean().item())
+    assert row["average"] == pytest.approx(
+        (found.without[0].argmax(dim=-1) == labels).double().mean().item()
+    )
     assert found.after(2).average == found.before().average and len(found.before().groups) == 4
-    assert len(leave_one_out(net, [(images, labels)]).before().groups) == 4  # classes, where no groups are given
+    assert (
+        len(leave_one_out(net, [(images, labels)]).before().groups) == 4
+    )  # classes, where no groups are given
 
 
 def test_leave_one_out_runs_stage_1_once_and_stage_2_for_each_answer(monkeypatch):
     net, ran = tiny_net(), []
     first, second = net.stage1.tower.features, net.stage2.packed
     monkeypatch.setattr(net.stage1.tower, "features", lambda images: ran.append(1) or first(images))
-    monkeypatch.setattr(net.stage2, "packed", lambda images, visible: ran.append(2) or second(images, visible))
+    monkeypatch.setattr(
+        net.stage2, "packed", lambda images, visible: ran.append(2) or second(images, visible)
+    )
     leave_one_out(net, [(pictures(2), torch.tensor([0, 1]))])
     assert ran.count(1) == 1 and ran.count(2) == net.parts + 1
 

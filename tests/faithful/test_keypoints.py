@@ -32,7 +32,11 @@ def test_key_points_are_those_of_the_metric(birds, name):
     fit, seen = open_data(fitted_on(test.name)), []
     found = key_points(net, fit, test, batch=3, advance=seen.append)
     assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
-    assert list(found.values()) == pytest.approx(slow(net, fit, test), abs=1e-9) and found["keypoints"] > 1 and found["nmi"] > 0.01
+    assert (
+        list(found.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+        and found["keypoints"] > 1
+        and found["nmi"] > 0.01
+    )
 
 
 def test_rejected_tokens_change_them_and_parts_left_out_do_not(birds):
@@ -44,15 +48,22 @@ def test_rejected_tokens_change_them_and_parts_left_out_do_not(birds):
         assert key_points(net, fit, test) == plain
     with intervene(net, quantile=0.5):
         changed = key_points(net, fit, test)
-        assert list(changed.values()) == pytest.approx(slow(net, fit, test), abs=1e-9) and abs(changed["keypoints"] - plain["keypoints"]) > 0.01
+        assert (
+            list(changed.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+            and abs(changed["keypoints"] - plain["keypoints"]) > 0.01
+        )
 
 
 def test_maps_that_follow_the_bird_find_its_points(birds):
-    """A net whose first part is what is bright: centres move with the square, so a linear map finds every point on it."""
+    """A net whose first part is what is bright: centres move with the square, so a linear map finds
+    every point on it."""
     net, test = bird_net(birds), open_data(f"cub:{birds}")
 
     def bright(images):
-        light = torch.nn.functional.avg_pool2d(net.preprocess.raw(images).mean(dim=1, keepdim=True), 8) > 0.5
+        light = (
+            torch.nn.functional.avg_pool2d(net.preprocess.raw(images).mean(dim=1, keepdim=True), 8)
+            > 0.5
+        )
         return torch.cat([light, 0 * light, 0 * light, ~light], dim=1).to(images.dtype)
 
     blind = key_points(net, open_data(fitted_on(test.name)), test)["keypoints"]
@@ -61,6 +72,13 @@ def test_maps_that_follow_the_bird_find_its_points(birds):
 
 
 def test_what_has_none_gets_none(birds, tmp_path):
-    assert fitted_on("waterbirds:x:test") is None and fitted_on("cub:x:val") is None and fitted_on("cub:C:/x:test") == "cub:C:/x:trainval"
+    assert (
+        fitted_on("waterbirds:x:test") is None
+        and fitted_on("cub:x:val") is None
+        and fitted_on("cub:C:/x:test") == "cub:C:/x:trainval"
+    )
     hidden = tiny_cub(tmp_path / "CUB_200_2011", visible=False)
-    assert key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}")) == {}
+    assert (
+        key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}"))
+        == {}
+    )

@@ -13,7 +13,14 @@ from torch.testing import assert_close
 from seecause.errors import BadOption
 from seecause.faithful import Affine, LossWeights, objective, parameter_groups
 from seecause.faithful.equivariance import equivariance_loss
-from seecause.faithful.losses import background_loss, border, entropy_loss, orthogonality_loss, presence_loss, total_variation_loss
+from seecause.faithful.losses import (
+    background_loss,
+    border,
+    entropy_loss,
+    orthogonality_loss,
+    presence_loss,
+    total_variation_loss,
+)
 from tests.faithful.nets import SIZE, pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
@@ -24,7 +31,11 @@ MAPS = torch.softmax(2 * noise(2, 4, 5, 6), dim=1)
 
 @pytest.mark.parametrize("name", ["presence", "background", "total_variation"])
 def test_losses_equal_their_slow_twins(name):
-    fast = {"presence": presence_loss, "background": background_loss, "total_variation": total_variation_loss}[name]
+    fast = {
+        "presence": presence_loss,
+        "background": background_loss,
+        "total_variation": total_variation_loss,
+    }[name]
     assert_close(fast(MAPS), getattr(reference, name)(MAPS), **EXACT)
     assert torch.autograd.gradcheck(fast, (MAPS.clone().requires_grad_(),), fast_mode=True)
 
@@ -57,7 +68,9 @@ def test_entropy_of_doubt_and_certainty():
 def test_orthogonality_in_both_forms():
     v = noise(2, 10, 4)
     assert_close(orthogonality_loss(v), reference.orthogonality(v), **EXACT)
-    assert_close(orthogonality_loss(v, form="ifam_code"), reference.orthogonality(v.transpose(1, 2)), **EXACT)
+    assert_close(
+        orthogonality_loss(v, form="ifam_code"), reference.orthogonality(v.transpose(1, 2)), **EXACT
+    )
     apart = torch.eye(10, dtype=torch.float64)[None, :, :4]
     assert orthogonality_loss(apart) == 0
     assert orthogonality_loss(v, form="ifam_code") >= 1 / 4 - 1 / 10
@@ -65,16 +78,31 @@ def test_orthogonality_in_both_forms():
 
 @pytest.mark.parametrize("form", ["parts", "ifam_code", "prototypes"])
 def test_what_is_set_apart_is_an_option(form):
-    """Part embeddings of every image, in two ways, or the prototypes, in which case nothing else learns from it."""
+    """Part embeddings of every image, in two ways, or the prototypes, in which case nothing else
+    learns from it."""
     net, images, labels = tiny_net(orthogonality=form), pictures(2), torch.tensor([0, 1])
     out = net(images)
-    found, without = (objective(net, out, labels, size=SIZE, weights=LossWeights(orthogonality=weight)) for weight in (1.0, 0.0))
-    told = {"parts": out.embeddings, "ifam_code": out.embeddings.transpose(1, 2), "prototypes": net.stage1.prototypes.T[None]}
+    found, without = (
+        objective(net, out, labels, size=SIZE, weights=LossWeights(orthogonality=weight))
+        for weight in (1.0, 0.0)
+    )
+    told = {
+        "parts": out.embeddings,
+        "ifam_code": out.embeddings.transpose(1, 2),
+        "prototypes": net.stage1.prototypes.T[None],
+    }
     expected = {known: reference.orthogonality(set_apart) for known, set_apart in told.items()}
-    assert min(abs(expected[form] - value) for known, value in expected.items() if known != form) > 1e-3
+    assert (
+        min(abs(expected[form] - value) for known, value in expected.items() if known != form)
+        > 1e-3
+    )
     assert_close(found["orthogonality"], expected[form], **EXACT)
     assert_close(found["total"] - without["total"], expected[form], **EXACT)
-    slopes = torch.autograd.grad(found["orthogonality"], [net.stage1.prototypes, net.stage1.modulation.weight], allow_unused=True)
+    slopes = torch.autograd.grad(
+        found["orthogonality"],
+        [net.stage1.prototypes, net.stage1.modulation.weight],
+        allow_unused=True,
+    )
     assert slopes[0].abs().sum() > 0 and (slopes[1] is None) == (form == "prototypes")
 
 
@@ -90,14 +118,30 @@ def test_equivariance():
         pixels = blob.repeat_interleave(14, dim=2).repeat_interleave(14, dim=3)
         warped = torch.nn.functional.avg_pool2d(drawn.warp(pixels), 14)
         assert equivariance_loss(blob, warped, drawn, (518, 518)) < 0.2
-        assert equivariance_loss(blob, warped, still, (518, 518)) > equivariance_loss(blob, warped, drawn, (518, 518))
-    assert Affine.draw(0, 3, (518, 518)) == Affine.draw(0, 3, (518, 518)) != Affine.draw(1, 3, (518, 518))
+        assert equivariance_loss(blob, warped, still, (518, 518)) > equivariance_loss(
+            blob, warped, drawn, (518, 518)
+        )
+    assert (
+        Affine.draw(0, 3, (518, 518))
+        == Affine.draw(0, 3, (518, 518))
+        != Affine.draw(1, 3, (518, 518))
+    )
 
 
 def test_affine_maps_stay_in_their_range():
     drawn = [Affine.draw(7, step, (100, 200)) for step in range(300)]
-    assert all(abs(a.angle) <= 90 and 0.8 <= a.scale <= 1.4 and abs(a.shift[0]) <= 22 and abs(a.shift[1]) <= 11 for a in drawn)
-    assert max(abs(a.shift[0]) for a in drawn) > 15 and max(a.angle for a in drawn) > 60 and min(a.angle for a in drawn) < -60
+    assert all(
+        abs(a.angle) <= 90
+        and 0.8 <= a.scale <= 1.4
+        and abs(a.shift[0]) <= 22
+        and abs(a.shift[1]) <= 11
+        for a in drawn
+    )
+    assert (
+        max(abs(a.shift[0]) for a in drawn) > 15
+        and max(a.angle for a in drawn) > 60
+        and min(a.angle for a in drawn) < -60
+    )
 
 
 def test_a_grid_too_small_for_presence_is_refused():
@@ -106,14 +150,21 @@ def test_a_grid_too_small_for_presence_is_refused():
 
 
 def test_presence_takes_the_maximum_over_processes_and_gives_its_owner_the_gradient(monkeypatch):
-    """Two processes played one after the other: averaged over them, the gradient is that of one process with both batches."""
+    """Two processes played one after the other: averaged over them, the gradient is that of one
+    process with both batches."""
     both = torch.softmax(2 * noise(4, 4, 5, 6), dim=1)
     bests = [1 - presence_loss(half[:, [k, -1]]) for half in both.split(2) for k in range(3)]
     gathered = torch.stack(bests).view(2, 3)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_gather", lambda every, mine: [slot.copy_(best) for slot, best in zip(every, gathered, strict=True)])
-    monkeypatch.setattr(dist, "all_reduce", lambda slope: slope.mul_(2))  # the other process has the same loss
+    monkeypatch.setattr(
+        dist,
+        "all_gather",
+        lambda every, mine: [slot.copy_(best) for slot, best in zip(every, gathered, strict=True)],
+    )
+    monkeypatch.setattr(
+        dist, "all_reduce", lambda slope: slope.mul_(2)
+    )  # the other process has the same loss
     losses, slopes = [], []
     for rank, half in enumerate(both.split(2)):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
@@ -146,14 +197,27 @@ def test_presence_over_two_processes_equals_one_batch(tmp_path):
     """Loss and averaged gradient of two processes are those of one process with both batches."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
-    running = mp.start_processes(_on_one_process, args=(str(tmp_path / "store"), results), nprocs=2, join=False, start_method="spawn")
+    running = mp.start_processes(
+        _on_one_process,
+        args=(str(tmp_path / "store"), results),
+        nprocs=2,
+        join=False,
+        start_method="spawn",
+    )
     found = dict(results.get() for _ in range(2))
     running.join()
     maps = torch.softmax(2 * noise(4, 4, 5, 6), dim=1).requires_grad_()
     loss = presence_loss(maps)
     (slope,) = torch.autograd.grad(loss, maps)
-    averaged = torch.cat([torch.tensor(found[rank]["global"][1], dtype=torch.float64) for rank in range(2)]) / 2
-    assert [found[rank]["global"][0] for rank in range(2)] == [pytest.approx(loss.item(), abs=1e-12)] * 2
+    averaged = (
+        torch.cat(
+            [torch.tensor(found[rank]["global"][1], dtype=torch.float64) for rank in range(2)]
+        )
+        / 2
+    )
+    assert [found[rank]["global"][0] for rank in range(2)] == [
+        pytest.approx(loss.item(), abs=1e-12)
+    ] * 2
     assert_close(averaged, slope, **EXACT)
     assert found[0]["local"][0] != found[1]["local"][0]
 
@@ -161,13 +225,21 @@ def test_presence_over_two_processes_equals_one_batch(tmp_path):
 def test_parameter_groups_are_those_of_the_paper():
     net = tiny_net()
     groups = {group["name"]: group for group in parameter_groups(net, 1e-6, 0.05)}
-    told = {name: (round(group["lr"] / 1e-6), group["weight_decay"]) for name, group in groups.items()}
+    told = {
+        name: (round(group["lr"] / 1e-6), group["weight_decay"]) for name, group in groups.items()
+    }
     assert told == {
-        "stage1 tokens": (1, 0), "prototypes": (1000, 0), "modulation": (10_000, 0), "stage1 classifier": (10_000, 0.05),
-        "stage2 tokens": (1, 0), "stage2 vectors": (1, 0), "stage2 matrices": (1, 0.05), "stage2 fc_norm": (10_000, 0), "stage2 head": (10_000, 0.05),
+        "stage1 tokens": (1, 0), "prototypes": (1000, 0), "modulation": (10_000, 0),
+        "stage1 classifier": (10_000, 0.05),
+        "stage2 tokens": (1, 0), "stage2 vectors": (1, 0), "stage2 matrices": (1, 0.05),
+        "stage2 fc_norm": (10_000, 0), "stage2 head": (10_000, 0.05),
     }  # fmt: skip
     grouped = [id(p) for group in groups.values() for p in group["params"]]
-    assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in net.parameters() if p.requires_grad}
+    assert len(grouped) == len(set(grouped)) and set(grouped) == {
+        id(p) for p in net.parameters() if p.requires_grad
+    }
     assert len(groups["stage1 tokens"]["params"]) == 3  # class token, registers, positions
-    assert {"stage2 tokens", "stage2 head"} <= set(groups) and "stage2 matrices" not in {g["name"] for g in parameter_groups(tiny_net(freeze="both"), 1, 0)}
+    assert {"stage2 tokens", "stage2 head"} <= set(groups) and "stage2 matrices" not in {
+        g["name"] for g in parameter_groups(tiny_net(freeze="both"), 1, 0)
+    }
     assert "stage1 matrices" in {g["name"] for g in parameter_groups(tiny_net(freeze="none"), 1, 0)}

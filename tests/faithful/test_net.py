@@ -31,19 +31,34 @@ def test_both_stages_equal_the_slow_twin(modulation):
         z = reference.features(net.stage1.tower.native, image)
         maps = reference.maps(z, net.stage1.prototypes)
         assert_close(out.maps[i].flatten(1), maps, **EXACT)
-        assert_close(out.distances[i].flatten(1), torch.cdist(net.stage1.prototypes, z) ** 2, **EXACT)
+        assert_close(
+            out.distances[i].flatten(1), torch.cdist(net.stage1.prototypes, z) ** 2, **EXACT
+        )
         affine = net.stage1.modulation
-        v, votes = reference.votes(maps, z, affine.weight, affine.bias, net.stage1.classifier.weight, modulation == "joint")
+        v, votes = reference.votes(
+            maps, z, affine.weight, affine.bias, net.stage1.classifier.weight, modulation == "joint"
+        )
         assert_close(out.embeddings[i], v, **EXACT)
         assert_close(out.part_logits[i], votes, **EXACT)
         assert_close(out.stage1_logits[i], votes.mean(dim=1), **EXACT)
         mask = reference.selected(maps)
         assert torch.equal(out.mask[i].flatten(), mask)
         stage = net.stage2
-        assert_close(out.logits[i], reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask), **EXACT)
+        assert_close(
+            out.logits[i],
+            reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask),
+            **EXACT,
+        )
 
 
-@pytest.mark.parametrize(("options", "of_mask"), [({}, Purpose.MASK), ({"mask_noise": "own"}, Purpose.MASK), ({"mask_noise": "maps"}, Purpose.MAPS)])
+@pytest.mark.parametrize(
+    ("options", "of_mask"),
+    [
+        ({}, Purpose.MASK),
+        ({"mask_noise": "own"}, Purpose.MASK),
+        ({"mask_noise": "maps"}, Purpose.MAPS),
+    ],
+)
 @torch.no_grad()
 def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(options, of_mask):
     net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0, **options).train(), pictures()
@@ -53,10 +68,16 @@ def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(optio
     for i, image in enumerate(images):
         z = reference.features(net.stage1.tower.native, image)
         for_maps, for_mask = (noise.gumbel(purpose, like)[i] for purpose in (Purpose.MAPS, of_mask))
-        assert_close(out.maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, for_maps), **EXACT)
+        assert_close(
+            out.maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, for_maps), **EXACT
+        )
         mask = reference.selected(reference.maps(z, net.stage1.prototypes, for_mask))
         assert torch.equal(out.mask[i].flatten(), mask)
-        assert_close(out.logits[i], reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask), **EXACT)
+        assert_close(
+            out.logits[i],
+            reference.on_selected(stage.tower.native, stage.fc_norm, stage.head, image, mask),
+            **EXACT,
+        )
     same = torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
     assert same == (of_mask is Purpose.MAPS)
     assert not torch.equal(out.mask, net.eval()(images).mask)
@@ -64,8 +85,13 @@ def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(optio
 
 @torch.no_grad()
 def test_a_mask_of_the_maps_own_draw_loses_dropped_parts_too():
-    """Whole parts leave the mask of each picture; a token may stay by another part that beats the background."""
-    net, images, noise = tiny_net(mask_noise="maps", part_dropout2=0.5).train(), pictures(), Noise(0, 0, torch.arange(3))
+    """Whole parts leave the mask of each picture; a token may stay by another part that beats the
+    background."""
+    net, images, noise = (
+        tiny_net(mask_noise="maps", part_dropout2=0.5).train(),
+        pictures(),
+        Noise(0, 0, torch.arange(3)),
+    )
     out = net(images, noise=noise)
     kept = noise.kept(Purpose.DROP_MASK, net.parts, 0.5, out.maps)
     assert not kept.all() and kept.any()
@@ -84,7 +110,10 @@ def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
     told = json.loads(card.read_text())
     del told["architecture"]["arguments"]["mask_noise"]
     card.write_text(json.dumps(told))
-    assert load(tmp_path).mask_noise == "own" and sc.load("builtin:critters-ifam").module.mask_noise == "own"
+    assert (
+        load(tmp_path).mask_noise == "own"
+        and sc.load("builtin:critters-ifam").module.mask_noise == "own"
+    )
 
 
 @torch.no_grad()
@@ -93,8 +122,13 @@ def test_warped_pictures_have_noise_of_their_own():
     noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), pictures(seed=2)
     out = net(images, noise=noise, warped=warped)
     for i, image in enumerate(warped):
-        z, own = reference.features(net.stage1.tower.native, image), noise.gumbel(Purpose.WARPED, out.maps.flatten(2))[i]
-        assert_close(out.warped_maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, own), **EXACT)
+        z, own = (
+            reference.features(net.stage1.tower.native, image),
+            noise.gumbel(Purpose.WARPED, out.maps.flatten(2))[i],
+        )
+        assert_close(
+            out.warped_maps[i].flatten(1), reference.maps(z, net.stage1.prototypes, own), **EXACT
+        )
     assert_close(out.maps, net(images, noise=noise).maps, **EXACT)
 
 
@@ -105,8 +139,12 @@ def test_unselected_pixels_cannot_change_one_bit(packed):
     mask = net(images).mask
     hidden = ~mask.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, None]
     noisy = torch.where(hidden, 100 * torch.randn_like(images), images)
-    assert torch.equal(net.classify(noisy, mask, packed=packed), net.classify(images, mask, packed=packed))
-    assert not torch.equal(net.classify(noisy, ~mask, packed=packed), net.classify(images, ~mask, packed=packed))
+    assert torch.equal(
+        net.classify(noisy, mask, packed=packed), net.classify(images, mask, packed=packed)
+    )
+    assert not torch.equal(
+        net.classify(noisy, ~mask, packed=packed), net.classify(images, ~mask, packed=packed)
+    )
 
 
 @torch.no_grad()
@@ -116,7 +154,9 @@ def test_empty_and_full_masks():
     empty = net(images, mask=torch.zeros_like(grid))
     assert empty.logits.isfinite().all() and empty.empty.all() and "2 of 2 images" in empty.notes[0]
     assert_close(empty.logits[0], empty.logits[1], **EXACT)  # nothing of either picture is left
-    assert_close(empty.logits, net(images, mask=torch.zeros_like(grid), packed=False).logits, **EXACT)
+    assert_close(
+        empty.logits, net(images, mask=torch.zeros_like(grid), packed=False).logits, **EXACT
+    )
     stage = net.stage2
     plain = stage.head(stage.fc_norm(stage.tower.native.forward_features(images)[:, 0]))
     for packed in (True, False):
@@ -127,7 +167,10 @@ def test_empty_and_full_masks():
 @pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
 @torch.no_grad()
 def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
-    net, images = tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)), pictures(4)
+    net, images = (
+        tiny_net(backbone(), size=(40, 40) if backbone is dinov2_backbone else (40, 48)),
+        pictures(4),
+    )
     if backbone is dinov2_backbone:
         images = images[..., :40]
     mask = net(images).mask
@@ -144,26 +187,61 @@ def test_every_backbone_with_a_class_token_works():
     import transformers as hf
 
     square = pictures(1, size=(32, 32))
-    small = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=24, patch_size=8, image_size=32)
+    small = dict(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=24,
+        patch_size=8,
+        image_size=32,
+    )
     backbones = [
-        torchvision.models.VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=48, num_classes=6),
+        torchvision.models.VisionTransformer(
+            image_size=32,
+            patch_size=8,
+            num_layers=2,
+            num_heads=3,
+            hidden_dim=24,
+            mlp_dim=48,
+            num_classes=6,
+        ),
         hf.ViTForImageClassification(hf.ViTConfig(**small)),
         hf.ViTModel(hf.ViTConfig(**small)),
         hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
-        timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=6, patch_drop_rate=0.5, drop_path_rate=0.2),
+        timm.models.VisionTransformer(
+            img_size=32,
+            patch_size=8,
+            embed_dim=24,
+            depth=2,
+            num_heads=3,
+            num_classes=6,
+            patch_drop_rate=0.5,
+            drop_path_rate=0.2,
+        ),
     ]
     for backbone in backbones:
         net = tiny_net(backbone, parts=2, size=(32, 32)).train()
         net(square).logits.sum().backward()
-        untouched = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None and not name.startswith("stage1")]
-        assert not untouched, f"{type(backbone).__name__}: {untouched}"  # DistributedDataParallel would wait for them for ever
+        untouched = [
+            name
+            for name, p in net.named_parameters()
+            if p.requires_grad and p.grad is None and not name.startswith("stage1")
+        ]
+        assert not untouched, (  # DistributedDataParallel would wait for them for ever
+            f"{type(backbone).__name__}: {untouched}"
+        )
 
 
 def test_parameter_count_of_the_published_checkpoint():
     with torch.device("meta"):
-        net = IFAM(timm.create_model("vit_base_patch14_reg4_dinov2", num_classes=0), parts=8, classes=200)
+        net = IFAM(
+            timm.create_model("vit_base_patch14_reg4_dinov2", num_classes=0), parts=8, classes=200
+        )
     assert sum(value.numel() for value in net.state_dict().values()) == 173_493_509
-    assert net.stage1.prototypes.shape == (9, 768) and net.stage1.modulation.weight.shape == (768, 9)
+    assert net.stage1.prototypes.shape == (9, 768) and net.stage1.modulation.weight.shape == (
+        768,
+        9,
+    )
 
 
 @torch.no_grad()
@@ -184,7 +262,14 @@ def test_noise_is_gumbel_and_drops_as_often_as_asked():
     gumbel = noise.gumbel(Purpose.MAPS, like)
     assert gumbel.isfinite().all()
     assert abs(gumbel.mean() - 0.5772) < 0.02 and abs(gumbel.var() - torch.pi**2 / 6) < 0.05
-    assert abs(torch.corrcoef(torch.stack([gumbel.flatten(), noise.gumbel(Purpose.MASK, like).flatten()]))[0, 1]) < 0.02
+    assert (
+        abs(
+            torch.corrcoef(
+                torch.stack([gumbel.flatten(), noise.gumbel(Purpose.MASK, like).flatten()])
+            )[0, 1]
+        )
+        < 0.02
+    )
     kept = Noise(0, 0, torch.arange(4096)).kept(Purpose.DROP_MASK, 8, 0.3, like)
     assert abs(kept.double().mean() - 0.7) < 0.01
 
@@ -193,11 +278,17 @@ def test_noise_is_gumbel_and_drops_as_often_as_asked():
 def test_stage_1_part_dropout():
     """A part that is left out votes for nothing, and the others make up for it."""
     images, noise = pictures(), Noise(0, 0, torch.arange(3))
-    whole, some = (tiny_net(part_dropout=share).train()(images, noise=noise).part_logits for share in (0.0, 0.6))
+    whole, some = (
+        tiny_net(part_dropout=share).train()(images, noise=noise).part_logits
+        for share in (0.0, 0.6)
+    )
     kept = noise.kept(Purpose.DROP_EMBEDDINGS, 3, 0.6, whole)
     assert 0 < kept.sum() < kept.numel()
     assert_close(some, torch.where(kept[:, None], whole / 0.4, 0.0), **EXACT)
-    assert torch.equal(tiny_net(part_dropout=0.6)(images).part_logits, tiny_net(part_dropout=0.0)(images).part_logits)
+    assert torch.equal(
+        tiny_net(part_dropout=0.6)(images).part_logits,
+        tiny_net(part_dropout=0.0)(images).part_logits,
+    )
 
 
 @torch.no_grad()
@@ -217,7 +308,9 @@ def test_eval_noise_is_off_by_default_and_each_pictures_own():
     quiet, noisy = tiny_net(), tiny_net(eval_noise=True)
     assert torch.equal(quiet(images, noise=Noise(0, 0, torch.arange(3))).maps, quiet(images).maps)
     assert not torch.equal(noisy(images).maps, quiet(images).maps)
-    assert_close(noisy(images[2:]).maps, noisy(images).maps[2:], **EXACT)  # wherever it is in a batch
+    assert_close(
+        noisy(images[2:]).maps, noisy(images).maps[2:], **EXACT
+    )  # wherever it is in a batch
     first, other, again = Noise.of(images[[0, 1, 0]]).gumbel(Purpose.MAPS, torch.zeros(3, 4, 30))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
@@ -282,4 +375,16 @@ def test_bad_input_is_named():
     with pytest.raises(BadOption, match="hidden tokens"):
         net(images, packed=True)
     with pytest.raises(UnsupportedModel, match="class token"):
-        IFAM(timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=3, class_token=False, global_pool="avg"), 2, 2)
+        IFAM(
+            timm.models.VisionTransformer(
+                img_size=32,
+                patch_size=8,
+                embed_dim=24,
+                depth=1,
+                num_heads=3,
+                class_token=False,
+                global_pool="avg",
+            ),
+            2,
+            2,
+        )

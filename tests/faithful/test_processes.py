@@ -24,8 +24,22 @@ def start(config, *launcher: str) -> subprocess.Popen:
     config.folder.parent.mkdir(exist_ok=True)
     told = config.folder.parent / f"{config.folder.name}.json"
     told.write_text(json.dumps(asdict(config)))
-    command = [sys.executable, *launcher, "-m", "seecause", "faithful", "train", "--config", str(told), "--device", "cpu", "--quiet"]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        *launcher,
+        "-m",
+        "seecause",
+        "faithful",
+        "train",
+        "--config",
+        str(told),
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -38,13 +52,18 @@ def snapshot(config) -> dict:
 
 
 def test_a_killed_run_ends_in_the_same_bits(tmp_path):
-    """kill -9 in the middle of an epoch, then the same command again: weights, average and optimiser equal those of a run that was left alone."""
+    """kill -9 in the middle of an epoch, then the same command again: weights, average and
+    optimiser equal those of a run that was left alone."""
     whole = tiny_config(tmp_path, out=str(tmp_path / "whole"), epochs=6, snapshot_every=1)
     killed = tiny_config(tmp_path, out=str(tmp_path / "killed"), epochs=6, snapshot_every=1)
     process = start(killed)
     log = killed.folder / "log.csv"
     until = time.monotonic() + PATIENCE
-    while not (log.exists() and len(log.read_text().splitlines()) > 2) and process.poll() is None and time.monotonic() < until:
+    while (
+        not (log.exists() and len(log.read_text().splitlines()) > 2)
+        and process.poll() is None
+        and time.monotonic() < until
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -56,18 +75,34 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     once, again = snapshot(whole), snapshot(killed)
     assert once["place"] == again["place"] and once["place"]["step"] == 6 * 4
     for part in ("net", "ema"):
-        assert all(torch.equal(value, again[part][name]) for name, value in once[part].items()), part
+        assert all(torch.equal(value, again[part][name]) for name, value in once[part].items()), (
+            part
+        )
     for key, state in once["optimizer"]["state"].items():
-        assert all(torch.equal(value, again["optimizer"]["state"][key][name]) for name, value in state.items())
-    assert [row.split(",")[:2] for row in log.read_text().splitlines()] == [row.split(",")[:2] for row in (whole.folder / "log.csv").read_text().splitlines()]
+        assert all(
+            torch.equal(value, again["optimizer"]["state"][key][name])
+            for name, value in state.items()
+        )
+    assert [row.split(",")[:2] for row in log.read_text().splitlines()] == [
+        row.split(",")[:2] for row in (whole.folder / "log.csv").read_text().splitlines()
+    ]
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
-    """The same global batch: noise by sample, the affine by step, the presence maximum over processes. Three steps with gradients of every kind."""
+    """The same global batch: noise by sample, the affine by step, the presence maximum over
+    processes. Three steps with gradients of every kind."""
     settings = {"epochs": 1, "batch": 4, "limit": 12, "options": {"freeze": "none"}}
     one = tiny_config(tmp_path, out=str(tmp_path / "one"), **settings)
     two = tiny_config(tmp_path, out=str(tmp_path / "two"), **settings)
-    process = start(two, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
+    process = start(
+        two,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--master_port=0",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=localhost:0",
+    )
     train(one)
     finish(process)
     alone, shared = snapshot(one), snapshot(two)
@@ -75,7 +110,13 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     for part in ("net", "ema"):
         for name, value in alone[part].items():
             assert_close(shared[part][name], value, atol=1e-5, rtol=0, msg=f"{part} {name}")
-    losses = [[float(cell) for cell in row.split(",")[3:12]] for row in (one.folder / "log.csv").read_text().splitlines()[1:]]
-    others = [[float(cell) for cell in row.split(",")[3:12]] for row in (two.folder / "log.csv").read_text().splitlines()[1:]]
+    losses = [
+        [float(cell) for cell in row.split(",")[3:12]]
+        for row in (one.folder / "log.csv").read_text().splitlines()[1:]
+    ]
+    others = [
+        [float(cell) for cell in row.split(",")[3:12]]
+        for row in (two.folder / "log.csv").read_text().splitlines()[1:]
+    ]
     assert_close(torch.tensor(others), torch.tensor(losses), atol=1e-4, rtol=0)
     assert (one.folder / "epochs.csv").read_text() == (two.folder / "epochs.csv").read_text()

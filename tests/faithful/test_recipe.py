@@ -1,4 +1,5 @@
-"""PDiscoFormer's own recipe beside iFAM's: steps instead of a cosine, Adam, and no change of light."""
+"""PDiscoFormer's own recipe beside iFAM's: steps instead of a cosine, Adam, and no change of
+light."""
 
 from __future__ import annotations
 
@@ -33,9 +34,21 @@ def test_the_rate_is_halved_after_every_fourth_epoch():
 
 
 def test_a_run_takes_the_steps(tmp_path):
-    config = tiny_config(tmp_path, schedule="step", step_epochs=1, weight_decay=0.0, augment="birds_no_jitter", options={"stages": 1}, ema=False, grid=0)
+    config = tiny_config(
+        tmp_path,
+        schedule="step",
+        step_epochs=1,
+        weight_decay=0.0,
+        augment="birds_no_jitter",
+        options={"stages": 1},
+        ema=False,
+        grid=0,
+    )
     train(config)
-    rates = [float(row["learning_rate"]) for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())]
+    rates = [
+        float(row["learning_rate"])
+        for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())
+    ]
     assert rates == [5e-4] * 4 + [2.5e-4] * 4 and open_run(config.folder)[0] == config
 
 
@@ -57,5 +70,9 @@ def test_a_configuration_from_before_an_option_takes_its_default(tmp_path):
     config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run")
     config.save(tmp_path / "config.json")
     told = json.loads((tmp_path / "config.json").read_text())
-    old = {name: value for name, value in told.items() if name not in ("schedule", "step_epochs", "step_factor")}
+    old = {
+        name: value
+        for name, value in told.items()
+        if name not in ("schedule", "step_epochs", "step_factor")
+    }
     assert len(told) - len(old) == 3 and TrainConfig(**old) == config

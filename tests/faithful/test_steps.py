@@ -1,4 +1,5 @@
-"""One step of training, looked at from inside: rates, clipping, precision, passes that add up, and the average that follows."""
+"""One step of training, looked at from inside: rates, clipping, precision, passes that add up, and
+the average that follows."""
 
 from __future__ import annotations
 
@@ -32,7 +33,17 @@ def place(tmp_path_factory):
 @pytest.fixture
 def asked(place, tmp_path):
     """A configuration of one step of 4 pictures in an epoch, in a folder of its own."""
-    return lambda **changes: tiny_config(place, **{"out": str(tmp_path / "run"), "epochs": 1, "limit": 4, "grid": 0, "augment": "none", **changes})
+    return lambda **changes: tiny_config(
+        place,
+        **{
+            "out": str(tmp_path / "run"),
+            "epochs": 1,
+            "limit": 4,
+            "grid": 0,
+            "augment": "none",
+            **changes,
+        },
+    )
 
 
 def start(config) -> Run:
@@ -44,11 +55,18 @@ def deaf(*said) -> None:
 
 
 def gradients(run: Run, monkeypatch) -> list[dict[str, Tensor]]:
-    """Of every trained parameter, as the optimiser finds them: a list that grows with every step it takes."""
+    """Of every trained parameter, as the optimiser finds them: a list that grows with every step it
+    takes."""
     seen, step = [], run.optimizer.step
 
     def spy(*given, **options):
-        seen.append({name: value.grad.clone() for name, value in run.net.named_parameters() if value.grad is not None})
+        seen.append(
+            {
+                name: value.grad.clone()
+                for name, value in run.net.named_parameters()
+                if value.grad is not None
+            }
+        )
         return step(*given, **options)
 
     monkeypatch.setattr(run.optimizer, "step", spy)
@@ -60,24 +78,40 @@ def state(module) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 def test_rates_grow_with_the_batch_and_decay_shrinks_with_the_run(asked):
     config = asked(batch=64, learning_rate=1e-6, head_factor=1e4)
-    groups = {group["name"]: group for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups}
-    assert groups["stage2 matrices"]["lr"] == pytest.approx(2e-6) and groups["stage2 head"]["lr"] == pytest.approx(2e-2)
-    assert groups["stage2 matrices"]["weight_decay"] == groups["stage2 head"]["weight_decay"] == pytest.approx(0.005)
+    groups = {
+        group["name"]: group
+        for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
+    }
+    assert groups["stage2 matrices"]["lr"] == pytest.approx(2e-6) and groups["stage2 head"][
+        "lr"
+    ] == pytest.approx(2e-2)
+    assert (
+        groups["stage2 matrices"]["weight_decay"]
+        == groups["stage2 head"]["weight_decay"]
+        == pytest.approx(0.005)
+    )
     assert groups["stage2 vectors"]["weight_decay"] == 0
     run = start(asked(epochs=3, limit=12))  # 3 epochs of 3 steps
-    assert sorted({group["weight_decay"] for group in run.optimizer.param_groups}) == pytest.approx([0, 0.05 / 3])
+    assert sorted({group["weight_decay"] for group in run.optimizer.param_groups}) == pytest.approx(
+        [0, 0.05 / 3]
+    )
 
 
 def test_rates_fall_by_a_cosine_from_epoch_to_epoch(asked):
     """Also as the log tells them: the paper's are of the order of a millionth."""
     config = asked(epochs=2, limit=8, learning_rate=1e-6)
     train(config)
-    told = [float(row["learning_rate"]) for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())]
+    told = [
+        float(row["learning_rate"])
+        for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())
+    ]
     assert told == pytest.approx([5e-7, 5e-7, 2.5e-7, 2.5e-7])
 
 
@@ -87,16 +121,24 @@ def test_gradients_are_clipped_to_a_norm_over_all_parameters(asked, monkeypatch,
     run = start(asked(clip=1e-3, precision=precision))
     seen = gradients(run, monkeypatch)
     run._epoch(deaf)
-    norms = [float(torch.stack([value.norm() for value in found.values()]).norm()) for found in seen]
+    norms = [
+        float(torch.stack([value.norm() for value in found.values()]).norm()) for found in seen
+    ]
     assert norms == [pytest.approx(1e-3, rel=1e-3)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_the_network_learns_in_the_precision_asked(asked, precision):
     run, seen = start(asked(precision=precision)), []
-    run.net.register_forward_pre_hook(lambda *given: seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32))
+    run.net.register_forward_pre_hook(
+        lambda *given: seen.append(
+            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        )
+    )
     run._epoch(deaf)
-    assert seen == [getattr(torch, precision)] and run.scaler.is_enabled() == (precision == "float16")
+    assert seen == [getattr(torch, precision)] and run.scaler.is_enabled() == (
+        precision == "float16"
+    )
     assert all(value.dtype == torch.float32 for value in run.net.parameters())
 
 
@@ -104,7 +146,14 @@ def test_passes_have_the_gradient_of_one_step(asked, monkeypatch, tmp_path):
     """AdamW would not notice a factor; presence alone looks at a whole pass."""
     found = []
     for passes in (1, 2):
-        run = start(asked(out=str(tmp_path / f"run{passes}"), accumulate=passes, clip=1e9, losses={"presence": 0.0}))
+        run = start(
+            asked(
+                out=str(tmp_path / f"run{passes}"),
+                accumulate=passes,
+                clip=1e9,
+                losses={"presence": 0.0},
+            )
+        )
         found.append(gradients(run, monkeypatch))
         run._epoch(deaf)
     (one,), (two,) = found
@@ -123,14 +172,27 @@ def test_the_average_is_validated_and_kept(asked, monkeypatch):
     monkeypatch.setattr(loop, "examine", spy)
     run.go(deaf)
     assert seen == [run.ema.module]
-    kept, last = state(load(run.config.folder / "best")), torch.load(run.config.folder / "last.pt", weights_only=True)
+    kept, last = (
+        state(load(run.config.folder / "best")),
+        torch.load(run.config.folder / "last.pt", weights_only=True),
+    )
     assert same(kept, last["ema"]) and not same(kept, last["net"])
 
 
-def follow(averaged: dict[str, Tensor], weights: dict[str, Tensor], update: int) -> dict[str, Tensor]:
-    """The average after an update, counted from 0: its decay is 1 - (1 + t)^(-2/3), so that the first one copies."""
+def follow(
+    averaged: dict[str, Tensor], weights: dict[str, Tensor], update: int
+) -> dict[str, Tensor]:
+    """The average after an update, counted from 0: its decay is 1 - (1 + t)^(-2/3), so that the
+    first one copies."""
     share = (1 + update) ** (-2 / 3)
-    return {name: averaged[name] + share * (value - averaged[name]) if value.is_floating_point() else value for name, value in weights.items()}
+    return {
+        name: (
+            averaged[name] + share * (value - averaged[name])
+            if value.is_floating_point()
+            else value
+        )
+        for name, value in weights.items()
+    }
 
 
 def test_the_average_follows_closely_at_first(asked):
@@ -145,10 +207,13 @@ def test_the_average_follows_closely_at_first(asked):
 
 
 def test_a_skipped_step_moves_nothing(asked):
-    """float16 that overflows: neither weights nor average move, and the first step that is taken is the first of the average."""
+    """float16 that overflows: neither weights nor average move, and the first step that is taken is
+    the first of the average."""
     run = start(asked(limit=16, precision="float16"))
     spoilt = iter([True, False, False, True])
-    run.net.stage1.prototypes.register_hook(lambda slope: slope * torch.inf if next(spoilt) else slope)
+    run.net.stage1.prototypes.register_hook(
+        lambda slope: slope * torch.inf if next(spoilt) else slope
+    )
     weights, averages = [state(run.net)], [state(run.ema.module)]
 
     def look(*said) -> None:
@@ -165,7 +230,10 @@ def test_a_skipped_step_moves_nothing(asked):
 
 
 def test_a_stopped_run_in_float16_ends_in_the_same_bits(asked, tmp_path):
-    whole, stopped = (asked(out=str(tmp_path / name), epochs=2, limit=12, precision="float16", snapshot_every=1) for name in ("whole", "stopped"))
+    whole, stopped = (
+        asked(out=str(tmp_path / name), epochs=2, limit=12, precision="float16", snapshot_every=1)
+        for name in ("whole", "stopped")
+    )
 
     def stop(done: int, *said) -> None:
         if done == 3:
@@ -176,20 +244,35 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(asked, tmp_path):
     assert torch.load(stopped.folder / "last.pt", weights_only=True)["place"]["step"] == 2
     train(stopped)
     train(whole)
-    once, again = (torch.load(config.folder / "last.pt", weights_only=True) for config in (whole, stopped))
-    assert once["scaler"] == again["scaler"] and once["scaler"]["_growth_tracker"] == once["place"]["step"] == 6
+    once, again = (
+        torch.load(config.folder / "last.pt", weights_only=True) for config in (whole, stopped)
+    )
+    assert (
+        once["scaler"] == again["scaler"]
+        and once["scaler"]["_growth_tracker"] == once["place"]["step"] == 6
+    )
     assert same(once["net"], again["net"]) and same(once["ema"], again["ema"])
-    assert all(same(kept, again["optimizer"]["state"][key]) for key, kept in once["optimizer"]["state"].items())
+    assert all(
+        same(kept, again["optimizer"]["state"][key])
+        for key, kept in once["optimizer"]["state"].items()
+    )
 
 
 def test_precision_is_what_the_device_has(monkeypatch):
     assert precision_for("auto", "cuda", native=True) is torch.bfloat16
     assert precision_for("auto", "cuda", native=False) is torch.float16
     assert precision_for("auto", "cpu", native=True) is torch.float32
-    assert precision_for("bfloat16", "cuda", native=False) is torch.bfloat16 and precision_for("float32", "cuda", native=True) is torch.float32
+    assert (
+        precision_for("bfloat16", "cuda", native=False) is torch.bfloat16
+        and precision_for("float32", "cuda", native=True) is torch.float32
+    )
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     for native in (True, False):  # older GPUs emulate it
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, native=native: native or including_emulation)
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True, native=native: native or including_emulation,
+        )
         assert native_bfloat16(torch.device("cuda")) == native
     assert not native_bfloat16(CPU)
 

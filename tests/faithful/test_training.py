@@ -14,10 +14,34 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, DataMissing, Diverged, MissingExtra, MissingWeights, UnknownName, UnsupportedModel, ViewMismatch
+from seecause.errors import (
+    BadImage,
+    BadOption,
+    DataMissing,
+    Diverged,
+    MissingExtra,
+    MissingWeights,
+    UnknownName,
+    UnsupportedModel,
+    ViewMismatch,
+)
 from seecause.faithful import IFAM, TrainConfig, objective, open_run, read_config, train
-from seecause.faithful.data import Training, epoch_order, feed, open_test, open_train, open_val, passes
-from seecause.faithful.evaluate import best_of, examine, labelled_batches, together, try_interventions
+from seecause.faithful.data import (
+    Training,
+    epoch_order,
+    feed,
+    open_test,
+    open_train,
+    open_val,
+    passes,
+)
+from seecause.faithful.evaluate import (
+    best_of,
+    examine,
+    labelled_batches,
+    together,
+    try_interventions,
+)
 from seecause.faithful.interventions import calibrate, intervene
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.log import LOSSES
@@ -51,14 +75,25 @@ def weights(config):
 
 def test_a_run_leaves_logs_grids_and_a_network(finished):
     config, done, heard = finished
-    assert [said[:2] for said in heard] == [(step, 8) for step in range(1, 9)] and "loss" in heard[-1][2]
+    assert [said[:2] for said in heard] == [(step, 8) for step in range(1, 9)] and "loss" in heard[
+        -1
+    ][2]
     log = rows(config.folder / "log.csv")
     assert [int(row["step"]) for row in log] == list(range(1, 9))
-    terms = [float(log[-1][name]) * (2 if name == "background" else 1) for name in LOSSES if name != "total"]
+    terms = [
+        float(log[-1][name]) * (2 if name == "background" else 1)
+        for name in LOSSES
+        if name != "total"
+    ]
     assert len(terms) == 8 and math.isclose(sum(terms), float(log[-1]["total"]), abs_tol=1e-4)
     epochs = rows(config.folder / "epochs.csv")
-    assert [row["epoch"] for row in epochs] == ["0", "1"] and float(epochs[done.best_epoch]["average"]) == pytest.approx(done.best, abs=1e-6)
-    assert [path.name for path in sorted((config.folder / "parts").iterdir())] == ["epoch-0001.png", "epoch-0002.png"]
+    assert [row["epoch"] for row in epochs] == ["0", "1"] and float(
+        epochs[done.best_epoch]["average"]
+    ) == pytest.approx(done.best, abs=1e-6)
+    assert [path.name for path in sorted((config.folder / "parts").iterdir())] == [
+        "epoch-0001.png",
+        "epoch-0002.png",
+    ]
     opened, net = open_run(config.folder)
     assert opened == config and isinstance(net, IFAM) and net.class_names == ("left", "right")
     model = sc.load(str(config.folder / "best"))
@@ -71,7 +106,12 @@ def test_only_other_weights_differ_from_the_start(finished):
     before, after = new_net(config, ("left", "right")).state_dict(), weights(config)
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert not any(name.startswith("stage1.tower.native.blocks") for name in moved)
-    assert {"stage1.tower.native.pos_embed", "stage1.prototypes", "stage2.head.weight", "stage2.tower.native.blocks.0.attn.qkv.weight"} <= moved
+    assert {
+        "stage1.tower.native.pos_embed",
+        "stage1.prototypes",
+        "stage2.head.weight",
+        "stage2.tower.native.blocks.0.attn.qkv.weight",
+    } <= moved
 
 
 def test_the_best_epoch_is_the_average_networks(finished):
@@ -101,7 +141,17 @@ def test_another_run_is_not_continued_in_its_folder(finished):
 def test_passes_add_up_to_a_step(tmp_path):
     """Two passes of two pictures are one step of four; presence alone looks at a whole pass."""
     losses = {"presence": 0.0}
-    one, two = (tiny_config(tmp_path, out=str(tmp_path / f"run{n}"), accumulate=n, epochs=1, losses=losses, ema=False) for n in (1, 2))
+    one, two = (
+        tiny_config(
+            tmp_path,
+            out=str(tmp_path / f"run{n}"),
+            accumulate=n,
+            epochs=1,
+            losses=losses,
+            ema=False,
+        )
+        for n in (1, 2)
+    )
     train(one)
     train(two)
     for name, value in weights(one).items():
@@ -109,7 +159,10 @@ def test_passes_add_up_to_a_step(tmp_path):
 
 
 def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
-    runs = [tiny_config(tmp_path, out=str(tmp_path / name), epochs=1, seed=seed, grid=0) for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    runs = [
+        tiny_config(tmp_path, out=str(tmp_path / name), epochs=1, seed=seed, grid=0)
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    ]
     torch.manual_seed(11)
     for config in runs:
         train(config)
@@ -120,7 +173,11 @@ def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"options": {"stages": 1}, "precision": "bfloat16"}, {"options": {"gradient": "soft"}, "select": "worst", "augment": "imagenet"}]
+    "changes",
+    [
+        {"options": {"stages": 1}, "precision": "bfloat16"},
+        {"options": {"gradient": "soft"}, "select": "worst", "augment": "imagenet"},
+    ],
 )
 def test_other_networks_train_too(tmp_path, changes):
     done = train(tiny_config(tmp_path, epochs=1, **changes))
@@ -138,7 +195,9 @@ def test_losses_are_never_in_half_precision(monkeypatch):
     monkeypatch.setattr("seecause.faithful.lesson.objective", spy)
     net = tiny_net().float().train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        total, _, _ = Lesson(net)(pictures(2).float(), torch.tensor([0, 1]), torch.tensor([5, 9]), 0, 0)
+        total, _, _ = Lesson(net)(
+            pictures(2).float(), torch.tensor([0, 1]), torch.tensor([5, 9]), 0, 0
+        )
     assert seen == [(False, torch.float32)] and total.dtype == torch.float32
 
 
@@ -181,24 +240,44 @@ def test_errors_survive_the_way_between_processes():
 
 
 def test_rates():
-    assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(1e-6, 1024) == pytest.approx(8e-6)
+    assert scaled_rate(1e-6, 128) == pytest.approx(2.828e-6, rel=1e-3) and scaled_rate(
+        1e-6, 1024
+    ) == pytest.approx(8e-6)
     assert normalised_decay(0.05, 46 * 90) == pytest.approx(7.8e-4, rel=1e-2)
-    assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx([1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+    assert [cosine(epoch, 4) for epoch in range(4)] == pytest.approx(
+        [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+    )
 
 
 def test_groups_have_the_papers_rates(tmp_path):
-    config = tiny_config(tmp_path, batch=16, learning_rate=1e-6, prototype_factor=1e3, head_factor=1e4)
-    groups = {group["name"]: (group["lr"], group["weight_decay"] > 0) for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups}
-    assert groups["stage1 tokens"] == (1e-6, False) and groups["prototypes"] == (pytest.approx(1e-3), False)
+    config = tiny_config(
+        tmp_path, batch=16, learning_rate=1e-6, prototype_factor=1e3, head_factor=1e4
+    )
+    groups = {
+        group["name"]: (group["lr"], group["weight_decay"] > 0)
+        for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
+    }
+    assert groups["stage1 tokens"] == (1e-6, False) and groups["prototypes"] == (
+        pytest.approx(1e-3),
+        False,
+    )
     assert groups["stage2 matrices"] == (1e-6, True) and groups["stage2 vectors"] == (1e-6, False)
-    assert groups["stage2 head"] == (pytest.approx(1e-2), True) and groups["stage2 fc_norm"] == (pytest.approx(1e-2), False)
+    assert groups["stage2 head"] == (pytest.approx(1e-2), True) and groups["stage2 fc_norm"] == (
+        pytest.approx(1e-2),
+        False,
+    )
     assert "stage1 matrices" not in groups
 
 
 def test_a_backbone_of_transformers_comes_back_from_disk(tmp_path):
     """What RAD-DINO is: a bare Dinov2Model with an image processor."""
     dinov2_backbone().save_pretrained(tmp_path / "dino")
-    steps = {"size": {"height": 40, "width": 40}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "do_center_crop": False}
+    steps = {
+        "size": {"height": 40, "width": 40},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+        "do_center_crop": False,
+    }
     (tmp_path / "dino" / "preprocessor_config.json").write_text(json.dumps(steps))
     net = new_net(tiny_config(tmp_path, backbone=f"hf:{tmp_path / 'dino'}"), ("a", "b")).eval()
     assert net.preprocess.size == (40, 40) and net.preprocess.std == (0.25,) * 3
@@ -210,10 +289,14 @@ def test_a_backbone_of_transformers_comes_back_from_disk(tmp_path):
 def test_an_epoch_is_shared_out_whole():
     alone = passes(11, batch=4, accumulate=1, rank=0, world=1, seed=5, epoch=2)
     assert [index for step in alone for _, index in step] == epoch_order(11, 5, 2).tolist()[:8]
-    shared = [passes(11, batch=4, accumulate=2, rank=rank, world=2, seed=5, epoch=2) for rank in (0, 1)]
+    shared = [
+        passes(11, batch=4, accumulate=2, rank=rank, world=2, seed=5, epoch=2) for rank in (0, 1)
+    ]
     assert all(len(part) == 4 and all(len(one) == 1 for one in part) for part in shared)
     for step in (0, 1):
-        assert sorted(key for part in shared for one in part[2 * step : 2 * step + 2] for key in one) == sorted(alone[step])
+        assert sorted(
+            key for part in shared for one in part[2 * step : 2 * step + 2] for key in one
+        ) == sorted(alone[step])
     assert passes(11, batch=4, accumulate=1, rank=0, world=1, seed=5, epoch=2, first=1) == alone[1:]
     assert epoch_order(11, 5, 2).tolist() != epoch_order(11, 5, 3).tolist()
     with pytest.raises(BadOption, match="multiple of 4"):
@@ -224,11 +307,16 @@ def test_an_epoch_is_shared_out_whole():
 
 def test_validation_is_never_training_nor_test(tmp_path):
     flat = tiny_pictures(tmp_path / "all", train=20)
-    train_part, val_part = (ids(opener(f"folder:{flat / 'train'}")) for opener in (open_train, open_val))
+    train_part, val_part = (
+        ids(opener(f"folder:{flat / 'train'}")) for opener in (open_train, open_val)
+    )
     assert len(train_part) == 36 and len(val_part) == 4 and not train_part & val_part
     split = [ids(opener(f"folder:{flat}")) for opener in (open_train, open_val, open_test)]
     assert [len(some) for some in split] == [40, 6, 6]
-    assert open_train("critters:simplicity").name == "critters:simplicity:train" and len(open_train("critters:simplicity")) == 4096
+    assert (
+        open_train("critters:simplicity").name == "critters:simplicity:train"
+        and len(open_train("critters:simplicity")) == 4096
+    )
     assert open_val("critters:simplicity", limit=7).name == "critters:simplicity:val"
     with pytest.raises(BadOption, match="for testing"):
         open_train("waterbird200:PATH")
@@ -317,8 +405,15 @@ def test_damaged_files_of_a_run_are_named(finished, tmp_path):
 
 def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     """Grey X-rays have a mean of their own; ImageNet's test pictures are cut below 384 pixels."""
-    siim = new_net(tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")).preprocess
-    assert siim.mean == (0.48865,) * 3 and siim.std == (0.24621,) * 3 and siim.squash and siim.crop == 1
+    siim = new_net(
+        tiny_config(tmp_path, augment="plain", mean=0.48865, std=[0.24621] * 3), ("a", "b")
+    ).preprocess
+    assert (
+        siim.mean == (0.48865,) * 3
+        and siim.std == (0.24621,) * 3
+        and siim.squash
+        and siim.crop == 1
+    )
     assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
     large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
     assert _frame(tiny_config(tmp_path, augment="imagenet"), large).crop == 1
@@ -332,9 +427,13 @@ def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
 
 def test_a_configuration_comes_from_a_file(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n')
+    path.write_text(
+        'data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n'
+    )
     found = read_config(path, out="run", epochs=5, batch=None)
-    assert found == TrainConfig(data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"})
+    assert found == TrainConfig(
+        data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"}
+    )
     both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
     assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
     with pytest.raises(UnknownName, match="epoch"):
@@ -350,9 +449,20 @@ def test_interventions_are_tried_on_validation(finished):
     config, _, _ = finished
     _, net = open_run(config.folder)
     val = open_val(config.data)
-    calibrate(net, torch.cat([batch[0] for batch in labelled_batches(net, open_train(config.data))]), [0.9])
+    calibrate(
+        net,
+        torch.cat([batch[0] for batch in labelled_batches(net, open_train(config.data))]),
+        [0.9],
+    )
     tried = try_interventions(net, lambda: labelled_batches(net, val), [0.9])
-    assert [(one.drop, one.quantile) for one in tried] == [((), None), ((0,), None), ((1,), None), ((), 0.9), ((0,), 0.9), ((1,), 0.9)]
+    assert [(one.drop, one.quantile) for one in tried] == [
+        ((), None),
+        ((0,), None),
+        ((1,), None),
+        ((), 0.9),
+        ((0,), 0.9),
+        ((1,), 0.9),
+    ]
     best = best_of(tried)
     assert best.worst == max(one.worst for one in tried)
     with intervene(net, drop_parts=best.drop, quantile=best.quantile):
@@ -367,14 +477,20 @@ def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
     assert isinstance(open_run(folder)[1], IFAM) and not (folder / "best.old").exists()
     write_best(folder, open_run(folder)[1], epoch=7)
     assert json.loads((folder / "best" / "ifam.json").read_text())["epoch"] == 7
-    assert {path.name for path in folder.iterdir()} == {path.name for path in config.folder.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {
+        path.name for path in config.folder.iterdir()
+    }
 
 
 def test_reading_processes_change_nothing(tmp_path):
     config = tiny_config(tmp_path)
-    data = Training(open_train(config.data), "birds", new_net(config, ("a", "b")).preprocess, seed=1)
+    data = Training(
+        open_train(config.data), "birds", new_net(config, ("a", "b")).preprocess, seed=1
+    )
     keys = passes(len(data), batch=4, accumulate=1, rank=0, world=1, seed=1, epoch=0)[:2]
-    for mine, theirs in zip(feed(data, keys, workers=0, pin=False), feed(data, keys, workers=1, pin=False), strict=True):
+    for mine, theirs in zip(
+        feed(data, keys, workers=0, pin=False), feed(data, keys, workers=1, pin=False), strict=True
+    ):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])
 
@@ -382,5 +498,7 @@ def test_reading_processes_change_nothing(tmp_path):
 def test_reading_processes_change_no_evaluation(finished):
     config, _, _ = finished
     _, net = open_run(config.folder)
-    alone, helped = (examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1))
+    alone, helped = (
+        examine(net, open_val(config.data), batch=2, workers=workers) for workers in (0, 1)
+    )
     assert torch.equal(alone.logits, helped.logits) and torch.equal(alone.labels, helped.labels)

@@ -46,7 +46,11 @@ def test_a_wrong_view_is_refused(broken, monkeypatch):
         monkeypatch.setattr(visibility, "FLAG", 0.0)
     else:
         original = visibility._on_first
-        monkeypatch.setattr(visibility, "_on_first", lambda step, count: original(step, count - 1) if count == 24 else original(step, count))
+        monkeypatch.setattr(
+            visibility,
+            "_on_first",
+            lambda step, count: original(step, count - 1) if count == 24 else original(step, count),
+        )
     with pytest.raises((ViewMismatch, RuntimeError)):
         sc.wrap(tiny_net())
 
@@ -62,7 +66,16 @@ def test_caap_mixes_keys_with_the_visibility_of_their_own_picture():
     stage = net.stage2
     fast = sc.attribute(model, images, target=2, tail="source", score="logit").maps
     for i in range(2):
-        slow = reference.caap(stage.tower.native, stage.fc_norm, stage.head, images[i], masks[i], blank[0], blank_mask, sets)
+        slow = reference.caap(
+            stage.tower.native,
+            stage.fc_norm,
+            stage.head,
+            images[i],
+            masks[i],
+            blank[0],
+            blank_mask,
+            sets,
+        )
         assert_close(fast[i].flatten(), slow[:, 2], **EXACT)
 
 
@@ -79,10 +92,25 @@ def test_a_patch_that_is_hidden_in_its_picture_causes_nothing_wherever_it_is_put
     assert ((maps - plain).abs() > 1e-6)[~hidden].all()
 
 
-METHODS = ["rollout", "gae", "t-attr", "grad-cam", "ixg", "ixg+", "integrated-gradients", "libra-ixg+", "atman", "attcat", "legrad", "tis"]
+METHODS = [
+    "rollout",
+    "gae",
+    "t-attr",
+    "grad-cam",
+    "ixg",
+    "ixg+",
+    "integrated-gradients",
+    "libra-ixg+",
+    "atman",
+    "attcat",
+    "legrad",
+    "tis",
+]
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # tis: hidden tokens are alike
+@pytest.mark.filterwarnings(
+    "ignore::sklearn.exceptions.ConvergenceWarning"
+)  # tis: hidden tokens are alike
 @pytest.mark.parametrize("stages", [1, 2])
 def test_methods_work(stages):
     model = sc.wrap(tiny_net(stages=stages))
@@ -137,7 +165,10 @@ def test_an_intervention_makes_kept_runs_stale_and_changes_the_fingerprint():
         fresh = sc.attribute(sc.wrap(net), images, target=0).maps
     assert_close(changed, fresh, **EXACT)
     assert not torch.allclose(changed, plain) and other != mark
-    assert torch.equal(sc.attribute(model, images, target=0).maps, plain) and model.fingerprint() == mark
+    assert (
+        torch.equal(sc.attribute(model, images, target=0).maps, plain)
+        and model.fingerprint() == mark
+    )
 
 
 def test_what_has_no_view_is_said():
@@ -150,11 +181,17 @@ def test_what_has_no_view_is_said():
 @pytest.mark.parametrize("stages", [1, 2])
 @torch.no_grad()
 def test_a_saved_network_comes_back_whole(stages, tmp_path):
-    net, images = tiny_net(stages=stages, classes=["a", "b", "c", "d"], gradient="none").float(), pictures().float()
+    net, images = (
+        tiny_net(stages=stages, classes=["a", "b", "c", "d"], gradient="none").float(),
+        pictures().float(),
+    )
     calibrate(net, images, 0.9)
     net.save(tmp_path, "small", trained_on="nothing")
     model = sc.load(str(tmp_path))
-    assert all(torch.equal(a, b) for a, b in zip(model.module.state_dict().values(), net.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.module.state_dict().values(), net.state_dict().values(), strict=True)
+    )
     assert_close(model(images), net(images).logits)
     assert model.classes == ("a", "b", "c", "d") and model.preprocess == STEPS
     again = sc.faithful.load(tmp_path, "small")
@@ -183,7 +220,11 @@ def test_a_backbone_that_does_not_tell_how_it_is_built_is_refused(tmp_path):
     net.architecture = None
     with pytest.raises(BadOption, match="architecture"):
         net.save(tmp_path)
-    net.architecture = {"library": "timm", "class": "VisionTransformer", "arguments": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3}}
+    net.architecture = {
+        "library": "timm",
+        "class": "VisionTransformer",
+        "arguments": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3},
+    }
     with pytest.raises(BadOption, match="gives another"):
         net.save(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -191,7 +232,8 @@ def test_a_backbone_that_does_not_tell_how_it_is_built_is_refused(tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
-    """Zeros are in the tower that answers; thresholds are kept where stage 1 measures what it measured."""
+    """Zeros are in the tower that answers; thresholds are kept where stage 1 measures what it
+    measured."""
     net, images, heads = tiny_net(stages=stages), pictures(), [(0, 1), (2, 0), (2, 2)]
     calibrate(net, images, 0.9)
     model = sc.wrap(net)
@@ -202,6 +244,8 @@ def test_heads_are_removed_for_good_and_the_network_stays_one(stages, tmp_path):
     assert_close(again(images), expected, atol=1e-6, rtol=0)  # files are read in float32
     assert bool(again.module.thresholds) == (stages == 2)
     assert "sc.load(FOLDER)" in (tmp_path / "zeroed" / "README.md").read_text()
-    assert json.loads((tmp_path / "zeroed" / "ifam.json").read_text())["removed"] == [list(head) for head in heads]
+    assert json.loads((tmp_path / "zeroed" / "ifam.json").read_text())["removed"] == [
+        list(head) for head in heads
+    ]
     with pytest.raises(UnsupportedModel, match="form='zeroed'"):
         sc.heads.export(model, heads, tmp_path / "sliced", form="sliced")

@@ -23,12 +23,22 @@ def _resnet(module: Any) -> Native:
 
 
 def _densenet(module: Any) -> Native:
-    ends = [child for name, child in module.features.named_children() if name.startswith(("pool", "denseblock", "transition"))]
+    ends = [
+        child
+        for name, child in module.features.named_children()
+        if name.startswith(("pool", "denseblock", "transition"))
+    ]
     return Native(module, ends, module, OPTIONS, size=SIZE)
 
 
 def _vgg(module: Any) -> Native:
-    return Native(module, [layer for layer in module.features if isinstance(layer, nn.MaxPool2d)], module, OPTIONS, size=SIZE)
+    return Native(
+        module,
+        [layer for layer in module.features if isinstance(layer, nn.MaxPool2d)],
+        module,
+        OPTIONS,
+        size=SIZE,
+    )
 
 
 def torchvision_resnet() -> Native:
@@ -46,7 +56,9 @@ def timm_resnet() -> Native:
 def torchvision_densenet() -> Native:
     from torchvision.models.densenet import DenseNet
 
-    return _densenet(DenseNet(growth_rate=4, block_config=(2, 2, 2, 2), num_init_features=8, num_classes=7))
+    return _densenet(
+        DenseNet(growth_rate=4, block_config=(2, 2, 2, 2), num_init_features=8, num_classes=7)
+    )
 
 
 def timm_densenet() -> Native:
@@ -61,7 +73,9 @@ def _torchvision_vgg(*, batch_norm: bool) -> Native:
     with torch.device("meta"):  # its classifier has a hundred million weights whatever the features
         module = VGG(nn.Identity(), init_weights=False)
     module.features = make_layers(VGG_LAYERS, batch_norm=batch_norm)
-    module.classifier = nn.Sequential(nn.Linear(8 * 49, 12), nn.ReLU(True), nn.Dropout(), nn.Linear(12, 7))
+    module.classifier = nn.Sequential(
+        nn.Linear(8 * 49, 12), nn.ReLU(True), nn.Dropout(), nn.Linear(12, 7)
+    )
     return _vgg(module)
 
 
@@ -80,12 +94,22 @@ def timm_vgg_bn() -> Native:
 
 
 CONV_FAMILIES = {
-    f.__name__: f for f in (torchvision_resnet, timm_resnet, torchvision_densenet, timm_densenet, torchvision_vgg, torchvision_vgg_bn, timm_vgg_bn)
+    f.__name__: f
+    for f in (
+        torchvision_resnet,
+        timm_resnet,
+        torchvision_densenet,
+        timm_densenet,
+        torchvision_vgg,
+        torchvision_vgg_bn,
+        timm_vgg_bn,
+    )
 }
 
 
 def tiny_conv(family: str, dtype: torch.dtype = torch.float64) -> Native:
-    """A scrambled network of one family: every parameter, and the statistics that eval mode normalises by."""
+    """A scrambled network of one family: every parameter, and the statistics that eval mode
+    normalises by."""
     from tests.tiny import scramble
 
     native = CONV_FAMILIES[family]()

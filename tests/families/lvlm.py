@@ -1,4 +1,5 @@
-"""Tiny vision-language models of every supported family, with processors made from nothing: no download."""
+"""Tiny vision-language models of every supported family, with processors made from nothing: no
+download."""
 
 from __future__ import annotations
 
@@ -16,17 +17,43 @@ from torch import nn
 
 from tests.tiny import scramble
 
-WORDS = ["USER", ":", "ASSISTANT", "what", "is", "in", "the", "picture", "this", "?", ".", "cat", "dog", "a", "red", "blue"]
+WORDS = [
+    "USER",
+    ":",
+    "ASSISTANT",
+    "what",
+    "is",
+    "in",
+    "the",
+    "picture",
+    "this",
+    "?",
+    ".",
+    "cat",
+    "dog",
+    "a",
+    "red",
+    "blue",
+]
 WORDS += ["A", "B", "C", "A.", "B.", "C.", "Answer", "with", "letter", "of", "right", "option."]
 CHAT = (
-    "{% for m in messages %}USER : {% for c in m['content'] %}{{ IMAGE if c['type'] == 'image' else c['text'] }} {% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}ASSISTANT :{% endif %}"
+    "{% for m in messages %}USER : {% for c in m['content'] %}{{ IMAGE if c['type'] == 'image' else"
+    " c['text'] }} {% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT :{% endif %}"
 )
 TEXT: dict[str, Any] = dict(
-    hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4, vocab_size=40, max_position_embeddings=512,
+    hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4,
+    vocab_size=40, max_position_embeddings=512,
     pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-CLIP = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=8, projection_dim=16)
+CLIP = dict(
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    image_size=32,
+    patch_size=8,
+    projection_dim=16,
+)
 
 
 @dataclass
@@ -44,8 +71,10 @@ def tokenizer(*special: str, **names: str) -> hf.PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(table, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-        extra_special_tokens=names or {"image_token": special[0]}, additional_special_tokens=list(special),
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens=names or {"image_token": special[0]},
+        additional_special_tokens=list(special),
     )  # fmt: skip
 
 
@@ -56,11 +85,20 @@ def _chat(image: str) -> str:
 def _llava(**text: Any) -> NativeLVLM:
     words = tokenizer("<image>")
     config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.LlamaConfig(**{**TEXT, **text}), image_token_index=words.convert_tokens_to_ids("<image>"),
+        vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.LlamaConfig(**{**TEXT, **text}),
+        image_token_index=words.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-2, vision_feature_select_strategy="default",
     )  # fmt: skip
-    pictures = hf.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    processor = hf.LlavaProcessor(pictures, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    pictures = hf.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    processor = hf.LlavaProcessor(
+        pictures,
+        words,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
     return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
 
 
@@ -75,36 +113,82 @@ def llava_grouped() -> NativeLVLM:
 def llava_siglip() -> NativeLVLM:
     """LLaVA on a SigLIP tower, which has no class token and is read behind its last block."""
     words = tokenizer("<image>")
-    vision = hf.SiglipVisionConfig(**{name: value for name, value in CLIP.items() if name != "projection_dim"}, vision_use_head=False)
+    vision = hf.SiglipVisionConfig(
+        **{name: value for name, value in CLIP.items() if name != "projection_dim"},
+        vision_use_head=False,
+    )
     config = hf.LlavaConfig(
-        vision_config=vision, text_config=hf.LlamaConfig(**TEXT), image_token_index=words.convert_tokens_to_ids("<image>"),
+        vision_config=vision, text_config=hf.LlamaConfig(**TEXT),
+        image_token_index=words.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
     pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
-    processor = hf.LlavaProcessor(pictures, words, patch_size=8, vision_feature_select_strategy="full", num_additional_image_tokens=0)
+    processor = hf.LlavaProcessor(
+        pictures,
+        words,
+        patch_size=8,
+        vision_feature_select_strategy="full",
+        num_additional_image_tokens=0,
+    )
     return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
 
 
 def llava_next() -> NativeLVLM:
     words, points = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
     config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.MistralConfig(**TEXT, num_key_value_heads=2, head_dim=8, sliding_window=None),
-        image_token_index=words.convert_tokens_to_ids("<image>"), vision_feature_layer=-2, image_grid_pinpoints=points,
+        vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.MistralConfig(**TEXT,
+        num_key_value_heads=2, head_dim=8, sliding_window=None),
+        image_token_index=words.convert_tokens_to_ids("<image>"), vision_feature_layer=-2,
+        image_grid_pinpoints=points,
     )  # fmt: skip
-    pictures = hf.LlavaNextImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=points)
-    processor = hf.LlavaNextProcessor(pictures, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    pictures = hf.LlavaNextImageProcessor(
+        size={"shortest_edge": 32},
+        crop_size={"height": 32, "width": 32},
+        image_grid_pinpoints=points,
+    )
+    processor = hf.LlavaNextProcessor(
+        pictures,
+        words,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
     return NativeLVLM(hf.LlavaNextForConditionalGeneration(config), processor)
 
 
 def internvl(**more: Any) -> NativeLVLM:
-    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
+    names = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
     words = tokenizer(*names.values(), **names)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=[32, 32], patch_size=[8, 8])
+    sizes = dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=[32, 32],
+        patch_size=[8, 8],
+    )
     vision = hf.InternVLVisionConfig(**sizes, **more)
     text = hf.Qwen2Config(**TEXT, num_key_value_heads=2)
-    config = hf.InternVLConfig(vision_config=vision, text_config=text, image_token_id=words.convert_tokens_to_ids("<IMG_CONTEXT>"))
-    pictures = hf.GotOcr2ImageProcessor(size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4)
-    processor = hf.InternVLProcessor(pictures, words, hf.InternVLVideoProcessor(), image_seq_length=4, chat_template=_chat("<IMG_CONTEXT>"))
+    config = hf.InternVLConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_id=words.convert_tokens_to_ids("<IMG_CONTEXT>"),
+    )
+    pictures = hf.GotOcr2ImageProcessor(
+        size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    processor = hf.InternVLProcessor(
+        pictures,
+        words,
+        hf.InternVLVideoProcessor(),
+        image_seq_length=4,
+        chat_template=_chat("<IMG_CONTEXT>"),
+    )
     return NativeLVLM(hf.InternVLForConditionalGeneration(config), processor)
 
 
@@ -112,42 +196,82 @@ def _qwen(kind: str, vision: dict[str, Any], **text: Any) -> NativeLVLM:
     special = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     words = tokenizer(*special)
     ids = {
-        f"{name}_token_id": words.convert_tokens_to_ids(token) for name, token in zip(("image", "video", "vision_start", "vision_end"), special, strict=True)
+        f"{name}_token_id": words.convert_tokens_to_ids(token)
+        for name, token in zip(
+            ("image", "video", "vision_start", "vision_end"), special, strict=True
+        )
     }
-    config = getattr(hf, f"{kind}Config")(vision_config=vision, text_config={**TEXT, "num_key_value_heads": 2, **text}, **ids)
-    pictures = hf.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64})
+    config = getattr(hf, f"{kind}Config")(
+        vision_config=vision, text_config={**TEXT, "num_key_value_heads": 2, **text}, **ids
+    )
+    pictures = hf.Qwen2VLImageProcessor(
+        patch_size=8, merge_size=2, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
+    )
     video = hf.Qwen3VLVideoProcessor() if kind == "Qwen3VL" else hf.Qwen2VLVideoProcessor()
-    name = {"Qwen2VL": "Qwen2VLProcessor", "Qwen2_5_VL": "Qwen2_5_VLProcessor", "Qwen3VL": "Qwen3VLProcessor"}[kind]
-    processor = getattr(hf, name)(pictures, words, video, chat_template=_chat("<|vision_start|> <|image_pad|> <|vision_end|>"))
+    name = {
+        "Qwen2VL": "Qwen2VLProcessor",
+        "Qwen2_5_VL": "Qwen2_5_VLProcessor",
+        "Qwen3VL": "Qwen3VLProcessor",
+    }[kind]
+    processor = getattr(hf, name)(
+        pictures, words, video, chat_template=_chat("<|vision_start|> <|image_pad|> <|vision_end|>")
+    )
     return NativeLVLM(getattr(hf, f"{kind}ForConditionalGeneration")(config), processor)
 
 
 def _rope(*sections: int, **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": list(sections), **more}}
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 100.0,
+            "mrope_section": list(sections),
+            **more,
+        }
+    }
 
 
 def qwen2_vl() -> NativeLVLM:
-    return _qwen("Qwen2VL", dict(depth=2, embed_dim=16, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=8), **_rope(2, 1, 1))
+    return _qwen(
+        "Qwen2VL",
+        dict(depth=2, embed_dim=16, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=8),
+        **_rope(2, 1, 1),
+    )
 
 
 def qwen2_5_vl() -> NativeLVLM:
-    vision = dict(depth=2, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24, patch_size=8, window_size=32, fullatt_block_indexes=[1])
+    vision = dict(
+        depth=2,
+        hidden_size=16,
+        out_hidden_size=32,
+        num_heads=2,
+        intermediate_size=24,
+        patch_size=8,
+        window_size=32,
+        fullatt_block_indexes=[1],
+    )
     return _qwen("Qwen2_5_VL", vision, **_rope(1, 1, 2))
 
 
 def qwen3_vl() -> NativeLVLM:
     vision = dict(
-        depth=3, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24, patch_size=8, num_position_embeddings=16,
+        depth=3, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24,
+        patch_size=8, num_position_embeddings=16,
         deepstack_visual_indexes=[0, 2],
     )  # fmt: skip
     return _qwen("Qwen3VL", vision, head_dim=12, **_rope(2, 2, 2, mrope_interleaved=True))
 
 
-FAMILIES: dict[str, Callable[[], NativeLVLM]] = {f.__name__: f for f in (llava, llava_grouped, llava_next, internvl, qwen2_vl, qwen2_5_vl, qwen3_vl)}
+FAMILIES: dict[str, Callable[[], NativeLVLM]] = {
+    f.__name__: f
+    for f in (llava, llava_grouped, llava_next, internvl, qwen2_vl, qwen2_5_vl, qwen3_vl)
+}
 
 
-def tiny_lvlm(family: str | Callable[[], NativeLVLM], dtype: torch.dtype = torch.float64, seed: int = 0) -> NativeLVLM:
-    """A scrambled model of one family. In float64 its norms are replaced by torch's, since the native ones compute in float32."""
+def tiny_lvlm(
+    family: str | Callable[[], NativeLVLM], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> NativeLVLM:
+    """A scrambled model of one family. In float64 its norms are replaced by torch's, since the
+    native ones compute in float32."""
     torch.manual_seed(seed)
     native = FAMILIES[family]() if isinstance(family, str) else family()
     scramble(native.module, seed)
@@ -162,7 +286,9 @@ def exact_norms(module: nn.Module) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
-                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=child.weight.dtype)
+                norm = nn.RMSNorm(
+                    child.weight.shape, eps=child.variance_epsilon, dtype=child.weight.dtype
+                )
                 norm.weight = child.weight
                 setattr(parent, name, norm)
 

@@ -17,7 +17,8 @@ TEMPLATES = ["a drawing of the {} ."]
 
 @dataclass
 class Native:
-    """A native model with what the slow twins need to know about it. `options` are what `sc.wrap` must be told."""
+    """A native model with what the slow twins need to know about it. `options` are what `sc.wrap`
+    must be told."""
 
     module: nn.Module
     blocks: Sequence[nn.Module]

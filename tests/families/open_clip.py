@@ -12,7 +12,12 @@ def _clip(*, bias: float | None = None, **options: object) -> Native:
 
     vision = dict(layers=4, width=24, head_width=8, patch_size=8, image_size=SIZE, **options)
     module = CLIP(16, vision, TEXT_TOWER, quick_gelu=True, init_logit_bias=bias)
-    return Native(module, module.visual.transformer.resblocks, lambda images: module.get_logits(images, prompts())[0], HALF | TEXT)
+    return Native(
+        module,
+        module.visual.transformer.resblocks,
+        lambda images: module.get_logits(images, prompts())[0],
+        HALF | TEXT,
+    )
 
 
 def open_clip_clip() -> Native:
@@ -24,15 +29,30 @@ def open_clip_scaled() -> Native:
 
 
 def open_clip_norms() -> Native:
-    return _clip(qk_norm=True, scale_heads=True, scale_attn_inner=True, scale_attn=True, scale_fc=True, pool_type="avg", no_ln_pre=True)
+    return _clip(
+        qk_norm=True,
+        scale_heads=True,
+        scale_attn_inner=True,
+        scale_attn=True,
+        scale_fc=True,
+        pool_type="avg",
+        no_ln_pre=True,
+    )
 
 
 def open_clip_tower() -> Native:
     from open_clip.transformer import VisionTransformer
 
-    module = VisionTransformer(image_size=SIZE, patch_size=8, width=24, layers=4, heads=3, mlp_ratio=2.0, output_dim=16)
+    module = VisionTransformer(
+        image_size=SIZE, patch_size=8, width=24, layers=4, heads=3, mlp_ratio=2.0, output_dim=16
+    )
     head = matrix(16)
-    return Native(module, module.transformer.resblocks, lambda images: module(images) @ head.to(images.dtype).T, {**HALF, "head": head})
+    return Native(
+        module,
+        module.transformer.resblocks,
+        lambda images: module(images) @ head.to(images.dtype).T,
+        {**HALF, "head": head},
+    )
 
 
 def open_clip_timm() -> Native:
@@ -46,10 +66,27 @@ def open_clip_timm() -> Native:
     module = CustomTextCLIP(16, plain, TEXT_TOWER, init_logit_bias=-2.0)
     visual = TimmModel.__new__(TimmModel)  # its constructor knows registered names only
     nn.Module.__init__(visual)
-    visual.trunk = VisionTransformer(img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=0, class_token=False, global_pool="map")
+    visual.trunk = VisionTransformer(
+        img_size=SIZE,
+        patch_size=8,
+        embed_dim=24,
+        depth=4,
+        num_heads=3,
+        num_classes=0,
+        class_token=False,
+        global_pool="map",
+    )
     visual.head = nn.Sequential(nn.Linear(24, 16))
     module.visual = visual
-    return Native(module, visual.trunk.blocks, lambda images: module.get_logits(images, prompts())[0], HALF | TEXT)
+    return Native(
+        module,
+        visual.trunk.blocks,
+        lambda images: module.get_logits(images, prompts())[0],
+        HALF | TEXT,
+    )
 
 
-FAMILIES = {f.__name__: f for f in (open_clip_clip, open_clip_scaled, open_clip_norms, open_clip_tower, open_clip_timm)}
+FAMILIES = {
+    f.__name__: f
+    for f in (open_clip_clip, open_clip_scaled, open_clip_norms, open_clip_tower, open_clip_timm)
+}

@@ -50,7 +50,9 @@ def timm_dynamic() -> Native:
 def timm_distilled() -> Native:
     from timm.models.deit import VisionTransformerDistilled
 
-    module = VisionTransformerDistilled(img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=7)
+    module = VisionTransformerDistilled(
+        img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=7
+    )
     return Native(module, module.blocks, module, HALF)
 
 
@@ -69,7 +71,15 @@ def timm_parallel() -> Native:
 def _eva(**options: object) -> Native:
     from timm.models.eva import Eva
 
-    base = dict(img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=7, use_rot_pos_emb=True)
+    base = dict(
+        img_size=SIZE,
+        patch_size=8,
+        embed_dim=24,
+        depth=4,
+        num_heads=3,
+        num_classes=7,
+        use_rot_pos_emb=True,
+    )
     module = Eva(**{**base, **options})
     return Native(module, module.blocks, module, HALF)
 
@@ -79,13 +89,20 @@ def timm_eva() -> Native:
 
 
 def timm_eva_registers() -> Native:
-    return _eva(num_reg_tokens=2, attn_type="rope", rope_rotate_half=True, global_pool="token", use_abs_pos_emb=False)
+    return _eva(
+        num_reg_tokens=2,
+        attn_type="rope",
+        rope_rotate_half=True,
+        global_pool="token",
+        use_abs_pos_emb=False,
+    )
 
 
 FAMILIES = {
     f.__name__: f
     for f in (
-        timm_deit3, timm_registers, timm_swiglu, timm_clip, timm_mean, timm_mean_with_class, timm_map, timm_dynamic, timm_distilled,
+        timm_deit3, timm_registers, timm_swiglu, timm_clip, timm_mean, timm_mean_with_class,
+        timm_map, timm_dynamic, timm_distilled,
         timm_post_norm, timm_parallel, timm_eva, timm_eva_registers,
     )
 }  # fmt: skip

@@ -34,15 +34,24 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cases(model) -> Cases:
-    return critter_cases(model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test")
+    return critter_cases(
+        model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
+    )
 
 
 def test_critters_come_with_exact_counterfactuals(model):
     data = open_data("critters:balanced:test", limit=5)
     found = gather(model, data)
     assert_close(found.images[3], model.preprocess.normalise(data[3].image[None])[0].double())
-    assert found.groups[3] == data[3].group and int(found.labels[3]) == data[3].label and torch.equal(found.truth[3], data[3].mask)
-    assert torch.equal(found.swapped.background[found.truth[:, None].expand_as(found.images)], found.images[found.truth[:, None].expand_as(found.images)])
+    assert (
+        found.groups[3] == data[3].group
+        and int(found.labels[3]) == data[3].label
+        and torch.equal(found.truth[3], data[3].mask)
+    )
+    assert torch.equal(
+        found.swapped.background[found.truth[:, None].expand_as(found.images)],
+        found.images[found.truth[:, None].expand_as(found.images)],
+    )
     assert (found.swapped.background != found.images).flatten(1).any(dim=1).all()
 
 
@@ -90,7 +99,9 @@ class Named:
         return 2
 
     def __getitem__(self, index):
-        return replace(next(critters.samples("clean", "test", 1, start=range(2)[index])), label=index)
+        return replace(
+            next(critters.samples("clean", "test", 1, start=range(2)[index])), label=index
+        )
 
 
 def test_removals_are_those_of_the_ablated_model(model, cases):
@@ -106,11 +117,21 @@ def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkey
     whole = logits_without(model, cases.images, sets)
     assert torch.equal(whole[0], whole[4]) and torch.equal(whole[1], whole[3])
     rows, rest = list[tuple[int, int]](), forks._gated_rest
-    monkeypatch.setattr(forks, "_gated_rest", lambda m, h, at, gates, start, content: rows.append((start, len(h))) or rest(m, h, at, gates, start, content))
+    monkeypatch.setattr(
+        forks,
+        "_gated_rest",
+        lambda m, h, at, gates, start, content: (
+            rows.append((start, len(h))) or rest(m, h, at, gates, start, content)
+        ),
+    )
     with sc.budget(2 * model.forward_bytes(model.layout)):
         assert_close(logits_without(model, cases.images, sets), whole, atol=1e-12, rtol=0)
-    assert sum(count for start, count in rows if start == 1) == 2 * len(cases)  # two different sets begin in block 1
-    assert sum(count for start, count in rows if start == 2) == len(cases) and max(count for _, count in rows) < 2 * len(cases)
+    assert sum(count for start, count in rows if start == 1) == 2 * len(
+        cases
+    )  # two different sets begin in block 1
+    assert sum(count for start, count in rows if start == 2) == len(cases) and max(
+        count for _, count in rows
+    ) < 2 * len(cases)
 
 
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
@@ -119,12 +140,17 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     found = outcomes(model, cases, [heads], looks)[0]
     with ablate(model, heads):
         gains = information_gains(model, cases.images, cases.oracle, baseline="grey")
-        answers, others = model(cases.images).argmax(dim=1), model(cases.swapped.background).argmax(dim=1)
+        answers, others = (
+            model(cases.images).argmax(dim=1),
+            model(cases.swapped.background).argmax(dim=1),
+        )
     assert_close(found.gains["true masks, grey"].big, gains.big, atol=1e-10, rtol=0)
     assert_close(found.gains["true masks, grey"].fig, gains.fig, atol=1e-10, rtol=0)
     assert found.accuracy == pytest.approx(float((answers == cases.labels).double().mean()))
     assert found.flips == pytest.approx(float((answers != others).double().mean()))
-    assert outcomes(model, cases, [heads], looks[:1])[0].flips == found.flips  # also where no look is a swap
+    assert (
+        outcomes(model, cases, [heads], looks[:1])[0].flips == found.flips
+    )  # also where no look is a swap
 
 
 def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases):
@@ -133,56 +159,107 @@ def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases)
     assert found.chosen[0].heads == [] and sorted(found.chosen[1].heads) == sorted(scores.top(3))
     assert len(found.random[1]) == 4 and all(len(draw.heads) == 3 for draw in found.random[1])
     few = HeadScores(torch.where(torch.arange(12).view(3, 4) < 2, 1.0, -1.0).double())
-    assert [len(draw.heads) for draw in curve(model, cases, few, [8], draws=2).random[0]] == [2, 2]  # as many as really went
+    assert [len(draw.heads) for draw in curve(model, cases, few, [8], draws=2).random[0]] == [
+        2,
+        2,
+    ]  # as many as really went
     assert found.band("accuracy")[0] == (pytest.approx(found.chosen[0].accuracy), 0.0)
 
 
 def test_the_audit_has_every_look(model, cases):
     found = audit(model, cases, steps=2)
-    assert list(found.gains) == ["discovered masks, mean", "discovered masks, grey", "true masks, mean", "true masks, grey", "exact swap"]
-    assert found.trusted == "exact swap" and found.overlap.shape == (len(cases),) and found.groups is not None
+    assert list(found.gains) == [
+        "discovered masks, mean",
+        "discovered masks, grey",
+        "true masks, mean",
+        "true masks, grey",
+        "exact swap",
+    ]
+    assert (
+        found.trusted == "exact swap"
+        and found.overlap.shape == (len(cases),)
+        and found.groups is not None
+    )
     big = found.gains["exact swap"].bir
     assert found.worst(1) == [int((big + 1e-3 * found.gains["exact swap"].big).argmax())]
     bare = audit(model, replace(cases, truth=None, swapped=None, labels=None, groups=()), steps=2)
-    assert list(bare.gains) == ["discovered masks, mean", "discovered masks, grey"] and bare.accuracy is None and bare.flips is None
+    assert (
+        list(bare.gains) == ["discovered masks, mean", "discovered masks, grey"]
+        and bare.accuracy is None
+        and bare.flips is None
+    )
     json.dumps(found.protocol)
 
 
 def told(big: dict[str, float], flips: float | None = None) -> list[str]:
     """The verdict on made-up gains with FIG 0.3."""
-    gains = {name: Gains(torch.full((4,), 0.3, dtype=torch.float64), torch.full((4,), value, dtype=torch.float64), 0.0) for name, value in big.items()}
+    gains = {
+        name: Gains(
+            torch.full((4,), 0.3, dtype=torch.float64),
+            torch.full((4,), value, dtype=torch.float64),
+            0.0,
+        )
+        for name, value in big.items()
+    }
     images = torch.zeros(4, 3, 2, 2)
     masks = Look(None, Swapped(images))
     truth = Look(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
     searched = Look(replace(truth.masks, protocol={"source": "discovered"}), "mean")
-    looks = {name: masks if name == "exact swap" else searched if name.startswith("discovered") else truth for name in big}
+    looks = {
+        name: (
+            masks if name == "exact swap" else searched if name.startswith("discovered") else truth
+        )
+        for name in big
+    }
     moved = None if flips is None else torch.arange(4) < 4 * flips
-    return Audit(Cases("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved).verdict()
+    return Audit(
+        Cases("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved
+    ).verdict()
 
 
 def test_the_verdict_says_when_there_is_nothing_to_repair():
-    assert told({"true masks, mean": 0.001, "exact swap": 0.0}, flips=0.0)[0].startswith("Nothing to repair")
+    assert told({"true masks, mean": 0.001, "exact swap": 0.0}, flips=0.0)[0].startswith(
+        "Nothing to repair"
+    )
     assert told({"true masks, mean": 0.001})[0].startswith("Nothing to repair")
 
 
 def test_the_verdict_is_not_fooled_by_a_small_number():
     words = told({"true masks, mean": 0.001, "exact swap": 0.6}, flips=1.0)
-    assert words[0] == "The model answers mostly from the background." and "4 of 4 answers" in words[1]
-    assert any(line.startswith("Do not be fooled by BIR 0.003 with true masks, mean") for line in words)
+    assert (
+        words[0] == "The model answers mostly from the background." and "4 of 4 answers" in words[1]
+    )
+    assert any(
+        line.startswith("Do not be fooled by BIR 0.003 with true masks, mean") for line in words
+    )
     assert told({"true masks, mean": 0.1})[0] == "The model answers partly from the background."
-    assert told({"true masks, mean": 0.001, "exact swap": 0.01}, flips=0.75)[0] == "The model answers mostly from the background."  # flips count too
+    assert (
+        told({"true masks, mean": 0.001, "exact swap": 0.01}, flips=0.75)[0]
+        == "The model answers mostly from the background."
+    )  # flips count too
 
 
 def test_true_masks_are_believed_before_discovered_ones():
     words = told({"discovered masks, mean": 0.2, "true masks, mean": 0.02})  # BIR 0.40 and 0.06
-    assert words[0].startswith("Nothing to repair") and any(line.startswith("BIR 0.40 with discovered masks, mean is no proof") for line in words)
-    assert told({"discovered masks, mean": 0.2})[0] == "The model answers partly from the background."
-    assert not any("no proof" in line for line in told({"discovered masks, mean": 0.05, "true masks, mean": 0.04}))
+    assert words[0].startswith("Nothing to repair") and any(
+        line.startswith("BIR 0.40 with discovered masks, mean is no proof") for line in words
+    )
+    assert (
+        told({"discovered masks, mean": 0.2})[0] == "The model answers partly from the background."
+    )
+    assert not any(
+        "no proof" in line
+        for line in told({"discovered masks, mean": 0.05, "true masks, mean": 0.04})
+    )
 
 
 def test_a_difference_between_fills_that_is_none_fools_nobody():
-    assert not any("fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.04}))  # BIR 0.09 and 0.12
-    assert any("fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.9}))
+    assert not any(
+        "fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.04})
+    )  # BIR 0.09 and 0.12
+    assert any(
+        "fooled" in line for line in told({"true masks, mean": 0.03, "true masks, grey": 0.9})
+    )
 
 
 def test_means_are_those_of_right_answers(model, cases):
@@ -190,13 +267,29 @@ def test_means_are_those_of_right_answers(model, cases):
     labels[0] = (labels[0] + 1) % model.n_classes
     wrong = replace(cases, labels=labels)
     found = audit(model, wrong, masks="oracle")
-    assert found.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(found.gains["exact swap"].big) == len(cases)
+    assert found.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(
+        found.gains["exact swap"].big
+    ) == len(cases)
     assert_close(found.means["exact swap"].big, found.gains["exact swap"].big[1:])
-    assert audit(model, wrong, masks="oracle", count="all").means["exact swap"].bir_ratio_of_means == found.gains["exact swap"].bir_ratio_of_means
+    assert (
+        audit(model, wrong, masks="oracle", count="all").means["exact swap"].bir_ratio_of_means
+        == found.gains["exact swap"].bir_ratio_of_means
+    )
     low, high = found.means["exact swap"].interval
     words = " ".join(found.verdict())
-    assert low < found.means["exact swap"].bir_ratio_of_means < high and f"95 % interval {low:.2f} to {high:.2f}" in words and "5 right answers" in words
-    assert audit(model, replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % 8), masks="oracle").counted is None  # none is right: all count
+    assert (
+        low < found.means["exact swap"].bir_ratio_of_means < high
+        and f"95 % interval {low:.2f} to {high:.2f}" in words
+        and "5 right answers" in words
+    )
+    assert (
+        audit(
+            model,
+            replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % 8),
+            masks="oracle",
+        ).counted
+        is None
+    )  # none is right: all count
 
 
 def test_one_right_answer_has_no_interval(model, cases):
@@ -209,32 +302,67 @@ def test_one_right_answer_has_no_interval(model, cases):
 def test_averages_over_groups_have_their_own_names(model, cases, caplog):
     labels = model(cases.images[:4]).argmax(dim=1)
     labels[1] = (labels[1] + 1) % model.n_classes  # one wrong answer, in group (0, 1)
-    four = replace(cases.take(torch.arange(4)), groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels)
+    four = replace(
+        cases.take(torch.arange(4)), groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels
+    )
     found = outcomes(model, four, [[]], train={(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2})[0].numbers()
-    assert found["mean of groups"] == pytest.approx(0.75) and found["groups weighted as in training"] == pytest.approx(0.9)
+    assert found["mean of groups"] == pytest.approx(0.75) and found[
+        "groups weighted as in training"
+    ] == pytest.approx(0.9)
     assert found["worst group"] == found["worst of groups (0, 1) and (1, 0)"] == 0
     assert not caplog.records
-    assert "groups weighted as in training" not in outcomes(model, four, [[], []], train={(2, 0): 0.9, (0, 0): 0.1})[0].numbers()  # was not tested
-    assert [record.getMessage() for record in caplog.records if "no picture of group (2, 0)," in record.getMessage()]
-    assert "worst of groups (0, 1) and (1, 0)" not in outcomes(model, cases, [[]])[0].numbers()  # Critters have more groups
+    assert (
+        "groups weighted as in training"
+        not in outcomes(model, four, [[], []], train={(2, 0): 0.9, (0, 0): 0.1})[0].numbers()
+    )  # was not tested
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if "no picture of group (2, 0)," in record.getMessage()
+    ]
+    assert (
+        "worst of groups (0, 1) and (1, 0)" not in outcomes(model, cases, [[]])[0].numbers()
+    )  # Critters have more groups
 
 
 def test_nine_answers_are_those_of_the_release(tmp_path):
     mapping = torch.tensor([*range(9), -1, 3, -1, 0, 8])
-    module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=14))
+    module = scramble(
+        VisionTransformer(
+            img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=14
+        )
+    )
     model = sc.wrap(module.double(), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
-    images = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    images = torch.randn(
+        40, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     labels = torch.arange(40) % 9
     ten = nine(model, mapping)
-    assert (ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10).all() and ten.n_classes == 10
+    assert (
+        ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10
+    ).all() and ten.n_classes == 10
     swapped = torch.tensor([1, 0, *range(2, 9), -1, 3, -1, 0, 8])
-    assert len({model.fingerprint(), ten.fingerprint(), nine(model, swapped).fingerprint()}) == 3  # masks are kept by it
+    assert (
+        len({model.fingerprint(), ten.fingerprint(), nine(model, swapped).fingerprint()}) == 3
+    )  # masks are kept by it
     with ablate(ten, [(0, 0)]):
-        assert ten.fingerprint().startswith(model.fingerprint()) and ten.fingerprint() != nine(model, mapping).fingerprint()
-    for edit in (lambda: sc.heads.prune(ten, [(0, 0)]), lambda: sc.heads.export(ten, [(0, 0)], tmp_path / "out"), lambda: copied(ten)):
-        with pytest.raises(NotDefined, match="14 classes of VisionTransformer count as 10 answers"):  # a copy would have the 14
+        assert (
+            ten.fingerprint().startswith(model.fingerprint())
+            and ten.fingerprint() != nine(model, mapping).fingerprint()
+        )
+    for edit in (
+        lambda: sc.heads.prune(ten, [(0, 0)]),
+        lambda: sc.heads.export(ten, [(0, 0)], tmp_path / "out"),
+        lambda: copied(ten),
+    ):
+        with pytest.raises(
+            NotDefined, match="14 classes of VisionTransformer count as 10 answers"
+        ):  # a copy would have the 14
             edit()
-    same, random = (Cases(name, tuple(map(str, range(20))), images[part], labels[part]) for name, part in (("s", slice(20)), ("r", slice(20, 40))))
+    same, random = (
+        Cases(name, tuple(map(str, range(20))), images[part], labels[part])
+        for name, part in (("s", slice(20)), ("r", slice(20, 40)))
+    )
     heads = [(0, 1), (1, 2)]
     with ablate(model, heads):
         right = in9_right(model(images), labels, mapping)
@@ -249,7 +377,9 @@ def test_bad_input_is_named(model, cases):
     with pytest.raises(BadOption, match="has none, so give masks='discovered'"):
         audit(model, replace(cases, truth=None), masks="oracle")
     with pytest.raises(BadOption, match="none for sample 1"):
-        audit(model, replace(cases, groups=(cases.groups[0], None, *cases.groups[2:])), masks="oracle")
+        audit(
+            model, replace(cases, groups=(cases.groups[0], None, *cases.groups[2:])), masks="oracle"
+        )
     wrong = replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % model.n_classes)
     with pytest.raises(NothingRight, match="none of the 6 photos"):
         right_ones(model, wrong)
@@ -258,7 +388,12 @@ def test_bad_input_is_named(model, cases):
     with pytest.raises(NothingRight, match="no photo of class"):
         right_ones(model, replace(cases, labels=labels), stratified=True)
     with pytest.raises(BadOption, match="masks"):
-        outcomes(model, cases, [[]], [Look(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")])
+        outcomes(
+            model,
+            cases,
+            [[]],
+            [Look(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")],
+        )
     with pytest.raises(BadOption, match="1 to 12 heads"):
         run_study("k", Setup(model, cases, cases, cases.oracle, top=13))
     with pytest.raises(BadOption, match="up to 12"):
@@ -266,32 +401,72 @@ def test_bad_input_is_named(model, cases):
 
 
 def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
-    found = score(model, cases.images, cases.oracle, baseline="grey", heads=[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
-    assert found.total == 12 and len(found.top(0.25, positive=False)) == 3 and len(found.top(12, positive=False)) == 6
+    found = score(
+        model,
+        cases.images,
+        cases.oracle,
+        baseline="grey",
+        heads=[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
+    )
+    assert (
+        found.total == 12
+        and len(found.top(0.25, positive=False)) == 3
+        and len(found.top(12, positive=False)) == 6
+    )
 
 
 def test_cigma_takes_any_baseline(model, cases):
     swap = select("cigma", model, cases.images, cases.labels, baseline=cases.swapped)
-    grey = select("cigma", model, cases.images, cases.labels, masks=cases.oracle, baseline="grey", guard=False)
+    grey = select(
+        "cigma", model, cases.images, cases.labels, masks=cases.oracle, baseline="grey", guard=False
+    )
     assert swap.protocol["baseline"] == "swapped" and swap.protocol["masks"] == "none"
-    assert_close(grey.value, sc.heads.score(model, cases.images, cases.oracle, baseline="grey").value)
+    assert_close(
+        grey.value, sc.heads.score(model, cases.images, cases.oracle, baseline="grey").value
+    )
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch, tmp_path):
     from seecause.heads import studies
 
-    monkeypatch.setattr(studies, "MASKS", {"default": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}})
-    setup = Setup(model, cases, cases, cases.oracle, (Look(cases.oracle, "grey"),), top=4, fill="grey", draws=2, steps=2, cache=tmp_path / "masks")
+    monkeypatch.setattr(
+        studies,
+        "MASKS",
+        {"default": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}},
+    )
+    setup = Setup(
+        model,
+        cases,
+        cases,
+        cases.oracle,
+        (Look(cases.oracle, "grey"),),
+        top=4,
+        fill="grey",
+        draws=2,
+        steps=2,
+        cache=tmp_path / "masks",
+    )
     found = run_study(name, setup)
-    assert len(found.rows) == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
+    assert (
+        len(found.rows)
+        == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
+    )
     assert all("accuracy" in row and "BIR, true masks, grey" in row for row in found.rows)
     if name == "k":
         assert found.rows[0]["removed"] == 0 and "accuracy, random sd" in found.columns
     if name == "masks":
-        assert len(list((tmp_path / "masks").iterdir())) == 2 * len(cases)  # rho costs nothing, another fill is another search
+        assert len(list((tmp_path / "masks").iterdir())) == 2 * len(
+            cases
+        )  # rho costs nothing, another fill is another search
     if name == "fraction":
         assert len({row["pictures"] for row in found.rows}) == len(found.rows)
         assert found.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
     if name == "layers":
-        assert [row["blocks"] for row in found.rows] == ["none", "all", "first third", "middle third", "last third"] and found.rows[0]["removed"] == 0
+        assert [row["blocks"] for row in found.rows] == [
+            "none",
+            "all",
+            "first third",
+            "middle third",
+            "last third",
+        ] and found.rows[0]["removed"] == 0

@@ -23,8 +23,12 @@ def pair(classes, distance, seed=0, spread=2.0):
 def test_it_is_the_textbook_sum(distance):
     first, second = pair(10, distance)
     p, q = (torch.softmax(x, dim=-1) for x in (first, second))
-    expected = torch.tensor([reference.js(a, b) for a, b in zip(p, q, strict=True)], dtype=torch.float64)
-    assert_close(jensen_shannon(log_probs(first), log_probs(second)), expected, atol=1e-14, rtol=1e-9)
+    expected = torch.tensor(
+        [reference.js(a, b) for a, b in zip(p, q, strict=True)], dtype=torch.float64
+    )
+    assert_close(
+        jensen_shannon(log_probs(first), log_probs(second)), expected, atol=1e-14, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("distance", [1e-6, 1e-2, 1.0, 100.0])
@@ -42,7 +46,9 @@ def test_disjoint_answers_are_ln_2_apart():
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize(("distance", "allowed"), [(1.0, 1e-5), (1e-1, 1e-4), (3e-3, 1e-4), (1e-4, 1e-2)])
+@pytest.mark.parametrize(
+    ("distance", "allowed"), [(1.0, 1e-5), (1e-1, 1e-4), (3e-3, 1e-4), (1e-4, 1e-2)]
+)
 def test_float32_keeps_its_digits(classes, distance, allowed):
     first, second = (x.float() for x in pair(classes, distance))
     exact = jensen_shannon(log_probs(first.double()), log_probs(second.double()))
@@ -56,19 +62,25 @@ def test_the_textbook_form_loses_them():
     first, second = (log_probs(x.float()) for x in pair(1000, 1e-4))
     exact = jensen_shannon(first.double(), second.double())
     middle = torch.logaddexp(first, second) - math.log(2)
-    plain = ((first.exp() * (first - middle)).sum(-1) + (second.exp() * (second - middle)).sum(-1)) / 2
+    plain = (
+        (first.exp() * (first - middle)).sum(-1) + (second.exp() * (second - middle)).sum(-1)
+    ) / 2
     assert ((plain.double() - exact).abs() / exact).median() > 1
 
 
 def test_its_gradient_is_right_and_zero_where_answers_agree():
     first, second = (x[:3] for x in pair(5, 1.0))
     fixed = log_probs(first)
-    assert torch.autograd.gradcheck(lambda z: jensen_shannon(fixed, log_probs(z)), second.clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda z: jensen_shannon(fixed, log_probs(z)), second.clone().requires_grad_()
+    )
     same = first.clone().requires_grad_()
     (slope,) = torch.autograd.grad(jensen_shannon(fixed, log_probs(same)).sum(), same)
     assert slope.abs().max() < 1e-15
     far = torch.tensor([[300.0, 0.0, -300.0]], requires_grad=True)
-    (slope,) = torch.autograd.grad(jensen_shannon(log_probs(-far.detach()), log_probs(far)).sum(), far)
+    (slope,) = torch.autograd.grad(
+        jensen_shannon(log_probs(-far.detach()), log_probs(far)).sum(), far
+    )
     assert slope.isfinite().all()
 
 

@@ -43,9 +43,15 @@ def test_the_answer_is_read_from_the_tokens_that_stay(family, after):
     for block in model.blocks[:after]:
         h = block(h, layout.at())
     for row, features in zip(found.tokens, h[:, layout.patches], strict=True):
-        assert set(row.nonzero().flatten().tolist()) == reference.most_diverse(features, int(row.sum()))
-    assert_close(found.logits, kept_logits(model, h, found.tokens, layout, start=after), atol=1e-10, rtol=0)
-    assert_close(divprune(model, images, keep=1.0, after=after).logits, model(images), atol=1e-10, rtol=0)
+        assert set(row.nonzero().flatten().tolist()) == reference.most_diverse(
+            features, int(row.sum())
+        )
+    assert_close(
+        found.logits, kept_logits(model, h, found.tokens, layout, start=after), atol=1e-10, rtol=0
+    )
+    assert_close(
+        divprune(model, images, keep=1.0, after=after).logits, model(images), atol=1e-10, rtol=0
+    )
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep": 1.5}, {"after": 4}])

@@ -10,7 +10,19 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.heads import Swapped, additivity, first_order, greedy, interchange, joint_effect, mediated, penalised, regress, score, screen
+from seecause.heads import (
+    Swapped,
+    additivity,
+    first_order,
+    greedy,
+    interchange,
+    joint_effect,
+    mediated,
+    penalised,
+    regress,
+    score,
+    screen,
+)
 from seecause.heads.regression import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -32,17 +44,28 @@ def test_the_guess_is_the_slope_of_scaled_weights():
     found = first_order(model, images, masks)
     step = 1e-5
     for layer, head in [(0, 1), (2, 0), (3, 2)]:
-        weight = reference.projection(native.blocks[layer]).weight[:, head * WIDTH : (head + 1) * WIDTH]
+        weight = reference.projection(native.blocks[layer]).weight[
+            :, head * WIDTH : (head + 1) * WIDTH
+        ]
         kept, values = weight.clone(), []
         for factor in (1 + step, 1 - step):
             weight.copy_(kept * factor)
-            values.append(sum(reference.gains(native.forward, x, m)[1] for x, m in zip(images, masks, strict=True)) / 2)
+            values.append(
+                sum(
+                    reference.gains(native.forward, x, m)[1]
+                    for x, m in zip(images, masks, strict=True)
+                )
+                / 2
+            )
         weight.copy_(kept)
-        assert found.value[layer, head].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-8)
+        assert found.value[layer, head].item() == pytest.approx(
+            (values[0] - values[1]) / (2 * step), abs=1e-8
+        )
 
 
 def test_the_guess_is_exact_where_the_response_is_linear():
-    """A head of the last block of a mean-pooled model without final norm moves one logit linearly; its MLP does not, so it is taken out."""
+    """A head of the last block of a mean-pooled model without final norm moves one logit linearly;
+    its MLP does not, so it is taken out."""
     native = tiny("timm_mean")
     block, module = native.blocks[-1], native.module
     with torch.no_grad():
@@ -50,7 +73,9 @@ def test_the_guess_is_exact_where_the_response_is_linear():
     module.norm = torch.nn.Identity()
     module.fc_norm = torch.nn.Identity()
     model, images = view(native, check=False), pictures(native)
-    guess, exact = (make(model, images, response="logit", target=3).value for make in (first_order, score))
+    guess, exact = (
+        make(model, images, response="logit", target=3).value for make in (first_order, score)
+    )
     assert_close(guess[-1], exact[-1], atol=1e-10, rtol=0)
     assert (guess[0] - exact[0]).abs().max() > 1e-4
 
@@ -59,7 +84,11 @@ def test_a_screen_measures_the_likeliest_exactly():
     _, model, images, masks = case()
     exact = score(model, images, masks)
     found = screen(model, images, masks, top=2, verify=4, audit=0.2)
-    assert len(found.verified) == 4 and len(found.audited) == 3 and not set(found.verified) & set(found.audited)
+    assert (
+        len(found.verified) == 4
+        and len(found.audited) == 3
+        and not set(found.verified) & set(found.audited)
+    )
     measured = [*found.verified, *found.audited]
     for head in ALL:
         assert (head in measured) == (not math.isnan(found.scores.value[head]))
@@ -83,7 +112,12 @@ def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
 
 def test_impossible_screens_are_refused():
     _, model, images, masks = case()
-    for options, said in (({"top": 13}, "1 to 12"), ({"top": 2, "verify": 1}, "at least as many"), ({"by": "luck"}, "signed, size"), ({"at": ()}, "gates")):
+    for options, said in (
+        ({"top": 13}, "1 to 12"),
+        ({"top": 2, "verify": 1}, "at least as many"),
+        ({"by": "luck"}, "signed, size"),
+        ({"at": ()}, "gates"),
+    ):
         with pytest.raises(BadOption, match=said):
             screen(model, images, masks, **options)
 
@@ -94,7 +128,9 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
     for seed in range(tries):
         gone = (torch.rand(50, 8, 6, generator=torch.Generator().manual_seed(seed)) < 0.3).double()
         own = noise(50, 1, seed=seed + 1000)  # each image is off by something of its own
-        value, error, explained = fit(gone, gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000))
+        value, error, explained = fit(
+            gone, gone @ truth + 0.3 * own + 0.1 * noise(50, 8, seed=seed + 2000)
+        )
         inside += int(((value - truth).abs() < 1.96 * error).sum())
         assert_close(value, truth, atol=0.3, rtol=0)
     assert 0.88 < inside / (6 * tries) < 0.99 and 0.5 < explained < 1
@@ -106,17 +142,25 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
 def test_heads_that_removals_cannot_tell_apart_are_refused(seed):
     one = torch.randint(0, 3, (40, 7), generator=torch.Generator().manual_seed(seed))
     other = torch.rand(40, 7, 5, generator=torch.Generator().manual_seed(seed + 10)) < 0.3
-    gone = torch.cat([torch.nn.functional.one_hot(one, 3), other], dim=-1).double()  # always exactly one of the first three: they add up to the intercept
+    gone = torch.cat(
+        [torch.nn.functional.one_hot(one, 3), other], dim=-1
+    ).double()  # always exactly one of the first three: they add up to the intercept
     lost = noise(40, 7, seed=seed)
     with pytest.raises(BadOption, match="cannot tell all heads apart"):
         fit(gone, lost)
-    assert fit(gone, lost, ridge=1e-3)[0].isfinite().all() and fit(gone[..., 1:], lost)[0].isfinite().all()
+    assert (
+        fit(gone, lost, ridge=1e-3)[0].isfinite().all()
+        and fit(gone[..., 1:], lost)[0].isfinite().all()
+    )
 
 
 def test_regression_is_a_fit_to_random_removals():
     native, model, images, masks = case(batch=3)
     found = regress(model, images, masks, draws=16, rate=0.2, seed=5)
-    gone = torch.rand(3, 16, 4, HEADS, generator=torch.Generator().manual_seed(5), dtype=torch.float64) < 0.2
+    gone = (
+        torch.rand(3, 16, 4, HEADS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        < 0.2
+    )
     lost = torch.zeros(3, 16, dtype=torch.float64)
     for i in range(3):
         whole = reference.gains(native.forward, images[i], masks[i])[1]
@@ -130,7 +174,9 @@ def test_regression_is_a_fit_to_random_removals():
                 lost[i, draw] = whole - reference.gains(native.forward, images[i], masks[i])[1]
                 for layer, before in weights.items():
                     reference.projection(native.blocks[layer]).weight.copy_(before)
-    x = torch.cat([torch.ones(48, 1, dtype=torch.float64), gone.flatten(0, 1).flatten(1).double()], dim=1)
+    x = torch.cat(
+        [torch.ones(48, 1, dtype=torch.float64), gone.flatten(0, 1).flatten(1).double()], dim=1
+    )
     expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
     assert_close(found.value.flatten(), expected, atol=1e-9, rtol=0)
     assert 0 < found.before["r2"] < 1 and (found.error > 0).all()
@@ -142,22 +188,40 @@ def test_greedy_scores_again_after_each_removal():
     native, model, images, masks = case()
     found = greedy(model, images, masks, top=2, guard=False)
     first = score(model, images, masks, guard=False)
-    assert found.heads[0] == first.order()[0] and found.gains[0] == float(first.value[found.heads[0]])
+    assert found.heads[0] == first.order()[0] and found.gains[0] == float(
+        first.value[found.heads[0]]
+    )
     layer, head = found.heads[0]
     with torch.no_grad(), reference.without(native.blocks[layer], head, WIDTH):
-        expected = reference.head_effects(2, native.blocks, HEADS, WIDTH, lambda i: reference.gains(native.forward, images[i], masks[i])[1])
+        expected = reference.head_effects(
+            2,
+            native.blocks,
+            HEADS,
+            WIDTH,
+            lambda i: reference.gains(native.forward, images[i], masks[i])[1],
+        )
     assert_close(found.rounds[1].value, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert model.gates is None
-    assert_close(joint_effect(model, images, masks, found.heads).mean().item(), sum(found.gains), atol=1e-10, rtol=0)
+    assert_close(
+        joint_effect(model, images, masks, found.heads).mean().item(),
+        sum(found.gains),
+        atol=1e-10,
+        rtol=0,
+    )
     with sc.heads.ablate(model, [head for head in ALL if first.value[head] > 0]):
-        assert len(greedy(model, images, masks, top=12, rule=lambda s: penalised(s, alpha=1e6)).heads) < 12
+        assert (
+            len(greedy(model, images, masks, top=12, rule=lambda s: penalised(s, alpha=1e6)).heads)
+            < 12
+        )
 
 
 def test_one_head_adds_up_with_itself():
     _, model, images, masks = case()
     for operator in ("zero", "mean", "resample"):
         scores = score(model, images, masks, operator=operator)
-        assert additivity(model, images, masks, [(1, 2)], scores, operator=operator) == pytest.approx(1)
+        assert additivity(
+            model, images, masks, [(1, 2)], scores, operator=operator
+        ) == pytest.approx(1)
     assert additivity(model, images, masks, [(1, 2), (2, 0)], scores) != pytest.approx(1)
     assert math.isnan(additivity(model, images, masks, [], scores))
 
@@ -167,17 +231,28 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
     native, model, images, _ = case(family)
     swapped = Swapped(images + noise(*images.shape, seed=5), images.flip(0) * 0.5)
     found = interchange(model, images, swapped)
-    for others, effects in ((swapped.background, found.background), (swapped.foreground, found.foreground)):
+    for others, effects in (
+        (swapped.background, found.background),
+        (swapped.foreground, found.foreground),
+    ):
         expected = torch.zeros(2, 4, HEADS, dtype=torch.float64)
-        for i, layer, head in torch.cartesian_prod(torch.arange(2), torch.arange(4), torch.arange(HEADS)).tolist():
+        for i, layer, head in torch.cartesian_prod(
+            torch.arange(2), torch.arange(4), torch.arange(HEADS)
+        ).tolist():
             block, part = native.blocks[layer], slice(head * WIDTH, (head + 1) * WIDTH)
-            with reference.carrying(block, head, WIDTH, reference.carried(native.forward, block, others[i])[:, part]):
+            with reference.carrying(
+                block, head, WIDTH, reference.carried(native.forward, block, others[i])[:, part]
+            ):
                 changed = reference.answer(native.forward, images[i])
-            expected[i, layer, head] = reference.js(reference.answer(native.forward, images[i]), changed)
+            expected[i, layer, head] = reference.js(
+                reference.answer(native.forward, images[i]), changed
+            )
         assert_close(effects, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert_close(found.selectivity, found.background / (found.background + found.foreground))
     with sc.budget(1):
-        assert_close(interchange(model, images, swapped).foreground, found.foreground, atol=1e-12, rtol=0)
+        assert_close(
+            interchange(model, images, swapped).foreground, found.foreground, atol=1e-12, rtol=0
+        )
 
 
 def test_all_heads_together_carry_everything_to_a_class_token():
@@ -186,7 +261,9 @@ def test_all_heads_together_carry_everything_to_a_class_token():
     assert mediated(model, images, others, ALL) == pytest.approx(1)
     assert mediated(model, images, others, []) == pytest.approx(0, abs=1e-12)
     single = interchange(model, images, Swapped(others))
-    assert mediated(model, images, others, [(1, 0)]) == pytest.approx(float(single.background[1, 0]) / single.total["background"])
+    assert mediated(model, images, others, [(1, 0)]) == pytest.approx(
+        float(single.background[1, 0]) / single.total["background"]
+    )
     with pytest.raises(BadOption, match="selectivity"):
         _ = single.selectivity
     with pytest.raises(BadOption, match="one counterfactual"):

@@ -1,4 +1,5 @@
-"""Exported folders load in plain libraries (zeroed) or by `sc.load` (both), and answer like the ablated model."""
+"""Exported folders load in plain libraries (zeroed) or by `sc.load` (both), and answer like the
+ablated model."""
 
 from __future__ import annotations
 
@@ -43,9 +44,16 @@ def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
     assert (expected - biased(images)).abs().max() > 0.1
     again = sc.load(str(export(biased, heads, tmp_path, form=form)))
     close(again(images), expected)
-    assert again.classes == biased.classes and again.preprocess == biased.preprocess and not again.random_weights
+    assert (
+        again.classes == biased.classes
+        and again.preprocess == biased.preprocess
+        and not again.random_weights
+    )
     page = (tmp_path / "README.md").read_text()
-    assert "without 10 of its 48 attention heads" in page and "| 4 | 8 | 0, 1, 2, 3, 4, 5, 6, 7 |" in page
+    assert (
+        "without 10 of its 48 attention heads" in page
+        and "| 4 | 8 | 0, 1, 2, 3, 4, 5, 6, 7 |" in page
+    )
 
 
 def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
@@ -53,14 +61,19 @@ def test_an_embedded_module_of_our_own_is_loaded_by_sc_load(tmp_path):
     heads = [(4, 3), (4, 5)]
     again = sc.load(str(export(model, heads, tmp_path)))
     close(again(images), ablated(model, images, heads))
-    assert again.module.roles == model.module.roles and "sc.load(FOLDER)" in (tmp_path / "README.md").read_text()
+    assert (
+        again.module.roles == model.module.roles
+        and "sc.load(FOLDER)" in (tmp_path / "README.md").read_text()
+    )
 
 
 def test_an_embedded_model_ships_in_plain_timm(biased, tmp_path):
     from timm.models.vision_transformer import VisionTransformer
 
     export(biased, HEADS, tmp_path)
-    module = VisionTransformer(**json.loads((tmp_path / "seecause.json").read_text())["origin"]["arguments"]).eval()
+    module = VisionTransformer(
+        **json.loads((tmp_path / "seecause.json").read_text())["origin"]["arguments"]
+    ).eval()
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     images = torch.randn(2, 3, 96, 96)
     close(module(images), ablated(biased, images))
@@ -74,13 +87,18 @@ def test_timm_loads_what_it_knows_by_name(tmp_path):
     heads, images = [(0, 0), (3, 1)], torch.randn(2, 3, 160, 160)
     expected = ablated(model, images, heads)
     export(model, heads, tmp_path / "zeroed")
-    plain = timm.create_model("test_vit", checkpoint_path=str(tmp_path / "zeroed" / "model.safetensors")).eval()
+    plain = timm.create_model(
+        "test_vit", checkpoint_path=str(tmp_path / "zeroed" / "model.safetensors")
+    ).eval()
     close(plain(images), expected)
     page = (tmp_path / "zeroed" / "README.md").read_text()
     assert "timm.create_model('test_vit', num_classes=1000" in page and "were random" in page
     export(model, heads, tmp_path / "sliced", form="sliced")
     close(sc.load(str(tmp_path / "sliced"))(images), expected)
-    size = {form: sum(f.stat().st_size for f in (tmp_path / form).glob("*.safetensors")) for form in FORMS}
+    size = {
+        form: sum(f.stat().st_size for f in (tmp_path / form).glob("*.safetensors"))
+        for form in FORMS
+    }
     assert size["sliced"] < size["zeroed"]
 
 
@@ -89,11 +107,17 @@ def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
     model = sc.load("timm:eva02_tiny_patch14_224", weights="random", size=56, head=matrix)
     scramble(model.module)
     images = torch.randn(1, 3, 56, 56)
-    again = sc.load(str(export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path, form="sliced")))
+    again = sc.load(
+        str(
+            export(model, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)], tmp_path, form="sliced")
+        )
+    )
     close(again(images), ablated(model, images, [(0, 0), (3, 1), (3, 2), (5, 0), (5, 1), (5, 2)]))
 
 
-@pytest.mark.parametrize("family", ["hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip_tower", "hf_clip_classifier"])
+@pytest.mark.parametrize(
+    "family", ["hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip_tower", "hf_clip_classifier"]
+)
 def test_transformers_loads_what_it_saved(family, tmp_path):
     native = tiny(family, dtype=torch.float32)
     model, images = view(native, check=False), pictures(native)
@@ -103,9 +127,15 @@ def test_transformers_loads_what_it_saved(family, tmp_path):
     native.module.load_state_dict(plain.state_dict())
     close(native.forward(images), expected)
     for form in FORMS:
-        folder = tmp_path / form if form == "zeroed" else export(model, HEADS, tmp_path / form, form=form)
+        folder = (
+            tmp_path / form
+            if form == "zeroed"
+            else export(model, HEADS, tmp_path / form, form=form)
+        )
         close(sc.load(str(folder))(images), expected)
-    assert not (tmp_path / "sliced" / "model.safetensors").exists()  # from_pretrained would fill it wrongly
+    assert not (
+        tmp_path / "sliced" / "model.safetensors"
+    ).exists()  # from_pretrained would fill it wrongly
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -123,8 +153,12 @@ def test_pruned_models_can_be_exported_and_pruned_again(biased, tmp_path):
     once = prune(biased, [(0, 0), (1, 3)])
     with pytest.raises(NotDefined, match="sliced"):
         export(once, [], tmp_path)
-    again = sc.load(str(export(once, [(0, 0)], tmp_path / "a", form="sliced")))  # head 1 of the original
-    twice = sc.load(str(export(again, [(1, 6)], tmp_path / "b", form="sliced")))  # head 7 of the original
+    again = sc.load(
+        str(export(once, [(0, 0)], tmp_path / "a", form="sliced"))
+    )  # head 1 of the original
+    twice = sc.load(
+        str(export(again, [(1, 6)], tmp_path / "b", form="sliced"))
+    )  # head 7 of the original
     close(twice(images), ablated(biased, images, [(0, 0), (0, 1), (1, 3), (1, 7)]))
 
 
@@ -151,9 +185,18 @@ def test_a_processor_says_what_the_model_was_told(tmp_path):
     from seecause.heads.export import _save_processor
     from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
-    frame = Preprocess(size=(224, 224), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop=224 / 256, filter="bilinear")
+    frame = Preprocess(
+        size=(224, 224),
+        mean=(0.1, 0.2, 0.3),
+        std=(0.4, 0.5, 0.6),
+        crop=224 / 256,
+        filter="bilinear",
+    )
     _save_processor(frame, tmp_path)
-    assert preprocess_from_processor(json.loads((tmp_path / "preprocessor_config.json").read_text())) == frame
+    assert (
+        preprocess_from_processor(json.loads((tmp_path / "preprocessor_config.json").read_text()))
+        == frame
+    )
 
 
 def test_heads_may_be_numpy_numbers_and_come_twice(biased, tmp_path):
@@ -166,7 +209,9 @@ def test_a_folder_with_other_things_is_left_alone(biased, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(BadOption, match="other files"):
         export(biased, [(0, 1)], tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (tmp_path / "README.md").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (
+        tmp_path / "README.md"
+    ).read_text() == "mine"
     export(biased, [(0, 1)], tmp_path / "new")
     export(biased, [(0, 2)], tmp_path / "new")  # an earlier export is replaced
     assert "| 0 | 8 | 2 |" in (tmp_path / "new" / "README.md").read_text()

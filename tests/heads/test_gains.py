@@ -25,19 +25,36 @@ def case(batch=3, family="timm_registers"):
 def test_gains_are_those_of_native_forwards(temperature, fill):
     native, model, images, masks = case()
     found = information_gains(model, images, masks, temperature=temperature, baseline=fill)
-    expected = torch.tensor([reference.gains(native.forward, x, m, temperature, fill) for x, m in zip(images, masks, strict=True)], dtype=torch.float64)
+    expected = torch.tensor(
+        [
+            reference.gains(native.forward, x, m, temperature, fill)
+            for x, m in zip(images, masks, strict=True)
+        ],
+        dtype=torch.float64,
+    )
     assert_close(torch.stack([found.fig, found.big], dim=1), expected, atol=1e-10, rtol=0)
     assert_close(found.bir, found.big / (found.fig + found.big))
     assert found.protocol["masks"] == {"source": "oracle"} and found.noise_floor < 1e-12
     with sc.budget(1):
-        assert_close(information_gains(model, images, masks, temperature=temperature, baseline=fill).big, found.big, atol=1e-12, rtol=0)
+        assert_close(
+            information_gains(model, images, masks, temperature=temperature, baseline=fill).big,
+            found.big,
+            atol=1e-12,
+            rtol=0,
+        )
 
 
 def test_both_ratios_and_degenerate_images():
-    gains = Gains(fig=torch.tensor([0.3, 0.0, 0.1]).double(), big=torch.tensor([0.1, 0.0, 0.0]).double(), noise_floor=0.0)
+    gains = Gains(
+        fig=torch.tensor([0.3, 0.0, 0.1]).double(),
+        big=torch.tensor([0.1, 0.0, 0.0]).double(),
+        noise_floor=0.0,
+    )
     assert gains.bir.tolist() == pytest.approx([0.25, 0.5, 0.0])
     assert gains.degenerate.tolist() == [False, True, False]
-    assert gains.bir_mean_of_ratios == pytest.approx(0.25) and gains.bir_ratio_of_means == pytest.approx(0.2)
+    assert gains.bir_mean_of_ratios == pytest.approx(
+        0.25
+    ) and gains.bir_ratio_of_means == pytest.approx(0.2)
 
 
 def test_an_empty_mask_makes_the_background_everything():
@@ -59,7 +76,9 @@ def test_counterfactual_pictures_are_used_as_they_are():
     elsewhere, others = images + noise(*images.shape, seed=5), images.flip(0)
     gains = information_gains(model, images, baseline=Swapped(elsewhere, others))
     for i in range(3):
-        whole, moved, changed = (reference.answer(native.forward, x[i]) for x in (images, elsewhere, others))
+        whole, moved, changed = (
+            reference.answer(native.forward, x[i]) for x in (images, elsewhere, others)
+        )
         assert gains.big[i].item() == pytest.approx(reference.js(whole, moved), abs=1e-10)
         assert gains.fig[i].item() == pytest.approx(reference.js(whole, changed), abs=1e-10)
     assert gains.protocol["baseline"] == "swapped"
@@ -69,7 +88,10 @@ def test_counterfactual_pictures_are_used_as_they_are():
         information_gains(model, images, baseline=Swapped(elsewhere[:2], others))
 
 
-@pytest.mark.parametrize("baseline", ["mean", "grey", "blur", "noise", torch.full((1, 3, 32, 48), 0.3), noise(2, 3, 32, 48)])
+@pytest.mark.parametrize(
+    "baseline",
+    ["mean", "grey", "blur", "noise", torch.full((1, 3, 32, 48), 0.3), noise(2, 3, 32, 48)],
+)
 def test_erased_pictures_keep_what_the_mask_says(baseline):
     _, model, images, masks = case(2)
     inside = torch.ones_like(masks)
@@ -77,7 +99,10 @@ def test_erased_pictures_keep_what_the_mask_says(baseline):
     found = erase(model, images, masks, baseline, inside=inside)
     base = fill(model, images, baseline, inside=inside).expand_as(images)
     for i in range(2):
-        for picture, kept in ((found.no_background, masks[i] | ~inside[i]), (found.no_foreground, ~masks[i] | ~inside[i])):
+        for picture, kept in (
+            (found.no_background, masks[i] | ~inside[i]),
+            (found.no_foreground, ~masks[i] | ~inside[i]),
+        ):
             assert torch.equal(picture[i][:, kept], images[i][:, kept])
             assert_close(picture[i][:, ~kept], base[i][:, ~kept])
 
@@ -86,7 +111,9 @@ def test_the_mean_colour_is_that_of_the_picture_without_padding():
     _, model, images, masks = case(2)
     inside = torch.ones_like(masks)
     inside[:, -8:] = False
-    assert_close(fill(model, images, "mean", inside=inside), images[:, :, :-8].mean(dim=(2, 3), keepdim=True))
+    assert_close(
+        fill(model, images, "mean", inside=inside), images[:, :, :-8].mean(dim=(2, 3), keepdim=True)
+    )
 
 
 def test_bad_input_is_refused():

@@ -1,4 +1,5 @@
-"""Causal Head Gating finds what was planted: a head that drowns the labels, heads that do nothing, heads that carry the answer."""
+"""Causal Head Gating finds what was planted: a head that drowns the labels, heads that do nothing,
+heads that carry the answer."""
 
 from __future__ import annotations
 
@@ -21,10 +22,16 @@ NOISY, IDLE, CARRYING = (1, 0), [(0, 2), (1, 2)], [(0, 0), (0, 1), (1, 1)]
 
 @pytest.fixture(scope="module")
 def planted():
-    """Labels are a model's own answers without one head, which it then gets back six times as loud; two other heads write nothing."""
+    """Labels are a model's own answers without one head, which it then gets back six times as loud;
+    two other heads write nothing."""
     from timm.models.vision_transformer import VisionTransformer
 
-    module = scramble(VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5), seed=1).requires_grad_(False)
+    module = scramble(
+        VisionTransformer(
+            img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5
+        ),
+        seed=1,
+    ).requires_grad_(False)
     model = sc.wrap(module, **HALF, check=False)
 
     def columns(layer, head):
@@ -92,27 +99,37 @@ def test_masks_do_not_meet(planted):
 
 
 def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
-    """What a head is called depends on the tasks: the loud head interferes with one set of answers and makes the other."""
+    """What a head is called depends on the tasks: the loud head interferes with one set of answers
+    and makes the other."""
     model, images, quiet = planted
     loud = model(images).argmax(dim=1)
     differ = quiet != loud
     told = dict(masks=2, steps=15, batch=32)
-    against = head_gates(model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **told)
-    towards = head_gates(model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **told)
+    against = head_gates(
+        model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **told
+    )
+    towards = head_gates(
+        model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **told
+    )
     assert against.roles()[NOISY[0]][NOISY[1]] == "interfering"
     assert towards.roles()[NOISY[0]][NOISY[1]] == "facilitating"
 
 
 def test_only_heads_called_interfering_score_above_zero():
-    """The rule of removal: both gates at most 0.5. The order within each kind is that of soft interference."""
-    opened, shut = torch.tensor([[[0.9, 0.6, 0.1, 0.3, 0.2]]]), torch.tensor([[[0.8, 0.2, 0.3, 0.4, 0.9]]])
+    """The rule of removal: both gates at most 0.5. The order within each kind is that of soft
+    interference."""
+    opened, shut = (
+        torch.tensor([[[0.9, 0.6, 0.1, 0.3, 0.2]]]),
+        torch.tensor([[[0.8, 0.2, 0.3, 0.4, 0.9]]]),
+    )
     found = Gating(opened, opened, shut)
     assert_close(found.scores(), torch.tensor([[-0.9, -0.6, 0.9, 0.7, -0.2]]))
     assert [role == "interfering" for role in found.roles()[0]] == (found.scores()[0] > 0).tolist()
 
 
 def test_no_head_need_interfere(planted):
-    """A model that is its own teacher has nothing to remove: top(6) of six heads may be empty, and forcing it is another matter."""
+    """A model that is its own teacher has nothing to remove: top(6) of six heads may be empty, and
+    forcing it is another matter."""
     model, images, labels = planted
     with ablate(model, [NOISY]):
         scores = select("gating", model, images, labels, masks=2, steps=15, batch=64)
@@ -121,13 +138,19 @@ def test_no_head_need_interfere(planted):
 
 
 def test_slopes_are_those_of_the_loss_as_written(planted):
-    """All tasks and masks in one pass are the same as one after another, and the push is the slope of the clipped mean."""
+    """All tasks and masks in one pass are the same as one after another, and the push is the slope
+    of the clipped mean."""
     model, images, labels = planted
     tasks = [(images[:8], labels[:8]), (images[8:20], labels[8:20])]
     theta = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
     for place, one in enumerate(theta):
         gates = one.clone().requires_grad_()
-        first, second = (F.cross_entropy(gated_logits(model, x, gates.sigmoid().expand(len(x), -1, -1)), y, reduction="none") for x, y in tasks)
+        first, second = (
+            F.cross_entropy(
+                gated_logits(model, x, gates.sigmoid().expand(len(x), -1, -1)), y, reduction="none"
+            )
+            for x, y in tasks
+        )
         (slope,) = torch.autograd.grad(first.mean() - second.clamp(max=math.log(5)).mean(), gates)
         assert_close(gating._slopes(model, tasks, theta)[place], slope, atol=1e-5, rtol=1e-4)
 

@@ -1,4 +1,5 @@
-"""The embedded models, whose truth is known: an audit must tell them apart, and scores must find planted heads."""
+"""The embedded models, whose truth is known: an audit must tell them apart, and scores must find
+planted heads."""
 
 from __future__ import annotations
 
@@ -14,13 +15,23 @@ from seecause.heads.cases import critter_cases, right_ones
 from seecause.heads.removal import logits_without
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("vit", "Nothing to repair"), ("biased", "The model answers mostly from the background")])
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [("vit", "Nothing to repair"), ("biased", "The model answers mostly from the background")],
+)
 def test_the_audit_tells_the_clean_model_from_the_biased_one(name, verdict):
     model = sc.load(f"builtin:critters-{name}", check=False)
-    found = audit(model, critter_cases(model, critters.draw("balanced", "test", 65)[::13]), masks="oracle")
+    found = audit(
+        model, critter_cases(model, critters.draw("balanced", "test", 65)[::13]), masks="oracle"
+    )
     assert found.verdict()[0].startswith(verdict)
     if name == "biased":  # the paper's fill alone would have missed it
-        assert found.gains["true masks, mean"].bir_ratio_of_means < 0.05 < 0.3 < found.gains["true masks, grey"].bir_ratio_of_means
+        assert (
+            found.gains["true masks, mean"].bir_ratio_of_means
+            < 0.05
+            < 0.3
+            < found.gains["true masks, grey"].bir_ratio_of_means
+        )
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +42,44 @@ def planted():
 def area(planted, scores):
     """AUROC of background heads among the heads whose role is known."""
     roles = planted.module.roles
-    return roc_auc_score([role == "background" for role in roles.values()], [float(scores.value[head]) for head in roles])
+    return roc_auc_score(
+        [role == "background" for role in roles.values()],
+        [float(scores.value[head]) for head in roles],
+    )
 
 
 @pytest.mark.parametrize("fill", ["default", "swap"])
 def test_scores_with_true_masks_and_guard_find_the_planted_background_heads(planted, fill):
-    train = right_ones(planted, critter_cases(planted, critters.draw("matted", "train", 32)), share=1.0, cap=12)
+    train = right_ones(
+        planted, critter_cases(planted, critters.draw("matted", "train", 32)), share=1.0, cap=12
+    )
     given = {"default": {}, "swap": {"baseline": train.swapped}}[fill]
-    found = score(planted, train.images, train.oracle, target=train.labels, heads=list(planted.module.roles), **given)
+    found = score(
+        planted,
+        train.images,
+        train.oracle,
+        target=train.labels,
+        heads=list(planted.module.roles),
+        **given,
+    )
     assert area(planted, penalised(found)) >= 0.95
 
 
 def test_the_papers_fill_does_not_find_them(planted):
-    train = right_ones(planted, critter_cases(planted, critters.draw("matted", "train", 96)), share=1.0, cap=40)
-    found = score(planted, train.images, train.oracle, target=train.labels, heads=list(planted.module.roles), baseline="mean")
-    assert area(planted, found) < 0.3 and area(planted, penalised(found)) < 0.6  # below chance, and no better than chance with the guard
+    train = right_ones(
+        planted, critter_cases(planted, critters.draw("matted", "train", 96)), share=1.0, cap=40
+    )
+    found = score(
+        planted,
+        train.images,
+        train.oracle,
+        target=train.labels,
+        heads=list(planted.module.roles),
+        baseline="mean",
+    )
+    assert (
+        area(planted, found) < 0.3 and area(planted, penalised(found)) < 0.6
+    )  # below chance, and no better than chance with the guard
 
 
 def test_without_the_planted_background_heads_no_background_matters(planted):

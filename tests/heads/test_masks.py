@@ -1,4 +1,5 @@
-"""Masks are found alike alone and in a batch, have the size they should have, and are kept by what decides them."""
+"""Masks are found alike alone and in a batch, have the size they should have, and are kept by what
+decides them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_masks_are_those_of_a_plain_optimiser(param, init):
     weights = (1.0, 0.3, 0.1)
     found = discover_masks(model, images, weights=weights, param=param, init=init, **OPTIONS)
     for image, soft in zip(images, found.soft, strict=True):
-        expected = reference.mask(native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS)
+        expected = reference.mask(
+            native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS
+        )
         assert_close(soft, expected, atol=1e-9, rtol=0)
     assert found.soft.std() > 0.01 and found.source == "discovered"
 
@@ -45,12 +48,22 @@ def test_the_batch_does_not_matter():
 
 def test_the_answer_is_kept_and_less_is_shown():
     _, model, images = case(1)
-    short, long = (discover_masks(model, images, steps=n, grid=6, rate=0.05, weights=(1.0, 0.01, 0.0)) for n in (1, 25))
+    short, long = (
+        discover_masks(model, images, steps=n, grid=6, rate=0.05, weights=(1.0, 0.01, 0.0))
+        for n in (1, 25)
+    )
     assert long.losses[0, 0] < short.losses[0, 0]
 
 
 @pytest.mark.parametrize("rho", [0.1, 0.35, 0.5])
-@pytest.mark.parametrize("soft", [torch.ones(1, 5, 5), torch.zeros(1, 5, 5), torch.rand(1, 5, 5, generator=torch.Generator().manual_seed(0))])
+@pytest.mark.parametrize(
+    "soft",
+    [
+        torch.ones(1, 5, 5),
+        torch.zeros(1, 5, 5),
+        torch.rand(1, 5, 5, generator=torch.Generator().manual_seed(0)),
+    ],
+)
 def test_topk_keeps_exactly_so_many_pixels(soft, rho):
     hard, ties = harden(soft, (32, 48), rho=rho)
     assert hard.sum() == round(rho * 32 * 48)
@@ -66,7 +79,9 @@ def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none
     none, _ = harden(soft, (64, 64), rho=0.25, rule="percentile")
     assert not none.any()
     ramp = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(1))
-    assert harden(ramp, (64, 64), rho=0.25, rule="percentile")[0].float().mean() == pytest.approx(0.25, abs=1e-3)
+    assert harden(ramp, (64, 64), rho=0.25, rule="percentile")[0].float().mean() == pytest.approx(
+        0.25, abs=1e-3
+    )
 
 
 def test_padding_is_never_kept():
@@ -89,7 +104,9 @@ def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     assert early.steps.min() < early.steps.max() and set(early.steps.tolist()) <= {8, 12, 16, 20}
     assert_close(early.soft, single.soft, atol=1e-9, rtol=0)
     stopped = int(early.steps.argmin())
-    alone = discover_masks(model, images[stopped : stopped + 1], steps=int(early.steps.min()), grid=6, rate=0.01)
+    alone = discover_masks(
+        model, images[stopped : stopped + 1], steps=int(early.steps.min()), grid=6, rate=0.01
+    )
     assert_close(early.soft[stopped], alone.soft[0], atol=1e-9, rtol=0)
 
 
@@ -100,10 +117,14 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
     assert done == [2] and len(list(tmp_path.iterdir())) == 2
 
     def files_after(**changes):
-        discover_masks(model, changes.pop("images", images), cache=tmp_path, **{**OPTIONS, **changes})
+        discover_masks(
+            model, changes.pop("images", images), cache=tmp_path, **{**OPTIONS, **changes}
+        )
         return len(list(tmp_path.iterdir()))
 
-    again = discover_masks(model, images.flip(0), cache=tmp_path, rho=0.2, **OPTIONS)  # place and rho do not matter
+    again = discover_masks(
+        model, images.flip(0), cache=tmp_path, rho=0.2, **OPTIONS
+    )  # place and rho do not matter
     assert len(list(tmp_path.iterdir())) == 2 and torch.equal(again.soft.flip(0), first.soft)
     assert again.hard.sum() == 2 * round(0.2 * 32 * 48)
     assert files_after(steps=3) == 4
@@ -123,7 +144,9 @@ def test_masks_work_without_gradients_and_for_convolutional_models():
     native = tiny_conv("timm_resnet")
     model = sc.wrap(native.module, check=False, **CONV)
     with torch.inference_mode():
-        found = discover_masks(model, torch.randn(1, 3, *model.preprocess.size, dtype=torch.float64), steps=2, grid=4)
+        found = discover_masks(
+            model, torch.randn(1, 3, *model.preprocess.size, dtype=torch.float64), steps=2, grid=4
+        )
     assert found.hard.shape == (1, *model.preprocess.size)
 
 
@@ -132,7 +155,11 @@ def test_overlap_with_true_masks():
     hard[0, :2] = True
     truth = torch.zeros(2, 4, 4, dtype=torch.int32)
     truth[0, 1:3] = 1
-    assert_close(iou(Masks.oracle(hard), truth), torch.tensor([4 / 12, torch.nan], dtype=torch.float64), equal_nan=True)
+    assert_close(
+        iou(Masks.oracle(hard), truth),
+        torch.tensor([4 / 12, torch.nan], dtype=torch.float64),
+        equal_nan=True,
+    )
     truth[0, 0] = IGNORE
     assert iou(hard, truth)[0] == 0.5
     known = Masks.oracle(truth)
@@ -174,7 +201,9 @@ def test_no_images_and_independent_classes_are_refused():
 def test_a_damaged_file_of_the_cache_is_searched_again(tmp_path):
     _, model, images = case(2)
     first = discover_masks(model, images, cache=tmp_path, **OPTIONS)
-    for file, damage in zip(sorted(tmp_path.iterdir()), (b"", b"nonsense that is no header"), strict=True):
+    for file, damage in zip(
+        sorted(tmp_path.iterdir()), (b"", b"nonsense that is no header"), strict=True
+    ):
         file.write_bytes(damage)
     assert_close(discover_masks(model, images, cache=tmp_path, **OPTIONS).soft, first.soft)
     assert all(file.stat().st_size > 100 for file in tmp_path.iterdir())

@@ -17,8 +17,19 @@ from tests.helpers import noise, view
 from tests.reference import ablation
 from tests.tiny import FAMILIES, pictures, scramble, tiny
 
-HEADS = [(0, 1), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)]  # one, two, none, and all of a layer's three heads
-UNSLICED = {"timm_clip": "a norm", "timm_parallel": "not a module of its own", "open_clip_norms": "a norm"}
+HEADS = [
+    (0, 1),
+    (1, 0),
+    (1, 2),
+    (3, 0),
+    (3, 1),
+    (3, 2),
+]  # one, two, none, and all of a layer's three heads
+UNSLICED = {
+    "timm_clip": "a norm",
+    "timm_parallel": "not a module of its own",
+    "open_clip_norms": "a norm",
+}
 TWINS = ["timm_registers", "hf_vit", "hf_vit_other_size", "hf_dinov2", "hf_clip", "torchvision_vit"]
 
 
@@ -37,16 +48,35 @@ def test_zeroed_and_sliced_answer_like_the_ablated_model(family):
             continue
         smaller = cut(model, HEADS)
         assert_close(smaller(images), expected, atol=1e-10, rtol=0)
-        assert_close(smaller.native(images), expected, atol=1e-10, rtol=0)  # the library's own forward
-        assert sum(p.numel() for p in smaller.module.parameters()) < sum(p.numel() for p in model.module.parameters()) or cut is zero
+        assert_close(
+            smaller.native(images), expected, atol=1e-10, rtol=0
+        )  # the library's own forward
+        assert (
+            sum(p.numel() for p in smaller.module.parameters())
+            < sum(p.numel() for p in model.module.parameters())
+            or cut is zero
+        )
     assert_close(model(images), before, atol=0, rtol=0)  # the model that was given is untouched
 
 
 def test_a_network_that_restricts_its_heads_is_zeroed_not_sliced():
     from seecause.models.planted import PlantedViT
 
-    size = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
-    module = scramble(PlantedViT(**size, **HALF, routers=[{"block": 1, "background": [0], "object": [1]}])).double().requires_grad_(False)
+    size = {
+        "img_size": 16,
+        "patch_size": 4,
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 3,
+        "num_classes": 5,
+    }
+    module = (
+        scramble(
+            PlantedViT(**size, **HALF, routers=[{"block": 1, "background": [0], "object": [1]}])
+        )
+        .double()
+        .requires_grad_(False)
+    )
     model, images = sc.wrap(module, **HALF, size=16), noise(2, 3, 16, 16)
     with ablate(model, [(1, 0)]):
         expected = model(images)
@@ -87,7 +117,12 @@ def test_a_pruned_model_is_a_model_like_any_other(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
     pruned = prune(model, HEADS)
-    assert [b.heads for b in pruned.blocks] == [2, 1, 3, 1]  # a layer without heads keeps one that says nothing
+    assert [b.heads for b in pruned.blocks] == [
+        2,
+        1,
+        3,
+        1,
+    ]  # a layer without heads keeps one that says nothing
     with ablate(model, HEADS):
         expected = sc.attribute(model, images, target=1).maps
     assert_close(sc.attribute(pruned, images, target=1).maps, expected, atol=1e-10, rtol=0)
@@ -104,7 +139,13 @@ def grouped_attention() -> tuple[nn.Module, torch.Tensor]:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaAttention
 
-    config = LlamaConfig(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, attention_bias=True, _attn_implementation="sdpa")
+    config = LlamaConfig(
+        hidden_size=24,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        attention_bias=True,
+        _attn_implementation="sdpa",
+    )
     torch.manual_seed(0)
     block = nn.Module()
     block.self_attn = LlamaAttention(config, layer_idx=0).double().eval().requires_grad_(False)
@@ -121,7 +162,9 @@ def test_grouped_keys_and_values_go_with_their_whole_group(removed):
     expected = attention(x, still, None)[0]
     slice_heads(block, keep)
     assert_close(attention(x, still, None)[0], expected, atol=1e-12, rtol=0)
-    assert attention.k_proj.out_features == 4 * len({head // 2 for head in keep}) and attention.q_proj.out_features == 4 * len(keep)
+    assert attention.k_proj.out_features == 4 * len(
+        {head // 2 for head in keep}
+    ) and attention.q_proj.out_features == 4 * len(keep)
 
 
 def test_half_a_group_is_refused():
@@ -130,7 +173,14 @@ def test_half_a_group_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("heads", "said"), [([(4, 0)], "layers 0-3"), ([(0, 3)], "heads 0-2 in layer 0"), ([(-1, 0)], "layers 0-3"), ([3], "pairs"), ([(0, 1.0)], "pairs")]
+    ("heads", "said"),
+    [
+        ([(4, 0)], "layers 0-3"),
+        ([(0, 3)], "heads 0-2 in layer 0"),
+        ([(-1, 0)], "layers 0-3"),
+        ([3], "pairs"),
+        ([(0, 1.0)], "pairs"),
+    ],
 )
 @pytest.mark.parametrize("cut", [prune, lambda model, heads: ablate(model, heads).__enter__()])
 def test_heads_that_are_not_there_are_named(heads, said, cut):
@@ -149,12 +199,16 @@ def test_convolutional_networks_have_no_heads():
     from tests.families.conv import tiny_conv
 
     native = tiny_conv("torchvision_resnet")
-    with pytest.raises(NotDefined, match="no attention heads"), ablate(sc.wrap(native.module, check=False, **native.options), [(0, 0)]):
+    with (
+        pytest.raises(NotDefined, match="no attention heads"),
+        ablate(sc.wrap(native.module, check=False, **native.options), [(0, 0)]),
+    ):
         pass
 
 
 def variant(kind: str) -> nn.Module:
-    """Shapes of timm's attention that no family has: projections apart, an output gate, one output projection for attention and MLP."""
+    """Shapes of timm's attention that no family has: projections apart, an output gate, one output
+    projection for attention and MLP."""
     from functools import partial
 
     from timm.models.eva import Eva
@@ -170,7 +224,15 @@ def variant(kind: str) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("kind", "cuts"), [("apart", (zero, prune)), ("apart, rope", (zero, prune)), ("gated", (zero, prune)), ("shared output", (zero,))])
+@pytest.mark.parametrize(
+    ("kind", "cuts"),
+    [
+        ("apart", (zero, prune)),
+        ("apart, rope", (zero, prune)),
+        ("gated", (zero, prune)),
+        ("shared output", (zero,)),
+    ],
+)
 def test_rarer_attention_modules(kind, cuts):
     model = sc.wrap(scramble(variant(kind)).double(), **HALF, size=SIZE)
     images, heads = noise(2, 3, *SIZE), [(0, 1), (1, 0), (1, 2)]

@@ -1,4 +1,5 @@
-"""Last-layer retraining: better on the worst group than the plain model, and a model that can be shipped."""
+"""Last-layer retraining: better on the worst group than the plain model, and a model that can be
+shipped."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.tiny import pictures, tiny
 
 
 def toy(n: int, agreement: float, seed: int):
-    """A weak cue that is always right and a strong one that agrees with the label as often as said; eight features of noise."""
+    """A weak cue that is always right and a strong one that agrees with the label as often as said;
+    eight features of noise."""
     generator = torch.Generator().manual_seed(seed)
     label = torch.randint(2, (n,), generator=generator)
     place = torch.where(torch.rand(n, generator=generator) < agreement, label, 1 - label)
@@ -33,35 +35,68 @@ def worst(weight, bias, x, label, group):
 
 def test_it_beats_the_plain_head_on_the_worst_group():
     train, held, test = toy(2000, 0.98, 0), toy(600, 0.8, 1), toy(4000, 0.5, 2)
-    plain = [torch.from_numpy(part) for part in _logistic(train[0].numpy(), train[1].numpy(), 1.0, 2)]
+    plain = [
+        torch.from_numpy(part) for part in _logistic(train[0].numpy(), train[1].numpy(), 1.0, 2)
+    ]
     found = fit_head(*held, classes=2)
     before, after = worst(*plain, *test), worst(found.weight, found.bias, *test)
     assert after > before + 0.2 and after > 0.85
     assert found.strength in found.tried and len(found.tried) == 7
-    assert found.weight[1, 1].abs() < found.weight[1, 0].abs()  # the cue that misleads is turned down
+    assert (
+        found.weight[1, 1].abs() < found.weight[1, 0].abs()
+    )  # the cue that misleads is turned down
 
 
 def test_three_classes_and_several_group_columns():
     generator = torch.Generator().manual_seed(0)
     label = torch.arange(240) % 3
-    x = torch.randn(240, 6, generator=generator, dtype=torch.float64) + 3 * torch.nn.functional.one_hot(label, 6)
-    found = fit_head(x, label, torch.stack([label, torch.arange(240) // 120], dim=1), classes=3, refits=3, strengths=(1.0, 0.1))
-    assert found.weight.shape == (3, 6) and ((x @ found.weight.T + found.bias).argmax(dim=1) == label).double().mean() > 0.9
+    x = torch.randn(
+        240, 6, generator=generator, dtype=torch.float64
+    ) + 3 * torch.nn.functional.one_hot(label, 6)
+    found = fit_head(
+        x,
+        label,
+        torch.stack([label, torch.arange(240) // 120], dim=1),
+        classes=3,
+        refits=3,
+        strengths=(1.0, 0.1),
+    )
+    assert (
+        found.weight.shape == (3, 6)
+        and ((x @ found.weight.T + found.bias).argmax(dim=1) == label).double().mean() > 0.9
+    )
 
 
-@pytest.mark.parametrize(("family", "last"), [("timm_mean", "head"), ("hf_dinov2", "classifier"), ("torchvision_pre_logits", "heads")])
+@pytest.mark.parametrize(
+    ("family", "last"),
+    [("timm_mean", "head"), ("hf_dinov2", "classifier"), ("torchvision_pre_logits", "heads")],
+)
 def test_features_are_what_the_last_layer_reads(family, last):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    assert_close(getattr(native.module, last)(features(model, images)), native.forward(images), atol=1e-10, rtol=0)
+    assert_close(
+        getattr(native.module, last)(features(model, images)),
+        native.forward(images),
+        atol=1e-10,
+        rtol=0,
+    )
 
 
 def test_the_new_head_is_part_of_the_native_model(tmp_path):
     native = tiny("hf_vit", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=42)
     labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 % 2
-    new = retrain(model, images, labels, torch.stack([labels, groups], dim=1), refits=2, strengths=(1.0,))
-    expected = fit_head(features(model, images), labels, torch.stack([labels, groups], dim=1), classes=7, refits=2, strengths=(1.0,))
+    new = retrain(
+        model, images, labels, torch.stack([labels, groups], dim=1), refits=2, strengths=(1.0,)
+    )
+    expected = fit_head(
+        features(model, images),
+        labels,
+        torch.stack([labels, groups], dim=1),
+        classes=7,
+        refits=2,
+        strengths=(1.0,),
+    )
     assert_close(new.module.classifier.weight, expected.weight.float())
     assert (new(images) - model(images)).abs().max() > 1e-2
     again = sc.load(str(export(new, [(0, 1)], tmp_path)))
@@ -75,13 +110,19 @@ def test_a_zero_shot_model_gets_a_linear_head():
     labels = torch.arange(20) % 5
     new = retrain(model, images, labels, labels, refits=1, strengths=(1.0,))
     found = fit_head(features(model, images), labels, labels, classes=5, refits=1, strengths=(1.0,))
-    assert_close(new(images), features(model, images) @ found.weight.T + found.bias, atol=1e-8, rtol=0)
+    assert_close(
+        new(images), features(model, images) @ found.weight.T + found.bias, atol=1e-8, rtol=0
+    )
     assert new.classes == model.classes
 
 
 @pytest.mark.parametrize(
     ("labels", "groups", "said"),
-    [([0, 0, 0, 0], [0, 0, 1, 1], "all 2 classes"), ([0, 1, 0, 1], [0, 0, 0, 1], "at least two"), ([0, 1, 0, 1], [0, 1], "one for each of the 4")],
+    [
+        ([0, 0, 0, 0], [0, 0, 1, 1], "all 2 classes"),
+        ([0, 1, 0, 1], [0, 0, 0, 1], "at least two"),
+        ([0, 1, 0, 1], [0, 1], "one for each of the 4"),
+    ],
 )
 def test_data_that_cannot_balance_is_refused(labels, groups, said):
     with pytest.raises(BadOption, match=said):

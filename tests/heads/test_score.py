@@ -18,8 +18,25 @@ from tests.helpers import hooks, noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
 
-FAMILIES = ["timm_deit3", "timm_clip", "timm_parallel", "timm_post_norm", "timm_map", "timm_mean", "timm_distilled", "timm_eva", "timm_eva_registers"]
-FAMILIES += ["hf_vit", "hf_clip", "hf_dinov2", "hf_siglip_tower", "torchvision_vit", "open_clip_clip"]
+FAMILIES = [
+    "timm_deit3",
+    "timm_clip",
+    "timm_parallel",
+    "timm_post_norm",
+    "timm_map",
+    "timm_mean",
+    "timm_distilled",
+    "timm_eva",
+    "timm_eva_registers",
+]
+FAMILIES += [
+    "hf_vit",
+    "hf_clip",
+    "hf_dinov2",
+    "hf_siglip_tower",
+    "torchvision_vit",
+    "open_clip_clip",
+]
 HEADS, WIDTH, BIG = 3, 8, 1
 
 
@@ -53,24 +70,46 @@ def test_suffix_scores_are_naive_scores(family):
 
 def test_the_paper_fills_with_the_mean_colour():
     native, model, images, masks = case()
-    expected = naive(native, images, lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG])
-    assert_close(score(model, images, masks, baseline="mean", per_image=True).effects, expected, atol=1e-10, rtol=0)
-    assert score(model, images, masks).protocol["baseline"] == "grey"  # the default: see test_known_models
+    expected = naive(
+        native,
+        images,
+        lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
+    )
+    assert_close(
+        score(model, images, masks, baseline="mean", per_image=True).effects,
+        expected,
+        atol=1e-10,
+        rtol=0,
+    )
+    assert (
+        score(model, images, masks).protocol["baseline"] == "grey"
+    )  # the default: see test_known_models
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
 def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
     native, model, images, masks = case(family, batch=3)
-    seen = [torch.stack([reference.carried(native.forward, block, image) for image in images]) for block in native.blocks]  # [B, T, H * dh]
+    seen = [
+        torch.stack([reference.carried(native.forward, block, image) for image in images])
+        for block in native.blocks
+    ]  # [B, T, H * dh]
 
     def put(contents):
         def changed(i, layer, head):
-            return reference.carrying(native.blocks[layer], head, WIDTH, contents(i, layer)[:, head * WIDTH : (head + 1) * WIDTH])
+            return reference.carrying(
+                native.blocks[layer],
+                head,
+                WIDTH,
+                contents(i, layer)[:, head * WIDTH : (head + 1) * WIDTH],
+            )
 
         return changed
 
     donors = derangement(3, seed=4).tolist()
-    for operator, contents in (("mean", lambda i, layer: seen[layer].mean(dim=0)), ("resample", lambda i, layer: seen[layer][donors[i]])):
+    for operator, contents in (
+        ("mean", lambda i, layer: seen[layer].mean(dim=0)),
+        ("resample", lambda i, layer: seen[layer][donors[i]]),
+    ):
         expected = naive(native, images, big(native, images, masks), put(contents))
         found = score(model, images, masks, operator=operator, seed=4, per_image=True, guard=False)
         assert_close(found.effects, expected, atol=1e-10, rtol=0)
@@ -89,7 +128,13 @@ def test_other_responses_need_no_masks():
         assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
         assert "fig" not in found.after
     contrast = score(model, images, response=lambda logits: logits[:, 1] - logits[:, 4])
-    expected = naive(native, images, lambda i: (native.forward(images[i : i + 1])[0, 1] - native.forward(images[i : i + 1])[0, 4]).item())
+    expected = naive(
+        native,
+        images,
+        lambda i: (
+            native.forward(images[i : i + 1])[0, 1] - native.forward(images[i : i + 1])[0, 4]
+        ).item(),
+    )
     assert_close(contrast.value, expected.mean(dim=0), atol=1e-10, rtol=0)
     figs = score(model, images, masks, response="fig")
     assert_close(figs.value, figs.after["fig_drop"])
@@ -155,19 +200,34 @@ def test_what_else_a_removal_does():
     found = score(model, images, masks, target=labels)
     with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
         p = torch.softmax(native.forward(images), dim=-1)
-        gains = torch.tensor([reference.gains(native.forward, x, m) for x, m in zip(images, masks, strict=True)])
-    assert found.after["accuracy"][2, 1].item() == pytest.approx((p.argmax(dim=-1) == torch.tensor(labels)).double().mean().item())
-    assert found.after["nll"][2, 1].item() == pytest.approx(-p[range(3), labels].log().mean().item())
-    assert found.after["entropy"][2, 1].item() == pytest.approx(-(p * p.log()).sum(dim=-1).mean().item())
+        gains = torch.tensor(
+            [reference.gains(native.forward, x, m) for x, m in zip(images, masks, strict=True)]
+        )
+    assert found.after["accuracy"][2, 1].item() == pytest.approx(
+        (p.argmax(dim=-1) == torch.tensor(labels)).double().mean().item()
+    )
+    assert found.after["nll"][2, 1].item() == pytest.approx(
+        -p[range(3), labels].log().mean().item()
+    )
+    assert found.after["entropy"][2, 1].item() == pytest.approx(
+        -(p * p.log()).sum(dim=-1).mean().item()
+    )
     assert found.after["fig"][2, 1].item() == pytest.approx(gains[:, 0].mean().item())
-    assert found.before["fig"] - found.after["fig"][2, 1].item() == pytest.approx(found.after["fig_drop"][2, 1].item())
+    assert found.before["fig"] - found.after["fig"][2, 1].item() == pytest.approx(
+        found.after["fig_drop"][2, 1].item()
+    )
     assert "fig" not in score(model, images, masks, guard=False).after
 
 
 def test_matched_entropy_is_matched():
     _, model, images, masks = case(batch=3)
     plain, matched = score(model, images, masks), score(model, images, masks, entropy_match=True)
-    assert_close(matched.after["entropy"], torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64), atol=1e-9, rtol=0)
+    assert_close(
+        matched.after["entropy"],
+        torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64),
+        atol=1e-9,
+        rtol=0,
+    )
     assert_close(matched.after["accuracy"], plain.after["accuracy"])
     assert (matched.value - plain.value).abs().max() > 1e-5
     cold = matched.after["temperature"] < 1
@@ -187,11 +247,21 @@ def test_swapped_pictures_need_no_masks():
 
 def test_guards():
     value = torch.tensor([[0.3, 0.2], [0.1, torch.nan]]).double()
-    after = {"fig_drop": torch.tensor([[0.4, 0.0], [-0.2, torch.nan]]).double(), "accuracy": torch.tensor([[1.0, 0.5], [1.0, torch.nan]]).double()}
+    after = {
+        "fig_drop": torch.tensor([[0.4, 0.0], [-0.2, torch.nan]]).double(),
+        "accuracy": torch.tensor([[1.0, 0.5], [1.0, torch.nan]]).double(),
+    }
     scores = HeadScores(value, after=after, before={"fig": 1.0, "accuracy": 1.0})
-    assert_close(penalised(scores, alpha=0.5).value, torch.tensor([[0.1, 0.2], [0.1, torch.nan]]).double(), equal_nan=True)
+    assert_close(
+        penalised(scores, alpha=0.5).value,
+        torch.tensor([[0.1, 0.2], [0.1, torch.nan]]).double(),
+        equal_nan=True,
+    )
     kept = protected(scores)
-    assert kept.value.isneginf().tolist() == [[True, True], [False, False]] and kept.value.isnan().sum() == 1
+    assert (
+        kept.value.isneginf().tolist() == [[True, True], [False, False]]
+        and kept.value.isnan().sum() == 1
+    )
     assert kept.top(3) == [(1, 0)] and kept.top(3, positive=False) == [(1, 0)]
     assert above_noise(scores, 0.15).order() == [(0, 0), (0, 1)]
     with pytest.raises(NotDefined, match="guard=True"):
@@ -207,7 +277,9 @@ def test_errors_and_effects_are_those_of_the_penalised_score():
     assert (guarded.error - found.error).abs().max() > 1e-5
     bare = penalised(score(model, images, masks), alpha=0.5)
     assert torch.equal(bare.error.isnan(), found.after["fig_drop"] > 0) and bare.effects is None
-    assert score(model, images[:1], masks[:1]).error.isnan().all()  # one image says nothing of others
+    assert (
+        score(model, images[:1], masks[:1]).error.isnan().all()
+    )  # one image says nothing of others
 
 
 def test_a_derangement_leaves_none_in_place():

@@ -15,9 +15,26 @@ from seecause.heads import HeadScores, ablate, prune, random_sets, select, selec
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
 
-NAMES = ["attention-mass", "cigma", "contrastive-gating", "gating", "greedy", "loss-change", "loss-gain", "output-norm", "random", "regression", "taylor"]
+NAMES = [
+    "attention-mass",
+    "cigma",
+    "contrastive-gating",
+    "gating",
+    "greedy",
+    "loss-change",
+    "loss-gain",
+    "output-norm",
+    "random",
+    "regression",
+    "taylor",
+]
 NAMES += ["weight-norm"]
-QUICK = {"gating": {"masks": 2, "steps": 2}, "contrastive-gating": {"fits": 2, "steps": 2}, "greedy": {"top": 2}, "regression": {"draws": 24}}
+QUICK = {
+    "gating": {"masks": 2, "steps": 2},
+    "contrastive-gating": {"fits": 2, "steps": 2},
+    "greedy": {"top": 2},
+    "regression": {"draws": 24},
+}
 
 
 def set_up(family="timm_registers", batch=3):
@@ -103,7 +120,9 @@ def test_taylor_is_the_slope_of_the_loss_in_each_gate():
 
 def test_loss_differences_are_those_of_ablated_models():
     model, images, labels, _ = set_up()
-    signed, size = (select(name, model, images, labels).value for name in ("loss-gain", "loss-change"))
+    signed, size = (
+        select(name, model, images, labels).value for name in ("loss-gain", "loss-change")
+    )
     with ablate(model, [(1, 2)]):
         without = F.cross_entropy(model(images), labels)
     assert_close(signed[1, 2], F.cross_entropy(model(images), labels) - without, atol=1e-10, rtol=0)
@@ -118,7 +137,9 @@ def test_attention_mass_is_what_class_rows_send_to_the_background():
     row = cache["blocks.2.probs"][:, :, 0, model.layout.patches]
     assert_close(value[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
     assert 0.2 < share.mean() < 0.8
-    edged = masks.int().masked_fill(torch.arange(masks.shape[-1]) < 8, IGNORE)  # neither object nor background
+    edged = masks.int().masked_fill(
+        torch.arange(masks.shape[-1]) < 8, IGNORE
+    )  # neither object nor background
     share = F.avg_pool2d((edged == 0).double()[:, None], 8).flatten(1)
     found = select("attention-mass", model, images, labels, masks=edged).value
     assert_close(found[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
@@ -126,7 +147,10 @@ def test_attention_mass_is_what_class_rows_send_to_the_background():
 
 def test_images_come_to_the_model():
     model, images, labels, _ = set_up()
-    assert_close(select("output-norm", model, images.float(), labels).value, select("output-norm", model, images.float().double(), labels).value)
+    assert_close(
+        select("output-norm", model, images.float(), labels).value,
+        select("output-norm", model, images.float().double(), labels).value,
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,26 +183,40 @@ def test_greedy_heads_come_in_the_order_of_their_removal():
 
 def test_regression_is_the_fit_to_random_removals():
     model, images, labels, masks = set_up()
-    found = select("regression", model, images, labels, masks=masks, draws=24, seed=3, baseline="mean")
-    assert_close(found.value, sc.heads.regress(model, images, masks, draws=24, seed=3, baseline="mean").value)
+    found = select(
+        "regression", model, images, labels, masks=masks, draws=24, seed=3, baseline="mean"
+    )
+    assert_close(
+        found.value, sc.heads.regress(model, images, masks, draws=24, seed=3, baseline="mean").value
+    )
     with pytest.raises(SeecauseError, match="cannot tell all heads apart"):
         select("regression", model, images, labels, masks=masks, draws=8, seed=3)
 
 
 def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     model, images, labels, masks = set_up()
-    found = select("contrastive-gating", model, images, labels, masks=masks, fits=2, steps=3, batch=2)
-    shown, hidden = (torch.where(keep[:, None], images, 0.0) for keep in (masks, ~masks))  # grey is 0
-    gates = sc.heads.head_gates(model, (shown, labels), suppress=(hidden, labels), masks=2, steps=3, batch=2)
+    found = select(
+        "contrastive-gating", model, images, labels, masks=masks, fits=2, steps=3, batch=2
+    )
+    shown, hidden = (
+        torch.where(keep[:, None], images, 0.0) for keep in (masks, ~masks)
+    )  # grey is 0
+    gates = sc.heads.head_gates(
+        model, (shown, labels), suppress=(hidden, labels), masks=2, steps=3, batch=2
+    )
     assert_close(found.value, gates.scores().double())
     assert_close(found.after["interference"], gates.interference.double())
     assert found.protocol["contrastive"]
 
 
 def test_random_weights_choose_heads_at_chance():
-    """Heads of one layer are alike before training: two models agree on as many of four as lots would. The same model on other pictures agrees on more."""
+    """Heads of one layer are alike before training: two models agree on as many of four as lots
+    would. The same model on other pictures agrees on more."""
     pairs = [(toss(seed), toss(seed, pictures=1), toss(seed + 1)) for seed in range(0, 40, 2)]
-    same, other = (torch.tensor([len(first & sets[place]) for first, *sets in pairs]).double() for place in (0, 1))
+    same, other = (
+        torch.tensor([len(first & sets[place]) for first, *sets in pairs]).double()
+        for place in (0, 1)
+    )
     expected, spread = 4 * 4 / 12, (4 * 4 / 12 * 8 / 12 * 8 / 11) ** 0.5  # hypergeometric
     assert abs(float(other.mean()) - expected) < 3 * spread / len(pairs) ** 0.5
     assert float(same.mean()) > expected + 3 * spread / len(pairs) ** 0.5
@@ -187,7 +225,15 @@ def test_random_weights_choose_heads_at_chance():
 def toss(seed: int, *, pictures: int = 0) -> set[tuple[int, int]]:
     """The four highest of twelve heads of a fresh model."""
     torch.manual_seed(seed)
-    module = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=12, num_classes=5, weight_init="skip")
+    module = VisionTransformer(
+        img_size=16,
+        patch_size=8,
+        embed_dim=24,
+        depth=1,
+        num_heads=12,
+        num_classes=5,
+        weight_init="skip",
+    )
     model = sc.wrap(scramble(module, seed), mean=(0.5,) * 3, std=(0.5,) * 3, size=16, check=False)
     images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(pictures))
     masks = torch.zeros(6, 16, 16, dtype=torch.bool)

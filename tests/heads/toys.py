@@ -14,19 +14,46 @@ from seecause.data import critters
 from seecause.models.planted import PlantedViT
 from tests.tiny import scramble
 
-ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 3, "num_heads": 4, "num_classes": len(critters.CLASSES)}
+ARCHITECTURE = {
+    "img_size": 96,
+    "patch_size": 16,
+    "embed_dim": 24,
+    "depth": 3,
+    "num_heads": 4,
+    "num_classes": len(critters.CLASSES),
+}
 HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
-ROUTERS = [{"block": 1, "background": [0, 3], "object": [1]}, {"block": 2, "background": [2], "object": [0, 1]}]
+ROUTERS = [
+    {"block": 1, "background": [0, 3], "object": [1]},
+    {"block": 2, "background": [2], "object": [0, 1]},
+]
 
 
-def toy(folder: Path, name: str = "toy", *, planted: bool = False, seed: int = 0, library: str = "timm", classes: Sequence[str] = critters.CLASSES) -> str:
+def toy(
+    folder: Path,
+    name: str = "toy",
+    *,
+    planted: bool = False,
+    seed: int = 0,
+    library: str = "timm",
+    classes: Sequence[str] = critters.CLASSES,
+) -> str:
     """A folder that `sc.load` opens."""
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = {**ARCHITECTURE, **HALF, "routers": ROUTERS} if planted else {**ARCHITECTURE, "num_classes": len(classes)}
+    arguments = (
+        {**ARCHITECTURE, **HALF, "routers": ROUTERS}
+        if planted
+        else {**ARCHITECTURE, "num_classes": len(classes)}
+    )
     module = scramble(PlantedViT(**arguments) if planted else VisionTransformer(**arguments), seed)
     save_file(module.state_dict(), folder / f"{name}.safetensors")
     architecture = {"library": library, "class": type(module).__name__, "arguments": arguments}
-    card = {"architecture": architecture, "classes": list(classes), **HALF, "recipe": {"regime": "certified"}}
+    card = {
+        "architecture": architecture,
+        "classes": list(classes),
+        **HALF,
+        "recipe": {"regime": "certified"},
+    }
     (folder / f"{name}.json").write_text(json.dumps(card))
     return str(folder)

@@ -36,7 +36,12 @@ def scene(family: str, dtype: torch.dtype = torch.float64) -> Scene:
     native = tiny_lvlm(family, dtype)
     lvlm = wrap(native.module, native.processor)
     bank = make_bank(lvlm, calibration(native.size))
-    return Scene(native, lvlm, bank, MaskEngine(lvlm, photo(native.size), QUESTION, bank, answer=[TOKEN], floor=None))
+    return Scene(
+        native,
+        lvlm,
+        bank,
+        MaskEngine(lvlm, photo(native.size), QUESTION, bank, answer=[TOKEN], floor=None),
+    )
 
 
 def some(*shape: int, share: float = 0.5, seed: int = 0) -> torch.Tensor:

@@ -13,7 +13,9 @@ from seecause.lvlm.analysis import correlations, cosines, depth_of_use
 
 def blobs(each: int = 8, kinds: int = 3, noise: float = 0.05):
     centres = torch.eye(kinds, 12)
-    made = centres.repeat_interleave(each, dim=0) + noise * torch.randn(each * kinds, 12, generator=torch.Generator().manual_seed(0))
+    made = centres.repeat_interleave(each, dim=0) + noise * torch.randn(
+        each * kinds, 12, generator=torch.Generator().manual_seed(0)
+    )
     return made.double(), [f"kind {i}" for i in range(kinds) for _ in range(each)]
 
 
@@ -64,7 +66,9 @@ def test_heads_fall_into_always_used_and_sometimes_used():
 
 def test_simple_statistics():
     chosen = torch.tensor([[[1, 0], [0, 0], [1, 0]], [[1, 0], [0, 0], [0, 0]]]).bool()
-    assert_close(importance_map(chosen), torch.tensor([[1, 0], [0, 0], [0.5, 0]], dtype=torch.float64))
+    assert_close(
+        importance_map(chosen), torch.tensor([[1, 0], [0, 0], [0.5, 0]], dtype=torch.float64)
+    )
     assert depth_of_use(chosen) == pytest.approx(1 / 3)
     first = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
     assert_close(correlations(first, 2 * first + 1), torch.ones(3, dtype=torch.float64))

@@ -17,7 +17,9 @@ from tests.reference import hear
 @pytest.mark.parametrize("family", ["llava_next", "qwen3_vl"])
 def test_means_equal_what_the_native_model_makes(family):
     here = scene(family)
-    means = hear.average_picture(here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures])
+    means = hear.average_picture(
+        here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures]
+    )
     keys, values = here.bank.means(here.lvlm, here.engine.prompt)
     for layer, (k, v) in enumerate(means):
         assert_close(keys[layer], k, atol=1e-12, rtol=0)
@@ -31,9 +33,16 @@ def test_the_explained_picture_is_left_out(mode):
     here = scene("qwen2_vl")
     size = (32, 48) if mode in ("fixed", "grid") else None
     pictures = [photo((40, 56), 1), photo((56, 40), 2), photo((64, 64), 3)]
-    whole, rest = (make_bank(here.lvlm, some, mode=mode, size=size) for some in (pictures, pictures[1:]))
+    whole, rest = (
+        make_bank(here.lvlm, some, mode=mode, size=size) for some in (pictures, pictures[1:])
+    )
     prompt = here.lvlm.prompt(whole.resized(pictures[0]), QUESTION)
-    assert_close(whole.means(here.lvlm, prompt, pictures[0]), rest.means(here.lvlm, prompt, pictures[0]), atol=1e-10, rtol=0)
+    assert_close(
+        whole.means(here.lvlm, prompt, pictures[0]),
+        rest.means(here.lvlm, prompt, pictures[0]),
+        atol=1e-10,
+        rtol=0,
+    )
     kept = whole.means(here.lvlm, prompt)
     assert (kept[0] - rest.means(here.lvlm, prompt)[0]).abs().max() > 1e-3
     assert kept[0].shape[2] == prompt.n_image
@@ -47,7 +56,9 @@ def test_a_picture_is_left_out_as_often_as_it_is_in():
     first, *others = here.pictures
     twice, none = make_bank(here.lvlm, [first, *others, first]), make_bank(here.lvlm, others)
     prompt = here.lvlm.prompt(first, QUESTION)
-    assert_close(twice.means(here.lvlm, prompt, first), none.means(here.lvlm, prompt), atol=1e-10, rtol=0)
+    assert_close(
+        twice.means(here.lvlm, prompt, first), none.means(here.lvlm, prompt), atol=1e-10, rtol=0
+    )
     with pytest.raises(BankMismatch, match="leaves nothing"):
         make_bank(here.lvlm, [first, first]).means(here.lvlm, prompt, first)
 
@@ -56,7 +67,9 @@ def test_one_average_over_all_tokens_knows_no_place():
     here = scene("qwen2_vl")
     pictures = [photo((40, 56), 1), photo((64, 32), 2)]
     prompts = [here.lvlm.prompt(p, QUESTION) for p in pictures]
-    values = torch.cat([run_prefix(here.lvlm.decoder, [p])[2][1][0, :, p.image] for p in prompts], dim=1).mean(dim=1)  # of block 2
+    values = torch.cat(
+        [run_prefix(here.lvlm.decoder, [p])[2][1][0, :, p.image] for p in prompts], dim=1
+    ).mean(dim=1)  # of block 2
     bank = make_bank(here.lvlm, pictures, mode="mean")
     _, got = bank.means(here.lvlm, here.engine.prompt)
     assert_close(got[2], values[:, None].expand_as(got[2]), atol=1e-12, rtol=0)
@@ -66,7 +79,9 @@ def test_a_grid_is_stretched_and_newlines_keep_apart():
     here = scene("llava_next")
     bank = make_bank(here.lvlm, here.pictures, mode="grid", size=(64, 64))
     square = here.lvlm.prompt(photo((64, 64)), QUESTION)
-    exact = make_bank(here.lvlm, here.pictures, mode="fixed", size=(64, 64)).means(here.lvlm, square)
+    exact = make_bank(here.lvlm, here.pictures, mode="fixed", size=(64, 64)).means(
+        here.lvlm, square
+    )
     newlines = [part.newline for part in square.tokens.parts]
     assert newlines == [False, True]
     same, wide = bank.means(here.lvlm, square)[1], bank.means(here.lvlm, here.engine.prompt)[1]
@@ -82,9 +97,13 @@ def test_a_grid_is_stretched_and_newlines_keep_apart():
 def test_banks_are_saved_and_loaded(tmp_path):
     here = scene("llava_next")
     read = MeanBank.load(here.bank.save(tmp_path))
-    assert_close(read.means(here.lvlm, here.engine.prompt), here.bank.means(here.lvlm, here.engine.prompt))
+    assert_close(
+        read.means(here.lvlm, here.engine.prompt), here.bank.means(here.lvlm, here.engine.prompt)
+    )
     assert len(read) == 3 and read.digests == here.bank.digests
-    with pytest.raises(BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"):
+    with pytest.raises(
+        BankMismatch, match=r"4 x 4 \+ 6 x 8 with newlines.*this picture has 4 x 4 \+ 8 x 8"
+    ):
         MaskEngine(here.lvlm, photo((70, 70)), QUESTION, read, answer=[TOKEN], floor=None)
     with pytest.raises(DataMissing):
         MeanBank.load(tmp_path / "nowhere")
@@ -110,7 +129,9 @@ def test_what_does_not_fit_is_refused():
     assert len({p.tokens for p in mixed}) == 1
     shapes = scene("qwen2_vl").lvlm
     with pytest.raises(BankMismatch, match="calibration picture"):
-        bank_of_prompts(shapes, [shapes.prompt(photo(size), QUESTION) for size in ((40, 56), (64, 64))])
+        bank_of_prompts(
+            shapes, [shapes.prompt(photo(size), QUESTION) for size in ((40, 56), (64, 64))]
+        )
 
 
 def test_shapes_can_be_prepared_beforehand():

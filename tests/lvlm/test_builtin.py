@@ -1,4 +1,5 @@
-"""The embedded vision-language model reads the picture, and its picture matters: shares of its effect can be told from noise."""
+"""The embedded vision-language model reads the picture, and its picture matters: shares of its
+effect can be told from noise."""
 
 from __future__ import annotations
 
@@ -17,6 +18,11 @@ def test_critters_llava_meets_its_bar():
     assert told is not None and told["evaluation"]["fit_to_embed"]
     lvlm = sc.lvlm.load("builtin:critters-llava")
     with torch.no_grad():
-        found = evaluate(lvlm.module, Teacher(make_words(), "cpu"), preprocess=find_recipe("critters-llava").preprocess, samples=72)  # type: ignore[arg-type]
+        found = evaluate(
+            lvlm.module,
+            Teacher(make_words(), "cpu"),
+            preprocess=find_recipe("critters-llava").preprocess,
+            samples=72,
+        )  # type: ignore[arg-type]
     assert found["accuracy"] >= ENOUGH
     assert found["margin_above_floor"] >= ENOUGH

@@ -1,4 +1,5 @@
-"""A vision-language model as a classifier: native answers, exact head scores in both scopes, and a checkpoint without heads."""
+"""A vision-language model as a classifier: native answers, exact head scores in both scopes, and a
+checkpoint without heads."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from tests.reference import cigma, prompted
 
 QUESTION = "what is this ?"
 NAMES = ("cat", "red dog", "a red dog", "blue")  # 1, 2, 3 and 1 tokens
-FAMILIES = {"llava": "llava", "grouped": "llava_grouped", "internvl": "internvl", "normed": partial(internvl, use_qk_norm=True), "siglip": llava_siglip}
+FAMILIES = {
+    "llava": "llava",
+    "grouped": "llava_grouped",
+    "internvl": "internvl",
+    "normed": partial(internvl, use_qk_norm=True),
+    "siglip": llava_siglip,
+}
 
 
 @cache
@@ -41,7 +48,9 @@ def asked(family: str, scope: str = "vision", by: str = "name_ll") -> sc.lvlm.Pr
 
 def ids(family: str, text: str = QUESTION) -> list[int]:
     view = lvlm(family)
-    return view.processor(images=photo((32, 32)), text=render(view.processor, text), return_tensors="pt")["input_ids"][0].tolist()
+    return view.processor(
+        images=photo((32, 32)), text=render(view.processor, text), return_tensors="pt"
+    )["input_ids"][0].tolist()
 
 
 def words(family: str, text: str) -> list[int]:
@@ -59,61 +68,125 @@ def objects(count: int = 2):
 @pytest.mark.parametrize("scope", ["vision", "llm"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_are_scored_as_native_runs_score_them(family, scope):
-    expected = prompted.by_names(lvlm(family).module, ids(family), [words(family, name) for name in NAMES], pictures())
+    expected = prompted.by_names(
+        lvlm(family).module, ids(family), [words(family, name) for name in NAMES], pictures()
+    )
     assert_close(asked(family, scope)(pictures()), expected, atol=1e-10, rtol=0)
 
 
 def test_summed_likelihoods_are_not_divided_by_length():
     model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION, length="sum")
-    expected = prompted.by_names(lvlm("llava").module, ids("llava"), [words("llava", name) for name in NAMES], pictures(), mean=False)
+    expected = prompted.by_names(
+        lvlm("llava").module,
+        ids("llava"),
+        [words("llava", name) for name in NAMES],
+        pictures(),
+        mean=False,
+    )
     assert_close(model(pictures()), expected, atol=1e-10, rtol=0)
 
 
 def test_the_prior_is_what_a_grey_picture_says():
     model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION, prior=True)
     plain = asked("llava")
-    assert_close(model(pictures()), plain(pictures()) - plain(torch.zeros(1, 3, 32, 32, dtype=torch.float64)), atol=1e-10, rtol=0)
+    assert_close(
+        model(pictures()),
+        plain(pictures()) - plain(torch.zeros(1, 3, 32, 32, dtype=torch.float64)),
+        atol=1e-10,
+        rtol=0,
+    )
     assert model.fingerprint() != plain.fingerprint()
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])
 @pytest.mark.parametrize("family", ["llava", "internvl"])
 def test_labels_are_scored_as_native_runs_score_them_in_every_order(family, scope):
-    orders = [("cat", "dog", "blue"), ("dog", "blue", "cat"), ("blue", "cat", "dog")]  # every class stands first once
-    lists = ["\n".join(f"{letter}. {name}" for letter, name in zip("ABC", order, strict=True)) for order in orders]
-    prompts = [ids(family, f"{QUESTION}\n{listed}\nAnswer with the letter of the right option.") for listed in lists]
-    labels = [[words(family, "ABC"[order.index(name)])[0] for name in orders[0]] for order in orders]
+    orders = [
+        ("cat", "dog", "blue"),
+        ("dog", "blue", "cat"),
+        ("blue", "cat", "dog"),
+    ]  # every class stands first once
+    lists = [
+        "\n".join(f"{letter}. {name}" for letter, name in zip("ABC", order, strict=True))
+        for order in orders
+    ]
+    prompts = [
+        ids(family, f"{QUESTION}\n{listed}\nAnswer with the letter of the right option.")
+        for listed in lists
+    ]
+    labels = [
+        [words(family, "ABC"[order.index(name)])[0] for name in orders[0]] for order in orders
+    ]
     model = asked(family, scope, "label_token")
     assert model.asked.said["labels"] == "letters" and model.asked.said["orders"] == 3
-    assert_close(model(pictures()), prompted.by_labels(lvlm(family).module, prompts, labels, pictures()), atol=1e-10, rtol=0)
+    assert_close(
+        model(pictures()),
+        prompted.by_labels(lvlm(family).module, prompts, labels, pictures()),
+        atol=1e-10,
+        rtol=0,
+    )
 
 
 def test_names_that_are_one_token_each_can_be_labels():
-    model = sc.lvlm.classifier(lvlm("llava"), ("cat", "dog"), question=QUESTION, by="label_token", labels="names")
-    expected = prompted.by_labels(lvlm("llava").module, [ids("llava")], [[words("llava", name)[0] for name in ("cat", "dog")]], pictures())
+    model = sc.lvlm.classifier(
+        lvlm("llava"), ("cat", "dog"), question=QUESTION, by="label_token", labels="names"
+    )
+    expected = prompted.by_labels(
+        lvlm("llava").module,
+        [ids("llava")],
+        [[words("llava", name)[0] for name in ("cat", "dog")]],
+        pictures(),
+    )
     assert_close(model(pictures()), expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "scope"), [("llava", "vision"), ("normed", "vision"), ("grouped", "llm"), ("normed", "llm")])
+@pytest.mark.parametrize(
+    ("family", "scope"),
+    [("llava", "vision"), ("normed", "vision"), ("grouped", "llm"), ("normed", "llm")],
+)
 def test_suffix_scores_are_naive_scores(family, scope):
-    model = sc.lvlm.classifier(lvlm(family), ("cat", "dog", "blue"), question=QUESTION, by="label_token", labels="names", scope=scope)
+    model = sc.lvlm.classifier(
+        lvlm(family),
+        ("cat", "dog", "blue"),
+        question=QUESTION,
+        by="label_token",
+        labels="names",
+        scope=scope,
+    )
     images, keep = pictures(), objects()
     block, natives = model.blocks[0], [block.native for block in model.blocks]
-    expected = cigma.head_effects(2, natives, block.heads, block.head_dim, lambda i: cigma.gains(model.native, images[i], keep[i])[1])
-    assert_close(sc.heads.score(model, images, keep, per_image=True).effects, expected, atol=1e-10, rtol=0)
+    expected = cigma.head_effects(
+        2,
+        natives,
+        block.heads,
+        block.head_dim,
+        lambda i: cigma.gains(model.native, images[i], keep[i])[1],
+    )
+    assert_close(
+        sc.heads.score(model, images, keep, per_image=True).effects, expected, atol=1e-10, rtol=0
+    )
     gains = sc.heads.information_gains(model, images, keep)
-    slow = torch.tensor([cigma.gains(model.native, image, mask) for image, mask in zip(images, keep, strict=True)], dtype=torch.float64)
+    slow = torch.tensor(
+        [cigma.gains(model.native, image, mask) for image, mask in zip(images, keep, strict=True)],
+        dtype=torch.float64,
+    )
     assert_close(torch.stack([gains.fig, gains.big], dim=1), slow, atol=1e-10, rtol=0)
 
 
 def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
     model, images = asked("llava"), pictures()
     scores = sc.heads.score(model, images, objects())
-    assert scores.value.shape == (3, 2) and bool((scores.value[-1] == 0).all()) and bool((scores.value[:-1] != 0).all())
+    assert (
+        scores.value.shape == (3, 2)
+        and bool((scores.value[-1] == 0).all())
+        and bool((scores.value[:-1] != 0).all())
+    )
     assert bool((scores.after["fig_drop"][-1] == 0).all()) and scores.protocol["heads_run"] == 4
     before = model.native(images)
     with cigma.without(model.blocks[-1].native, 0, model.blocks[-1].head_dim):
-        assert torch.equal(model.native(images), before)  # it is the native model that does not read it
+        assert torch.equal(
+            model.native(images), before
+        )  # it is the native model that does not read it
     with sc.heads.ablate(model, [(2, 0), (2, 1)]):
         ablated = model(images)
     assert torch.equal(ablated, model(images))
@@ -127,42 +200,81 @@ def test_the_exported_model_answers_like_the_ablated_one(family, scope, tmp_path
     with sc.heads.ablate(model, heads):
         ablated = model(pictures())
     folder = sc.lvlm.export(model, heads, tmp_path / "out", note="chosen by hand")
-    assert torch.equal(model(pictures()), before) and hooks(model.module) == left  # the model itself is untouched
+    assert (
+        torch.equal(model(pictures()), before) and hooks(model.module) == left
+    )  # the model itself is untouched
     native = tiny_lvlm(FAMILIES[family], seed=1)
-    native.module.load_state_dict(type(model.module).from_pretrained(folder).state_dict())  # into norms that compute in float64
-    again = sc.lvlm.classifier(sc.lvlm.wrap(native.module, native.processor), NAMES, question=QUESTION, scope=scope)
+    native.module.load_state_dict(
+        type(model.module).from_pretrained(folder).state_dict()
+    )  # into norms that compute in float64
+    again = sc.lvlm.classifier(
+        sc.lvlm.wrap(native.module, native.processor), NAMES, question=QUESTION, scope=scope
+    )
     assert_close(again(pictures()), ablated, atol=1e-10, rtol=0)
     assert not torch.allclose(before, ablated)
     page = (folder / "README.md").read_text()
     part = {"vision": "vision tower", "llm": "language model"}[scope]
-    assert "chosen by hand" in page and f"attention heads of its {part}" in page and "belongs to no head" in page and "template=" not in page
+    assert (
+        "chosen by hand" in page
+        and f"attention heads of its {part}" in page
+        and "belongs to no head" in page
+        and "template=" not in page
+    )
     assert (folder / "processor_config.json").is_file()
 
 
 def test_an_exported_model_says_which_template_it_was_asked_with(tmp_path):
     view, template = lvlm("llava"), "{image} a {question}"
-    model = sc.lvlm.classifier(replace(view, template=template), NAMES, question=QUESTION, check=False)
+    model = sc.lvlm.classifier(
+        replace(view, template=template), NAMES, question=QUESTION, check=False
+    )
     folder = sc.lvlm.export(model, [(0, 1)], tmp_path)
-    assert json.loads((folder / "seecause-heads.json").read_text())["template"] == template and f"template={template!r}" in (folder / "README.md").read_text()
+    assert (
+        json.loads((folder / "seecause-heads.json").read_text())["template"] == template
+        and f"template={template!r}" in (folder / "README.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])
 def test_what_takes_a_model_with_heads_takes_it(scope):
     model, images, keep = asked("llava", scope), pictures(3), objects(3)
     labels = model(images).argmax(dim=1)
-    assert sc.heads.discover_masks(model, images, steps=2, grid=4).hard.shape == keep.shape  # differentiable in the pixels
-    for by, options in (("taylor", {}), ("attention-mass", {"masks": keep}), ("output-norm", {}), ("weight-norm", {}), ("greedy", {"masks": keep, "top": 1})):
+    assert (
+        sc.heads.discover_masks(model, images, steps=2, grid=4).hard.shape == keep.shape
+    )  # differentiable in the pixels
+    for by, options in (
+        ("taylor", {}),
+        ("attention-mass", {"masks": keep}),
+        ("output-norm", {}),
+        ("weight-norm", {}),
+        ("greedy", {"masks": keep, "top": 1}),
+    ):
         found = sc.heads.select(by, model, images, labels, **options)
-        assert bool(found.value.isfinite().all()) and found.value.shape == (model.n_layers, model.n_heads), by
-    assert sc.heads.screen(model, images, keep, top=1, target=labels).scores.value.isfinite().sum() >= 4
+        assert bool(found.value.isfinite().all()) and found.value.shape == (
+            model.n_layers,
+            model.n_heads,
+        ), by
+    assert (
+        sc.heads.screen(model, images, keep, top=1, target=labels).scores.value.isfinite().sum()
+        >= 4
+    )
     cases = sc.heads.Cases("noise", ("a", "b", "c"), images, labels, keep.int())
-    assert model.readout_name == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"
+    assert (
+        model.readout_name
+        == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"
+    )
     assert "3 right answers" in " ".join(sc.heads.audit(model, cases, masks="oracle").verdict())
 
 
 def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_tokens():
     model, images = asked("llava", "llm", "label_token"), pictures(1)
-    found = sc.heads.select("attention-mass", model, images, torch.tensor([0]), masks=torch.zeros(1, 32, 32, dtype=torch.bool))
+    found = sc.heads.select(
+        "attention-mass",
+        model,
+        images,
+        torch.tensor([0]),
+        masks=torch.zeros(1, 32, 32, dtype=torch.bool),
+    )
     layout, module = model.layout, lvlm("llava").module
     assert layout.grid == (4, 4) and layout.tokens == len(model.asked.tree.ids)
     module.set_attn_implementation("eager")
@@ -170,8 +282,15 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
         shares = torch.zeros(4, 4, dtype=torch.float64)
         for sequence in model.asked.sequences:
             tokens = torch.tensor([sequence])
-            out = module(input_ids=tokens, pixel_values=images, attention_mask=torch.ones_like(tokens), output_attentions=True)
-            shares += torch.stack([probs[0, :, -1, layout.patches].sum(dim=-1) for probs in out.attentions]) / len(model.asked.sequences)
+            out = module(
+                input_ids=tokens,
+                pixel_values=images,
+                attention_mask=torch.ones_like(tokens),
+                output_attentions=True,
+            )
+            shares += torch.stack(
+                [probs[0, :, -1, layout.patches].sum(dim=-1) for probs in out.attentions]
+            ) / len(model.asked.sequences)
     finally:
         module.set_attn_implementation("sdpa")
     assert_close(found.value, shares, atol=1e-6, rtol=0)  # the native softmax is in float32
@@ -180,16 +299,31 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
 def test_a_tree_holds_what_sequences_share_once():
     tree = plant([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
     assert tree.ids.tolist() == [1, 2, 3, 4, 5, 3, 6] and tree.trunk == 2
-    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [0, 0, 1, 1, 2, 3, 3]
+    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        3,
+        3,
+    ]
     assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
 
 
 def test_the_question_and_the_gates_are_part_of_the_fingerprint():
     model = asked("llava")
-    other = sc.lvlm.classifier(lvlm("llava"), NAMES, question="what is in the picture ?", check=False)
+    other = sc.lvlm.classifier(
+        lvlm("llava"), NAMES, question="what is in the picture ?", check=False
+    )
     assert len({model.fingerprint(), other.fingerprint(), asked("llava", "llm").fingerprint()}) == 3
-    pairs = [sc.lvlm.classifier(lvlm("llava"), names, question=QUESTION, check=False) for names in (("cat", "dog"), ("cat", "blue"), ("dog", "cat"))]
-    assert len({pair.asked.sequences for pair in pairs}) == 1  # the last token of a name is read, never said
+    pairs = [
+        sc.lvlm.classifier(lvlm("llava"), names, question=QUESTION, check=False)
+        for names in (("cat", "dog"), ("cat", "blue"), ("dog", "cat"))
+    ]
+    assert (
+        len({pair.asked.sequences for pair in pairs}) == 1
+    )  # the last token of a name is read, never said
     assert len({pair.fingerprint() for pair in pairs}) == 3
     whole = model.fingerprint()
     with sc.heads.ablate(model, [(0, 0)]):
@@ -208,7 +342,11 @@ def test_branches_hide_from_each_other_by_one_table_in_a_run():
     at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
     some = at.take(torch.tensor([4, 1]))
     found, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
-    assert made == [7] and all(torch.equal(one, found[0]) for one in found) and torch.equal(few, found[0][:, :, [4, 1]])
+    assert (
+        made == [7]
+        and all(torch.equal(one, found[0]) for one in found)
+        and torch.equal(few, found[0][:, :, [4, 1]])
+    )
     seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
     assert [(row == 0).nonzero()[:, 0].tolist() for row in found[0][0, 0]] == seen
 
@@ -231,13 +369,21 @@ class Counting:
 def test_a_prompt_is_processed_once_and_each_answer_to_it_once(by, calls):
     counting = Counting(lvlm("internvl").processor)
     names = NAMES if by == "name_ll" else ("cat", "dog", "blue")
-    sc.lvlm.classifier(replace(lvlm("internvl"), processor=counting), names, question=QUESTION, by=by, check=False)
+    sc.lvlm.classifier(
+        replace(lvlm("internvl"), processor=counting), names, question=QUESTION, by=by, check=False
+    )
     assert counting.calls == calls
 
 
 def test_half_precision_is_widened_only_where_it_is_read(monkeypatch):
-    logits, widened, models = noise(2, 9, 40).bfloat16(), [], [asked("llava", by=by) for by in ("name_ll", "label_token")]
-    monkeypatch.setattr("seecause.lvlm.asking.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1])
+    logits, widened, models = (
+        noise(2, 9, 40).bfloat16(),
+        [],
+        [asked("llava", by=by) for by in ("name_ll", "label_token")],
+    )
+    monkeypatch.setattr(
+        "seecause.lvlm.asking.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1]
+    )
     for model in models:
         some = logits[:, : len(model.asked.rows)]
         assert_close(model.asked.scores(some), model.asked.scores(some.float()), atol=1e-6, rtol=0)
@@ -259,27 +405,74 @@ def test_critters_llava_names_its_creatures():
 
 def test_what_cannot_be_asked_is_refused(tmp_path):
     view, model, tiled = lvlm("llava"), asked("llava"), tiny_lvlm("llava_next")
-    behind = sc.lvlm.wrap(view.module, view.processor, template="{question} {image} ASSISTANT", check=False)
-    bare, wide = sc.lvlm.wrap(view.module, template="{image} {question}", check=False), replace(model.preprocess, size=(32, 40))
+    behind = sc.lvlm.wrap(
+        view.module, view.processor, template="{question} {image} ASSISTANT", check=False
+    )
+    bare, wide = (
+        sc.lvlm.wrap(view.module, template="{image} {question}", check=False),
+        replace(model.preprocess, size=(32, 40)),
+    )
     cases = {
-        "a model wrapped with its processor": (BadOption, lambda: sc.lvlm.classifier(bare, NAMES, question=QUESTION, preprocess=model.preprocess)),
-        "the size that the vision tower takes, .32, 32.": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=wide)),
-        "length='sum'.*it belongs to name_ll": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, by="label_token", length="sum")),
-        "labels='names'.*it belongs to label_token": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, labels="names")),
-        "orders=2.*it belongs to label_token": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, orders=2)),
-        "an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, ("cat", "dog"), question=" ", by="label_token")),
+        "a model wrapped with its processor": (
+            BadOption,
+            lambda: sc.lvlm.classifier(bare, NAMES, question=QUESTION, preprocess=model.preprocess),
+        ),
+        "the size that the vision tower takes, .32, 32.": (
+            BadOption,
+            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=wide),
+        ),
+        "length='sum'.*it belongs to name_ll": (
+            BadOption,
+            lambda: sc.lvlm.classifier(
+                view, NAMES, question=QUESTION, by="label_token", length="sum"
+            ),
+        ),
+        "labels='names'.*it belongs to label_token": (
+            BadOption,
+            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, labels="names"),
+        ),
+        "orders=2.*it belongs to label_token": (
+            BadOption,
+            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, orders=2),
+        ),
+        "an empty question": (
+            BadPrompt,
+            lambda: sc.lvlm.classifier(view, ("cat", "dog"), question=" ", by="label_token"),
+        ),
         "^an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=" ")),
         "two different names": (BadOption, lambda: sc.lvlm.classifier(view, ["cat"])),
-        "words that the model's tokenizer does not know": (BadPrompt, lambda: sc.lvlm.classifier(view, ["cat", "zebra"], question=QUESTION)),
-        "not one token each": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, by="label_token", labels="names")),
+        "words that the model's tokenizer does not know": (
+            BadPrompt,
+            lambda: sc.lvlm.classifier(view, ["cat", "zebra"], question=QUESTION),
+        ),
+        "not one token each": (
+            BadPrompt,
+            lambda: sc.lvlm.classifier(
+                view, NAMES, question=QUESTION, by="label_token", labels="names"
+            ),
+        ),
         "scope, by": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, scope="text")),
-        "mean or sum": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, length="max")),
-        "tiled or packed": (UnsupportedModel, lambda: sc.lvlm.classifier(sc.lvlm.wrap(tiled.module, tiled.processor), NAMES)),
-        "behind the question": (UnsupportedModel, lambda: sc.lvlm.classifier(behind, ("cat", "dog", "blue"), question=QUESTION, by="label_token")),
+        "mean or sum": (
+            BadOption,
+            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, length="max"),
+        ),
+        "tiled or packed": (
+            UnsupportedModel,
+            lambda: sc.lvlm.classifier(sc.lvlm.wrap(tiled.module, tiled.processor), NAMES),
+        ),
+        "behind the question": (
+            UnsupportedModel,
+            lambda: sc.lvlm.classifier(
+                behind, ("cat", "dog", "blue"), question=QUESTION, by="label_token"
+            ),
+        ),
         "or lvlm.export": (NotDefined, lambda: sc.heads.prune(model, [(0, 0)])),
         "Use lvlm.export": (NotDefined, lambda: sc.heads.export(model, [(0, 0)], tmp_path)),
         "read by a language model": (NotDefined, lambda: sc.heads.divprune(model, pictures())),
-        "not for models of architecture 'prompt'": (NotDefined, lambda: sc.attribute(model, pictures(), method="caap")),
+        "not for models of architecture 'prompt'": (
+            NotDefined,
+            lambda: sc.attribute(model, pictures(), method="caap"),
+        ),
     }
     for said, (error, run) in cases.items():
         with pytest.raises(error, match=said):

@@ -15,7 +15,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def engine_on_gpu(family: str, dtype: torch.dtype, **options) -> MaskEngine:
     native = tiny_lvlm(family, torch.float32)
     lvlm = wrap(native.module.to("cuda", dtype), native.processor, check=dtype != torch.bfloat16)
-    return MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, calibration(native.size)), answer=[TOKEN], floor=None, **options)
+    return MaskEngine(
+        lvlm,
+        photo(native.size),
+        QUESTION,
+        make_bank(lvlm, calibration(native.size)),
+        answer=[TOKEN],
+        floor=None,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("family", ["llava", "llava_grouped", "qwen2_vl"])

@@ -1,4 +1,5 @@
-"""Views of decoders: they compute what the native models compute, know where image tokens come from, and refuse what they cannot split."""
+"""Views of decoders: they compute what the native models compute, know where image tokens come
+from, and refuse what they cannot split."""
 
 from __future__ import annotations
 
@@ -17,13 +18,20 @@ from tests.families.lvlm import CLIP, FAMILIES, TEXT, photo, tiny_lvlm
 from tests.helpers import hooks
 from tests.lvlm.scenes import QUESTION, scene
 
-PLACES = {"llava": "4 x 4", "llava_next": "4 x 4 + 6 x 8 with newlines", "internvl": " + ".join(["2 x 2"] * 5), "qwen2_vl": "2 x 4"}
+PLACES = {
+    "llava": "4 x 4",
+    "llava_next": "4 x 4 + 6 x 8 with newlines",
+    "internvl": " + ".join(["2 x 2"] * 5),
+    "qwen2_vl": "2 x 4",
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_view_equals_its_native_model(family):
     lvlm = scene(family).lvlm
-    before = hooks(lvlm.decoder.native)  # transformers leaves some of its own after a run that recorded hidden states
+    before = hooks(
+        lvlm.decoder.native
+    )  # transformers leaves some of its own after a run that recorded hidden states
     probes = verify(lvlm)
     assert [probe.name for probe in probes] == ["logits", "blocks", "attention"]
     assert max(probe.worst for probe in probes) < 1e-12
@@ -40,7 +48,11 @@ INGREDIENTS = {
     "key norm": lambda block: {"k_norm": same},
     "norm": lambda block: {"norm": same},
     "scale": lambda block: {"scale": _halved(block.scale)},
-    "input bias": lambda block: {"project": lambda x: tuple(a - b for a, b in zip(block.project(x), block.project(torch.zeros_like(x)), strict=True))},
+    "input bias": lambda block: {
+        "project": lambda x: tuple(
+            a - b for a, b in zip(block.project(x), block.project(torch.zeros_like(x)), strict=True)
+        )
+    },
     "looking back only": lambda block: {"additive": lambda rows, keys: None},
     "MLP": lambda block: {"feed": torch.zeros_like},
 }
@@ -66,7 +78,8 @@ def test_deepstack_features_belong_to_the_view():
 
 @pytest.mark.parametrize("family", PLACES)
 def test_image_tokens_know_their_place(family):
-    """With attention between patches switched off, changing a spot of the picture changes the tokens whose boxes hold it, and no others."""
+    """With attention between patches switched off, changing a spot of the picture changes the
+    tokens whose boxes hold it, and no others."""
     native = tiny_lvlm(family)
     tower = getattr(native.module.model, "vision_tower", None) or native.module.model.visual
     for name, parameter in tower.named_parameters():
@@ -74,7 +87,9 @@ def test_image_tokens_know_their_place(family):
             parameter.zero_()
     lvlm = wrap(native.module, native.processor, check=False)
     # no resampling: the shape that each processor leaves as it is
-    size = {"llava": (32, 32), "llava_next": (64, 64), "internvl": (64, 64), "qwen2_vl": (32, 64)}[family]
+    size = {"llava": (32, 32), "llava_next": (64, 64), "internvl": (64, 64), "qwen2_vl": (32, 64)}[
+        family
+    ]
     picture = photo(size)
     changed = picture.copy()
     changed.putpixel((size[1] * 5 // 8 + 2, size[0] * 1 // 8 + 1), (0, 0, 0))
@@ -106,10 +121,18 @@ def test_grids_of_a_wide_picture(family):
 
 
 def test_hybrid_decoders_are_refused_by_name():
-    linear = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2)
+    linear = dict(
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+    )
     shape = {**TEXT, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
     text = hf.Qwen3NextConfig(**shape, **linear, layer_types=["linear_attention", "full_attention"])
-    module = hf.LlavaForConditionalGeneration(hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**CLIP), text_config=text))
+    module = hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**CLIP), text_config=text)
+    )
     with pytest.raises(UnsupportedModel, match="hybrid with linear attention"):
         find(module)
 

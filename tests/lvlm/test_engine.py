@@ -1,4 +1,5 @@
-"""The mask engine against the native model with keys and values literally replaced, and the identities of the definition."""
+"""The mask engine against the native model with keys and values literally replaced, and the
+identities of the definition."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.reference import hear
 
 
 def twin_of(lvlm: LVLM, engine: MaskEngine, pictures) -> hear.Blinded:
-    means = hear.average_picture(lvlm.module, [dict(lvlm.prompt(p, QUESTION).inputs) for p in pictures])
+    means = hear.average_picture(
+        lvlm.module, [dict(lvlm.prompt(p, QUESTION).inputs) for p in pictures]
+    )
     return hear.Blinded(lvlm.module, dict(engine.prompt.inputs), means)
 
 
@@ -29,19 +32,33 @@ def adjusted(logits: torch.Tensor) -> torch.Tensor:
 def test_the_engine_equals_the_slow_twin(family):
     here = scene(family)
     engine, twin = here.engine, twin_of(here.lvlm, here.engine, here.pictures)
-    heads, text, image = some(3, 16), some(3, engine.n_text, seed=1), some(3, engine.n_image, seed=2)
+    heads, text, image = (
+        some(3, 16),
+        some(3, engine.n_text, seed=1),
+        some(3, engine.n_image, seed=2),
+    )
     plain, mixed = engine.adjusted(heads), engine.adjusted(heads, text, image)
     assert_close(plain[0], adjusted(twin.logits(heads[0].view(GRID))), atol=1e-10, rtol=0)
-    assert_close(mixed[1], adjusted(twin.logits(heads[1].view(GRID), text[1], image[1])), atol=1e-10, rtol=0)
-    everyday = hear.blinded_batch(here.lvlm.module, dict(engine.prompt.inputs), twin.means, heads.view(3, *GRID))
-    assert_close(plain, everyday @ engine.readout, atol=1e-10, rtol=0)  # what benchmarks/lvlm.py races against
+    assert_close(
+        mixed[1], adjusted(twin.logits(heads[1].view(GRID), text[1], image[1])), atol=1e-10, rtol=0
+    )
+    everyday = hear.blinded_batch(
+        here.lvlm.module, dict(engine.prompt.inputs), twin.means, heads.view(3, *GRID)
+    )
+    assert_close(
+        plain, everyday @ engine.readout, atol=1e-10, rtol=0
+    )  # what benchmarks/lvlm.py races against
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_is_close_to_the_slow_twin(family):
     here = scene(family, torch.float32)
     twin = twin_of(here.lvlm, here.engine, here.pictures)
-    heads, text, image = some(1, 16), some(1, here.engine.n_text, seed=1), some(1, here.engine.n_image, seed=2)
+    heads, text, image = (
+        some(1, 16),
+        some(1, here.engine.n_text, seed=1),
+        some(1, here.engine.n_image, seed=2),
+    )
     slow = adjusted(twin.logits(heads[0].view(GRID), text[0], image[0]))
     assert_close(here.engine.adjusted(heads, text, image)[0], slow, atol=1e-4, rtol=0)
 
@@ -55,18 +72,30 @@ def test_identities_of_the_definition(family):
     assert_close(engine.adjusted(on)[0], adjusted(native), atol=1e-10, rtol=0)
     blind = engine.adjusted(off)
     assert_close(engine.adjusted(on, text=torch.zeros(1, engine.n_text)), blind, atol=1e-10, rtol=0)
-    assert_close(engine.adjusted(on, image=torch.zeros(1, engine.n_image)), blind, atol=1e-10, rtol=0)
-    other = MaskEngine(here.lvlm, photo(here.native.size, seed=9), QUESTION, here.bank, answer=[TOKEN], floor=None)
+    assert_close(
+        engine.adjusted(on, image=torch.zeros(1, engine.n_image)), blind, atol=1e-10, rtol=0
+    )
+    other = MaskEngine(
+        here.lvlm, photo(here.native.size, seed=9), QUESTION, here.bank, answer=[TOKEN], floor=None
+    )
     assert_close(other.adjusted(off), blind, atol=1e-10, rtol=0)  # x = 0 does not know the picture
     assert abs(float(other.adjusted(on) - engine.adjusted(on))) > 1e-4
-    assert_close(engine.evaluate(torch.cat([off, on])), torch.tensor([0.0, 1.0], dtype=torch.float64))
+    assert_close(
+        engine.evaluate(torch.cat([off, on])), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    )
 
 
 def test_a_mask_counts_alone():
     """Whatever its company, its place and the size of the block."""
     here = scene("llava_grouped")
-    heads, text, image = some(21, 16, share=0.3), some(21, here.engine.n_text), some(21, here.engine.n_image)
-    small = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=4)
+    heads, text, image = (
+        some(21, 16, share=0.3),
+        some(21, here.engine.n_text),
+        some(21, here.engine.n_image),
+    )
+    small = MaskEngine(
+        here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=4
+    )
     order = torch.randperm(21)
     for given in ((heads,), (heads, text), (heads, text, image), (None, None, image)):
         whole = here.engine.evaluate(*given)
@@ -95,8 +124,17 @@ def test_rows_before_the_first_that_sees_run_once(monkeypatch):
     text = torch.zeros(1, engine.n_text, dtype=torch.bool)
     text[:, [-3, -1]] = True
     image = some(6, engine.n_image)
-    expected = torch.cat([engine.adjusted(some(1, 16), torch.cat([text, ~text])[:1], mask[None]) for mask in image])
-    everything = torch.cat([engine.adjusted(some(1, 16).expand(2, 16), torch.cat([text, torch.ones_like(text)]), mask[None])[:1] for mask in image])
+    expected = torch.cat(
+        [engine.adjusted(some(1, 16), torch.cat([text, ~text])[:1], mask[None]) for mask in image]
+    )
+    everything = torch.cat(
+        [
+            engine.adjusted(
+                some(1, 16).expand(2, 16), torch.cat([text, torch.ones_like(text)]), mask[None]
+            )[:1]
+            for mask in image
+        ]
+    )
     assert_close(expected, everything, atol=1e-10, rtol=0)  # the second keeps all rows running
     assert engine._stage(text).states.shape[1] == 3
 
@@ -106,7 +144,9 @@ def test_attention_on_the_picture_by_log_sum_exp(family):
     here = scene(family)
     engine, prompt = here.engine, here.engine.prompt
     here.lvlm.module.set_attn_implementation({"text_config": "eager"})
-    native = here.lvlm.module(**prompt.inputs, output_attentions=True).attentions  # its softmax is in float32
+    native = here.lvlm.module(
+        **prompt.inputs, output_attentions=True
+    ).attentions  # its softmax is in float32
     here.lvlm.module.set_attn_implementation({"text_config": "sdpa"})
     seen = engine.look()
     for layer, weights in enumerate(native):
@@ -125,7 +165,9 @@ def test_what_heads_write_adds_up_to_the_block():
     middle = h[-1:] + seen.written(row=-1)[1].sum(dim=0) + bias
     assert_close(middle + block.feed(middle), seen.states[2][-1:], atol=1e-10, rtol=0)
     final = here.lvlm.decoder.norm(seen.states[-1][-1])
-    assert_close(final @ here.engine.readout, here.engine.adjusted(mask[None])[0], atol=1e-10, rtol=0)
+    assert_close(
+        final @ here.engine.readout, here.engine.adjusted(mask[None])[0], atol=1e-10, rtol=0
+    )
     part = seen.written(image_only=True)
     assert part.shape == (*GRID, 32) and seen.lens(2, 1).shape == (40,)
 
@@ -134,24 +176,45 @@ def test_what_heads_write_adds_up_to_the_block():
 def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
     here = scene(family)
     picture = photo(here.native.size)
-    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None)
+    engine = MaskEngine(
+        here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None
+    )
     said = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
     assert len(said) == 3 and engine.target == said[2] and engine.n_text == here.engine.n_text + 2
     native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, said[:2]).inputs).logits[0, -1]
     assert_close(engine.intact, float(native[said[2]] - native.mean()), atol=1e-10, rtol=0)
     own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=None)
     assert own.prompt.ids[-1] == here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 1)[0]
-    cut = MaskEngine(here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None, vocabulary=30)
+    cut = MaskEngine(
+        here.lvlm,
+        picture,
+        QUESTION,
+        here.bank,
+        answer="a red cat",
+        position=2,
+        floor=None,
+        vocabulary=30,
+    )
     assert_close(cut.intact, float(native[said[2]] - native[:30].mean()), atol=1e-10, rtol=0)
 
 
 def test_heads_that_may_not_read_the_picture_do_nothing():
     native = tiny_lvlm("llava")
-    start, stop = (scene("llava").engine.prompt.image.start, scene("llava").engine.prompt.image.stop)
+    start, stop = (
+        scene("llava").engine.prompt.image.start,
+        scene("llava").engine.prompt.image.stop,
+    )
     native.module.config.text_config.image_readers = [[1, 2], [3, 0]]
     native.module.config.text_config.image_span = [start, stop]
     lvlm = wrap(restrict(native.module), native.processor)
-    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, s) for s in (1, 2)]), answer=[TOKEN], floor=None)
+    engine = MaskEngine(
+        lvlm,
+        photo(native.size),
+        QUESTION,
+        make_bank(lvlm, [photo(native.size, s) for s in (1, 2)]),
+        answer=[TOKEN],
+        floor=None,
+    )
     effects = (engine.evaluate(~torch.eye(16, dtype=torch.bool)) - 1).abs().view(GRID)
     assert (effects > 1e-9).nonzero().tolist() == [[1, 2], [3, 0]]
     tokens = engine.evaluate(text=some(2, engine.n_text), image=some(2, engine.n_image))
@@ -170,29 +233,43 @@ def test_bad_masks_and_weak_answers_are_refused():
             here.engine.evaluate(**wrong)
     with pytest.raises(WeakAnswer, match="floor=1000"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, floor=1000)
-    signs = [MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[token], floor=None).span > 0 for token in range(8)]
+    signs = [
+        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[token], floor=None).span
+        > 0
+        for token in range(8)
+    ]
     assert 0 < sum(signs) < 8
     against = signs.index(False)
     with pytest.raises(WeakAnswer, match="more than 0"):  # the picture speaks against it
         MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=0)
     with pytest.raises(BadOption, match="position"):
-        MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1)
+        MaskEngine(
+            here.lvlm, photo(here.native.size), QUESTION, here.bank, answer="cat", position=1
+        )
     with pytest.raises(BadOption, match="vocabulary"):
         MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, vocabulary=41)
     assert here.engine.protocol()["bank"] == {"mode": "shape", "pictures": 3, "size": None}
 
 
 def test_fused_attention_is_used_where_there_is_one(monkeypatch):
-    rows = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 2, 64), device=torch.device("cuda"))
+    rows = SimpleNamespace(
+        is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 2, 64), device=torch.device("cuda")
+    )
     for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(attention, "_capability", lambda device, capability=capability: capability)
+        monkeypatch.setattr(
+            attention, "_capability", lambda device, capability=capability: capability
+        )
         assert attention._has_flash(rows) is fused
-    assert attention._has_flash(torch.zeros(1, 4, 2, 64)) and not attention._has_flash(torch.zeros(1, 4, 2, 64, device="meta"))
+    assert attention._has_flash(torch.zeros(1, 4, 2, 64)) and not attention._has_flash(
+        torch.zeros(1, 4, 2, 64, device="meta")
+    )
 
 
 def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
     here = scene("llava")
-    engine = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=16)
+    engine = MaskEngine(
+        here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=16
+    )
     heads = some(40, 16)
     expected, inner, widths = engine.adjusted(heads), engine._run, []
 

@@ -15,12 +15,18 @@ from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 
 
-@pytest.mark.parametrize(("count", "size"), [(1500, 120), (90, 120)])  # more masks than heads, and fewer
-@pytest.mark.parametrize("penalty", [Penalty(), Penalty(alpha=0.01, l1_ratio=0.9)], ids=["paper", "strong"])
+@pytest.mark.parametrize(
+    ("count", "size"), [(1500, 120), (90, 120)]
+)  # more masks than heads, and fewer
+@pytest.mark.parametrize(
+    "penalty", [Penalty(), Penalty(alpha=0.01, l1_ratio=0.9)], ids=["paper", "strong"]
+)
 def test_coefficients_are_those_of_scikit_learn(count, size, penalty):
     x = draw_masks(count, size, seed=1)
     y = x.double() @ (noise(size) * 0.05) + 0.1 * noise(count, seed=2) + 3
-    theirs = ElasticNet(alpha=penalty.alpha, l1_ratio=penalty.l1_ratio, max_iter=1000).fit(x.double().numpy(), y.numpy())
+    theirs = ElasticNet(alpha=penalty.alpha, l1_ratio=penalty.l1_ratio, max_iter=1000).fit(
+        x.double().numpy(), y.numpy()
+    )
     ours = elastic_net(x, y, penalty)
     assert_close(ours.coefficients, torch.from_numpy(theirs.coef_), atol=1e-10, rtol=0)
     assert_close(ours.intercept, float(theirs.intercept_), atol=1e-10, rtol=0)
@@ -32,8 +38,16 @@ def test_mask_laws():
     loose, exact = (draw_masks(3000, 40, p=0.75, law=law) for law in ("bernoulli", "fixed"))
     assert (exact.sum(dim=1) == 10).all() and loose.sum(dim=1).unique().numel() > 5
     for masks in (loose, exact):
-        assert_close(masks.double().mean(dim=0), torch.full((40,), 0.25, dtype=torch.float64), atol=0.04, rtol=0)
-    assert torch.equal(draw_masks(1500, 40, start=700), torch.cat([draw_masks(1000, 40), draw_masks(1200, 40, start=1000)])[700:])
+        assert_close(
+            masks.double().mean(dim=0),
+            torch.full((40,), 0.25, dtype=torch.float64),
+            atol=0.04,
+            rtol=0,
+        )
+    assert torch.equal(
+        draw_masks(1500, 40, start=700),
+        torch.cat([draw_masks(1000, 40), draw_masks(1200, 40, start=1000)])[700:],
+    )
     assert not torch.equal(loose, draw_masks(3000, 40, seed=1))
     with pytest.raises(BadOption):
         draw_masks(10, 5, p=1.0)
@@ -44,9 +58,16 @@ def test_mask_laws():
 def test_an_additive_response_is_found_exactly():
     truth = noise(30) * (torch.arange(30) % 3 == 0)
     found = regress(lambda x: x.double() @ truth + 0.5, 30, Sampling(masks=400, alpha=1e-9))
-    assert_close(found.coefficients, truth, atol=1e-3, rtol=0)  # as far as scikit-learn goes before it stops
+    assert_close(
+        found.coefficients, truth, atol=1e-3, rtol=0
+    )  # as far as scikit-learn goes before it stops
     assert_close(found.intercept, 0.5, atol=1e-3, rtol=0)
-    assert found.r2 > 0.999999 and found.pearson > 0.999999 and found.agreement > 0.999999 and found.masks == 400
+    assert (
+        found.r2 > 0.999999
+        and found.pearson > 0.999999
+        and found.agreement > 0.999999
+        and found.masks == 400
+    )
 
 
 def test_asking_stops_when_two_halves_agree():
@@ -60,7 +81,9 @@ def test_asking_stops_when_two_halves_agree():
     assert 200 < found.masks < 5000 and found.agreement >= 0.8
     assert [step["masks"] for step in found.history] == list(range(200, found.masks + 1, 200))
     assert all(step["agreement"] < 0.8 for step in found.history[:-1])
-    assert all(step["top"] == 15 and 0 <= step["in both"] <= 15 for step in found.history)  # a quarter: of all 60, the largest 50 say little
+    assert all(
+        step["top"] == 15 and 0 <= step["in both"] <= 15 for step in found.history
+    )  # a quarter: of all 60, the largest 50 say little
     assert found.reliability > found.agreement
     strict = regress(respond, 60, Sampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
@@ -73,17 +96,33 @@ def test_heads_of_a_model(tmp_path):
     assert found.coefficients.shape == GRID and found.r2 > 0.5 and found.masks == 300
     again = attribute_heads(engine, masks=300, seed=3)
     assert torch.equal(found.coefficients, again.coefficients)
-    assert not torch.equal(found.coefficients, attribute_heads(engine, masks=300, seed=4).coefficients)
+    assert not torch.equal(
+        found.coefficients, attribute_heads(engine, masks=300, seed=4).coefficients
+    )
     masks = draw_masks(300, 16, seed=3)
-    on, off = (engine.evaluate(torch.where(torch.arange(16) == 5, value, masks)).mean() for value in (True, False))
-    assert abs(float(found.coefficients.flatten()[5] - (on - off))) < 0.1  # a coefficient is the mean effect of its head
+    on, off = (
+        engine.evaluate(torch.where(torch.arange(16) == 5, value, masks)).mean()
+        for value in (True, False)
+    )
+    assert (
+        abs(float(found.coefficients.flatten()[5] - (on - off))) < 0.1
+    )  # a coefficient is the mean effect of its head
     assert found.top(2)[0] == divmod(int(found.coefficients.argmax()), 4)
     assert found.mask(3).sum() == 3 and found.protocol["sampling"]["seed"] == 3
     read = HeadAttribution.load(found.save(tmp_path))
     assert torch.equal(read.coefficients, found.coefficients) and read.protocol == found.protocol
 
 
-@pytest.mark.parametrize("wrong", [{"masks": 15}, {"split": 1.0}, {"p": 0.0}, {"adaptive": True, "step": 1}, {"seed": 99999999999999999}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"masks": 15},
+        {"split": 1.0},
+        {"p": 0.0},
+        {"adaptive": True, "step": 1},
+        {"seed": 99999999999999999},
+    ],
+)
 def test_too_few_masks_and_other_slips(wrong):
     with pytest.raises(BadOption):
         attribute_heads(scene("llava").engine, **{"masks": 200, **wrong})

@@ -1,4 +1,5 @@
-"""Planted truth: where only some heads may read the picture, head attribution finds those, and the others do exactly nothing."""
+"""Planted truth: where only some heads may read the picture, head attribution finds those, and the
+others do exactly nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from seecause.train.llava_words import make_processor, make_words
 from tests.tiny import scramble
 
 READERS = ((0, 1), (1, 3), (2, 0))
-RECIPE = LlavaRecipe("tiny", size=32, tower_width=32, tower_depth=2, tower_heads=2, width=32, depth=3, heads=4, hidden=64, readers=READERS)
+RECIPE = LlavaRecipe(
+    "tiny",
+    size=32,
+    tower_width=32,
+    tower_depth=2,
+    tower_heads=2,
+    width=32,
+    depth=3,
+    heads=4,
+    hidden=64,
+    readers=READERS,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +35,16 @@ def engine():
     module = restrict(scramble(build(RECIPE, words)).double().eval())
     lvlm = sc.lvlm.wrap(module, make_processor(words, RECIPE.preprocess, patch=RECIPE.patch))
     drawn = critters.render(critters.draw("balanced", "test", 9), size=32).image
-    pictures = [Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy()) for image in drawn]
-    return sc.lvlm.MaskEngine(lvlm, pictures[0], "What colour is the tail?", sc.lvlm.make_bank(lvlm, pictures[1:]), floor=None)
+    pictures = [
+        Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy()) for image in drawn
+    ]
+    return sc.lvlm.MaskEngine(
+        lvlm,
+        pictures[0],
+        "What colour is the tail?",
+        sc.lvlm.make_bank(lvlm, pictures[1:]),
+        floor=None,
+    )
 
 
 def test_heads_that_may_not_read_do_exactly_nothing(engine):

@@ -14,13 +14,23 @@ from tests.lvlm.scenes import QUESTION, scene
 def test_text_rows_are_everything_after_the_picture():
     prompt = scene("internvl").engine.prompt
     assert prompt.pieces == ("</img>", "what", "is", "this", "?", "ASSISTANT", ":")
-    assert prompt.n_text == 7 and prompt.embeddings.shape[1] == prompt.text.stop == prompt.image.stop + 7
+    assert (
+        prompt.n_text == 7
+        and prompt.embeddings.shape[1] == prompt.text.stop == prompt.image.stop + 7
+    )
 
 
 def test_a_plain_template_serves_where_there_is_no_chat_template():
     native = tiny_lvlm("llava")
     lvlm = wrap(native.module, native.processor, template="USER : {image} {question} ASSISTANT :")
-    assert lvlm.prompt(photo((32, 32)), QUESTION).pieces == ("what", "is", "this", "?", "ASSISTANT", ":")
+    assert lvlm.prompt(photo((32, 32)), QUESTION).pieces == (
+        "what",
+        "is",
+        "this",
+        "?",
+        "ASSISTANT",
+        ":",
+    )
 
 
 def test_bad_questions_and_pictures():
@@ -44,7 +54,10 @@ def test_sequences_that_cannot_be_traced():
     with pytest.raises(BadPrompt, match="ends with the picture"):
         lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
     with pytest.raises(BadPrompt, match="more than one picture"):
-        twice = {name: torch.cat([t, t], dim=0 if name == "pixel_values" else 1) for name, t in inputs.items()}
+        twice = {
+            name: torch.cat([t, t], dim=0 if name == "pixel_values" else 1)
+            for name, t in inputs.items()
+        }
         lvlm.read(twice)
     wide = scene("qwen2_vl")
     with pytest.raises(BadPrompt, match="more than one picture"):

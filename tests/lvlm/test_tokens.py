@@ -7,7 +7,13 @@ import torch
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, WeakAnswer
-from seecause.lvlm import attribute_heads, attribute_tokens, sufficiency, text_effects, weighted_attention
+from seecause.lvlm import (
+    attribute_heads,
+    attribute_tokens,
+    sufficiency,
+    text_effects,
+    weighted_attention,
+)
 from tests.lvlm.scenes import scene
 
 
@@ -24,7 +30,9 @@ def test_effects_of_text_rows_follow_equation_11():
     kept = effects.kept(0.01)
     assert torch.equal(kept, effects.deltas > 0.01)
     assert sufficiency(engine, heads, torch.ones(engine.n_text)) == pytest.approx(1)
-    assert sufficiency(engine, heads, kept) == pytest.approx(float(engine.evaluate(heads[None], kept[None])) / whole)
+    assert sufficiency(engine, heads, kept) == pytest.approx(
+        float(engine.evaluate(heads[None], kept[None])) / whole
+    )
 
 
 def test_image_tokens_of_a_model():
@@ -53,7 +61,11 @@ def test_weighted_attention_follows_equation_13():
     for layer, head in scores.top(3):
         for row in range(engine.n_text):
             if text[row]:
-                slow += scores.coefficients[layer, head] * effects.deltas[row] * seen.attention(layer, head)[row]
+                slow += (
+                    scores.coefficients[layer, head]
+                    * effects.deltas[row]
+                    * seen.attention(layer, head)[row]
+                )
     assert_close(got, slow, atol=1e-12, rtol=0)
 
 

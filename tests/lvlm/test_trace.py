@@ -36,10 +36,16 @@ def traced():
 def test_every_ranking_is_scanned_in_its_own_order(traced):
     engine = toy_engine()
     assert set(traced.curves) == {"hear", "causal", "attention", "random"}
-    for name, scores in (("hear", traced.heads.coefficients), ("causal", traced.causal), ("attention", traced.attention)):
+    for name, scores in (
+        ("hear", traced.heads.coefficients),
+        ("causal", traced.causal),
+        ("attention", traced.attention),
+    ):
         best = torch.zeros(1, 12)
         best[0, scores.flatten().argmax()] = 1
-        assert_close(traced.curves[name].faithfulness[0, 1], engine.evaluate(best)[0], atol=1e-10, rtol=0)
+        assert_close(
+            traced.curves[name].faithfulness[0, 1], engine.evaluate(best)[0], atol=1e-10, rtol=0
+        )
     assert len(traced.curves["random"].faithfulness) == 5
     enough, needed = traced.counts()["hear"]
     assert enough == int(traced.chosen.sum()) and 1 <= needed <= 12
@@ -49,11 +55,17 @@ def test_tokens_follow_from_the_chosen_heads(traced):
     engine = toy_engine()
     found = trace_tokens(engine, traced.heads.coefficients, traced.chosen, masks=100)
     assert torch.equal(found.effects.deltas, text_effects(engine, traced.chosen).deltas)
-    assert found.tokens.protocol["heads"] == int(traced.chosen.sum()) and found.tokens.protocol["text"] == found.text.int().tolist()
+    assert (
+        found.tokens.protocol["heads"] == int(traced.chosen.sum())
+        and found.tokens.protocol["text"] == found.text.int().tolist()
+    )
     assert -1 <= found.agreement <= 1 and found.weighted.shape == (16,)
     given = torch.zeros(engine.n_text, dtype=torch.bool)
     given[-1] = True
-    assert torch.equal(trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=given, masks=100).text, given)
+    assert torch.equal(
+        trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=given, masks=100).text,
+        given,
+    )
 
 
 def test_some_row_is_always_kept():
@@ -77,9 +89,13 @@ def test_coverage_and_shares():
     assert coverage(one, mask).tolist() == [1, 0, 0, 0]
     found = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
     assert (found.share, found.area, found.hit, found.lift) == (0.75, 0.25, True, 3)
-    lines = ImageTokens((Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0))))
+    lines = ImageTokens(
+        (Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0)))
+    )
     assert coverage(lines, mask).nan_to_num(-1).tolist() == [-1, 1, 0, -1, 0, 0, -1, 0]
-    assert object_share(torch.ones(8), lines, mask).share == pytest.approx(1 / 5)  # newlines and class tokens lie nowhere
+    assert object_share(torch.ones(8), lines, mask).share == pytest.approx(
+        1 / 5
+    )  # newlines and class tokens lie nowhere
     with pytest.raises(BadOption, match="mask"):
         coverage(one, mask[None])
 
@@ -91,7 +107,9 @@ def test_pixels_that_are_neither_do_not_count():
     mask[2:, :4] = 255  # half of the object, and all of the box below it
     assert coverage(one, mask).nan_to_num(-1).tolist() == [1, 0, -1, 0]
     assert object_share(torch.ones(4), one, mask).share == pytest.approx(1 / 3)
-    assert object_share(torch.tensor([-1.0, 0.0, 5.0, 0.0]), one, mask) is None  # nothing positive whose place is known
+    assert (
+        object_share(torch.tensor([-1.0, 0.0, 5.0, 0.0]), one, mask) is None
+    )  # nothing positive whose place is known
 
 
 def test_a_mask_goes_the_way_of_its_picture():
@@ -105,7 +123,9 @@ def test_a_mask_goes_the_way_of_its_picture():
     assert seen.shape == (32, 32) and set(seen.unique().tolist()) == {0, 1}
     assert ((seen_picture(lvlm, prompt, photo)[0] > 0.5) != (seen == 1)).double().mean() < 0.05
     assert seen_mask(lvlm, prompt, mask == 1).dtype == torch.bool
-    assert object_share(torch.ones(16), prompt.tokens, seen).area == pytest.approx(0.25, abs=0.03)  # a quarter of the middle, an eighth of all
+    assert object_share(torch.ones(16), prompt.tokens, seen).area == pytest.approx(
+        0.25, abs=0.03
+    )  # a quarter of the middle, an eighth of all
     here = scene("qwen2_vl")
     assert seen_mask(here.lvlm, here.engine.prompt, mask) is mask  # patches of the whole picture
 
@@ -114,9 +134,16 @@ def test_several_grids_make_one_map():
     values = torch.arange(4.0)
     assert_close(picture_map(ImageTokens((Grid(2, 2),)), values), values.double().view(2, 2))
     two = ImageTokens((Grid(1, 1), Grid(2, 2, newline=True)))
-    assert_close(picture_map(two, torch.tensor([4.0, 1, 2, 9, 3, 4, 9])), torch.tensor([[2.0, 3], [4, 5]], dtype=torch.float64))
-    tiles = ImageTokens((Grid(1, 1, box=(0.0, 0.0, 1.0, 0.5)), Grid(1, 1, box=(0.0, 0.5, 1.0, 1.0))))
-    assert_close(picture_map(tiles, torch.tensor([1.0, 2])), torch.tensor([[1.0, 2]], dtype=torch.float64))
+    assert_close(
+        picture_map(two, torch.tensor([4.0, 1, 2, 9, 3, 4, 9])),
+        torch.tensor([[2.0, 3], [4, 5]], dtype=torch.float64),
+    )
+    tiles = ImageTokens(
+        (Grid(1, 1, box=(0.0, 0.0, 1.0, 0.5)), Grid(1, 1, box=(0.0, 0.5, 1.0, 1.0)))
+    )
+    assert_close(
+        picture_map(tiles, torch.tensor([1.0, 2])), torch.tensor([[1.0, 2]], dtype=torch.float64)
+    )
     with pytest.raises(BadOption, match="tokens"):
         picture_map(ImageTokens((Grid(1, 1, box=None),)), torch.ones(1))
 
@@ -125,19 +152,42 @@ def test_the_picture_is_shown_as_the_model_gets_it():
     engine = toy_engine()
     shown = pictures(1)[0]
     raw = torch.from_numpy(np.array(shown)).permute(2, 0, 1) / 255
-    assert_close(seen_picture(engine.lvlm, engine.prompt, shown), raw, atol=1e-5, rtol=0)  # 32 pixels: nothing to resize or crop
+    assert_close(
+        seen_picture(engine.lvlm, engine.prompt, shown), raw, atol=1e-5, rtol=0
+    )  # 32 pixels: nothing to resize or crop
     here = scene("qwen2_vl")
     photo = here.pictures[0]
-    assert seen_picture(here.lvlm, here.engine.prompt, photo).shape == (3, photo.height, photo.width)  # its patches are no picture
+    assert seen_picture(here.lvlm, here.engine.prompt, photo).shape == (
+        3,
+        photo.height,
+        photo.width,
+    )  # its patches are no picture
 
 
 def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
     engine = toy_engine()
     bank = make_bank(engine.lvlm, pictures(4, start=20))
-    found = compare_wordings(engine.lvlm, pictures(1)[0], ["What colour is the tail?", "Tell me the colour of the tail."], bank, masks=100, floor=None, seed=5)
+    found = compare_wordings(
+        engine.lvlm,
+        pictures(1)[0],
+        ["What colour is the tail?", "Tell me the colour of the tail."],
+        bank,
+        masks=100,
+        floor=None,
+        seed=5,
+    )
     first, second = found.found
-    assert first.protocol["target"] == second.protocol["target"] and second.protocol["question"] == "Tell me the colour of the tail."
-    product = float((first.coefficients * second.coefficients).sum() / first.coefficients.norm() / second.coefficients.norm())
-    assert float(found.cosines) == pytest.approx(product) and 0.3 < found.ceiling < 1  # fresh masks: close, not the same
+    assert (
+        first.protocol["target"] == second.protocol["target"]
+        and second.protocol["question"] == "Tell me the colour of the tail."
+    )
+    product = float(
+        (first.coefficients * second.coefficients).sum()
+        / first.coefficients.norm()
+        / second.coefficients.norm()
+    )
+    assert (
+        float(found.cosines) == pytest.approx(product) and 0.3 < found.ceiling < 1
+    )  # fresh masks: close, not the same
     with pytest.raises(BadOption, match="questions"):
         compare_wordings(engine.lvlm, pictures(1)[0], ["Who?"], bank)

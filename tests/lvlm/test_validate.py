@@ -1,4 +1,5 @@
-"""Rankings of heads and their curves: against the native model with keys and values replaced, and the rules of the counts."""
+"""Rankings of heads and their curves: against the native model with keys and values replaced, and
+the rules of the counts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ import torch
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.lvlm import Curves, attention_scores, attribute_heads, causal_scores, essential_heads, first_crossing, random_orders, scan, threshold_study
+from seecause.lvlm import (
+    Curves,
+    attention_scores,
+    attribute_heads,
+    causal_scores,
+    essential_heads,
+    first_crossing,
+    random_orders,
+    scan,
+    threshold_study,
+)
 from seecause.lvlm.validate import ratio_study
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.reference import hear
@@ -15,9 +26,16 @@ from tests.reference import hear
 
 def shares(here, masks: torch.Tensor) -> torch.Tensor:
     """F of masks [M, P] by the plain way: every mask runs its whole sequence."""
-    means = hear.average_picture(here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures])
+    means = hear.average_picture(
+        here.lvlm.module, [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures]
+    )
     ends = torch.stack([torch.zeros(16), torch.ones(16)]).bool()
-    states = hear.blinded_batch(here.lvlm.module, dict(here.engine.prompt.inputs), means, torch.cat([ends, masks]).view(-1, *GRID))
+    states = hear.blinded_batch(
+        here.lvlm.module,
+        dict(here.engine.prompt.inputs),
+        means,
+        torch.cat([ends, masks]).view(-1, *GRID),
+    )
     low, high, *found = states @ here.engine.readout
     return (torch.stack(found) - low) / (high - low)
 
@@ -39,10 +57,16 @@ def test_curves_and_single_heads_equal_the_slow_twin(family):
 def test_counts_are_first_crossings_from_one_head_on():
     falling = torch.tensor([[0.0, 0.3, 0.85, 0.5, 0.9, 1.0], [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]])
     curves = Curves(falling, 1 - falling)
-    assert curves.enough().tolist() == [2, 5]  # the second never crosses: all heads; k = 0 does not count
+    assert curves.enough().tolist() == [
+        2,
+        5,
+    ]  # the second never crosses: all heads; k = 0 does not count
     assert curves.needed().tolist() == [2, 5]
     assert curves.enough(0.25).tolist() == [1, 3]
-    assert_close(threshold_study(curves, [0.5, 0.9])[:, 0], torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64))
+    assert_close(
+        threshold_study(curves, [0.5, 0.9])[:, 0],
+        torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64),
+    )
     with pytest.raises(BadOption, match="level"):
         curves.enough(1.0)
 
@@ -53,8 +77,12 @@ def test_chunked_counts_are_those_of_the_full_scan(chunk):
     for order in random_orders(engine, 3, seed=1):
         curves = scan(engine, order)
         for level in (0.3, 0.8):
-            assert first_crossing(engine, order, level=level, chunk=chunk) == int(curves.enough(level))
-            assert first_crossing(engine, order, level=level, completeness=True, chunk=chunk) == int(curves.needed(level))
+            assert first_crossing(engine, order, level=level, chunk=chunk) == int(
+                curves.enough(level)
+            )
+            assert first_crossing(
+                engine, order, level=level, completeness=True, chunk=chunk
+            ) == int(curves.needed(level))
 
 
 def test_essential_heads_bring_what_they_promise_and_one_fewer_does_not():
@@ -83,7 +111,9 @@ def test_the_ratio_study_ablates_what_it_says():
     found = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
     engine = scene("llava").engine
     assert [one.heads.protocol["sampling"]["p"] for one in found] == [0.25, 0.75]
-    assert len({one.heads.protocol["sampling"]["seed"] for one in found}) == 2  # the same lots would be nested
+    assert (
+        len({one.heads.protocol["sampling"]["seed"] for one in found}) == 2
+    )  # the same lots would be nested
     for one in found:
         curves = scan(engine, one.heads.order())
         assert (one.enough, one.needed) == (int(curves.enough()), int(curves.needed()))

@@ -1,4 +1,5 @@
-"""The view itself: its fingerprint notices a removed head, and its own answer ends where the model ends it."""
+"""The view itself: its fingerprint notices a removed head, and its own answer ends where the model
+ends it."""
 
 from __future__ import annotations
 
@@ -65,12 +66,24 @@ def test_a_planted_model_refuses_a_picture_in_another_place():
 def test_planted_heads_alone_have_attention_on_the_picture():
     native = tiny_lvlm("llava")
     image = scene("llava").engine.prompt.image
-    native.module.config.text_config.image_readers, native.module.config.text_config.image_span = [[1, 2]], [image.start, image.stop]
+    native.module.config.text_config.image_readers, native.module.config.text_config.image_span = (
+        [[1, 2]],
+        [image.start, image.stop],
+    )
     lvlm = wrap(restrict(native.module), native.processor)
-    engine = MaskEngine(lvlm, photo(native.size), QUESTION, make_bank(lvlm, [photo(native.size, 1)]), answer=[7], floor=None)
+    engine = MaskEngine(
+        lvlm,
+        photo(native.size),
+        QUESTION,
+        make_bank(lvlm, [photo(native.size, 1)]),
+        answer=[7],
+        floor=None,
+    )
     seen = engine.look()
     for layer in range(2):
         for head in range(4):
             rows = seen.attention(layer, head)
-            torch.testing.assert_close(rows.sum(dim=1), seen.mass[layer, :, head], atol=1e-12, rtol=0)
+            torch.testing.assert_close(
+                rows.sum(dim=1), seen.mass[layer, :, head], atol=1e-12, rtol=0
+            )
             assert bool((rows > 0).any()) == ((layer, head) == (1, 2))

@@ -1,4 +1,5 @@
-"""A scrambled LLaVA that knows Critters' words, at a size for tests; as a folder on disk and ready to be asked."""
+"""A scrambled LLaVA that knows Critters' words, at a size for tests; as a folder on disk and ready
+to be asked."""
 
 from __future__ import annotations
 
@@ -12,13 +13,25 @@ from seecause.train.llava_recipe import LlavaRecipe, build
 from seecause.train.llava_words import make_processor, make_words
 from tests.tiny import scramble
 
-RECIPE = LlavaRecipe("tiny", size=32, tower_width=32, tower_depth=2, tower_heads=2, width=32, depth=3, heads=4, hidden=64)
+RECIPE = LlavaRecipe(
+    "tiny",
+    size=32,
+    tower_width=32,
+    tower_depth=2,
+    tower_heads=2,
+    width=32,
+    depth=3,
+    heads=4,
+    hidden=64,
+)
 QUESTION = "What colour is the tail?"
 
 
 def native():
     words = make_words()
-    return scramble(build(RECIPE, words)).eval(), make_processor(words, RECIPE.preprocess, patch=RECIPE.patch)
+    return scramble(build(RECIPE, words)).eval(), make_processor(
+        words, RECIPE.preprocess, patch=RECIPE.patch
+    )
 
 
 def save_toy(folder: Path) -> str:
@@ -29,11 +42,18 @@ def save_toy(folder: Path) -> str:
 
 
 def pictures(count: int, *, start: int = 0):
-    return [to_pil(image) for image in critters.render(critters.draw("balanced", "test", count, start=start), size=32).image]
+    return [
+        to_pil(image)
+        for image in critters.render(
+            critters.draw("balanced", "test", count, start=start), size=32
+        ).image
+    ]
 
 
 @cache
 def toy_engine() -> sc.lvlm.MaskEngine:
     module, processor = native()
     lvlm = sc.lvlm.wrap(module.double(), processor)
-    return sc.lvlm.MaskEngine(lvlm, pictures(1)[0], QUESTION, sc.lvlm.make_bank(lvlm, pictures(6, start=1)), floor=None)
+    return sc.lvlm.MaskEngine(
+        lvlm, pictures(1)[0], QUESTION, sc.lvlm.make_bank(lvlm, pictures(6, start=1)), floor=None
+    )

@@ -14,7 +14,9 @@ from tests.tiny import pictures, tiny
 
 def live_tensor_bytes() -> int:
     gc.collect()
-    return sum(t.numel() * t.element_size() for t in gc.get_objects() if issubclass(type(t), torch.Tensor))
+    return sum(
+        t.numel() * t.element_size() for t in gc.get_objects() if issubclass(type(t), torch.Tensor)
+    )
 
 
 def test_five_hundred_pictures_leave_nothing_behind():

@@ -1,4 +1,5 @@
-"""Calibration by hand and against the loop of its definition; areas under the ROC curve by counting pairs."""
+"""Calibration by hand and against the loop of its definition; areas under the ROC curve by counting
+pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def slow_ece(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> float:
     found = [[] for _ in range(bins)]
     for row, label in zip(logits.softmax(dim=1).tolist(), labels.tolist(), strict=True):
         confidence = max(row)
-        found[min(int(confidence * bins), bins - 1)].append((confidence, row.index(confidence) == label))
+        found[min(int(confidence * bins), bins - 1)].append(
+            (confidence, row.index(confidence) == label)
+        )
     gaps = [abs(sum(c for c, _ in some) - sum(r for _, r in some)) for some in found]
     return sum(gaps) / len(labels)
 
@@ -32,14 +35,20 @@ def test_calibration_by_hand():
     """Three photos in [0.6, 0.8): confidence 0.7, accuracy 2/3. One at 0.9: wrong."""
     found = calibration(*logits_of([0.65, 0.7, 0.75, 0.9], [True, True, False, False]), bins=5)
     assert found.count.tolist() == [0, 0, 0, 3, 1] and found.confidence[:3].isnan().all()
-    assert found.error == pytest.approx(3 / 4 * (0.7 - 2 / 3) + 1 / 4 * 0.9) and found.largest == pytest.approx(0.9)
+    assert found.error == pytest.approx(
+        3 / 4 * (0.7 - 2 / 3) + 1 / 4 * 0.9
+    ) and found.largest == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_calibration_is_its_definition(bins):
     logits, labels = 3 * noise(300, 5), torch.arange(300) % 5
-    assert calibration(logits, labels, bins=bins).error == pytest.approx(slow_ece(logits, labels, bins), abs=1e-12)
-    assert calibration(logits, labels).error == pytest.approx(slow_ece(logits, labels, 15), abs=1e-12)
+    assert calibration(logits, labels, bins=bins).error == pytest.approx(
+        slow_ece(logits, labels, bins), abs=1e-12
+    )
+    assert calibration(logits, labels).error == pytest.approx(
+        slow_ece(logits, labels, 15), abs=1e-12
+    )
 
 
 def test_full_confidence_is_in_the_last_bin():
@@ -64,7 +73,11 @@ def test_odd_labels_are_refused():
 def test_the_area_counts_pairs_and_ties_as_half():
     scores, labels = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.3]), torch.tensor([0, 0, 1, 1, 1])
     logits = torch.stack([torch.zeros(5), scores.logit()], dim=1)
-    pairs = [(p > n) + 0.5 * (p == n) for p in scores[labels == 1].tolist() for n in scores[labels == 0].tolist()]
+    pairs = [
+        (p > n) + 0.5 * (p == n)
+        for p in scores[labels == 1].tolist()
+        for n in scores[labels == 0].tolist()
+    ]
     assert auroc(logits, labels) == pytest.approx(sum(pairs) / len(pairs))
     assert auroc(logits.flip(1), labels) == pytest.approx(1 - auroc(logits, labels))
 
@@ -72,7 +85,10 @@ def test_the_area_counts_pairs_and_ties_as_half():
 def test_the_area_of_many_classes_is_the_mean_of_one_against_the_rest():
     logits, labels = noise(60, 3), torch.arange(60) % 3
     p = logits.softmax(dim=1)
-    each = [auroc(torch.stack([1 - p[:, c], p[:, c]], dim=1).log(), (labels == c).long()) for c in range(3)]
+    each = [
+        auroc(torch.stack([1 - p[:, c], p[:, c]], dim=1).log(), (labels == c).long())
+        for c in range(3)
+    ]
     assert auroc(logits, labels) == pytest.approx(sum(each) / 3)
     with pytest.raises(BadOption, match="no sample of class 2"):
         auroc(logits, labels.clamp(max=1))

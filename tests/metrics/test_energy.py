@@ -48,8 +48,15 @@ def test_a_perfect_map_scores_one_and_a_flat_one_the_share_of_the_object():
 
 
 def test_what_cannot_be_scored_is_a_hole():
-    found = energy(torch.stack([MAP[0], -MAP[0].abs()]), torch.stack([torch.zeros(2, 3), torch.ones(2, 3)]), k=1)
-    assert found.mass.isnan().tolist() == [True, False] and found.energy.isnan().tolist() == [True, True]  # no object; no positive mass
+    found = energy(
+        torch.stack([MAP[0], -MAP[0].abs()]),
+        torch.stack([torch.zeros(2, 3), torch.ones(2, 3)]),
+        k=1,
+    )
+    assert found.mass.isnan().tolist() == [True, False] and found.energy.isnan().tolist() == [
+        True,
+        True,
+    ]  # no object; no positive mass
     with pytest.raises(BadOption, match="1 to 6 pixels"):
         energy(MAP, MASK)
     with pytest.raises(BadOption, match="one for each map"):
@@ -66,13 +73,19 @@ def test_small_memory_changes_nothing():
 def test_complexity_of_one_patch_and_of_all():
     one = torch.zeros(1, 4, 5)
     one[0, 2, 2] = -3  # sizes count, not signs
-    assert complexity(one).gini.item() == pytest.approx(1 - 1 / 20) and complexity(one).entropy.item() == pytest.approx(0)
+    assert complexity(one).gini.item() == pytest.approx(1 - 1 / 20) and complexity(
+        one
+    ).entropy.item() == pytest.approx(0)
     flat = complexity(torch.full((1, 4, 5), 0.3))
-    assert flat.gini.item() == pytest.approx(0, abs=1e-12) and flat.entropy.item() == pytest.approx(math.log(20))
+    assert flat.gini.item() == pytest.approx(0, abs=1e-12) and flat.entropy.item() == pytest.approx(
+        math.log(20)
+    )
     assert complexity(torch.zeros(1, 4, 5)).gini.isnan().all()
 
 
 def test_gini_equals_the_mean_difference_of_pairs():
     maps = noise(3, 4, 5)
     for i in range(3):
-        assert complexity(maps).gini[i].item() == pytest.approx(reference.gini(maps[i].flatten().tolist()), abs=1e-12)
+        assert complexity(maps).gini[i].item() == pytest.approx(
+            reference.gini(maps[i].flatten().tolist()), abs=1e-12
+        )

@@ -1,4 +1,5 @@
-"""On a linear model the exact contributions of patches are known: every fidelity metric must call them perfect."""
+"""On a linear model the exact contributions of patches are known: every fidelity metric must call
+them perfect."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, pearson, random_subsets, sensitivity_n
+from seecause.metrics.fidelity import (
+    faithfulness_estimate,
+    infidelity,
+    mu_fidelity,
+    pearson,
+    random_subsets,
+    sensitivity_n,
+)
 from tests.helpers import noise
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
 from tests.reference import perturbation as reference
@@ -31,7 +39,12 @@ def setting():
 def test_the_exact_map_correlates_perfectly(setting, metric, scale):
     model, images, exact = setting
     for maps in (patch_sums(exact), exact):  # by patch and by pixel
-        assert_close(metric(model, images, scale * maps, CLASSES, score="logit"), ONES if scale > 0 else -ONES, atol=1e-9, rtol=0)
+        assert_close(
+            metric(model, images, scale * maps, CLASSES, score="logit"),
+            ONES if scale > 0 else -ONES,
+            atol=1e-9,
+            rtol=0,
+        )
 
 
 def test_infidelity_of_the_exact_map_is_zero_and_scaling_repairs_a_factor(setting):
@@ -39,21 +52,45 @@ def test_infidelity_of_the_exact_map_is_zero_and_scaling_repairs_a_factor(settin
     for maps in (patch_sums(exact), exact):
         assert infidelity(model, images, maps, CLASSES, score="logit").abs().max() < 1e-20
         assert (infidelity(model, images, 3 * maps, CLASSES, score="logit") > 1e-3).all()
-        assert infidelity(model, images, 3 * maps, CLASSES, score="logit", scaled=True).abs().max() < 1e-20
+        assert (
+            infidelity(model, images, 3 * maps, CLASSES, score="logit", scaled=True).abs().max()
+            < 1e-20
+        )
     empty = infidelity(model, images, 0 * exact, CLASSES, score="logit")
-    assert torch.equal(empty, infidelity(model, images, 0 * exact, CLASSES, score="logit", scaled=True)) and (empty > 0).all()
+    assert (
+        torch.equal(
+            empty, infidelity(model, images, 0 * exact, CLASSES, score="logit", scaled=True)
+        )
+        and (empty > 0).all()
+    )
 
 
 @pytest.mark.parametrize(("correlation", "scipy"), [("spearman", spearmanr), ("pearson", pearsonr)])
 def test_mu_fidelity_equals_the_loop(setting, correlation, scipy):
     model, images, _ = setting
     maps = noise(2, *GRID, seed=8)
-    found = mu_fidelity(model, images, maps, CLASSES, share=0.4, subsets=12, correlation=correlation, fill="mean", seed=4)
+    found = mu_fidelity(
+        model,
+        images,
+        maps,
+        CLASSES,
+        share=0.4,
+        subsets=12,
+        correlation=correlation,
+        fill="mean",
+        seed=4,
+    )
     sets = random_subsets([0.4], 12, GRID, seed=4).flatten(1)
     for i, label in enumerate(CLASSES):
-        answer, mean = reference.softmax_answer(model, label), images[i].mean(dim=(1, 2), keepdim=True).expand_as(images[i])
+        answer, mean = (
+            reference.softmax_answer(model, label),
+            images[i].mean(dim=(1, 2), keepdim=True).expand_as(images[i]),
+        )
         chosen = [row.nonzero()[:, 0].tolist() for row in sets]
-        drops = [answer(images[i]) - answer(reference.without(images[i], patches, GRID, mean)) for patches in chosen]
+        drops = [
+            answer(images[i]) - answer(reference.without(images[i], patches, GRID, mean))
+            for patches in chosen
+        ]
         sums = [maps[i].flatten()[patches].sum().item() for patches in chosen]
         assert found[i].item() == pytest.approx(scipy(sums, drops)[0], abs=1e-10)
 
@@ -65,17 +102,29 @@ def test_sensitivity_n_is_the_mean_over_sizes(setting):
     sums, drops = [], []
     for patches in random_subsets((0.2, 0.6), 20, GRID, seed=0).flatten(1):
         sums.append((maps.flatten(1) * patches).sum(dim=1))
-        cut = [reference.without(image, patches.nonzero()[:, 0].tolist(), GRID, torch.zeros_like(image)) for image in images]
+        cut = [
+            reference.without(
+                image, patches.nonzero()[:, 0].tolist(), GRID, torch.zeros_like(image)
+            )
+            for image in images
+        ]
         drops.append(-torch.softmax(model(torch.stack(cut)), dim=-1)[range(2), CLASSES])
     sums, drops = torch.stack(sums, dim=1), torch.stack(drops, dim=1)
-    assert_close(both, (pearson(sums[:, :20], drops[:, :20]) + pearson(sums[:, 20:], drops[:, 20:])) / 2, atol=1e-10, rtol=0)
+    assert_close(
+        both,
+        (pearson(sums[:, :20], drops[:, :20]) + pearson(sums[:, 20:], drops[:, 20:])) / 2,
+        atol=1e-10,
+        rtol=0,
+    )
 
 
 def test_subsets_have_their_size_and_their_seed():
     sets = random_subsets((0.2, 0.8), 50, GRID, seed=1)
     assert sets.shape == (100, *GRID)
     assert sets.flatten(1).sum(dim=1).tolist() == [3] * 50 + [12] * 50
-    assert torch.equal(sets, random_subsets((0.2, 0.8), 50, GRID, seed=1)) and not torch.equal(sets, random_subsets((0.2, 0.8), 50, GRID, seed=2))
+    assert torch.equal(sets, random_subsets((0.2, 0.8), 50, GRID, seed=1)) and not torch.equal(
+        sets, random_subsets((0.2, 0.8), 50, GRID, seed=2)
+    )
 
 
 def test_a_flat_map_has_no_correlation(setting):
@@ -91,10 +140,19 @@ def test_place_in_the_batch_and_memory_change_nothing(setting):
     for metric in (mu_fidelity, sensitivity_n, faithfulness_estimate, infidelity):
         together = metric(model, images, maps, CLASSES)
         with sc.budget(1):
-            assert_close(metric(model, images[1:], maps[1:], CLASSES[1]), together[1:], atol=1e-12, rtol=0)
+            assert_close(
+                metric(model, images[1:], maps[1:], CLASSES[1]), together[1:], atol=1e-12, rtol=0
+            )
 
 
-@pytest.mark.parametrize(("options", "said"), [({"share": 1.0}, "between 0 and 1"), ({"subsets": 1}, "at least 2"), ({"correlation": "kendall"}, "pearson")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"share": 1.0}, "between 0 and 1"),
+        ({"subsets": 1}, "at least 2"),
+        ({"correlation": "kendall"}, "pearson"),
+    ],
+)
 def test_unknown_options_are_refused(setting, options, said):
     model, images, exact = setting
     with pytest.raises(BadOption, match=said):
@@ -105,4 +163,6 @@ def test_pearson_equals_scipy():
     x, y = noise(3, 20), noise(3, 20, seed=1)
     for i in range(3):
         assert pearson(x, y)[i].item() == pytest.approx(pearsonr(x[i], y[i])[0], abs=1e-12)
-    assert all(pearson(a, b).isnan().all() for a, b in itertools.permutations((x, torch.full_like(x, 0.3))))
+    assert all(
+        pearson(a, b).isnan().all() for a, b in itertools.permutations((x, torch.full_like(x, 0.3)))
+    )

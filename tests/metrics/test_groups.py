@@ -20,7 +20,9 @@ def test_groups_by_hand():
     assert found.average == pytest.approx(0.6)
     assert found.worst == 0.25 and found.worst_group == (1, 0)
     assert found.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert found.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(0.9 + 0.04 + 0.005)
+    assert found.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(
+        0.9 + 0.04 + 0.005
+    )
 
 
 def test_groups_may_be_numbers():
@@ -53,7 +55,10 @@ def test_the_interval_of_none_and_all():
 
 def test_the_worst_of_some_groups():
     found = group_accuracy(RIGHT, GROUPS)
-    assert found.worst_among([(0, 0), (0, 1)]) == 0.5 and found.worst_among(found.groups) == found.worst
+    assert (
+        found.worst_among([(0, 0), (0, 1)]) == 0.5
+        and found.worst_among(found.groups) == found.worst
+    )
     for groups in ([(1, 1)], []):
         with pytest.raises(BadOption, match=r"tested: \(0, 0\)"):
             found.worst_among(groups)

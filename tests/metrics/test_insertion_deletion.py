@@ -1,4 +1,5 @@
-"""Curves equal a loop that changes one pixel at a time; their ends are plain forwards; ties and steps follow the stated rules."""
+"""Curves equal a loop that changes one pixel at a time; their ends are plain forwards; ties and
+steps follow the stated rules."""
 
 from __future__ import annotations
 
@@ -37,20 +38,35 @@ def test_curves_equal_the_loop(setting, order):
     steps, each = (4, 384) if order == "pixel" else (8, 3 * 64)
     found = insertion_deletion(model, images, maps, CLASSES, order=order, steps=steps)
     for i, label in enumerate(CLASSES):
-        places = reference.pixel_order(maps[i]) if order == "pixel" else reference.patch_order(maps[i], SIZE)
+        places = (
+            reference.pixel_order(maps[i])
+            if order == "pixel"
+            else reference.patch_order(maps[i], SIZE)
+        )
         ask, soft = answer(native, label), reference.blur(images[i])
         deletion = reference.curve(ask, images[i], torch.zeros_like(images[i]), places, each)
         insertion = reference.curve(ask, soft, images[i], places, each)
-        assert_close(found.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0)
-        assert_close(found.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0)
+        assert_close(
+            found.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0
+        )
+        assert_close(
+            found.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0
+        )
         assert found.deletion_area[i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
-        assert found.difference[i].item() == pytest.approx(reference.area(insertion) - reference.area(deletion), abs=1e-10)
+        assert found.difference[i].item() == pytest.approx(
+            reference.area(insertion) - reference.area(deletion), abs=1e-10
+        )
 
 
 def test_the_ends_are_plain_forwards(setting):
     native, model, images = setting
-    found = insertion_deletion(model, images, noise(2, *GRID), CLASSES, blur="gaussian", fill=0.25, score="logit")
-    plain, soft, flat = (native.forward(x)[range(2), CLASSES] for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25)))
+    found = insertion_deletion(
+        model, images, noise(2, *GRID), CLASSES, blur="gaussian", fill=0.25, score="logit"
+    )
+    plain, soft, flat = (
+        native.forward(x)[range(2), CLASSES]
+        for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25))
+    )
     for curve, ends in ((found.deletion, (plain, flat)), (found.insertion, (soft, plain))):
         assert_close(curve[:, 0], ends[0], atol=1e-10, rtol=0)
         assert_close(curve[:, -1], ends[1], atol=1e-10, rtol=0)
@@ -66,10 +82,18 @@ def test_ranks_alone_matter(setting):
 def test_the_predicted_class_is_the_default_and_is_recorded(setting):
     native, model, images = setting
     maps, predicted = noise(2, *GRID), native.forward(images).argmax(dim=-1)
-    found, named = insertion_deletion(model, images, maps), insertion_deletion(model, images, maps, predicted)
+    found, named = (
+        insertion_deletion(model, images, maps),
+        insertion_deletion(model, images, maps, predicted),
+    )
     assert torch.equal(found.deletion, named.deletion)
     assert found.protocol["target"]["class"] == predicted.tolist()
-    assert {found.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {"rise", "pixel", "prob", "raster"}
+    assert {found.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {
+        "rise",
+        "pixel",
+        "prob",
+        "raster",
+    }
 
 
 def test_a_contrast_and_a_function_are_targets_too(setting):
@@ -91,10 +115,13 @@ def test_batch_and_memory_change_nothing(setting):
 
 
 def test_forwards_are_not_wasted(setting):
-    """The ends are shared: n - 1 pictures for each curve, the picture, its blur, and one constant for the whole batch."""
+    """The ends are shared: n - 1 pictures for each curve, the picture, its blur, and one constant
+    for the whole batch."""
     _, model, images = setting
     seen = []
-    handle = model.module.patch_embed.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    handle = model.module.patch_embed.register_forward_pre_hook(
+        lambda _, inputs: seen.append(len(inputs[0]))
+    )
     found = insertion_deletion(model, images, noise(2, *GRID), 0)
     handle.remove()
     n = found.deletion.shape[1] - 1
@@ -106,7 +133,9 @@ def test_rise_takes_eight_rows_a_step():
     assert len(taken) == 29 and (taken.diff() == 8 * 224).all()
     short = thresholds(100 * 100, (100, 100), (10, 10))
     assert short[-1] - short[-2] == 400 and short[1] == 800  # the last step is short
-    assert thresholds(196, (224, 224), (14, 14)).diff().unique().tolist() == [7]  # patch order: the same share of the picture
+    assert thresholds(196, (224, 224), (14, 14)).diff().unique().tolist() == [
+        7
+    ]  # patch order: the same share of the picture
     assert thresholds(196, (224, 224), (14, 14), "patch").tolist() == list(range(197))
 
 
@@ -120,10 +149,19 @@ def test_ties_follow_raster_order_or_a_seed():
     raster, _ = importance_ranks(flat, GRID, GRID)
     assert torch.equal(raster[0].flatten(), torch.arange(24, dtype=torch.int32))
     drawn, again, other = (importance_ranks(flat, GRID, GRID, ties=seed)[0] for seed in (3, 3, 4))
-    assert torch.equal(drawn, again) and torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn, other)
+    assert (
+        torch.equal(drawn, again)
+        and torch.equal(drawn[0], drawn[1])
+        and not torch.equal(drawn, other)
+    )
     assert sorted(drawn[0].flatten().tolist()) == list(range(24))
-    steps = torch.arange(24.0).view(1, 4, 6) // 4  # six runs of equals: the seed moves pixels inside each run only
-    assert torch.equal(importance_ranks(steps, GRID, GRID, ties=3)[0] // 4, importance_ranks(steps, GRID, GRID)[0] // 4)
+    steps = (
+        torch.arange(24.0).view(1, 4, 6) // 4
+    )  # six runs of equals: the seed moves pixels inside each run only
+    assert torch.equal(
+        importance_ranks(steps, GRID, GRID, ties=3)[0] // 4,
+        importance_ranks(steps, GRID, GRID)[0] // 4,
+    )
 
 
 def test_a_pixel_map_is_averaged_for_patch_order():

@@ -1,4 +1,5 @@
-"""Key points: centres by hand, the regression against the normal equations, and the whole way from photos through the model's frame."""
+"""Key points: centres by hand, the regression against the normal equations, and the whole way from
+photos through the model's frame."""
 
 from __future__ import annotations
 
@@ -20,14 +21,25 @@ def test_centres_by_hand():
     maps[0, 0, 1, 2], maps[0, 0, 1, 6] = 0.3, 0.1  # mass at columns 2 and 6
     maps[0, 1, 3, 7] = 0.9
     centers, active = part_centers(maps, (40, 160))
-    assert centers[0].tolist() == [[pytest.approx(20 * 3), 10.0], [140.0, 30.0]]  # a cell is 20 x 10 pixels
-    assert active.tolist() == [[False, True]] and part_centers(0 * maps, (40, 160))[0].abs().sum() == 0
+    assert centers[0].tolist() == [
+        [pytest.approx(20 * 3), 10.0],
+        [140.0, 30.0],
+    ]  # a cell is 20 x 10 pixels
+    assert (
+        active.tolist() == [[False, True]] and part_centers(0 * maps, (40, 160))[0].abs().sum() == 0
+    )
 
 
 def random_located(count: int, seed: int, *, parts: int = 3, points: int = 2) -> Located:
     visible = noise(count, points, seed=seed + 1) > -0.5
     active = noise(count, parts, seed=seed + 2) > -1
-    return Located(noise(count, parts, 2, seed=seed), active, noise(count, points, 2, seed=seed + 3), visible, torch.zeros(count, points).long())
+    return Located(
+        noise(count, parts, 2, seed=seed),
+        active,
+        noise(count, points, 2, seed=seed + 3),
+        visible,
+        torch.zeros(count, points).long(),
+    )
 
 
 def slow_error(fit: Located, test: Located) -> float:
@@ -39,7 +51,9 @@ def slow_error(fit: Located, test: Located) -> float:
         (xm, xs), (ym, ys) = (x.mean(0), x.std(0)), (y.mean(0), y.std(0))
         on, on_test = (np.repeat(some.active.numpy(), 2, axis=1) for some in (fit, test))
         weights = np.linalg.lstsq((x - xm) / xs * on[a], (y - ym) / ys, rcond=None)[0]
-        predicted = ((test.centers.flatten(1).numpy()[b] - xm) / xs * on_test[b]) @ weights * ys + ym
+        predicted = (
+            (test.centers.flatten(1).numpy()[b] - xm) / xs * on_test[b]
+        ) @ weights * ys + ym
         total += np.linalg.norm(predicted - test.points[:, point].numpy()[b], axis=1).sum()
         seen += b.sum()
     return 100 * total / seen
@@ -48,13 +62,21 @@ def slow_error(fit: Located, test: Located) -> float:
 def test_the_regression_is_its_definition():
     fit, test = random_located(40, 0), random_located(25, 50)
     found = keypoint_error(fit, test)
-    assert found.mean == pytest.approx(slow_error(fit, test), abs=1e-9) and found.visible.tolist() == test.visible.sum(dim=0).tolist()
+    assert (
+        found.mean == pytest.approx(slow_error(fit, test), abs=1e-9)
+        and found.visible.tolist() == test.visible.sum(dim=0).tolist()
+    )
 
 
 def test_key_points_that_sit_on_parts_are_found():
     """Points are a shifted, scaled copy of two centres: a linear map finds them."""
     exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
-    exact = [Located(s.centers, torch.ones_like(s.active), 3 * s.centers.flip(1) + 0.5, s.visible, s.winners) for s in exact]
+    exact = [
+        Located(
+            s.centers, torch.ones_like(s.active), 3 * s.centers.flip(1) + 0.5, s.visible, s.winners
+        )
+        for s in exact
+    ]
     assert keypoint_error(*exact).mean == pytest.approx(0, abs=1e-10)
 
 
@@ -62,10 +84,25 @@ def test_a_key_point_nobody_sees_weighs_nothing():
     fit, test = random_located(40, 0), random_located(25, 50)
     hidden = test.visible.clone()
     hidden[:, 1] = False
-    found = keypoint_error(fit, Located(test.centers, test.active, test.points, hidden, test.winners))
-    assert found.distance[1].isnan() and found.mean == pytest.approx(100 * float(keypoint_error(fit, test).distance[0]))
-    unfitted = keypoint_error(Located(fit.centers, fit.active, fit.points, fit.visible & torch.tensor([True, False]), fit.winners), test)
-    assert unfitted.distance[1].isnan() and unfitted.mean == pytest.approx(100 * float(unfitted.distance[0]))  # not as if it were found exactly
+    found = keypoint_error(
+        fit, Located(test.centers, test.active, test.points, hidden, test.winners)
+    )
+    assert found.distance[1].isnan() and found.mean == pytest.approx(
+        100 * float(keypoint_error(fit, test).distance[0])
+    )
+    unfitted = keypoint_error(
+        Located(
+            fit.centers,
+            fit.active,
+            fit.points,
+            fit.visible & torch.tensor([True, False]),
+            fit.winners,
+        ),
+        test,
+    )
+    assert unfitted.distance[1].isnan() and unfitted.mean == pytest.approx(
+        100 * float(unfitted.distance[0])
+    )  # not as if it were found exactly
     with pytest.raises(BadOption, match="4 parts"):
         keypoint_error(fit, random_located(5, 1, parts=4))
 
@@ -73,11 +110,15 @@ def test_a_key_point_nobody_sees_weighs_nothing():
 def test_agreement_is_one_for_the_same_partition_under_other_names():
     located = random_located(30, 0, points=3)
     names = torch.tensor([2, 0, 1]).expand(30, 3)
-    assert part_agreement(Located(located.centers, located.active, located.points, located.visible, names)) == (pytest.approx(1), pytest.approx(1))
+    assert part_agreement(
+        Located(located.centers, located.active, located.points, located.visible, names)
+    ) == (pytest.approx(1), pytest.approx(1))
     nmi, ari = part_agreement(located)  # everything the same part
     assert nmi == 0 and ari == 0
     with pytest.raises(BadOption, match="visible"):
-        part_agreement(Located(located.centers, located.active, located.points, located.visible & False, names))
+        part_agreement(
+            Located(located.centers, located.active, located.points, located.visible & False, names)
+        )
 
 
 # from photos to places
@@ -92,14 +133,17 @@ def test_points_move_with_the_pixels(size, squash):
     mask = torch.zeros(size, dtype=torch.uint8)
     mask[height // 2 - 4 : height // 2 + 4, width // 2 - 2 : width // 2 + 6] = 1
     rows, columns = frame.mask(mask).nonzero().double().T + 0.5
-    x, y = frame.points(torch.tensor([width // 2 + 2, height // 2], dtype=torch.float64), *size).tolist()
+    x, y = frame.points(
+        torch.tensor([width // 2 + 2, height // 2], dtype=torch.float64), *size
+    ).tolist()
     assert abs(float(columns.mean()) - x) < 0.6 and abs(float(rows.mean()) - y) < 0.6
     whole = frame.points(torch.tensor([[0.0, 0.0], [width, height]]), *size)
     assert (whole[0] <= 0).all() and (whole[1] >= torch.tensor([48.0, 32.0])).all()
 
 
 class Birds:
-    """Photos of another size than the model's, each with a white square; box and key points tell where."""
+    """Photos of another size than the model's, each with a white square; box and key points tell
+    where."""
 
     name, fingerprint, classes = "birds", "x", ()
 
@@ -109,8 +153,23 @@ class Birds:
             left, top = 20 + 2 * (n % 7), 8 + 3 * (n % 5)
             image = torch.zeros(3, 64, 96)
             image[:, top : top + 24, left : left + 24] = 1
-            points = torch.tensor([[left + 4.0, top + 4.0, 1.0], [left + 20.0, top + 20.0, 1.0], [1000.0, 0.0, 1.0], [left, top, 0.0]])
-            self.samples.append(Sample(image, 0, box=(left, top, 24.0, 24.0) if boxes else None, points=points, id=f"bird {n}"))
+            points = torch.tensor(
+                [
+                    [left + 4.0, top + 4.0, 1.0],
+                    [left + 20.0, top + 20.0, 1.0],
+                    [1000.0, 0.0, 1.0],
+                    [left, top, 0.0],
+                ]
+            )
+            self.samples.append(
+                Sample(
+                    image,
+                    0,
+                    box=(left, top, 24.0, 24.0) if boxes else None,
+                    points=points,
+                    id=f"bird {n}",
+                )
+            )
 
     def __len__(self):
         return len(self.samples)
@@ -120,7 +179,8 @@ class Birds:
 
 
 def test_locate_works_in_the_models_frame():
-    """32 x 48 pixels from 64 x 96: everything is halved. The part map is the white square itself, pixel by pixel."""
+    """32 x 48 pixels from 64 x 96: everything is halved. The part map is the white square itself,
+    pixel by pixel."""
     model = view(tiny("timm_deit3", torch.float32), check=False)
     seen = []
 
@@ -132,12 +192,19 @@ def test_locate_works_in_the_models_frame():
     normalised = True
     found = locate(model, Birds(), part_maps)
     assert found.visible.tolist() == [[True, True, False, False]] * 20 and found.active.all()
-    assert torch.allclose(found.points[:, :2], torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(
+        found.points[:, :2],
+        torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64),
+        atol=1e-6,
+    )
     middle = 0.5 - 0.5 / 12  # of twelve pixels, each standing at its corner
     assert torch.allclose(found.centers, torch.tensor(middle, dtype=torch.float64), atol=0.02)
     assert (found.winners[:, :2] == 0).all() and keypoint_error(found, found).mean < 1e-6
     normalised = False
     raw = locate(model, Birds(), part_maps, normalised=False)
-    assert torch.allclose(raw.centers, found.centers, atol=1e-3) and seen[0].min() < 0 <= seen[-1].min()
+    assert (
+        torch.allclose(raw.centers, found.centers, atol=1e-3)
+        and seen[0].min() < 0 <= seen[-1].min()
+    )
     with pytest.raises(BadOption, match="bird 0"):
         locate(model, Birds(boxes=False), part_maps)

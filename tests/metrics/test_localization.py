@@ -1,4 +1,5 @@
-"""Average precision is scikit-learn's, the pointing game points where it says, and what cannot be scored is said."""
+"""Average precision is scikit-learn's, the pointing game points where it says, and what cannot be
+scored is said."""
 
 from __future__ import annotations
 
@@ -29,15 +30,22 @@ def test_both_precisions_equal_scikit_learn(levels):
     found = localization(maps, masks())
     for i, mask in enumerate(masks()):
         on, values = mask.flatten().numpy(), maps[i].flatten().numpy()
-        assert found.aupr1[i].item() == pytest.approx(average_precision_score(on, values), abs=1e-12)
-        assert found.aupr0[i].item() == pytest.approx(average_precision_score(~on, -values), abs=1e-12)
+        assert found.aupr1[i].item() == pytest.approx(
+            average_precision_score(on, values), abs=1e-12
+        )
+        assert found.aupr0[i].item() == pytest.approx(
+            average_precision_score(~on, -values), abs=1e-12
+        )
 
 
 def test_six_pixels_by_hand():
-    """Values 5, 3, 3, 2, 2, 1; object at the first, third and sixth: recall rises by a third at precisions 1, 2/3 and 3/6."""
+    """Values 5, 3, 3, 2, 2, 1; object at the first, third and sixth: recall rises by a third at
+    precisions 1, 2/3 and 3/6."""
     values = torch.tensor([[5.0, 3, 3, 2, 2, 1]], dtype=torch.float64)
     on = torch.tensor([[True, False, True, False, False, True]])
-    assert average_precision(values, on, torch.ones_like(on)).item() == pytest.approx((1 + 2 / 3 + 1 / 2) / 3, abs=1e-15)
+    assert average_precision(values, on, torch.ones_like(on)).item() == pytest.approx(
+        (1 + 2 / 3 + 1 / 2) / 3, abs=1e-15
+    )
 
 
 def test_ignored_pixels_count_nowhere():
@@ -47,8 +55,12 @@ def test_ignored_pixels_count_nowhere():
     for i in range(4):
         kept = ~ignored[i]
         inside, values = on[i][kept].numpy(), maps[i][kept].numpy()
-        assert found.aupr1[i].item() == pytest.approx(average_precision_score(inside, values), abs=1e-12)
-        assert found.aupr0[i].item() == pytest.approx(average_precision_score(~inside, -values), abs=1e-12)
+        assert found.aupr1[i].item() == pytest.approx(
+            average_precision_score(inside, values), abs=1e-12
+        )
+        assert found.aupr0[i].item() == pytest.approx(
+            average_precision_score(~inside, -values), abs=1e-12
+        )
         assert found.pointing[i] == on[i][kept][maps[i][kept].argmax()]
 
 
@@ -63,7 +75,12 @@ def test_ranks_alone_matter():
 @pytest.mark.parametrize("size", [(12, 20), (17, 23), (2, 3)])
 def test_upsampling_is_torchs_but_flat_regions_stay_flat(size):
     maps = noise(2, 3, 5)
-    assert_close(to_pixels(maps, size), F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0], atol=1e-14, rtol=0)
+    assert_close(
+        to_pixels(maps, size),
+        F.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0],
+        atol=1e-14,
+        rtol=0,
+    )
     assert (to_pixels(torch.full((1, 3, 5), 0.1), size) == torch.tensor(0.1).double()).all()
 
 
@@ -91,7 +108,9 @@ def test_a_block_points_with_its_middle_not_its_corner():
     mask[0, 6, 10] = True  # the middle of the patch at rows 4-7, columns 8-11
     assert localization(maps, mask, upsample="nearest").pointing.item() == 1
     blocks = maps.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
-    assert localization(blocks, mask).pointing.item() == 0  # given as pixels, the first maximum is the corner
+    assert (
+        localization(blocks, mask).pointing.item() == 0
+    )  # given as pixels, the first maximum is the corner
 
 
 def test_the_first_maximum_counts():
@@ -106,7 +125,12 @@ def test_images_that_cannot_be_scored_stay_as_holes():
     ids = masks(4).int()
     ids[1], ids[2], ids[3] = 0, 1, 255
     found = localization(noise(4, 3, 5), ids)
-    assert found.reasons == ("", "no object in the frame", "no background in the frame", "every pixel is ignored")
+    assert found.reasons == (
+        "",
+        "no object in the frame",
+        "no background in the frame",
+        "every pixel is ignored",
+    )
     assert found.skipped == 3
     for scores in (found.aupr1, found.aupr0, found.pointing):
         assert scores.isnan().tolist() == [False, True, True, True]

@@ -1,4 +1,5 @@
-"""The truth about parts, on the embedded model: true importances score as true, random ones as random, and each rule is checked by hand."""
+"""The truth about parts, on the embedded model: true importances score as true, random ones as
+random, and each rule is checked by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.data import critters
 from seecause.errors import BadOption
-from seecause.metrics.parts import REMOVABLE, SETS, PartTruth, measure_truth, neighbours, part_importances, part_truth, shared_parts
+from seecause.metrics.parts import (
+    REMOVABLE,
+    SETS,
+    PartTruth,
+    measure_truth,
+    neighbours,
+    part_importances,
+    part_truth,
+    shared_parts,
+)
 from tests.helpers import noise
 from tests.linear import linear_model
 
@@ -25,7 +35,9 @@ def setting():
 
 def drops(truth, classes):
     whole = truth.removed[torch.arange(COUNT), 0, classes]
-    return torch.stack([whole - truth.logit_without(part.expand(COUNT, -1), classes) for part in SINGLE], dim=1)
+    return torch.stack(
+        [whole - truth.logit_without(part.expand(COUNT, -1), classes) for part in SINGLE], dim=1
+    )
 
 
 def painted(picture, values):
@@ -42,19 +54,40 @@ def test_true_importances_are_those_of_new_pictures(setting):
     without = critters.render(latents, do=critters.Do(without=("tail",))).image
     both = critters.render(latents, do=critters.Do(without=("crest", "feet"))).image
     with torch.no_grad():
-        tailless, bald = (model(model.preprocess.normalise(image)).double() for image in (without, both))
+        tailless, bald = (
+            model(model.preprocess.normalise(image)).double() for image in (without, both)
+        )
     place = torch.arange(COUNT)
-    assert_close(truth.drops[:, REMOVABLE.index("tail")], (truth.removed[:, 0] - tailless)[place, latents.creature], atol=1e-4, rtol=0)
+    assert_close(
+        truth.drops[:, REMOVABLE.index("tail")],
+        (truth.removed[:, 0] - tailless)[place, latents.creature],
+        atol=1e-4,
+        rtol=0,
+    )
     gone = torch.tensor([True, False, False, True]).expand(COUNT, -1)
-    assert_close(truth.logit_without(gone, latents.creature), bald[place, latents.creature], atol=1e-4, rtol=0)
+    assert_close(
+        truth.logit_without(gone, latents.creature),
+        bald[place, latents.creature],
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
     model, latents, picture, truth = setting
-    exact = part_truth(model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth)
+    exact = part_truth(
+        model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth
+    )
     assert exact.correctness.mean() > 0.9 and exact.contrastivity.nanmean() > 0.9
-    random = [part_truth(model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth) for seed in range(6)]
-    guessed = torch.stack([scores.correctness for scores in random])  # 48 correlations of four values each: a standard error of 0.042
+    random = [
+        part_truth(
+            model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth
+        )
+        for seed in range(6)
+    ]
+    guessed = torch.stack(
+        [scores.correctness for scores in random]
+    )  # 48 correlations of four values each: a standard error of 0.042
     assert abs(guessed.mean() - 0.5) < 0.12
     assert exact.completeness > max(scores.completeness for scores in random) + 0.1
     assert exact.overall > 0.8 and 0.01 <= exact.threshold <= 0.5
@@ -70,7 +103,10 @@ def test_background_independence_tells_the_models_apart(setting):
     _, latents, _, truth = setting
     biased = measure_truth(sc.load("builtin:critters-biased"), latents[:3])
     independent = 1 - truth.matters(truth.background_drops).double().mean()
-    assert independent > 0.9 and 1 - biased.matters(biased.background_drops).double().mean() < independent - 0.2
+    assert (
+        independent > 0.9
+        and 1 - biased.matters(biased.background_drops).double().mean() < independent - 0.2
+    )
 
 
 def test_part_sums_reach_two_pixels_beyond_the_part():
@@ -78,7 +114,11 @@ def test_part_sums_reach_two_pixels_beyond_the_part():
     parts[0, 5, 5] = 2 + REMOVABLE.index("wings")
     parts[0, 0, :] = 1  # the body is no part of its own
     summed, background, total = part_importances(torch.ones(1, 12, 12, dtype=torch.float64), parts)
-    assert summed.tolist() == [[0, 25, 0, 0]] and background.item() == 144 - 12 - 1 and total.item() == 144
+    assert (
+        summed.tolist() == [[0, 25, 0, 0]]
+        and background.item() == 144 - 12 - 1
+        and total.item() == 144
+    )
 
 
 def test_neighbours_share_disjoint_parts():
@@ -89,7 +129,8 @@ def test_neighbours_share_disjoint_parts():
 
 
 def test_the_completeness_block_by_hand(setting):
-    """A model that answers class 0 as long as crest and wings are there; only these two lower its logit."""
+    """A model that answers class 0 as long as crest and wings are there; only these two lower its
+    logit."""
     model, latents, picture, _ = setting
     removed = torch.zeros(1, 16, 8, dtype=torch.float64)
     for place, (crest, wings, _, _) in enumerate(SETS):
@@ -106,20 +147,45 @@ def test_the_completeness_block_by_hand(setting):
 
     scores = part_truth(model, one, explain, truth=truth)
     at = {bar: int((scores.thresholds - bar).abs().argmin()) for bar in (0.02, 0.22, 0.45)}
-    sufficient = [{REMOVABLE.index(part) for part in parts} for parts in critters.minimal_sufficient_sets(0)]
+    sufficient = [
+        {REMOVABLE.index(part) for part in parts} for parts in critters.minimal_sufficient_sets(0)
+    ]
     declared = {0.02: {0, 1, 2, 3}, 0.22: {0, 1}, 0.45: {0}}
-    overlap = {bar: max(len(chosen & important) / len(chosen) for chosen in sufficient) for bar, important in declared.items()}
-    for bar, kept, changed, calm in ((0.02, 1, 1, 1 / 3), (0.22, 1, 1, 1), (0.45, 0, 1, 1)):  # idle: tail, feet and the background
-        found = [values[0, at[bar]].item() for values in (scores.csdc, scores.preservation, scores.deletion, scores.distractibility)]
+    overlap = {
+        bar: max(len(chosen & important) / len(chosen) for chosen in sufficient)
+        for bar, important in declared.items()
+    }
+    for bar, kept, changed, calm in (
+        (0.02, 1, 1, 1 / 3),
+        (0.22, 1, 1, 1),
+        (0.45, 0, 1, 1),
+    ):  # idle: tail, feet and the background
+        found = [
+            values[0, at[bar]].item()
+            for values in (
+                scores.csdc,
+                scores.preservation,
+                scores.deletion,
+                scores.distractibility,
+            )
+        ]
         assert found == pytest.approx([overlap[bar], kept, changed, calm]), bar
-    assert scores.completeness == pytest.approx(((overlap[0.22] + 2) / 3 + 1) / 2) and scores.background_independence.item() == 1
+    assert (
+        scores.completeness == pytest.approx(((overlap[0.22] + 2) / 3 + 1) / 2)
+        and scores.background_independence.item() == 1
+    )
 
 
 def test_a_wrong_answer_leaves_holes(setting):
     model, latents, picture, truth = setting
     wrong = PartTruth(truth.removed.roll(1, dims=2), truth.elsewhere, truth.creature)
     scores = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=wrong)
-    assert not scores.right.any() and scores.csdc.isnan().all() and scores.preservation.isnan().all() and scores.correctness.isfinite().all()
+    assert (
+        not scores.right.any()
+        and scores.csdc.isnan().all()
+        and scores.preservation.isnan().all()
+        and scores.correctness.isfinite().all()
+    )
 
 
 def test_only_models_of_critters_are_judged(setting):

@@ -1,4 +1,5 @@
-"""Removal metrics equal loops that make one picture at a time; a map that knows the answer beats its own negative."""
+"""Removal metrics equal loops that make one picture at a time; a map that knows the answer beats
+its own negative."""
 
 from __future__ import annotations
 
@@ -61,8 +62,13 @@ def test_comprehensiveness_sufficiency_and_log_odds_equal_the_loop(setting):
     found = removal(model, images, maps, CLASSES, shares=(0.2, 0.6))
     for i, label in enumerate(CLASSES):
         order = reference.descending(maps[i])
-        expected = reference.eraser(ask(model, label), images[i], order, GRID, torch.zeros_like(images[i]), (3, 9))
-        got = [getattr(found, name)[i].item() for name in ("comprehensiveness", "sufficiency", "log_odds")]
+        expected = reference.eraser(
+            ask(model, label), images[i], order, GRID, torch.zeros_like(images[i]), (3, 9)
+        )
+        got = [
+            getattr(found, name)[i].item()
+            for name in ("comprehensiveness", "sufficiency", "log_odds")
+        ]
         assert got == pytest.approx(expected, abs=1e-12)
     with pytest.raises(BadOption, match="log-odds"):
         removal(model, images, maps, (1, 2))
@@ -76,8 +82,15 @@ def test_the_exact_map_is_better_than_its_negative_everywhere(setting):
     good, bad = (perturbation(model, images, m, CLASSES, score="logit") for m in (maps, -maps))
     assert (good.abpc > 0).all() and torch.allclose(good.abpc, -bad.abpc)
     good, bad = (removal(model, images, m, CLASSES) for m in (maps, -maps))
-    assert (good.comprehensiveness > bad.comprehensiveness).all() and (good.sufficiency < bad.sufficiency).all() and (good.log_odds < bad.log_odds).all()
-    good, bad = (road(model, images, m, CLASSES, shares=(0.3, 0.6), score="logit").combined for m in (maps, -maps))
+    assert (
+        (good.comprehensiveness > bad.comprehensiveness).all()
+        and (good.sufficiency < bad.sufficiency).all()
+        and (good.log_odds < bad.log_odds).all()
+    )
+    good, bad = (
+        road(model, images, m, CLASSES, shares=(0.3, 0.6), score="logit").combined
+        for m in (maps, -maps)
+    )
     assert_close(good, -bad, atol=1e-12, rtol=0)
 
 
@@ -85,7 +98,9 @@ def test_a_contrast_is_a_target_and_memory_changes_nothing(setting):
     model, images, maps = setting
     together = perturbation(model, images, maps, (1, 3))
     with sc.budget(1):
-        alone = perturbation(model, images[1:], maps[1:], lambda logits: logits[:, 1] - logits[:, 3])
+        alone = perturbation(
+            model, images[1:], maps[1:], lambda logits: logits[:, 1] - logits[:, 3]
+        )
     assert_close(alone.morf[0], together.morf[1], atol=1e-12, rtol=0)
 
 
@@ -96,23 +111,41 @@ def test_saco_of_three_groups_by_hand():
     """Salience 5, 3, 1 and drops 4, 1, 2: the pairs weigh 2, 4 and -2, so (2 + 4 - 2) / 8."""
     salience, drops = torch.tensor([[5.0, 3, 1]]), torch.tensor([[4.0, 1, 2]])
     assert coefficient(salience, drops).item() == 0.5
-    assert coefficient(salience, torch.tensor([[3.0, 3, 3]])).item() == 1  # equal drops do not count against the map
+    assert (
+        coefficient(salience, torch.tensor([[3.0, 3, 3]])).item() == 1
+    )  # equal drops do not count against the map
 
 
 def test_saco_equals_the_loop(setting):
     model, images, maps = setting
     found = saco(model, images, maps, CLASSES, groups=5)
     for i, label in enumerate(CLASSES):
-        assert found[i].item() == pytest.approx(reference.saco(ask(model, label), images[i], maps[i], GRID, 5), abs=1e-12)
+        assert found[i].item() == pytest.approx(
+            reference.saco(ask(model, label), images[i], maps[i], GRID, 5), abs=1e-12
+        )
 
 
 def test_saco_knows_the_exact_map_and_says_nothing_of_a_flat_one(setting):
     model, images, maps = setting
-    grey = images - images.mean(dim=(2, 3), keepdim=True)  # then the mean colour is zero, and contributions are exact
+    grey = images - images.mean(
+        dim=(2, 3), keepdim=True
+    )  # then the mean colour is zero, and contributions are exact
     exact = patch_sums(contributions(model, grey, CLASSES))
-    assert_close(saco(model, grey, exact, CLASSES, score="logit", groups=15), torch.ones(2, dtype=torch.float64), atol=1e-12, rtol=0)
-    assert_close(saco(model, grey, -exact, CLASSES, score="logit", groups=15), -torch.ones(2, dtype=torch.float64), atol=1e-12, rtol=0)
-    assert saco(model, images, torch.full_like(maps, 0.1), CLASSES).isnan().all()  # also with groups of one patch and of two
+    assert_close(
+        saco(model, grey, exact, CLASSES, score="logit", groups=15),
+        torch.ones(2, dtype=torch.float64),
+        atol=1e-12,
+        rtol=0,
+    )
+    assert_close(
+        saco(model, grey, -exact, CLASSES, score="logit", groups=15),
+        -torch.ones(2, dtype=torch.float64),
+        atol=1e-12,
+        rtol=0,
+    )
+    assert (
+        saco(model, images, torch.full_like(maps, 0.1), CLASSES).isnan().all()
+    )  # also with groups of one patch and of two
     with pytest.raises(BadOption, match="2 to 15"):
         saco(model, images, maps, CLASSES, groups=16)
 
@@ -122,14 +155,20 @@ def test_saco_knows_the_exact_map_and_says_nothing_of_a_flat_one(setting):
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_imputation_equals_a_dense_solve(share):
-    image, gone = noise(3, 9, 11), torch.rand(9, 11, generator=torch.Generator().manual_seed(0)) < share
+    image, gone = (
+        noise(3, 9, 11),
+        torch.rand(9, 11, generator=torch.Generator().manual_seed(0)) < share,
+    )
     expected = reference.impute(image.numpy(), gone.numpy())
     assert_close(impute(image, gone), torch.from_numpy(expected), atol=1e-10, rtol=0)
     assert torch.equal(impute(image, gone)[:, ~gone], image[:, ~gone])
 
 
 def test_a_flat_picture_is_filled_in_without_a_trace():
-    image, gone = torch.full((3, 8, 8), 0.7, dtype=torch.float64), torch.ones(8, 8, dtype=torch.bool)
+    image, gone = (
+        torch.full((3, 8, 8), 0.7, dtype=torch.float64),
+        torch.ones(8, 8, dtype=torch.bool),
+    )
     gone[0, 0] = False
     assert_close(impute(image, gone), image, atol=1e-12, rtol=0)
     with pytest.raises(BadOption, match="leave at least one"):
@@ -144,8 +183,12 @@ def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
         marks = torch.zeros_like(images[i])
         gone = reference.without(marks, order[:6], GRID, marks + 1)[0] > 0
         filled = torch.from_numpy(reference.impute(images[i].numpy(), gone.numpy()))
-        grain = 0.05 * torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        assert found.morf[i, 0].item() == pytest.approx(ask(model, label)(filled + grain * gone), abs=1e-9)
+        grain = 0.05 * torch.randn(
+            3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+        )
+        assert found.morf[i, 0].item() == pytest.approx(
+            ask(model, label)(filled + grain * gone), abs=1e-9
+        )
     again = road(model, images[1:], maps[1:], CLASSES[1:], shares=(0.4,), noise=0.05, seed=3)
     assert_close(again.lerf[0], found.lerf[1], atol=1e-12, rtol=0)
 

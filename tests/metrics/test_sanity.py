@@ -1,4 +1,5 @@
-"""Maps that ignore the class or the weights are caught, and the model that is judged is left as it was."""
+"""Maps that ignore the class or the weights are caught, and the model that is judged is left as it
+was."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def gradient_map(model, images, target):
     images = images.detach().requires_grad_()
     score = model(images)[range(len(images)), target].sum()
     (slope,) = torch.autograd.grad(score, images)
-    return torch.nn.functional.adaptive_avg_pool2d((slope * images.detach()).sum(dim=1), model.layout.grid)
+    return torch.nn.functional.adaptive_avg_pool2d(
+        (slope * images.detach()).sum(dim=1), model.layout.grid
+    )
 
 
 # random logit
@@ -57,7 +60,9 @@ def test_another_class_is_drawn_and_is_never_the_same(setting):
         assert (found.signed < 0.9).all()
         assert (seen[-1] != torch.tensor(CLASSES)).all()
     blind = random_logit(model, images, lambda x, _: noise(2, *GRID))
-    assert_close(blind.signed, torch.ones(2, dtype=torch.float64))  # a class-agnostic method is caught
+    assert_close(
+        blind.signed, torch.ones(2, dtype=torch.float64)
+    )  # a class-agnostic method is caught
     with pytest.raises(NotDefined, match="other="):
         random_logit(model, images, explain, lambda logits: logits[:, 0])
 
@@ -68,10 +73,15 @@ def test_another_class_is_drawn_and_is_never_the_same(setting):
 def test_randomisation_leaves_the_model_as_it_was():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
-    before, key = {name: tensor.clone() for name, tensor in native.module.state_dict().items()}, model.state_key()
+    before, key = (
+        {name: tensor.clone() for name, tensor in native.module.state_dict().items()},
+        model.state_key(),
+    )
     found = parameter_randomisation(model, images, gradient_map, CLASSES)
     assert model.state_key() == key and hooks(native.module) == 0
-    assert all(torch.equal(before[name], tensor) for name, tensor in native.module.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in native.module.state_dict().items()
+    )
     assert not any(parameter.requires_grad for parameter in native.module.parameters())
     assert found.signed_steps.shape == found.absolute_steps.shape == (2, len(found.layers))
     assert (found.absolute_steps.abs() <= 1).all()
@@ -96,7 +106,9 @@ def test_every_step_changes_the_model_further(setting):
         return noise(2, 4, 6)  # sees no weights
 
     found = parameter_randomisation(model, images, attribute, CLASSES)
-    assert_close(found.signed, torch.ones(2, dtype=torch.float64))  # a method that ignores the model is caught
+    assert_close(
+        found.signed, torch.ones(2, dtype=torch.float64)
+    )  # a method that ignores the model is caught
     assert len(answers) == 1 + len(found.layers)
     assert all(not torch.allclose(a, b, atol=1e-6) for a, b in itertools.pairwise(answers))
 
@@ -114,13 +126,18 @@ def test_fewer_steps_are_some_of_all_and_end_where_all_end():
             parameter_randomisation(model, images, gradient_map, CLASSES, steps=steps)
 
 
-@pytest.mark.parametrize("family", ["timm_registers", "timm_map", "hf_vit_backbone", "hf_clip_tower", "torchvision_vit"])
+@pytest.mark.parametrize(
+    "family", ["timm_registers", "timm_map", "hf_vit_backbone", "hf_clip_tower", "torchvision_vit"]
+)
 def test_a_copy_computes_the_same_and_shares_nothing(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
     other = copied(model)
     assert_close(other(images), model(images), atol=1e-12, rtol=0)
-    mine, theirs = ({tensor.data_ptr() for module in m._modules() for tensor in module.parameters()} for m in (model, other))
+    mine, theirs = (
+        {tensor.data_ptr() for module in m._modules() for tensor in module.parameters()}
+        for m in (model, other)
+    )
     assert not mine & theirs
 
 
@@ -138,7 +155,9 @@ def test_what_cannot_be_wrapped_again_says_so(setting):
         parameter_randomisation(model, images, attribute, CLASSES)
     found = parameter_randomisation(model, images, attribute, CLASSES, rewrap=linear_view)
     assert found.layers == ("bias", "weight")
-    assert_close(found.signed_steps[:, 0], torch.ones(2, dtype=torch.float64))  # contributions do not see the bias
+    assert_close(
+        found.signed_steps[:, 0], torch.ones(2, dtype=torch.float64)
+    )  # contributions do not see the bias
     assert (found.signed_steps[:, -1].abs() < 0.9).all()
 
 
@@ -154,7 +173,9 @@ def test_stability_equals_its_definition(setting):
         assert shift.abs().max() <= 0.1
         change = explain(shift[None].expand_as(images), CLASSES)  # the map is linear in the picture
         for i in range(2):
-            assert found.changes[i, draw].item() == pytest.approx((change[i].norm() / plain[i].norm()).item(), abs=1e-12)
+            assert found.changes[i, draw].item() == pytest.approx(
+                (change[i].norm() / plain[i].norm()).item(), abs=1e-12
+            )
     assert torch.equal(found.max_sensitivity, found.changes.max(dim=1).values)
     assert_close(found.avg_sensitivity, found.changes.mean(dim=1))
     with pytest.raises(BadOption, match="positive radius"):
@@ -164,8 +185,17 @@ def test_stability_equals_its_definition(setting):
 def test_the_class_stays_that_of_the_plain_picture(setting):
     model, images, explain = setting
     asked = []
-    stability(model, images, lambda x, classes: (asked.append(classes), explain(x, classes))[1], radius=5.0, draws=4)
-    assert all(torch.equal(classes, model(images).argmax(dim=1)) for classes in asked) and len(asked) == 5
+    stability(
+        model,
+        images,
+        lambda x, classes: (asked.append(classes), explain(x, classes))[1],
+        radius=5.0,
+        draws=4,
+    )
+    assert (
+        all(torch.equal(classes, model(images).argmax(dim=1)) for classes in asked)
+        and len(asked) == 5
+    )
     constant = stability(model, images, lambda x, _: torch.ones(2, *GRID))
     assert (constant.max_sensitivity == 0).all()
 
@@ -176,19 +206,45 @@ def test_the_class_stays_that_of_the_plain_picture(setting):
 def test_every_metric_measures_what_it_lists(setting):
     model, images, explain = setting
     masks = noise(2, *SIZE, seed=9) > 0
-    given = Given(model, images, explain(images, CLASSES), CLASSES, masks, explain, lambda other, x, c: patch_sums(contributions(other, x, c)))
-    options = {"energy": {"k": 20}, "insertion-deletion": {"order": "patch", "steps": 3}, "parameter-randomisation": {"rewrap": linear_view}}
+    given = Given(
+        model,
+        images,
+        explain(images, CLASSES),
+        CLASSES,
+        masks,
+        explain,
+        lambda other, x, c: patch_sums(contributions(other, x, c)),
+    )
+    options = {
+        "energy": {"k": 20},
+        "insertion-deletion": {"order": "patch", "steps": 3},
+        "parameter-randomisation": {"rewrap": linear_view},
+    }
     for name, metric in METRICS.items():
-        assert metric.summary and all(column.better in ("higher", "lower") for column in metric.columns.values())
+        assert metric.summary and all(
+            column.better in ("higher", "lower") for column in metric.columns.values()
+        )
         if "latents" in metric.needs:
             continue
         found = measure(name, given, **options.get(name, {}))
         assert list(found) == list(metric.columns)
-        assert all(values.shape == (2,) and values.dtype == torch.float64 for values in found.values()), name
+        assert all(
+            values.shape == (2,) and values.dtype == torch.float64 for values in found.values()
+        ), name
 
 
 def test_needs_are_told_and_missing_ones_are_named():
-    needs = {name: METRICS[name].needs for name in ("complexity", "energy", "saco", "stability", "parameter-randomisation", "parts")}
+    needs = {
+        name: METRICS[name].needs
+        for name in (
+            "complexity",
+            "energy",
+            "saco",
+            "stability",
+            "parameter-randomisation",
+            "parts",
+        )
+    }
     assert needs == {
         "complexity": (),
         "energy": ("masks",),

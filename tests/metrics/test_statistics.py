@@ -12,7 +12,14 @@ from scipy.stats import rankdata, spearmanr
 
 from seecause.errors import BadOption
 from seecause.metrics.ranks import average_ranks
-from seecause.metrics.statistics import bootstrap_interval, paired_difference, rank_correlation, ratio_interval, standard_error, summarise
+from seecause.metrics.statistics import (
+    bootstrap_interval,
+    paired_difference,
+    rank_correlation,
+    ratio_interval,
+    standard_error,
+    summarise,
+)
 from tests.helpers import noise
 
 
@@ -64,7 +71,9 @@ def test_rank_correlation_equals_scipy(levels):
     first, second = noise(4, 5, 7), noise(4, 5, 7, seed=1) + noise(4, 5, 7)
     if levels is not None:
         first, second = (first * levels / 4).round(), (second * levels / 4).round()
-    expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(first, second, strict=True)]
+    expected = [
+        spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(first, second, strict=True)
+    ]
     assert rank_correlation(first, second).tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -85,7 +94,9 @@ def test_what_is_not_one_number_for_each_image_is_refused():
 
 def test_the_interval_of_a_ratio_is_that_of_its_means():
     top = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert ratio_interval(top, torch.ones(50)) == pytest.approx(bootstrap_interval(top))  # over 1, it is the interval of the mean
+    assert ratio_interval(top, torch.ones(50)) == pytest.approx(
+        bootstrap_interval(top)
+    )  # over 1, it is the interval of the mean
     assert ratio_interval(3 * top, top) == pytest.approx((3.0, 3.0))  # resampled together
     with pytest.raises(BadOption, match="same images"):
         ratio_interval(top, top[:3])

@@ -1,4 +1,5 @@
-"""Convolutional views: stages of native modules that can be left and entered anywhere, and a wrong split is refused."""
+"""Convolutional views: stages of native modules that can be left and entered anywhere, and a wrong
+split is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_every_stage_can_be_left_and_entered(family):
         assert_close(got, expected, atol=1e-12, rtol=0)
         assert_close(model.run_to(name, images), expected, atol=1e-12, rtol=0)
         assert_close(model.run_from(name, got), native.forward(images), atol=1e-12, rtol=0)
-        assert_close(got, expected, atol=0, rtol=0)  # in-place activations keep off what they were given
+        assert_close(
+            got, expected, atol=0, rtol=0
+        )  # in-place activations keep off what they were given
 
 
 @pytest.mark.parametrize("family", CONV_FAMILIES)
@@ -113,7 +116,10 @@ class TestWrongSplits:
 
     def test_features_that_are_not_where_their_pixels_are(self):
         native = tiny_conv("timm_resnet")
-        native.module.layer3, native.module.layer4 = nn.Sequential(native.module.layer3, Flip()), nn.Sequential(Flip(), native.module.layer4)
+        native.module.layer3, native.module.layer4 = (
+            nn.Sequential(native.module.layer3, Flip()),
+            nn.Sequential(Flip(), native.module.layer4),
+        )
         with pytest.raises(ViewMismatch, match="'locality' failed at layer3"):
             view(native)
 
@@ -137,7 +143,12 @@ class TestHeads:
         with pytest.raises(UnsupportedModel, match="pass head="):
             view(native)
         images = pictures(native)
-        assert_close(wrap(native.module, head=weight, **OPTIONS)(images), native.module(images) @ weight.T, atol=1e-12, rtol=0)
+        assert_close(
+            wrap(native.module, head=weight, **OPTIONS)(images),
+            native.module(images) @ weight.T,
+            atol=1e-12,
+            rtol=0,
+        )
 
     def test_what_it_has_is_not_replaced(self):
         native = tiny_conv("timm_resnet")
@@ -149,5 +160,9 @@ class TestHeads:
 
 def test_a_network_is_loaded_by_name():
     model = sc.load("timm:test_resnet", weights="random", size=SIZE)
-    assert model.layout.grid == (3, 5) and model.classes[281] == "tabby, tabby cat" and model.random_weights
+    assert (
+        model.layout.grid == (3, 5)
+        and model.classes[281] == "tabby, tabby cat"
+        and model.random_weights
+    )
     assert sc.load("timm:test_resnet", weights="random", check=False).layout.grid == (10, 10)

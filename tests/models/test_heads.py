@@ -22,14 +22,21 @@ def test_likeness_to_reference_pictures_is_the_cosine_of_native_embeddings():
     images, references = pictures(native, batch=2), pictures(native, batch=3, seed=9)
     model = sc.wrap(native.module, head=sc.Similarity(references, scale=7.0), pool="cls", **options)
     ours, theirs = (native.module(x).last_hidden_state[:, 0] for x in (images, references))
-    assert_close(model(images), 7 * F.normalize(ours, dim=-1) @ F.normalize(theirs, dim=-1).T, atol=1e-10, rtol=0)
+    assert_close(
+        model(images),
+        7 * F.normalize(ours, dim=-1) @ F.normalize(theirs, dim=-1).T,
+        atol=1e-10,
+        rtol=0,
+    )
     assert_close(model(references).diagonal(), torch.full((3,), 7.0, dtype=torch.float64))
 
 
 def test_one_reference_is_enough_for_a_map():
     native, options = backbone()
     images = pictures(native, batch=1)
-    model = sc.wrap(native.module, head=sc.Similarity(pictures(native, batch=1, seed=9)), pool="cls", **options)
+    model = sc.wrap(
+        native.module, head=sc.Similarity(pictures(native, batch=1, seed=9)), pool="cls", **options
+    )
     maps = sc.attribute(model, images, target=0).maps
     assert maps.std() > 1e-6  # a softmax over one class would be constant
 
@@ -37,9 +44,15 @@ def test_one_reference_is_enough_for_a_map():
 def test_prototypes_by_cosine():
     native, options = backbone()
     images = pictures(native)
-    width = reference.states(lambda x: native.module(x).last_hidden_state, native.blocks, images)[0].shape[-1]
-    prototypes = torch.randn(4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model = sc.wrap(native.module, head=sc.CosineHead(prototypes, scale=3.0), pool="mean", **options)
+    width = reference.states(lambda x: native.module(x).last_hidden_state, native.blocks, images)[
+        0
+    ].shape[-1]
+    prototypes = torch.randn(
+        4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    model = sc.wrap(
+        native.module, head=sc.CosineHead(prototypes, scale=3.0), pool="mean", **options
+    )
     logits = model(images)
     assert logits.shape == (2, 4) and logits.abs().max() <= 3
 
@@ -50,8 +63,18 @@ def test_a_norm_between_pool_and_classifier_stays_in_front_of_a_given_head():
     from tests.tiny import scramble
 
     base = dict(img_size=(32, 48), patch_size=8, embed_dim=24, depth=2, num_heads=3)
-    module = scramble(VisionTransformer(**base, num_classes=0, class_token=False, global_pool="avg", fc_norm=True)).double().requires_grad_(False)
+    module = (
+        scramble(
+            VisionTransformer(
+                **base, num_classes=0, class_token=False, global_pool="avg", fc_norm=True
+            )
+        )
+        .double()
+        .requires_grad_(False)
+    )
     matrix = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     model = sc.wrap(module, head=matrix, mean=(0.5,) * 3, std=(0.5,) * 3)
-    images = torch.randn(2, 3, 32, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(
+        2, 3, 32, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     assert_close(model(images), module(images) @ matrix.T, atol=1e-10, rtol=0)

@@ -1,4 +1,5 @@
-"""critters-planted: the view is the network, and background heads are the only way for the background."""
+"""critters-planted: the view is the network, and background heads are the only way for the
+background."""
 
 from __future__ import annotations
 
@@ -15,8 +16,21 @@ from seecause.train.recipes import planted_vit
 from tests.tiny import scramble
 
 HALF = (0.5, 0.5, 0.5)
-ROUTERS = [{"block": 1, "background": [0], "object": [2]}, {"block": 2, "background": [1, 3], "object": [0]}]
-SMALL = {"img_size": 48, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 8, "mean": HALF, "std": HALF, "routers": ROUTERS}
+ROUTERS = [
+    {"block": 1, "background": [0], "object": [2]},
+    {"block": 2, "background": [1, 3], "object": [0]},
+]
+SMALL = {
+    "img_size": 48,
+    "patch_size": 4,
+    "embed_dim": 32,
+    "depth": 3,
+    "num_heads": 4,
+    "num_classes": 8,
+    "mean": HALF,
+    "std": HALF,
+    "routers": ROUTERS,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +49,15 @@ def pictures(count: int = 4, **do) -> torch.Tensor:
 
 
 def test_the_view_is_the_network_on_pictures_too(module, model):
-    """`wrap` verified it on noise, where every patch is vivid; here regions differ, and one picture has no creature."""
+    """`wrap` verified it on noise, where every patch is vivid; here regions differ, and one picture
+    has no creature."""
     images = torch.cat([pictures(), pictures(1, without=critters.PARTS)])
     assert not module.kinds(images[-1:]).eq(1).any()
     with torch.no_grad():
         assert_close(model(images), module(images), atol=1e-10, rtol=0)
-        assert_close(model.to(torch.float32)(images.float()), module(images.float()), atol=1e-4, rtol=1e-4)
+        assert_close(
+            model.to(torch.float32)(images.float()), module(images.float()), atol=1e-4, rtol=1e-4
+        )
         model.to(torch.float64)
 
 
@@ -56,7 +73,9 @@ def test_without_background_heads_every_background_gives_the_same_answer(model, 
         assert (plain[other] - plain[0]).abs().max() > 1e-2
         assert_close(blind[other], blind[0], atol=1e-10, rtol=0)
     with model.gated(gates):
-        assert (model(pictures().roll(1, dims=0)) - model(pictures())).abs().max() > 1e-2  # it still sees creatures
+        assert (
+            model(pictures().roll(1, dims=0)) - model(pictures())
+        ).abs().max() > 1e-2  # it still sees creatures
 
 
 @torch.no_grad()
@@ -67,7 +86,9 @@ def test_without_object_heads_the_colours_of_the_creature_do_not_matter(model, m
         only_background[block, head] = role != "object"
     latents = critters.draw("matted", "test", 2)
     repainted = latents.replace(coat=(latents.coat + 1) % 3)
-    one, other = (((render(scene, size=48).image - 0.5) / 0.5).double() for scene in (latents, repainted))
+    one, other = (
+        ((render(scene, size=48).image - 0.5) / 0.5).double() for scene in (latents, repainted)
+    )
     with model.gated(only_background):
         assert_close(model(one), model(other), atol=1e-10, rtol=0)
     assert (model(one) - model(other)).abs().max() > 1e-3
@@ -79,8 +100,18 @@ def test_masks_say_who_sees_whom(module):
     local, router = module.visible(kinds, 0)[0, 0], module.visible(kinds, 2)[0]
     assert local.int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     assert (router[:, 1:] == torch.eye(4, dtype=torch.bool)[1:]).all()
-    assert router[:, 0].int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 0], [0, 0, 1, 1]]  # object, background, itself, background
-    assert module.visible(torch.tensor([[0, 1, 1, 1]]), 2)[0, 1, 0].int().tolist() == [1, 0, 0, 0]  # nothing to read: itself
+    assert router[:, 0].int().tolist() == [
+        [0, 1, 0, 0],
+        [0, 0, 1, 1],
+        [1, 0, 0, 0],
+        [0, 0, 1, 1],
+    ]  # object, background, itself, background
+    assert module.visible(torch.tensor([[0, 1, 1, 1]]), 2)[0, 1, 0].int().tolist() == [
+        1,
+        0,
+        0,
+        0,
+    ]  # nothing to read: itself
 
 
 def test_methods_and_regions_work_on_the_view(model):
@@ -93,7 +124,11 @@ def test_methods_and_regions_work_on_the_view(model):
 def test_heads_can_be_scored(model):
     masks = render(critters.draw("matted", "test", 2), size=48).mask
     scores = sc.heads.score(model, pictures(2), masks)
-    assert scores.value.shape == (3, 4) and scores.value.isfinite().all() and scores.value.abs().max() > 0
+    assert (
+        scores.value.shape == (3, 4)
+        and scores.value.isfinite().all()
+        and scores.value.abs().max() > 0
+    )
 
 
 def test_regions_are_read_from_pixels_exactly():
@@ -108,7 +143,12 @@ def test_regions_are_read_from_pixels_exactly():
 def test_a_mat_leaves_no_patch_with_both():
     latents = critters.draw("matted", "test", 8)
     here, there = (render(latents, do=Do(background=code)) for code in (0, 3))
-    touched = (torch.nn.functional.max_pool2d(here.mask[:, None].float(), 8) > 0).repeat_interleave(8, 2).repeat_interleave(8, 3).expand_as(here.image)
+    touched = (
+        (torch.nn.functional.max_pool2d(here.mask[:, None].float(), 8) > 0)
+        .repeat_interleave(8, 2)
+        .repeat_interleave(8, 3)
+        .expand_as(here.image)
+    )
     assert torch.equal(here.image[touched], there.image[touched])
     plain = render(latents.on_mat(False))
     assert torch.equal(plain.image[:, :, here.mask[0]][0], here.image[:, :, here.mask[0]][0])

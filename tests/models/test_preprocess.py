@@ -20,11 +20,19 @@ def photo(height: int, width: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("shape", [(96, 131), (77, 60), (64, 64)])
-@pytest.mark.parametrize("crop", [{"crop_pct": 0.9}, {"crop_pct": 0.875, "crop_mode": "squash"}, {"crop_pct": 1.0}])
+@pytest.mark.parametrize(
+    "crop", [{"crop_pct": 0.9}, {"crop_pct": 0.875, "crop_mode": "squash"}, {"crop_pct": 1.0}]
+)
 def test_pixels_equal_those_of_timm(shape, crop):
     from timm.data import create_transform, resolve_data_config
 
-    config = {"input_size": (3, 48, 48), "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "interpolation": "bicubic", **crop}
+    config = {
+        "input_size": (3, 48, 48),
+        "mean": (0.4, 0.5, 0.6),
+        "std": (0.2, 0.3, 0.25),
+        "interpolation": "bicubic",
+        **crop,
+    }
     expected = create_transform(**resolve_data_config(config))(photo(*shape))
     assert_close(from_timm(config)(photo(*shape))[0], expected, atol=1e-6, rtol=0)
 
@@ -51,12 +59,17 @@ def test_pixels_are_those_of_transformers_up_to_its_resizing(kind, options):
 
 def test_old_configs_write_sizes_as_numbers():
     cut = preprocess_from_processor({"size": 64, "crop_size": 48, "do_center_crop": True, **STATS})
-    assert cut == Preprocess(size=(48, 48), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), crop=0.75, filter="bilinear")
+    assert cut == Preprocess(
+        size=(48, 48), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), crop=0.75, filter="bilinear"
+    )
     whole = preprocess_from_processor({"size": 64, "resample": 3, "do_normalize": False, **STATS})
     assert whole == Preprocess(size=(64, 64), mean=(0.0,) * 3, std=(1.0,) * 3, squash=True)
 
 
-@pytest.mark.parametrize("config", [{"size": {"longest_edge": 64, "shortest_edge": 32}}, {"size": 64, "rescale_factor": 1.0}])
+@pytest.mark.parametrize(
+    "config",
+    [{"size": {"longest_edge": 64, "shortest_edge": 32}}, {"size": 64, "rescale_factor": 1.0}],
+)
 def test_a_processor_that_cannot_be_followed_is_refused(config):
     with pytest.raises(BadOption):
         preprocess_from_processor({**config, **STATS})
@@ -66,4 +79,6 @@ def test_a_mask_is_cut_like_its_picture():
     steps = Preprocess(size=(32, 48), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.8, filter="nearest")
     ids = np.arange(90 * 70).reshape(90, 70) % 251
     picture = Image.fromarray(ids.astype(np.uint8)).convert("RGB")
-    assert torch.equal(steps.mask(ids), torch.from_numpy(np.asarray(steps.picture(picture)).copy())[..., 0].int())
+    assert torch.equal(
+        steps.mask(ids), torch.from_numpy(np.asarray(steps.picture(picture)).copy())[..., 0].int()
+    )

@@ -14,12 +14,21 @@ from tests.families.native import CLASSES, HALF, TEXT, tokenize
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, pictures, tiny
 
-ZERO_SHOT = [family for family in FAMILIES if family in ("hf_clip", "hf_siglip", "open_clip_clip", "open_clip_timm")]
+ZERO_SHOT = [
+    family
+    for family in FAMILIES
+    if family in ("hf_clip", "hf_siglip", "open_clip_clip", "open_clip_timm")
+]
 
 
 def test_templates_are_averaged_on_the_sphere_whatever_the_batch():
-    codes = {f"{name} {letter}": noise(6, seed=seed) for seed, (name, letter) in enumerate((n, x) for n in "pqr" for x in "ab")}
-    rows = text_matrix(lambda prompts: torch.stack([codes[p] for p in prompts]), "pqr", ["{} a", "{} b"], batch=4)
+    codes = {
+        f"{name} {letter}": noise(6, seed=seed)
+        for seed, (name, letter) in enumerate((n, x) for n in "pqr" for x in "ab")
+    }
+    rows = text_matrix(
+        lambda prompts: torch.stack([codes[p] for p in prompts]), "pqr", ["{} a", "{} b"], batch=4
+    )
     for row, name in zip(rows, "pqr", strict=True):
         mean = (F.normalize(codes[f"{name} a"], dim=0) + F.normalize(codes[f"{name} b"], dim=0)) / 2
         assert_close(row, mean / mean.norm())
@@ -29,7 +38,10 @@ def test_templates_are_averaged_on_the_sphere_whatever_the_batch():
 def test_two_templates_make_another_head_over_the_same_pictures(family):
     native = tiny(family)
     images = pictures(native)
-    one, two = (wrap(native.module, **{**native.options, "templates": t}) for t in (["a {}"], ["a {}", "no {} here"]))
+    one, two = (
+        wrap(native.module, **{**native.options, "templates": t})
+        for t in (["a {}"], ["a {}", "no {} here"])
+    )
     assert one.classes == tuple(CLASSES) and one.n_classes == len(CLASSES)
     assert not torch.allclose(one(images), two(images))
 
@@ -51,7 +63,9 @@ def test_a_transformers_tokenizer_pads_to_the_full_length():
     native = tiny("hf_siglip")
     seen = {}
     text_tower = native.module.text_model
-    with_ids = text_tower.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    with_ids = text_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
     model = wrap(native.module, **{**native.options, "tokenizer": _word_tokenizer()})
     with_ids.remove()
     assert seen["input_ids"].shape == (len(CLASSES), 8)

@@ -1,4 +1,5 @@
-"""Views of every family: they compute what the native model computes, they split into rows, and a wrong one is refused."""
+"""Views of every family: they compute what the native model computes, they split into rows, and a
+wrong one is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def test_blocks_work_on_any_rows(family):
     block, layout = model.blocks[1], model.layout
     at = layout.at()
     h = noise(2, layout.tokens, _width(model))
-    o, gate = noise(2, layout.tokens, block.heads, block.head_dim, seed=1), noise(2, layout.tokens, block.heads, seed=2)
+    o, gate = (
+        noise(2, layout.tokens, block.heads, block.head_dim, seed=1),
+        noise(2, layout.tokens, block.heads, seed=2),
+    )
     some = torch.randperm(layout.tokens, generator=torch.Generator().manual_seed(3))[:7]
     each = torch.stack([some, some.flip(0)])  # other rows in each picture
 
@@ -47,8 +51,15 @@ def test_blocks_work_on_any_rows(family):
         assert_close(got, full[:, :, some], atol=1e-12, rtol=0)
     picked = torch.stack([h[0, each[0]], h[1, each[1]]])
     for got, full in zip(block.qkv(picked, at.take(each)), every, strict=True):
-        assert_close(got, torch.stack([full[0][:, each[0]], full[1][:, each[1]]]), atol=1e-12, rtol=0)
-    assert_close(block.finish(h[:, some], o[:, some], gate[:, some]), block.finish(h, o, gate)[:, some], atol=1e-12, rtol=0)
+        assert_close(
+            got, torch.stack([full[0][:, each[0]], full[1][:, each[1]]]), atol=1e-12, rtol=0
+        )
+    assert_close(
+        block.finish(h[:, some], o[:, some], gate[:, some]),
+        block.finish(h, o, gate)[:, some],
+        atol=1e-12,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -90,20 +101,37 @@ def _timm(name: str, **options: object) -> nn.Module:
 def _hf(kind: str) -> nn.Module:
     import transformers
 
-    small = dict(image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24)
-    return getattr(transformers, f"{kind}ForImageClassification")(getattr(transformers, f"{kind}Config")(**small))
+    small = dict(
+        image_size=32,
+        patch_size=8,
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=24,
+    )
+    return getattr(transformers, f"{kind}ForImageClassification")(
+        getattr(transformers, f"{kind}Config")(**small)
+    )
 
 
 def _swin() -> nn.Module:
     import transformers
 
-    return transformers.SwinForImageClassification(transformers.SwinConfig(image_size=32, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4))
+    return transformers.SwinForImageClassification(
+        transformers.SwinConfig(
+            image_size=32, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4
+        )
+    )
 
 
 def _siglip2() -> nn.Module:
     import transformers
 
-    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24))
+    return transformers.Siglip2VisionModel(
+        transformers.Siglip2VisionConfig(
+            hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24
+        )
+    )
 
 
 def _torchvision(name: str) -> nn.Module:
@@ -116,13 +144,21 @@ def _open_clip_with(**vision: object) -> nn.Module:
     from open_clip.model import CLIP
 
     tower = dict(width=24, head_width=8, patch_size=8, image_size=32)
-    return CLIP(16, {**tower, **vision}, dict(context_length=8, vocab_size=64, width=16, heads=2, layers=1))
+    return CLIP(
+        16, {**tower, **vision}, dict(context_length=8, vocab_size=64, width=16, heads=2, layers=1)
+    )
 
 
 REFUSED = {
-    "timm SwinTransformer": lambda: _timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(3, 3)),
-    "timm Beit": lambda: _timm("beit_base_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3),
-    "timm VisionTransformerRelPos": lambda: _timm("vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3),
+    "timm SwinTransformer": lambda: _timm(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(3, 3)
+    ),
+    "timm Beit": lambda: _timm(
+        "beit_base_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
+    ),
+    "timm VisionTransformerRelPos": lambda: _timm(
+        "vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
+    ),
     "transformers BeitForImageClassification": lambda: _hf("Beit"),
     "transformers Data2VecVisionForImageClassification": lambda: _hf("Data2VecVision"),
     "transformers SwinForImageClassification": _swin,
@@ -146,11 +182,28 @@ def _backbone(kind: str) -> nn.Module:
     import timm
     import transformers as hf
 
-    small = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, patch_size=8, image_size=32)
+    small = dict(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=48,
+        patch_size=8,
+        image_size=32,
+    )
     if kind == "timm":
-        return timm.models.VisionTransformer(img_size=SIZE, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=0, reg_tokens=2)
+        return timm.models.VisionTransformer(
+            img_size=SIZE,
+            patch_size=8,
+            embed_dim=24,
+            depth=2,
+            num_heads=3,
+            num_classes=0,
+            reg_tokens=2,
+        )
     if kind == "dinov2":
-        return hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**small, num_register_tokens=2))
+        return hf.Dinov2WithRegistersModel(
+            hf.Dinov2WithRegistersConfig(**small, num_register_tokens=2)
+        )
     return hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2))
 
 
@@ -174,7 +227,11 @@ class TestBackbones:
         model = wrap(backbone, **HALF, size=SIZE, head=head, pool=pool)
         images = noise(2, 3, *SIZE)
         with torch.no_grad():
-            tokens = backbone.forward_features(images) if kind == "timm" else backbone(images).last_hidden_state
+            tokens = (
+                backbone.forward_features(images)
+                if kind == "timm"
+                else backbone(images).last_hidden_state
+            )
         parts = {"cls": tokens[:, 0], "mean": tokens[:, 3:].mean(dim=1)}
         pooled = torch.cat([parts[part] for part in pool.split("+")], dim=-1)
         assert_close(model(images), pooled @ weight.double().T, atol=1e-10, rtol=0)
@@ -185,7 +242,10 @@ def test_names_are_read_unless_they_are_placeholders():
     assert view(tiny("hf_vit")).classes == ()
 
 
-@pytest.mark.parametrize(("family", "free"), [("hf_vit", False), ("hf_dinov2", True), ("hf_clip_classifier", True), ("hf_dinov3", True)])
+@pytest.mark.parametrize(
+    ("family", "free"),
+    [("hf_vit", False), ("hf_dinov2", True), ("hf_clip_classifier", True), ("hf_dinov3", True)],
+)
 def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
     native = tiny(family)
     model = view(native)

@@ -1,4 +1,5 @@
-"""The verified wrap itself: a view with one ingredient missing must be refused, with the probe and the block named."""
+"""The verified wrap itself: a view with one ingredient missing must be refused, with the probe and
+the block named."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ def _without_bias(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Te
 
 def _without_input_bias(block: Block) -> Callable:
     def project(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(full - bias for full, bias in zip(block.project(x), block.project(torch.zeros_like(x)), strict=True))
+        return tuple(
+            full - bias
+            for full, bias in zip(block.project(x), block.project(torch.zeros_like(x)), strict=True)
+        )
 
     return project
 
@@ -66,12 +70,19 @@ def _drop_from_model(model: VisionModel, ingredient: str) -> bool:
         model.readout = replace(readout, norm=same)
         row = noise(1, 1, _width(model))
         normed = readout.norm(row)
-        return normed.shape == row.shape and not torch.equal(normed, row)  # with a projection in it, dropping it fails anyway
+        return normed.shape == row.shape and not torch.equal(
+            normed, row
+        )  # with a projection in it, dropping it fails anyway
     if ingredient == "pool scale":
-        model.readout = replace(readout, latent=readout.latent and replace(readout.latent, scale=readout.latent.scale * 1.1))
+        model.readout = replace(
+            readout,
+            latent=readout.latent and replace(readout.latent, scale=readout.latent.scale * 1.1),
+        )
         return readout.latent is not None
     if ingredient == "special token":
-        model.layout_at = lambda height, width: replace(layout, prefix=layout.prefix - 1, registers=layout.registers[:-1])
+        model.layout_at = lambda height, width: replace(
+            layout, prefix=layout.prefix - 1, registers=layout.registers[:-1]
+        )
         return layout.prefix > 0
     model.layout_at = lambda height, width: replace(layout, grid=layout.grid[::-1])
     return layout.grid[0] != layout.grid[1]
@@ -90,7 +101,10 @@ def test_a_block_without_one_of_its_ingredients_is_refused(family):
             continue
         with pytest.raises(ViewMismatch) as refusal:
             verify(model)
-        assert (refusal.value.probe, refusal.value.where) == ("blocks", f"blocks.{WHERE}"), ingredient
+        assert (refusal.value.probe, refusal.value.where) == (
+            "blocks",
+            f"blocks.{WHERE}",
+        ), ingredient
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,6 +122,10 @@ def test_a_model_read_wrongly_is_refused(family):
 def test_every_ingredient_is_dropped_somewhere():
     families = ("timm_deit3", "timm_clip", "timm_map", "timm_eva_registers")
     for ingredient in BLOCK_INGREDIENTS:
-        assert any(_drop_from_block(view(tiny(family), check=False), ingredient) for family in families), ingredient
+        assert any(
+            _drop_from_block(view(tiny(family), check=False), ingredient) for family in families
+        ), ingredient
     for ingredient in MODEL_INGREDIENTS:
-        assert any(_drop_from_model(view(tiny(family), check=False), ingredient) for family in families), ingredient
+        assert any(
+            _drop_from_model(view(tiny(family), check=False), ingredient) for family in families
+        ), ingredient

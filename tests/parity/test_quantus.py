@@ -12,7 +12,9 @@ from seecause.metrics.perturbation import perturbation
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
 
-quantus = pytest.importorskip("quantus", reason="the peers extra is not installed: pip install 'seecause[peers]'")
+quantus = pytest.importorskip(
+    "quantus", reason="the peers extra is not installed: pip install 'seecause[peers]'"
+)
 
 CLASSES = [2, 5, 3]
 FILL = 0.25
@@ -31,7 +33,14 @@ def setting():
 
 def theirs(metric, module, images, maps) -> torch.Tensor:
     """Quantus's scores for pixel maps [B, H, W], computed in one batch."""
-    found = metric(model=module, x_batch=images.numpy(), y_batch=np.array(CLASSES), a_batch=maps[:, None].numpy(), softmax=True, device="cpu")
+    found = metric(
+        model=module,
+        x_batch=images.numpy(),
+        y_batch=np.array(CLASSES),
+        a_batch=maps[:, None].numpy(),
+        softmax=True,
+        device="cpu",
+    )
     return torch.tensor(np.array(found), dtype=torch.float64)
 
 
@@ -42,9 +51,16 @@ def test_region_perturbation(setting, order):
     pixels = maps.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
     ours = perturbation(model, images, maps, CLASSES, fill=FILL)
     curve = getattr(ours, order)
-    lost = theirs(quantus.RegionPerturbation(patch_size=PATCH, order=order, regions_evaluation=24, **QUIET), module, images, pixels)
+    lost = theirs(
+        quantus.RegionPerturbation(patch_size=PATCH, order=order, regions_evaluation=24, **QUIET),
+        module,
+        images,
+        pixels,
+    )
     assert_close(curve[:, :1] - curve[:, 1:], lost, atol=1e-6, rtol=0)
-    assert_close(getattr(ours, f"aopc_{order}"), lost.sum(dim=1) / 25, atol=1e-6, rtol=0)  # ours counts the untouched picture, as the paper does
+    assert_close(
+        getattr(ours, f"aopc_{order}"), lost.sum(dim=1) / 25, atol=1e-6, rtol=0
+    )  # ours counts the untouched picture, as the paper does
     assert lost.abs().max() > 0.05  # the curve has something to say
 
 
@@ -53,6 +69,8 @@ def test_pixel_flipping(setting):
     maps = noise(3, *images.shape[-2:])
     pixels = maps[0].numel()
     ours = insertion_deletion(model, images, maps, CLASSES, steps=12, fill=FILL)
-    flipped = theirs(quantus.PixelFlipping(features_in_step=pixels // 4, **QUIET), module, images, maps)  # of 3 channels each: 12 steps
+    flipped = theirs(
+        quantus.PixelFlipping(features_in_step=pixels // 4, **QUIET), module, images, maps
+    )  # of 3 channels each: 12 steps
     assert_close(ours.deletion[:, 1:], flipped, atol=1e-6, rtol=0)
     assert flipped.std(dim=1).max() > 0.05

@@ -1,4 +1,5 @@
-"""Head removal by editing native weights, in two ways that must agree: columns of O, or rows of V with their bias."""
+"""Head removal by editing native weights, in two ways that must agree: columns of O, or rows of V
+with their bias."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 
-def edited(module: nn.Module, heads: Sequence[tuple[int, int]], head_dim: int, *, way: str) -> nn.Module:
-    """A copy whose heads (layer, head) say nothing. `way`: "output" zeroes columns of W_O, "value" zeroes rows of W_V and b_V."""
+def edited(
+    module: nn.Module, heads: Sequence[tuple[int, int]], head_dim: int, *, way: str
+) -> nn.Module:
+    """A copy whose heads (layer, head) say nothing. `way`: "output" zeroes columns of W_O, "value"
+    zeroes rows of W_V and b_V."""
     module = copy.deepcopy(module)
     for layer, head in heads:
         part = slice(head * head_dim, (head + 1) * head_dim)
@@ -24,13 +28,21 @@ def edited(module: nn.Module, heads: Sequence[tuple[int, int]], head_dim: int, *
 
 
 def _stack(module: nn.Module) -> Sequence[nn.Module]:
-    stacks = [m for m in module.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) and _names(m[0])]
+    stacks = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) and _names(m[0])
+    ]
     return max(stacks, key=len)
 
 
 def _names(block: nn.Module) -> dict[str, Tensor]:
     """The attention's own parameters, by the end of their name."""
-    return {name: value for name, value in block.named_parameters() if any(part in name for part in ("attn.", "attention."))}
+    return {
+        name: value
+        for name, value in block.named_parameters()
+        if any(part in name for part in ("attn.", "attention."))
+    }
 
 
 def _projections(block: nn.Module) -> tuple[Tensor, Tensor | None, Tensor]:

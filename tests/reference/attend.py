@@ -11,7 +11,9 @@ Bank = tuple[Tensor, Tensor, Tensor, Tensor | None]
 Own = tuple[Tensor, Tensor, list[int], list[int]]
 
 
-def one_softmax(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> tuple[Tensor, Tensor]:
+def one_softmax(
+    q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """q [B, H, R, dh] -> o [B, R, H, dh], lse [B, R, H]."""
     batch, heads, rows, width = q.shape
     o = torch.zeros(batch, rows, heads, width, dtype=q.dtype, device=q.device)
@@ -27,7 +29,9 @@ def one_softmax(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float)
     return o, lse
 
 
-def _seen(b: int, h: int, r: int, heads: int, banks: Sequence[Bank], own: Own | None) -> tuple[Tensor, Tensor]:
+def _seen(
+    b: int, h: int, r: int, heads: int, banks: Sequence[Bank], own: Own | None
+) -> tuple[Tensor, Tensor]:
     keys, values = [], []
     for k, v, keep, choose in banks:
         if choose is not None and not choose[b, h]:

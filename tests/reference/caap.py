@@ -1,8 +1,9 @@
 """CAAP by definition: one native forward per patch, with hooks that overwrite block outputs.
 
 Cache H0[l] = h^l(context) and HX[l] = h^l(donor), l = 0..L. For each patch i:
-  state = H0[l_s] with S(i) from HX[l_s]; then for l = l_s+1 .. L the native block runs on ALL tokens, and its output is replaced by
-  H0[l], except for the class token (kept) and S(i): donor's for l <= l_e, afterwards by `tail`.
+  state = H0[l_s] with S(i) from HX[l_s]; then for l = l_s+1 .. L the native block runs on ALL
+  tokens, and its output is replaced by H0[l], except for the class token (kept) and S(i): donor's
+  for l <= l_e, afterwards by `tail`.
 The native head reads the last state. Nothing of the package is used, so any block type works.
 """
 
@@ -21,7 +22,12 @@ def box(grid: tuple[int, int], radius: int = 1) -> list[list[int]]:
     sets = []
     for r in range(rows):
         for c in range(columns):
-            near = [y * columns + x for y in range(rows) for x in range(columns) if abs(y - r) <= radius and abs(x - c) <= radius]
+            near = [
+                y * columns + x
+                for y in range(rows)
+                for x in range(columns)
+                if abs(y - r) <= radius and abs(x - c) <= radius
+            ]
             sets.append(near)
     return sets
 
@@ -40,9 +46,12 @@ def caap(
     live: Sequence[int],
     together: int = 1,
 ) -> Tensor:
-    """Logits [n, C] of one context image into which one donor image's tokens are put, set by set (`together` at a time)."""
+    """Logits [n, C] of one context image into which one donor image's tokens are put, set by set
+    (`together` at a time)."""
     h0, hx = states(forward, blocks, context), states(forward, blocks, donor)
-    chosen = torch.zeros(len(sets), h0[0].shape[1], 1, dtype=torch.bool, device=context.device)  # [n, T, 1]
+    chosen = torch.zeros(
+        len(sets), h0[0].shape[1], 1, dtype=torch.bool, device=context.device
+    )  # [n, T, 1]
     for i, members in enumerate(sets):
         chosen[i, [prefix + j for j in members]] = True
     parts = []
@@ -52,7 +61,15 @@ def caap(
     return torch.cat(parts)
 
 
-def _put(h0: list[Tensor], hx: list[Tensor], chosen: Tensor, tail: str, first: int, last: int, live: list[int]) -> Callable[[int, Tensor], Tensor]:
+def _put(
+    h0: list[Tensor],
+    hx: list[Tensor],
+    chosen: Tensor,
+    tail: str,
+    first: int,
+    last: int,
+    live: list[int],
+) -> Callable[[int, Tensor], Tensor]:
     """The state after block `level`, given what the block computed from the state before."""
 
     def put(level: int, out: Tensor) -> Tensor:
@@ -71,7 +88,9 @@ def _put(h0: list[Tensor], hx: list[Tensor], chosen: Tensor, tail: str, first: i
     return put
 
 
-def states(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], images: Tensor) -> list[Tensor]:
+def states(
+    forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], images: Tensor
+) -> list[Tensor]:
     """h^0 .. h^L of a plain native run."""
     seen: list[Tensor] = []
 
@@ -85,7 +104,9 @@ def states(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], ima
 
 
 @contextmanager
-def overwritten(blocks: Sequence[nn.Module], put: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+def overwritten(
+    blocks: Sequence[nn.Module], put: Callable[[int, Tensor], Tensor]
+) -> Iterator[None]:
     """Pass the input of the first block (level 0) and every block's output through `put`."""
 
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -100,7 +121,9 @@ def overwritten(blocks: Sequence[nn.Module], put: Callable[[int, Tensor], Tensor
         return hook
 
     handles = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
-    handles += [block.register_forward_hook(after(level)) for level, block in enumerate(blocks, start=1)]
+    handles += [
+        block.register_forward_hook(after(level)) for level, block in enumerate(blocks, start=1)
+    ]
     try:
         yield
     finally:

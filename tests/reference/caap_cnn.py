@@ -1,4 +1,5 @@
-"""CAAP of a convolutional network by definition: one native forward per cell, with a hook that overwrites a stage's output."""
+"""CAAP of a convolutional network by definition: one native forward per cell, with a hook that
+overwrites a stage's output."""
 
 from __future__ import annotations
 
@@ -9,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 
-def caap_cnn(forward: Callable[[Tensor], Tensor], stage: nn.Module, context: Tensor, donor: Tensor, sets: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
-    """Logits [n, C] of one context image whose features after `stage` are the donor's at each set of (row, column)."""
+def caap_cnn(
+    forward: Callable[[Tensor], Tensor],
+    stage: nn.Module,
+    context: Tensor,
+    donor: Tensor,
+    sets: Sequence[Sequence[tuple[int, int]]],
+) -> Tensor:
+    """Logits [n, C] of one context image whose features after `stage` are the donor's at each set
+    of (row, column)."""
     theirs = features(forward, stage, donor)
     logits = []
     for places in sets:

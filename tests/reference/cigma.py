@@ -1,7 +1,8 @@
 """CIGMA by definition: one image, one mask, one head and one native forward at a time.
 
-A head is removed by zeroing its columns of the output projection; it is replaced by a hook there (which `nn.MultiheadAttention` never calls). Divergences
-are the textbook sums. Nothing of the package is used.
+A head is removed by zeroing its columns of the output projection; it is replaced by a hook there
+(which `nn.MultiheadAttention` never calls). Divergences are the textbook sums. Nothing of the
+package is used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def js(p: Tensor, q: Tensor) -> float:
     total = 0.0
     for a, b in zip(p.tolist(), q.tolist(), strict=True):
         m = (a + b) / 2
-        total += (a * math.log(a / m) if a > 0 else 0) / 2 + (b * math.log(b / m) if b > 0 else 0) / 2
+        total += (a * math.log(a / m) if a > 0 else 0) / 2 + (
+            b * math.log(b / m) if b > 0 else 0
+        ) / 2
     return total
 
 
@@ -31,7 +34,8 @@ def answer(forward: Forward, image: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def erased(image: Tensor, keep: Tensor, fill: str = "grey") -> Tensor:
-    """The picture [3, H, W] where `keep` [H, W]; elsewhere 0, the grey of normalised pictures, or its mean colour."""
+    """The picture [3, H, W] where `keep` [H, W]; elsewhere 0, the grey of normalised pictures, or
+    its mean colour."""
     new = image.clone()
     for channel in range(3):
         new[channel][~keep] = image[channel].mean() if fill == "mean" else 0.0
@@ -41,7 +45,13 @@ def erased(image: Tensor, keep: Tensor, fill: str = "grey") -> Tensor:
 def projection(block: nn.Module) -> nn.Linear:
     """The output projection of a native block, under any of its names."""
     for name, part in block.named_modules():
-        if isinstance(part, nn.Linear) and name.split(".")[-1] in ("proj", "o_proj", "out_proj", "attn_out_proj", "projection_layer"):
+        if isinstance(part, nn.Linear) and name.split(".")[-1] in (
+            "proj",
+            "o_proj",
+            "out_proj",
+            "attn_out_proj",
+            "projection_layer",
+        ):
             return part
         if name.endswith("output.dense") and "attention" in name:
             return part  # type: ignore[return-value]
@@ -81,7 +91,9 @@ def carrying(block: nn.Module, head: int, width: int, content: Tensor) -> Iterat
 def carried(forward: Forward, block: nn.Module, image: Tensor) -> Tensor:
     """What arrives at a block's output projection in a plain run, [T, H * dh]."""
     seen: list[Tensor] = []
-    handle = projection(block).register_forward_pre_hook(lambda module, args: seen.append(args[0][0].clone()))
+    handle = projection(block).register_forward_pre_hook(
+        lambda module, args: seen.append(args[0][0].clone())
+    )
     try:
         forward(image[None])
     finally:
@@ -89,14 +101,26 @@ def carried(forward: Forward, block: nn.Module, image: Tensor) -> Tensor:
     return seen[0]
 
 
-def gains(forward: Forward, image: Tensor, keep: Tensor, temperature: float = 1.0, fill: str = "grey") -> tuple[float, float]:
+def gains(
+    forward: Forward, image: Tensor, keep: Tensor, temperature: float = 1.0, fill: str = "grey"
+) -> tuple[float, float]:
     """FIG and BIG of one image."""
     whole = answer(forward, image, temperature)
-    return js(whole, answer(forward, erased(image, ~keep, fill), temperature)), js(whole, answer(forward, erased(image, keep, fill), temperature))
+    return js(whole, answer(forward, erased(image, ~keep, fill), temperature)), js(
+        whole, answer(forward, erased(image, keep, fill), temperature)
+    )
 
 
-def head_effects(images: int, blocks: Sequence[nn.Module], heads: int, width: int, measure: Callable[[int], float], changed: Callable | None = None) -> Tensor:
-    """measure(i) - measure(i) without the head, for every image, layer and head: [B, L, H]. `changed(i, layer, head)` gives another context than zeroing."""
+def head_effects(
+    images: int,
+    blocks: Sequence[nn.Module],
+    heads: int,
+    width: int,
+    measure: Callable[[int], float],
+    changed: Callable | None = None,
+) -> Tensor:
+    """measure(i) - measure(i) without the head, for every image, layer and head: [B, L, H].
+    `changed(i, layer, head)` gives another context than zeroing."""
     table = torch.zeros(images, len(blocks), heads, dtype=torch.float64)
     for i in range(images):
         whole = measure(i)
@@ -108,7 +132,15 @@ def head_effects(images: int, blocks: Sequence[nn.Module], heads: int, width: in
 
 
 def mask(
-    forward: Forward, image: Tensor, *, steps: int, grid: int, rate: float, weights: tuple[float, float, float], init: float = 0.5, sigmoid: bool = False
+    forward: Forward,
+    image: Tensor,
+    *,
+    steps: int,
+    grid: int,
+    rate: float,
+    weights: tuple[float, float, float],
+    init: float = 0.5,
+    sigmoid: bool = False,
 ) -> Tensor:
     """The soft mask [g, g] of one image, by torch's own Adam."""
     with torch.no_grad():
@@ -120,7 +152,9 @@ def mask(
     for _ in range(steps):
         optimiser.zero_grad()
         m = raw.sigmoid() if sigmoid else raw
-        large = F.interpolate(m[None, None], size=image.shape[1:], mode="bilinear", align_corners=False)[0]
+        large = F.interpolate(
+            m[None, None], size=image.shape[1:], mode="bilinear", align_corners=False
+        )[0]
         p = answer(forward, large * image + (1 - large) * base)
         middle = (p + whole) / 2
         divergence = ((p * (p / middle).log()).sum() + (whole * (whole / middle).log()).sum()) / 2

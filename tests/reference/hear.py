@@ -1,7 +1,9 @@
-"""Head attribution by definition: the native model on the whole sequence, with keys and values replaced for every (text query, head).
+"""Head attribution by definition: the native model on the whole sequence, with keys and values
+replaced for every (text query, head).
 
-Nothing is shared between masks and nothing is kept from one run to the next. `Blinded` runs one mask literally, pair by pair; `blinded_batch` is the plain
-way to run many at once, every mask with its whole sequence, as an everyday user of the library would.
+Nothing is shared between masks and nothing is kept from one run to the next. `Blinded` runs one
+mask literally, pair by pair; `blinded_batch` is the plain way to run many at once, every mask with
+its whole sequence, as an everyday user of the library would.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-Means = list[tuple[Tensor, Tensor]]  # for each layer, unrotated keys and values [Hkv, N, dh] of the average picture
+Means = list[
+    tuple[Tensor, Tensor]
+]  # for each layer, unrotated keys and values [Hkv, N, dh] of the average picture
 
 
 def image_span(module: Any, inputs: dict[str, Any]) -> tuple[int, int]:
@@ -27,7 +31,8 @@ def image_span(module: Any, inputs: dict[str, Any]) -> tuple[int, int]:
 
 @torch.no_grad()
 def average_picture(module: Any, calibration: Sequence[dict[str, Any]]) -> Means:
-    """Keys before rotation and values of the image tokens, averaged over pictures, listened to where the native model makes them."""
+    """Keys before rotation and values of the image tokens, averaged over pictures, listened to
+    where the native model makes them."""
     totals: list[list[Tensor]] = []
     layers = module.get_decoder().layers
     for inputs in calibration:
@@ -36,19 +41,37 @@ def average_picture(module: Any, calibration: Sequence[dict[str, Any]]) -> Means
         for index, layer in enumerate(layers):
             attention = layer.self_attn
             for source in (getattr(attention, "k_norm", attention.k_proj), attention.v_proj):
-                handles.append(source.register_forward_hook(lambda _, __, out, mine=heard[index]: mine.append(out)))
+                handles.append(
+                    source.register_forward_hook(
+                        lambda _, __, out, mine=heard[index]: mine.append(out)
+                    )
+                )
         module(**inputs, use_cache=False)
         for handle in handles:
             handle.remove()
         start, stop = image_span(module, inputs)
-        found = [[t.reshape(t.shape[1], -1, layers[0].self_attn.head_dim)[start:stop].transpose(0, 1) for t in pair] for pair in heard]
-        totals = found if not totals else [[a + b for a, b in zip(old, new, strict=True)] for old, new in zip(totals, found, strict=True)]
+        found = [
+            [
+                t.reshape(t.shape[1], -1, layers[0].self_attn.head_dim)[start:stop].transpose(0, 1)
+                for t in pair
+            ]
+            for pair in heard
+        ]
+        totals = (
+            found
+            if not totals
+            else [
+                [a + b for a, b in zip(old, new, strict=True)]
+                for old, new in zip(totals, found, strict=True)
+            ]
+        )
     return [(k / len(calibration), v / len(calibration)) for k, v in totals]
 
 
 @dataclass
 class Blinded:
-    """Which (head, text query, image token) triples are true: x [L, H], u [T], v [N]; everything else sees the average."""
+    """Which (head, text query, image token) triples are true: x [L, H], u [T], v [N]; everything
+    else sees the average."""
 
     module: Any
     inputs: dict[str, Any]
@@ -62,7 +85,15 @@ class Blinded:
         rows = torch.ones(length - stop, dtype=torch.bool) if u is None else u
         tokens = torch.ones(stop - start, dtype=torch.bool) if v is None else v
 
-        def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
+        def attention(
+            module: nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            mask: Any,
+            scaling: float,
+            **_: Any,
+        ) -> tuple[Tensor, None]:
             layer, groups = module.layer_idx, module.num_key_value_groups
             mean_keys, mean_values = self.rotated[layer]
             out = torch.empty_like(query)
@@ -84,21 +115,47 @@ class Blinded:
 
 
 @torch.no_grad()
-def blinded_batch(module: Any, inputs: dict[str, Any], means: Means, x: Tensor, given: dict[str, Any] | None = None) -> Tensor:
-    """Final states [B, D] of the last row for head masks x [B, L, H]: every mask runs its whole sequence, with fused attention. The tower runs once
-    (`given`, from `arriving`, spares even that)."""
+def blinded_batch(
+    module: Any,
+    inputs: dict[str, Any],
+    means: Means,
+    x: Tensor,
+    given: dict[str, Any] | None = None,
+) -> Tensor:
+    """Final states [B, D] of the last row for head masks x [B, L, H]: every mask runs its whole
+    sequence, with fused attention. The tower runs once (`given`, from `arriving`, spares even
+    that)."""
     start, stop = image_span(module, inputs)
 
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
         groups = module.num_key_value_groups
-        before = scaled_dot_product_attention(query[:, :, :stop], key[:, :, :stop], value[:, :, :stop], is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        before = scaled_dot_product_attention(
+            query[:, :, :stop],
+            key[:, :, :stop],
+            value[:, :, :stop],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=groups > 1,
+        )
         keys, values = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         on = x[:, module.layer_idx, :, None, None]
         for mixed, mean in zip((keys, values), rotated[module.layer_idx], strict=True):
-            mixed[:, :, start:stop] = torch.where(on, mixed[:, :, start:stop], mean.repeat_interleave(groups, dim=0))
+            mixed[:, :, start:stop] = torch.where(
+                on, mixed[:, :, start:stop], mean.repeat_interleave(groups, dim=0)
+            )
         length = key.shape[2]
         back = torch.ones(length - stop, length, dtype=torch.bool, device=query.device).tril(stop)
-        after = scaled_dot_product_attention(query[:, :, stop:], keys, values, attn_mask=back, scale=scaling)
+        after = scaled_dot_product_attention(
+            query[:, :, stop:], keys, values, attn_mask=back, scale=scaling
+        )
         return torch.cat([before, after], dim=2).transpose(1, 2), None
 
     many = _repeated(given or arriving(module, inputs), len(x))
@@ -111,7 +168,9 @@ def blinded_batch(module: Any, inputs: dict[str, Any], means: Means, x: Tensor, 
 def arriving(module: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """What the native model hands to its decoder."""
     heard: list[dict[str, Any]] = []
-    handle = module.get_decoder().register_forward_pre_hook(lambda _, __, given: heard.append(given), with_kwargs=True)
+    handle = module.get_decoder().register_forward_pre_hook(
+        lambda _, __, given: heard.append(given), with_kwargs=True
+    )
     module(**inputs, use_cache=False, logits_to_keep=1)
     handle.remove()
     return heard[0]
@@ -124,14 +183,18 @@ def _repeated(given: dict[str, Any], times: int) -> dict[str, Any]:
         made["position_ids"] = given["position_ids"].expand(-1, times, -1)
     if given.get("deepstack_visual_embeds") is not None:
         made["visual_pos_masks"] = given["visual_pos_masks"].expand(times, -1)
-        made["deepstack_visual_embeds"] = [features.repeat(times, 1) for features in given["deepstack_visual_embeds"]]
+        made["deepstack_visual_embeds"] = [
+            features.repeat(times, 1) for features in given["deepstack_visual_embeds"]
+        ]
     return made
 
 
 class _Lazily:
     """Average keys rotated by the table of their layer, once the native run has made it."""
 
-    def __init__(self, means: Means, tables: dict[int, tuple[Tensor, Tensor]], start: int, stop: int):
+    def __init__(
+        self, means: Means, tables: dict[int, tuple[Tensor, Tensor]], start: int, stop: int
+    ):
         self.means, self.tables, self.span = means, tables, slice(start, stop)
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -149,7 +212,10 @@ def rotations(module: Any) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
     def hear(attention: Any, _: Any, given: dict[str, Any]) -> None:
         tables[attention.layer_idx] = given["position_embeddings"]
 
-    handles = [layer.self_attn.register_forward_pre_hook(hear, with_kwargs=True) for layer in module.get_decoder().layers]
+    handles = [
+        layer.self_attn.register_forward_pre_hook(hear, with_kwargs=True)
+        for layer in module.get_decoder().layers
+    ]
     try:
         yield tables
     finally:

@@ -1,4 +1,5 @@
-"""iFAM the slow and obvious way, one image and one token at a time, on timm's own modules (torch and timm only)."""
+"""iFAM the slow and obvious way, one image and one token at a time, on timm's own modules (torch
+and timm only)."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ def maps(z: Tensor, prototypes: Tensor, noise: Tensor | None = None) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def votes(a: Tensor, z: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, joint: bool = True) -> tuple[Tensor, Tensor]:
+def votes(
+    a: Tensor, z: Tensor, weight: Tensor, bias: Tensor, classifier: Tensor, joint: bool = True
+) -> tuple[Tensor, Tensor]:
     """Modulated embeddings [D, K + 1] and votes [C, K]."""
-    v = torch.stack([sum(a[k, n] * z[n] for n in range(len(z))) / len(z) for k in range(len(a))], dim=1)
+    v = torch.stack(
+        [sum(a[k, n] * z[n] for n in range(len(z))) / len(z) for k in range(len(a))], dim=1
+    )
     if joint:
         v = (v - v.mean()) / (v.var(correction=0) + 1e-5).sqrt()
     else:
@@ -58,7 +63,11 @@ def on_selected(vit, fc_norm, head, image: Tensor, mask: Tensor) -> Tensor:
 def heads(block, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v [H, T, dh] of rows h [1, T, D]."""
     attention = block.attn
-    q, k, v = attention.qkv(block.norm1(h))[0].unflatten(-1, (3, attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)
+    q, k, v = (
+        attention.qkv(block.norm1(h))[0]
+        .unflatten(-1, (3, attention.num_heads, attention.head_dim))
+        .permute(1, 2, 0, 3)
+    )
     return attention.q_norm(q), attention.k_norm(k), v
 
 
@@ -69,7 +78,8 @@ def close(block, h: Tensor, o: Tensor) -> Tensor:
 
 
 def relaxed(vit, fc_norm, head, image: Tensor, s: Tensor) -> Tensor:
-    """Stage 2 with real weights s [N] of patches: a_ij = s_j e^{q_i.k_j} / sum_l s_l e^{q_i.k_l}."""
+    """Stage 2 with real weights s [N] of patches: a_ij = s_j e^{q_i.k_j} / sum_l s_l
+    e^{q_i.k_l}."""
     h = embed(vit, image)
     weight = torch.cat([torch.ones(vit.num_prefix_tokens, dtype=s.dtype), s])
     for block in vit.blocks:
@@ -79,18 +89,34 @@ def relaxed(vit, fc_norm, head, image: Tensor, s: Tensor) -> Tensor:
     return answer(vit, fc_norm, head, h)
 
 
-def caap(vit, fc_norm, head, image: Tensor, mask: Tensor, blank: Tensor, blank_mask: Tensor, sets: list[list[int]]) -> Tensor:
-    """CAAP with the source's tail, one set of patches at a time: the class token reads the blank's keys, and the source's at S(i), each only
-    where its own picture's mask lets it. Logits [n, C]."""
+def caap(
+    vit,
+    fc_norm,
+    head,
+    image: Tensor,
+    mask: Tensor,
+    blank: Tensor,
+    blank_mask: Tensor,
+    sets: list[list[int]],
+) -> Tensor:
+    """CAAP with the source's tail, one set of patches at a time: the class token reads the blank's
+    keys, and the source's at S(i), each only where its own picture's mask lets it. Logits [n,
+    C]."""
     prefix = vit.num_prefix_tokens
-    seen = [torch.cat([torch.ones(prefix, dtype=torch.bool), m.flatten()]) for m in (mask, blank_mask)]
+    seen = [
+        torch.cat([torch.ones(prefix, dtype=torch.bool), m.flatten()]) for m in (mask, blank_mask)
+    ]
     runs = []
     for picture, visible in zip((image, blank), seen, strict=True):
         h, kept = embed(vit, picture), []
         for block in vit.blocks:
             q, k, v = heads(block, h)
             kept.append((h, k, v))
-            a = (q @ k.transpose(1, 2) * block.attn.scale).masked_fill(~visible, -torch.inf).softmax(dim=-1)
+            a = (
+                (q @ k.transpose(1, 2) * block.attn.scale)
+                .masked_fill(~visible, -torch.inf)
+                .softmax(dim=-1)
+            )
             h = close(block, h, a @ v)
         runs.append(kept)
     found = []
@@ -104,7 +130,9 @@ def caap(vit, fc_norm, head, image: Tensor, mask: Tensor, blank: Tensor, blank_m
             frozen[0] = False
             keys = torch.cat([k, k0[:, frozen & seen[1]], k1[:, donor & seen[0]]], dim=1)
             values = torch.cat([v, v0[:, frozen & seen[1]], v1[:, donor & seen[0]]], dim=1)
-            z = close(block, z, (q @ keys.transpose(1, 2) * block.attn.scale).softmax(dim=-1) @ values)
+            z = close(
+                block, z, (q @ keys.transpose(1, 2) * block.attn.scale).softmax(dim=-1) @ values
+            )
         found.append(answer(vit, fc_norm, head, z))
     return torch.stack(found)
 
@@ -112,7 +140,15 @@ def caap(vit, fc_norm, head, image: Tensor, mask: Tensor, blank: Tensor, blank_m
 def presence(a: Tensor) -> Tensor:
     """A [B, K + 1, h, w]: strongest 3 x 3 mean of every part anywhere."""
     batch, channels, high, wide = a.shape
-    best = [max(a[b, k, i : i + 3, j : j + 3].mean() for b in range(batch) for i in range(high - 2) for j in range(wide - 2)) for k in range(channels - 1)]
+    best = [
+        max(
+            a[b, k, i : i + 3, j : j + 3].mean()
+            for b in range(batch)
+            for i in range(high - 2)
+            for j in range(wide - 2)
+        )
+        for k in range(channels - 1)
+    ]
     return 1 - sum(best) / len(best)
 
 
@@ -124,7 +160,10 @@ def background(a: Tensor) -> Tensor:
         for i in range(high - 2):
             for j in range(wide - 2):
                 u, v = i / (high - 3), j / (wide - 3)
-                values.append((2 * (u - 0.5) ** 2 + 2 * (v - 0.5) ** 2) * image[-1, i : i + 3, j : j + 3].mean())
+                values.append(
+                    (2 * (u - 0.5) ** 2 + 2 * (v - 0.5) ** 2)
+                    * image[-1, i : i + 3, j : j + 3].mean()
+                )
         total = total - torch.log(max(values))
     return total / len(a)
 

@@ -1,4 +1,5 @@
-"""RISE's insertion and deletion by definition: one picture, one pixel at a time, one forward a step."""
+"""RISE's insertion and deletion by definition: one picture, one pixel at a time, one forward a
+step."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from torch import Tensor
 Answer = Callable[[Tensor], float]  # one picture [3, H, W] -> its score
 
 
-def curve(answer: Answer, start: Tensor, goal: Tensor, order: Sequence[int], step: int) -> list[float]:
+def curve(
+    answer: Answer, start: Tensor, goal: Tensor, order: Sequence[int], step: int
+) -> list[float]:
     """Scores while the pixels of `start` become those of `goal`, `step` of them at a time."""
     width = start.shape[-1]
     current = start.clone()
@@ -53,7 +56,11 @@ def blur(image: Tensor) -> Tensor:
     soft = torch.zeros_like(image)
     for down in range(11):
         for across in range(11):
-            soft += kernel[down] * kernel[across] * wide[:, down : down + height, across : across + width]
+            soft += (
+                kernel[down]
+                * kernel[across]
+                * wide[:, down : down + height, across : across + width]
+            )
     return soft
 
 

@@ -18,7 +18,9 @@ def without(image: Tensor, patches: Sequence[int], grid: tuple[int, int], fill: 
     changed = image.clone()
     for patch in patches:
         top, left = patch // grid[1] * high, patch % grid[1] * wide
-        changed[:, top : top + high, left : left + wide] = fill[:, top : top + high, left : left + wide]
+        changed[:, top : top + high, left : left + wide] = fill[
+            :, top : top + high, left : left + wide
+        ]
     return changed
 
 
@@ -27,21 +29,38 @@ def descending(values: Tensor) -> list[int]:
     return sorted(range(len(flat)), key=lambda patch: -flat[patch])
 
 
-def aopc(answer: Answer, image: Tensor, order: Sequence[int], grid: tuple[int, int], fill: Tensor) -> float:
+def aopc(
+    answer: Answer, image: Tensor, order: Sequence[int], grid: tuple[int, int], fill: Tensor
+) -> float:
     whole = answer(image)
-    return sum(whole - answer(without(image, order[:k], grid, fill)) for k in range(len(order) + 1)) / (len(order) + 1)
+    return sum(
+        whole - answer(without(image, order[:k], grid, fill)) for k in range(len(order) + 1)
+    ) / (len(order) + 1)
 
 
-def eraser(answer: Answer, image: Tensor, order: Sequence[int], grid: tuple[int, int], fill: Tensor, counts: Sequence[int]) -> tuple[float, float, float]:
+def eraser(
+    answer: Answer,
+    image: Tensor,
+    order: Sequence[int],
+    grid: tuple[int, int],
+    fill: Tensor,
+    counts: Sequence[int],
+) -> tuple[float, float, float]:
     """Comprehensiveness, sufficiency and log-odds."""
     whole = answer(image)
     cut = [answer(without(image, order[:k], grid, fill)) for k in counts]
     kept = [answer(without(image, order[k:], grid, fill)) for k in counts]
     n = len(counts)
-    return sum(whole - y for y in cut) / n, sum(whole - y for y in kept) / n, sum(math.log(y) - math.log(whole) for y in cut) / n
+    return (
+        sum(whole - y for y in cut) / n,
+        sum(whole - y for y in kept) / n,
+        sum(math.log(y) - math.log(whole) for y in cut) / n,
+    )
 
 
-def saco(answer: Answer, image: Tensor, values: Tensor, grid: tuple[int, int], groups: int) -> float:
+def saco(
+    answer: Answer, image: Tensor, values: Tensor, grid: tuple[int, int], groups: int
+) -> float:
     order, flat = descending(values), values.flatten().tolist()
     mean = image.mean(dim=(1, 2), keepdim=True).expand_as(image)
     size = len(order) // groups
@@ -51,13 +70,16 @@ def saco(answer: Answer, image: Tensor, values: Tensor, grid: tuple[int, int], g
     total = absolute = 0.0
     for i in range(groups):
         for j in range(i + 1, groups):
-            weight = salience[i] - salience[j] if drops[i] >= drops[j] else -(salience[i] - salience[j])
+            weight = (
+                salience[i] - salience[j] if drops[i] >= drops[j] else -(salience[i] - salience[j])
+            )
             total, absolute = total + weight, absolute + abs(weight)
     return total / absolute
 
 
 def impute(image: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """Missing pixels [H, W] of a picture [C, H, W] as weighted means of their neighbours, by a dense solve over all pixels."""
+    """Missing pixels [H, W] of a picture [C, H, W] as weighted means of their neighbours, by a
+    dense solve over all pixels."""
     channels, height, width = image.shape
     matrix = np.eye(height * width)
     known = image.reshape(channels, -1).T.copy()
@@ -65,7 +87,12 @@ def impute(image: np.ndarray, gone: np.ndarray) -> np.ndarray:
         for x in range(width):
             if not gone[y, x]:
                 continue
-            near = [(y + a, x + b, 1 / 6 if 0 in (a, b) else 1 / 12) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0)]
+            near = [
+                (y + a, x + b, 1 / 6 if 0 in (a, b) else 1 / 12)
+                for a in (-1, 0, 1)
+                for b in (-1, 0, 1)
+                if (a, b) != (0, 0)
+            ]
             near = [(v, u, w) for v, u, w in near if 0 <= v < height and 0 <= u < width]
             total = sum(w for _, _, w in near)
             known[y * width + x] = 0

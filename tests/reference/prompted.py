@@ -1,4 +1,5 @@
-"""A vision-language model as a classifier, by definition: one picture, one prompt and one native forward at a time."""
+"""A vision-language model as a classifier, by definition: one picture, one prompt and one native
+forward at a time."""
 
 from __future__ import annotations
 
@@ -11,13 +12,26 @@ from torch import Tensor
 
 @torch.no_grad()
 def next_words(module: Any, ids: Sequence[int], image: Tensor) -> Tensor:
-    """Log-probabilities [S, V] of what follows each token of a prompt about one picture [3, H, W]."""
+    """Log-probabilities [S, V] of what follows each token of a prompt about one picture [3, H,
+    W]."""
     tokens = torch.tensor([list(ids)])
-    out = module(input_ids=tokens, pixel_values=image[None], attention_mask=torch.ones_like(tokens), use_cache=False)
+    out = module(
+        input_ids=tokens,
+        pixel_values=image[None],
+        attention_mask=torch.ones_like(tokens),
+        use_cache=False,
+    )
     return out.logits[0].log_softmax(dim=-1)
 
 
-def by_names(module: Any, prompt: Sequence[int], names: Sequence[Sequence[int]], images: Tensor, *, mean: bool = True) -> Tensor:
+def by_names(
+    module: Any,
+    prompt: Sequence[int],
+    names: Sequence[Sequence[int]],
+    images: Tensor,
+    *,
+    mean: bool = True,
+) -> Tensor:
     """[B, C]: the mean (or summed) log-likelihood of each name as the answer."""
     table = torch.zeros(len(images), len(names), dtype=images.dtype)
     for i, image in enumerate(images):
@@ -28,8 +42,11 @@ def by_names(module: Any, prompt: Sequence[int], names: Sequence[Sequence[int]],
     return table
 
 
-def by_labels(module: Any, prompts: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], images: Tensor) -> Tensor:
-    """[B, C]: log-probabilities among the label tokens at the end of each prompt, averaged over prompts. `labels[o][c]` is class c's in prompt o."""
+def by_labels(
+    module: Any, prompts: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], images: Tensor
+) -> Tensor:
+    """[B, C]: log-probabilities among the label tokens at the end of each prompt, averaged over
+    prompts. `labels[o][c]` is class c's in prompt o."""
     table = torch.zeros(len(images), len(labels[0]), dtype=images.dtype)
     for i, image in enumerate(images):
         for prompt, tokens in zip(prompts, labels, strict=True):

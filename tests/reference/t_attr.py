@@ -1,4 +1,5 @@
-"""Transformer attribution, slowly: one picture through a timm ViT written out, and relevance back through each operator with autograd.
+"""Transformer attribution, slowly: one picture through a timm ViT written out, and relevance back
+through each operator with autograd.
 
 After the authors' code: every rule is x * d(z)/dx applied to R / z, at one operator at a time.
 """
@@ -21,9 +22,15 @@ def leaf(x):
 
 def linear_rule(layer, x, relevance):
     up, down = leaf(x.clamp(min=0)), leaf(x.clamp(max=0))
-    z_up, z_down = F.linear(up, layer.weight.clamp(min=0)), F.linear(down, layer.weight.clamp(max=0))
+    z_up, z_down = (
+        F.linear(up, layer.weight.clamp(min=0)),
+        F.linear(down, layer.weight.clamp(max=0)),
+    )
     share = divide(relevance, z_up + z_down).detach()
-    return up.detach() * torch.autograd.grad(z_up, up, share)[0] + down.detach() * torch.autograd.grad(z_down, down, share)[0]
+    return (
+        up.detach() * torch.autograd.grad(z_up, up, share)[0]
+        + down.detach() * torch.autograd.grad(z_down, down, share)[0]
+    )
 
 
 def matmul_rule(a, b, relevance):
@@ -43,12 +50,15 @@ def add_rule(a, b, relevance):
 
 
 def forward(module, image):
-    """Logits [C], and what every block computed. `module` is a timm VisionTransformer read from its class token."""
+    """Logits [C], and what every block computed. `module` is a timm VisionTransformer read from its
+    class token."""
     h = module.norm_pre(module._pos_embed(module.patch_embed(image[None])))[0]  # [T, D]
     tapes = []
     for block in module.blocks:
         normed = block.norm1(h)
-        q, k, v = block.attn.qkv(normed).unflatten(-1, (3, block.attn.num_heads, -1)).permute(1, 2, 0, 3)  # [H, T, dh]
+        q, k, v = (
+            block.attn.qkv(normed).unflatten(-1, (3, block.attn.num_heads, -1)).permute(1, 2, 0, 3)
+        )  # [H, T, dh]
         q, k = block.attn.q_norm(q), block.attn.k_norm(k)
         probs = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(dim=-1)
         mixed = (probs @ v).transpose(0, 1).flatten(1)
@@ -57,21 +67,39 @@ def forward(module, image):
         fed = block.norm2(middle)
         hidden = block.mlp.act(block.mlp.fc1(fed))
         out = block.ls2(block.mlp.fc2(hidden))
-        tapes.append(dict(h=h, normed=normed, q=q, k=k, v=v, probs=probs, mixed=mixed, attended=attended, middle=middle, fed=fed, hidden=hidden, out=out))
+        tapes.append(
+            dict(
+                h=h,
+                normed=normed,
+                q=q,
+                k=k,
+                v=v,
+                probs=probs,
+                mixed=mixed,
+                attended=attended,
+                middle=middle,
+                fed=fed,
+                hidden=hidden,
+                out=out,
+            )
+        )
         h = middle + out
     final = module.norm(h)
     return module.head(final[0]), final, tapes
 
 
 def t_attr(module, image, label, *, start=0):
-    """The map over all tokens [T], and the sum of relevance at the input of each block, first block first."""
+    """The map over all tokens [T], and the sum of relevance at the input of each block, first block
+    first."""
     with torch.enable_grad():
         image = image.clone().requires_grad_()
         logits, final, tapes = forward(module, image)
         gradients = torch.autograd.grad(logits[label], [tape["probs"] for tape in tapes])
     tapes = [{name: x.detach() for name, x in tape.items()} for tape in tapes]
     relevance = torch.zeros_like(final)
-    relevance[0] = linear_rule(module.head, final.detach()[0], F.one_hot(torch.tensor(label), len(logits)).to(final.dtype))
+    relevance[0] = linear_rule(
+        module.head, final.detach()[0], F.one_hot(torch.tensor(label), len(logits)).to(final.dtype)
+    )
     cams, sums = [], []
     for block, tape, gradient in reversed(list(zip(module.blocks, tapes, gradients, strict=True))):
         to_middle, to_out = add_rule(tape["middle"], tape["out"], relevance)
@@ -82,7 +110,9 @@ def t_attr(module, image, label, *, start=0):
         to_heads = to_mixed.unflatten(-1, (block.attn.num_heads, -1)).transpose(0, 1)
         to_probs, to_v = matmul_rule(tape["probs"], tape["v"], to_heads)
         to_q, to_kt = matmul_rule(tape["q"], tape["k"].transpose(-1, -2), to_probs)
-        packed = torch.stack([to_q, to_kt.transpose(-1, -2), to_v]).permute(2, 0, 1, 3).flatten(1)  # [T, 3 * H * dh]
+        packed = (
+            torch.stack([to_q, to_kt.transpose(-1, -2), to_v]).permute(2, 0, 1, 3).flatten(1)
+        )  # [T, 3 * H * dh]
         relevance = to_h + linear_rule(block.attn.qkv, tape["normed"], packed)
         cams.insert(0, (gradient * to_probs).clamp(min=0).mean(dim=0))
         sums.insert(0, relevance.sum())

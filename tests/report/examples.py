@@ -23,7 +23,11 @@ MANIFEST = {
 }
 
 
-def explanation(names: tuple[str, ...] = ("cat.jpg", "dog.jpg"), methods: tuple[str, ...] = ("caap",), **manifest: object) -> Explanation:
+def explanation(
+    names: tuple[str, ...] = ("cat.jpg", "dog.jpg"),
+    methods: tuple[str, ...] = ("caap",),
+    **manifest: object,
+) -> Explanation:
     generator = torch.Generator().manual_seed(0)
     count = len(names)
     answers = [[Answer("tabby", 0.75, True), Answer("tiger <cat>", 0.2)] for _ in names]

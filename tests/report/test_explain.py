@@ -24,12 +24,24 @@ def images():
 def test_batches_join_to_one_result(model, images, target):
     heard: list[int] = []
     options = {"caap": {"classes": [1, 2]}}
-    found = explain(model, images, names="abc", methods=("caap", "sobel"), target=target, options=options, batch=2, advance=heard.append)
+    found = explain(
+        model,
+        images,
+        names="abc",
+        methods=("caap", "sobel"),
+        target=target,
+        options=options,
+        batch=2,
+        advance=heard.append,
+    )
     whole = sc.attribute(model, images, target, classes=[1, 2])
     torch.testing.assert_close(found.runs["caap"].maps, whole.maps, rtol=1e-4, atol=1e-8)
     assert found.runs["caap"].class_maps.shape == whole.class_maps.shape
     assert found.runs["caap"].labels == whole.labels
-    assert {**found.runs["caap"].manifest, "memory_halvings": []} == {**whole.manifest, "memory_halvings": []}
+    assert {**found.runs["caap"].manifest, "memory_halvings": []} == {
+        **whole.manifest,
+        "memory_halvings": [],
+    }
     assert found.runs["sobel"].native.shape == (3, 160, 160)
     assert sum(heard) == 6
 
@@ -37,6 +49,12 @@ def test_batches_join_to_one_result(model, images, target):
 def test_the_explained_class_is_always_among_the_answers(model, images):
     unlikely = int(model(images[:1]).argmin())
     answers = top_answers(model, images[:1], target=unlikely)[0]
-    assert len(answers) == 4 and answers[-1].explained and answers[-1].name == model.class_name(unlikely)
-    assert [a.probability for a in answers] == sorted((a.probability for a in answers), reverse=True)
+    assert (
+        len(answers) == 4
+        and answers[-1].explained
+        and answers[-1].name == model.class_name(unlikely)
+    )
+    assert [a.probability for a in answers] == sorted(
+        (a.probability for a in answers), reverse=True
+    )
     assert top_answers(model, images[:1])[0][0].explained

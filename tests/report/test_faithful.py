@@ -9,9 +9,18 @@ from tests.faithful.nets import tiny_net
 
 
 def test_a_promise_is_made_for_a_fixed_mask_only():
-    assert note_of(tiny_net()) == NOTE and "with this mask" in NOTE and "sees the whole picture when it chooses the mask" in NOTE
+    assert (
+        note_of(tiny_net()) == NOTE
+        and "with this mask" in NOTE
+        and "sees the whole picture when it chooses the mask" in NOTE
+    )
 
 
-@pytest.mark.parametrize(("options", "why"), [({"stages": 1}, "have seen the whole picture"), ({"gradient": "soft"}, "read a little")])
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"stages": 1}, "have seen the whole picture"), ({"gradient": "soft"}, "read a little")],
+)
 def test_networks_that_see_everything_promise_nothing(options, why):
-    assert "promises nothing" in note_of(tiny_net(**options)) and why in note_of(tiny_net(**options))
+    assert "promises nothing" in note_of(tiny_net(**options)) and why in note_of(
+        tiny_net(**options)
+    )

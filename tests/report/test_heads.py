@@ -1,4 +1,5 @@
-"""The grid of heads tells each head's score, error and cost; tables and charts survive what is missing."""
+"""The grid of heads tells each head's score, error and cost; tables and charts survive what is
+missing."""
 
 from __future__ import annotations
 
@@ -15,16 +16,33 @@ from seecause.heads.masks import Masks
 from seecause.heads.removal import Look, Outcome
 from seecause.heads.studies import Found
 from seecause.metrics import group_accuracy
-from seecause.report.heads import ScoreGrid, change_section, groups_section, rows_csv, scores_csv, scores_section, study_section, verdict_section
+from seecause.report.heads import (
+    ScoreGrid,
+    change_section,
+    groups_section,
+    rows_csv,
+    scores_csv,
+    scores_section,
+    study_section,
+    verdict_section,
+)
 from seecause.report.heads_words import spelled
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
-SCORES = HeadScores(VALUE, torch.full((2, 3), 0.003, dtype=torch.float64), after={"accuracy": torch.full((2, 3), 0.75), "response": VALUE})
+SCORES = HeadScores(
+    VALUE,
+    torch.full((2, 3), 0.003, dtype=torch.float64),
+    after={"accuracy": torch.full((2, 3), 0.75), "response": VALUE},
+)
 
 
 def test_the_grid_shows_errors_costs_and_what_must_stay():
     rows = ScoreGrid("scores", SCORES, [(0, 0)]).rows()
-    assert rows[0][0].said == "layer 0, head 0: 0.02 ± 0.003; without it: accuracy 0.75" and rows[0][0].chosen and rows[0][0].sign == "for"
+    assert (
+        rows[0][0].said == "layer 0, head 0: 0.02 ± 0.003; without it: accuracy 0.75"
+        and rows[0][0].chosen
+        and rows[0][0].sign == "for"
+    )
     assert rows[0][0].strength == 90 and rows[0][1].strength == 45 and rows[0][1].sign == "against"
     assert "no such head" in rows[0][2].said and rows[0][2].text == ""
     assert rows[1][1].text == "stays" and "must stay" in rows[1][1].said
@@ -32,9 +50,18 @@ def test_the_grid_shows_errors_costs_and_what_must_stay():
 
 def test_numbers_in_the_grid_name_their_unit():
     grid = ScoreGrid("scores", SCORES)
-    assert grid.rows()[0][0].text == "20" and grid.rows()[0][1].text == "-10" and grid.unit == "numbers are multiples of 0.001"
-    assert "multiples of 0.001" in scores_section(SCORES, by="cigma").body and "hatched: not measured" in scores_section(SCORES, by="cigma").body
-    assert ScoreGrid("scores", HeadScores(torch.tensor([[0.09999, -1e-9]]))).rows()[0][1].text == "0"  # not -0
+    assert (
+        grid.rows()[0][0].text == "20"
+        and grid.rows()[0][1].text == "-10"
+        and grid.unit == "numbers are multiples of 0.001"
+    )
+    assert (
+        "multiples of 0.001" in scores_section(SCORES, by="cigma").body
+        and "hatched: not measured" in scores_section(SCORES, by="cigma").body
+    )
+    assert (
+        ScoreGrid("scores", HeadScores(torch.tensor([[0.09999, -1e-9]]))).rows()[0][1].text == "0"
+    )  # not -0
     large = ScoreGrid("scores", HeadScores(torch.tensor([[3.0, 12.5]])))
     assert large.unit == "" and large.rows()[0][1].text == "12"
 
@@ -47,7 +74,13 @@ def test_a_grid_of_nothing_is_drawn():
 def test_the_csv_has_the_best_first_and_what_must_stay_last():
     lines = scores_csv(SCORES).splitlines()
     assert lines[0] == "layer,head,score,standard error,accuracy without it"
-    assert [line.split(",")[:2] for line in lines[1:]] == [["0", "0"], ["1", "2"], ["1", "0"], ["0", "1"], ["1", "1"]]
+    assert [line.split(",")[:2] for line in lines[1:]] == [
+        ["0", "0"],
+        ["1", "2"],
+        ["1", "0"],
+        ["0", "1"],
+        ["1", "1"],
+    ]
 
 
 def test_rows_may_lack_columns():
@@ -55,11 +88,17 @@ def test_rows_may_lack_columns():
 
 
 def test_a_study_is_drawn_along_its_axis_or_row_by_row():
-    rows = [{"K": k, "accuracy": 0.5 + k / 10, "accuracy, random": 0.4, "accuracy, random sd": 0.1} for k in (0, 2)]
+    rows = [
+        {"K": k, "accuracy": 0.5 + k / 10, "accuracy, random": 0.4, "accuracy, random sd": 0.1}
+        for k in (0, 2)
+    ]
     along = study_section(Found("k", "How many?", rows, "K")).body
     assert along.count("<polyline") == 2 and along.count("<polygon") == 1
     assert "random sd" not in along
-    rows = [{"blocks": name, "accuracy": value} for name, value in (("none", 0.5), ("all", 0.75), ("some", 0.25))]
+    rows = [
+        {"blocks": name, "accuracy": value}
+        for name, value in (("none", 0.5), ("all", 0.75), ("some", 0.25))
+    ]
     dots = study_section(Found("layers", "Where?", rows)).body
     assert dots.count("<circle") == 2 and "all: +0.25" in dots and "difference to none" in dots
     assert 'class="clear"' not in dots  # one run has no interval that could leave out zero
@@ -68,57 +107,129 @@ def test_a_study_is_drawn_along_its_axis_or_row_by_row():
 def test_the_note_says_what_the_selector_scores():
     assert "background" in scores_section(SCORES, by="cigma").note
     found = scores_section(SCORES, by="weight-norm", title="Which heads go first?")
-    assert found.title == "Which heads go first?" and "hang on the background" not in found.note and found.note.startswith("weight-norm: ")
-    assert "±" not in ScoreGrid("scores", HeadScores(VALUE, torch.full((2, 3), torch.nan))).rows()[0][0].said
+    assert (
+        found.title == "Which heads go first?"
+        and "hang on the background" not in found.note
+        and found.note.startswith("weight-norm: ")
+    )
+    assert (
+        "±"
+        not in ScoreGrid("scores", HeadScores(VALUE, torch.full((2, 3), torch.nan)))
+        .rows()[0][0]
+        .said
+    )
 
 
 def test_groups_have_the_names_of_the_data():
     groups = ((0, 0), (0, 1), (1, 0), (1, 1))
-    cases = Cases("c", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=groups, objects=("landbird", "waterbird"), places=("land", "water"))
-    found = Audit(cases, torch.zeros(4, 2), {}, {}, groups=group_accuracy(torch.tensor([True, False, True, True]), groups))
+    cases = Cases(
+        "c",
+        tuple("abcd"),
+        torch.zeros(4, 3, 2, 2),
+        groups=groups,
+        objects=("landbird", "waterbird"),
+        places=("land", "water"),
+    )
+    found = Audit(
+        cases,
+        torch.zeros(4, 2),
+        {},
+        {},
+        groups=group_accuracy(torch.tensor([True, False, True, True]), groups),
+    )
     (section,) = groups_section(found)
-    assert all(name in section.body for name in ("landbird", "waterbird", "land", "water")) and "0 of 1" in section.body
+    assert (
+        all(name in section.body for name in ("landbird", "waterbird", "land", "water"))
+        and "0 of 1" in section.body
+    )
     assert "1 picture each: too few" in section.note and "worst group" not in section.note
-    many = Audit(cases, torch.zeros(4, 2), {}, {}, groups=group_accuracy(torch.arange(24) % 3 > 0, groups * 6))
-    assert "worst group 0.667" in groups_section(many)[0].note and "too few" not in groups_section(many)[0].note
+    many = Audit(
+        cases,
+        torch.zeros(4, 2),
+        {},
+        {},
+        groups=group_accuracy(torch.arange(24) % 3 > 0, groups * 6),
+    )
+    assert (
+        "worst group 0.667" in groups_section(many)[0].note
+        and "too few" not in groups_section(many)[0].note
+    )
 
 
 def seen(name: str, source: str, gains: Gains) -> Audit:
     """An audit by one look at some pictures."""
     count = len(gains.big)
     look = Look(Masks(torch.ones(count, 2, 2), protocol={"source": source}), "grey")
-    return Audit(Cases("c", tuple(map(str, range(count))), torch.zeros(count, 3, 2, 2)), torch.zeros(count, 2), {name: look}, {name: gains})
+    return Audit(
+        Cases("c", tuple(map(str, range(count))), torch.zeros(count, 3, 2, 2)),
+        torch.zeros(count, 2),
+        {name: look},
+        {name: gains},
+    )
 
 
 def test_an_audit_explains_the_masks_it_used_and_no_others():
     gains = Gains(torch.rand(8).double(), torch.rand(8).double(), 0.0)
-    true, found = (verdict_section(seen(f"{name}, grey", source, gains)) for name, source in (("true masks", "oracle"), ("discovered masks", "discovered")))
+    true, found = (
+        verdict_section(seen(f"{name}, grey", source, gains))
+        for name, source in (("true masks", "oracle"), ("discovered masks", "discovered"))
+    )
     assert "true masks" in true.terms and "grey" in true.terms and "mean" not in true.terms
-    assert "discovered" not in f"{true.body}{true.note}{true.terms}".lower() and "discovered masks" in found.terms
+    assert (
+        "discovered" not in f"{true.body}{true.note}{true.terms}".lower()
+        and "discovered masks" in found.terms
+    )
 
 
 @pytest.mark.parametrize(
     ("big", "said"),
-    [([0.0] * 8, "below 0.001"), ([0.5] * 8, "no spread over 8 pictures"), ([0.5, 0.4], "too few for an interval (2)"), ([0.5, 0.1] * 4, " to ")],
+    [
+        ([0.0] * 8, "below 0.001"),
+        ([0.5] * 8, "no spread over 8 pictures"),
+        ([0.5, 0.4], "too few for an interval (2)"),
+        ([0.5, 0.1] * 4, " to "),
+    ],
 )
 def test_an_interval_without_width_is_not_shown_as_one(big, said):
     gains = Gains(torch.full((len(big),), 0.5).double(), torch.tensor(big).double(), 0.0)
     body = verdict_section(seen("true masks, grey", "oracle", gains)).body.replace("\u00a0", " ")
-    assert said in body and not re.search(r"(0\.\d+) to \1\b", body) and not re.search(r"interval 0\.00[, ]", body)
+    assert (
+        said in body
+        and not re.search(r"(0\.\d+) to \1\b", body)
+        and not re.search(r"interval 0\.00[, ]", body)
+    )
 
 
 def test_eight_pictures_that_lose_nothing_are_not_too_few():
-    found = seen("true masks, grey", "oracle", Gains(torch.zeros(8).double(), torch.zeros(8).double(), 0.0))
+    found = seen(
+        "true masks, grey", "oracle", Gains(torch.zeros(8).double(), torch.zeros(8).double(), 0.0)
+    )
     body = verdict_section(found).body
-    assert "95 % interval not defined, true masks" in body and "too few" not in body and "nan" not in body
+    assert (
+        "95 % interval not defined, true masks" in body
+        and "too few" not in body
+        and "nan" not in body
+    )
 
 
 def test_before_and_after_are_told_in_words():
     gains = {"exact swap": Gains(torch.ones(4), torch.ones(4), 0.0)}
     before, after = (Outcome([], accuracy, 0.0, 1.0, 0.1, 0.5, gains) for accuracy in (0.5, 0.75))
-    cases = Cases("test", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=((0, 0), (0, 1), (1, 0), (1, 1)))
+    cases = Cases(
+        "test", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=((0, 0), (0, 1), (1, 0), (1, 1))
+    )
     section = change_section(before, after, cases)
-    assert "4 pictures of test" in section.note and "The smallest group has 1 picture:" in section.note
-    assert "accuracy in the worst group ↑" in section.body and "+0.250" in section.body and "+0.000" not in section.body
+    assert (
+        "4 pictures of test" in section.note and "The smallest group has 1 picture:" in section.note
+    )
+    assert (
+        "accuracy in the worst group ↑" in section.body
+        and "+0.250" in section.body
+        and "+0.000" not in section.body
+    )
     assert {"NLL", "ECE", "flips", "FIG", "BIG", "BIR", "exact swap"} == set(section.terms)
-    assert spelled("worst of groups (0, 1) and (1, 0)") == "accuracy in the worst of groups (0, 1) and (1, 0) ↑" and spelled("BIR, grey") == "BIR, grey ↓"
+    assert (
+        spelled("worst of groups (0, 1) and (1, 0)")
+        == "accuracy in the worst of groups (0, 1) and (1, 0) ↑"
+        and spelled("BIR, grey") == "BIR, grey ↓"
+    )

@@ -5,46 +5,84 @@ from __future__ import annotations
 import torch
 
 from seecause.lvlm import Curves, HeadTrace, attribute_heads
-from seecause.report.lvlm import CURVES_NOTE, FIT, HEADS_NOTE, TOKENS_NOTE, WORDS_NOTE, HeadGrid, curves_section, prompt_words, trace_manifest
+from seecause.report.lvlm import (
+    CURVES_NOTE,
+    FIT,
+    HEADS_NOTE,
+    TOKENS_NOTE,
+    WORDS_NOTE,
+    HeadGrid,
+    curves_section,
+    prompt_words,
+    trace_manifest,
+)
 from seecause.report.lvlm_study import scatter
 from tests.lvlm.toy import toy_engine
 
 
 def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
-    grid = HeadGrid("heads", torch.tensor([[0.4, -0.2], [0.0, 0.1]]), torch.tensor([[True, False], [False, False]]))
+    grid = HeadGrid(
+        "heads",
+        torch.tensor([[0.4, -0.2], [0.0, 0.1]]),
+        torch.tensor([[True, False], [False, False]]),
+    )
     (first, second), (third, _) = grid.rows()
     assert (first.strength, first.sign, first.text, first.chosen) == (90, "for", ".40", True)
-    assert (second.strength, second.sign, second.text, second.chosen) == (45, "against", "-.20", False)
+    assert (second.strength, second.sign, second.text, second.chosen) == (
+        45,
+        "against",
+        "-.20",
+        False,
+    )
     assert third.strength == 0 and third.said == "layer 1, head 0: 0"
     assert HeadGrid("nothing", torch.zeros(1, 2)).rows()[0][0].strength == 0
     assert HeadGrid("wide", torch.ones(1, 32)).rows()[0][0].text == ""  # no room for numbers
 
 
 def test_words_are_shown_with_their_effects_and_never_as_markup():
-    shown = prompt_words(["\n", "<b>", ":"], torch.tensor([0.0, -0.5, 1.0]), torch.tensor([False, False, True]), answer="<i>", images=9)
+    shown = prompt_words(
+        ["\n", "<b>", ":"],
+        torch.tensor([0.0, -0.5, 1.0]),
+        torch.tensor([False, False, True]),
+        answer="<i>",
+        images=9,
+    )
     assert shown.count('class="piece') == 3 and shown.count("kept") == 1
     assert "&lt;b&gt;" in shown and "<b>" not in shown and "&lt;i&gt;" in shown
     assert "⏎" in shown and "9 image tokens" in shown and "-0.50" in shown
 
 
 def test_nothing_is_shown_as_minus_zero():
-    assert "-0.00" not in prompt_words(["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9).replace("-0.0001", "")
+    assert "-0.00" not in prompt_words(
+        ["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9
+    ).replace("-0.0001", "")
     assert HeadGrid("heads", torch.tensor([[1.0, -1e-4]])).rows()[0][1].text == ".00"
 
 
 def test_a_large_coefficient_keeps_its_digits():
-    assert [cell.text for cell in HeadGrid("heads", torch.tensor([[10.5, -0.5, 1.0, 0.999]])).rows()[0]] == ["10.50", "-.50", "1.00", "1.00"]
+    assert [
+        cell.text for cell in HeadGrid("heads", torch.tensor([[10.5, -0.5, 1.0, 0.999]])).rows()[0]
+    ] == ["10.50", "-.50", "1.00", "1.00"]
 
 
 def test_notes_use_no_name_that_only_the_paper_explains():
-    assert not any("x*" in words for words in (HEADS_NOTE, CURVES_NOTE, TOKENS_NOTE, WORDS_NOTE, *FIT.values()))
+    assert not any(
+        "x*" in words for words in (HEADS_NOTE, CURVES_NOTE, TOKENS_NOTE, WORDS_NOTE, *FIT.values())
+    )
 
 
 def test_curves_have_one_line_for_each_ranking_and_a_band_where_there_are_several_orders():
     line = torch.linspace(0, 1, 5)[None].double()
-    curves = {"hear": Curves(line, 1 - line), "random": Curves(line.repeat(3, 1), 1 - line.repeat(3, 1))}
+    curves = {
+        "hear": Curves(line, 1 - line),
+        "random": Curves(line.repeat(3, 1), 1 - line.repeat(3, 1)),
+    }
     body = curves_section(curves, {"hear": ("4", "4"), "random": ("4", "4")}).body
-    assert body.count("<polyline") == 4 and body.count("<polygon") == 2 and body.count("random order") >= 3
+    assert (
+        body.count("<polyline") == 4
+        and body.count("<polygon") == 2
+        and body.count("random order") >= 3
+    )
 
 
 def test_the_manifest_counts_the_masks_that_were_used():
@@ -52,9 +90,15 @@ def test_the_manifest_counts_the_masks_that_were_used():
     found = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
     assert found.masks < 600
     traced = HeadTrace(found, found.coefficients, found.coefficients, {}, found.mask(1))
-    assert trace_manifest(engine, traced)["options"]["heads"].startswith(f"{found.masks} masks of at most 600, p 0.75")
+    assert trace_manifest(engine, traced)["options"]["heads"].startswith(
+        f"{found.masks} masks of at most 600, p 0.75"
+    )
 
 
 def test_every_sample_is_a_dot():
-    drawn = scatter(torch.randn(7, 2, generator=torch.Generator().manual_seed(0)), list("aabbbcc"), title="samples")
+    drawn = scatter(
+        torch.randn(7, 2, generator=torch.Generator().manual_seed(0)),
+        list("aabbbcc"),
+        title="samples",
+    )
     assert drawn.count("<circle") == 7 and drawn.count('<g class="series">') == 3

@@ -1,4 +1,5 @@
-"""Drawings scale for the eye only, keep small pictures readable, and never touch the maps or global state."""
+"""Drawings scale for the eye only, keep small pictures readable, and never touch the maps or global
+state."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ import torch
 from PIL import Image
 
 from seecause.errors import BadImage, UnknownName
-from seecause.report.overlay import MIN_DISPLAY, data_uri, grid_image, heat_layer, legend, number, overlay, panel, picture, scale_of
+from seecause.report.overlay import (
+    MIN_DISPLAY,
+    data_uri,
+    grid_image,
+    heat_layer,
+    legend,
+    number,
+    overlay,
+    panel,
+    picture,
+    scale_of,
+)
 
 
 @pytest.fixture
@@ -45,12 +57,15 @@ def test_the_picture_stays_visible_where_nothing_is_shown(image, heat):
 def test_signed_maps_diverge_around_zero():
     scale = scale_of(torch.tensor([[-1.0, 0.0, 3.0]]))
     assert scale.signed and scale.low == -scale.high
-    against, nothing, favour = np.asarray(grid_image(torch.tensor([[-3.0, 0.0, 3.0]]), scale)).astype(int)[0]
+    against, nothing, favour = np.asarray(
+        grid_image(torch.tensor([[-3.0, 0.0, 3.0]]), scale)
+    ).astype(int)[0]
     assert against[2] > against[0] and favour[0] > favour[2] and nothing.min() > 240
     assert np.asarray(heat_layer(torch.tensor([[0.0]]), scale))[0, 0, 3] == 0
 
 
-def test_maps_below_zero_throughout_use_their_own_range():  # log probabilities: zero is not their neutral value
+# log probabilities: zero is not their neutral value
+def test_maps_below_zero_throughout_use_their_own_range():
     scale = scale_of(torch.linspace(-9, -1, 100))
     assert not scale.signed and scale.low < -8.5 and scale.high > -1.5
 
@@ -86,7 +101,11 @@ def test_a_shared_scale_makes_maps_comparable():
 
 def test_panel_puts_pictures_side_by_side_with_titles_and_legends(image, heat):
     drawn = overlay(image, heat)
-    sheet = panel([drawn, drawn], titles=["one", "a title far too long for the picture it stands above, so it is cut"], below=[None, legend(scale_of(heat))])
+    sheet = panel(
+        [drawn, drawn],
+        titles=["one", "a title far too long for the picture it stands above, so it is cut"],
+        below=[None, legend(scale_of(heat))],
+    )
     assert sheet.width == 2 * drawn.width + 3 * 16 and sheet.height > drawn.height + 80
     margin = np.asarray(sheet)[:, -8:]
     assert (margin == 255).all()
@@ -100,7 +119,13 @@ def test_data_uri_holds_the_picture(image, photo):
 
 
 def test_numbers_are_short():
-    assert [number(v) for v in (0.12345, 1234.5, 1e-7, -0.5, 0.0)] == ["0.123", "1.23e3", "1e-7", "-0.5", "0"]
+    assert [number(v) for v in (0.12345, 1234.5, 1e-7, -0.5, 0.0)] == [
+        "0.123",
+        "1.23e3",
+        "1e-7",
+        "-0.5",
+        "0",
+    ]
 
 
 def test_mistakes_are_named(heat):

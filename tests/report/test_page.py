@@ -53,7 +53,10 @@ def outline(html: str) -> Outline:
 
 
 def test_the_page_refers_to_nothing_outside():
-    page = render_page("Title", [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])])
+    page = render_page(
+        "Title",
+        [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])],
+    )
     assert all(address.startswith(("data:", "#")) for address in outline(page).addresses)
     assert not re.search(r"https?://|@import", page)
 
@@ -77,7 +80,14 @@ def test_random_weights_are_never_shown_without_saying_so():
 
 def test_the_protocol_names_what_made_the_numbers():
     body = protocol_section([MANIFEST]).body
-    for fact in ("caap", "tail=source", "timm:toy", "0123456789abcdef", "cpu, float32", "torch 2.0"):
+    for fact in (
+        "caap",
+        "tail=source",
+        "timm:toy",
+        "0123456789abcdef",
+        "cpu, float32",
+        "torch 2.0",
+    ):
         assert fact in body
 
 
@@ -87,10 +97,16 @@ def test_sections_of_any_job_fit():
 
 
 def test_a_page_of_chapters_has_only_these_in_its_navigation():
-    sections = [Section("First?", Markup(""), chapter="One"), Section("Second?", Markup("")), Section("Third?", Markup(""), chapter="Two")]
+    sections = [
+        Section("First?", Markup(""), chapter="One"),
+        Section("Second?", Markup("")),
+        Section("Third?", Markup(""), chapter="Two"),
+    ]
     assert links(render_page("Demo", sections)) == ["One", "Two"]
     assert links(render_page("Demo", sections[1:2])) == ["Second?"]
-    assert links(render_page("Demo", [Section("A long question?", Markup(""), short="Short?")])) == ["Short?"]
+    assert links(
+        render_page("Demo", [Section("A long question?", Markup(""), short="Short?")])
+    ) == ["Short?"]
 
 
 def links(page: str) -> list[str]:
@@ -104,7 +120,9 @@ def test_controls_of_maps_are_there_only_with_maps():
 
 
 def test_short_names_are_explained_under_what_uses_them():
-    page = render_page("Demo", [Section("Which heads?", Markup("<p>table</p>"), terms={"BIR": "share < 1"})])
+    page = render_page(
+        "Demo", [Section("Which heads?", Markup("<p>table</p>"), terms={"BIR": "share < 1"})]
+    )
     assert "<dt>BIR</dt> <dd>share &lt; 1</dd>" in page
 
 
@@ -119,7 +137,9 @@ def test_every_style_is_in_one_place_and_every_picture_has_words():
         text = file.read_text(encoding="utf-8")
         assert "<style" not in text or file.name == "page.html.j2"
         assert all("alt=" in tag for tag in re.findall(r"<img[^>]*>", text))
-        assert all("aria-label" in tag or "aria-hidden" in tag for tag in re.findall(r"<svg[^>]*>", text))
+        assert all(
+            "aria-label" in tag or "aria-hidden" in tag for tag in re.findall(r"<svg[^>]*>", text)
+        )
 
 
 def test_every_metric_of_a_benchmark_has_a_meaning():
@@ -165,4 +185,6 @@ def test_a_folder_with_other_things_is_left_alone_unless_asked(tmp_path):
         check_out(tmp_path)
     with result_folder(tmp_path, {}, overwrite=True) as folder:
         (folder / "new.txt").write_text("new")
-    assert (tmp_path / "thesis.txt").read_text() == "years of work" and (tmp_path / "new.txt").exists()
+    assert (tmp_path / "thesis.txt").read_text() == "years of work" and (
+        tmp_path / "new.txt"
+    ).exists()

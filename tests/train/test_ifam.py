@@ -32,7 +32,14 @@ TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_hea
 
 
 def tiny(**changes) -> IfamRecipe:
-    sizes = {"pretraining_samples": 32, "pretraining_batch": 16, "samples": 64, "batch": 16, "epochs": 2, "regime": "certified"}
+    sizes = {
+        "pretraining_samples": 32,
+        "pretraining_batch": 16,
+        "samples": 64,
+        "batch": 16,
+        "epochs": 2,
+        "regime": "certified",
+    }
     return dataclasses.replace(RECIPES["critters-ifam"], architecture=TINY, **(sizes | changes))
 
 
@@ -45,12 +52,22 @@ def trained(tmp_path_factory):
 def test_three_files_tell_everything(trained):
     out, evaluation = trained
     card = json.loads((out / "critters-ifam.json").read_text())
-    assert card["evaluation"] == json.loads(json.dumps(evaluation)) and tuple(card["classes"]) == CLASSES
-    assert all(value.dtype in (torch.float16, torch.bool) for value in load_file(out / "critters-ifam.safetensors").values())
+    assert (
+        card["evaluation"] == json.loads(json.dumps(evaluation))
+        and tuple(card["classes"]) == CLASSES
+    )
+    assert all(
+        value.dtype in (torch.float16, torch.bool)
+        for value in load_file(out / "critters-ifam.safetensors").values()
+    )
     rows = list(csv.DictReader((out / "critters-ifam.log.csv").read_text().splitlines()))
     assert [row["phase"] for row in rows] == ["seeing"] * 2 + ["parts"] * 4
     assert {found["quantile"] for found in card["thresholds"]} == {0.97, 0.99}
-    assert len(evaluation["validation"]) == 3 * 5 and "iou" in evaluation["mask"] and evaluation["samples"] == 32
+    assert (
+        len(evaluation["validation"]) == 3 * 5
+        and "iou" in evaluation["mask"]
+        and evaluation["samples"] == 32
+    )
     model = sc.load(str(out))
     assert model.layout.grid == (8, 8) and model.module.parts == 4
 
@@ -65,7 +82,11 @@ def test_the_shipped_shape_is_small_enough():
 def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     out, _ = trained
     page = render_page("Demo", build.run(Setting(), model=str(out), pictures=2).sections)
-    assert page.count('<article class="card') == 2 and page.count("<figcaption>stage 2 sees") == 2 and "of 16 answers" in page
+    assert (
+        page.count('<article class="card') == 2
+        and page.count("<figcaption>stage 2 sees") == 2
+        and "of 16 answers" in page
+    )
     said = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
     assert page.count("; changes without part") == min(2, int(said[1]))  # those come first
     assert build.run(Setting(), model="builtin:not-there").sections == []
@@ -84,14 +105,26 @@ def test_reading_everything_or_the_creature_trains_stage_2_alone(reads):
 
 def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monkeypatch):
     """A threshold cuts where tokens are dense: in another precision it cuts elsewhere."""
-    monkeypatch.setattr(ifam_evaluate, "half", lambda device: torch.autocast("cpu", dtype=torch.bfloat16), raising=False)  # as on a GPU
+    monkeypatch.setattr(
+        ifam_evaluate,
+        "half",
+        lambda device: torch.autocast("cpu", dtype=torch.bfloat16),
+        raising=False,
+    )  # as on a GPU
     recipe = tiny()
-    net, scenes = ifam.new_net(recipe, build_backbone(recipe)).eval(), balanced("val", 8, seed=0, size=48, device=CPU)
+    net, scenes = (
+        ifam.new_net(recipe, build_backbone(recipe)).eval(),
+        balanced("val", 8, seed=0, size=48, device=CPU),
+    )
     seen: list[bool] = []
-    net.stage1.tower.native.patch_embed.register_forward_pre_hook(lambda *given: seen.append(torch.is_autocast_enabled("cpu")))
+    net.stage1.tower.native.patch_embed.register_forward_pre_hook(
+        lambda *given: seen.append(torch.is_autocast_enabled("cpu"))
+    )
     chosen = choose(net, recipe, scenes, scenes)
     measure_changed(net, recipe, scenes, chosen)
-    assert seen == [False] * (1 + 3 + 1)  # calibration, three quantiles tried (none is one of them), the measurement
+    assert seen == [False] * (
+        1 + 3 + 1
+    )  # calibration, three quantiles tried (none is one of them), the measurement
 
 
 def test_a_finite_regime_comes_round_and_others_are_fresh():
@@ -108,7 +141,9 @@ def test_patches_of_the_creature_are_mirrored_with_it():
     turned = scenes.mirrored()
     same = (turned.images == scenes.images).flatten(1).all(dim=1)
     assert 0 < same.sum() < 8
-    assert torch.equal(turned.patches(8)[~same], scenes.patches(8)[~same].flip(-1)) and torch.equal(turned.masks[same], scenes.masks[same])
+    assert torch.equal(turned.patches(8)[~same], scenes.patches(8)[~same].flip(-1)) and torch.equal(
+        turned.masks[same], scenes.masks[same]
+    )
 
 
 def test_one_patch_is_enough_to_be_heard():
@@ -129,35 +164,92 @@ def test_dino_asks_the_other_view():
 
 
 def write_result(folder, job, worst, **more):
-    found = {"row": job.row, "regime": job.regime, "seed": job.seed, "average": 0.75, "worst": worst, "kept": 0.5, "val": {"worst": worst}}
-    extra = {"changed": {"average": 0.75, "worst": 0.625, "kept": 0.25}, "chosen": {"drop": [1], "quantile": None}} if job.row in plan.CHANGEABLE else {}
-    (folder / job.file).write_text(json.dumps({**found, **extra, "seconds": 1.0, "device": "here", "torch": "2", "quick": False, **more}))
+    found = {
+        "row": job.row,
+        "regime": job.regime,
+        "seed": job.seed,
+        "average": 0.75,
+        "worst": worst,
+        "kept": 0.5,
+        "val": {"worst": worst},
+    }
+    extra = (
+        {
+            "changed": {"average": 0.75, "worst": 0.625, "kept": 0.25},
+            "chosen": {"drop": [1], "quantile": None},
+        }
+        if job.row in plan.CHANGEABLE
+        else {}
+    )
+    (folder / job.file).write_text(
+        json.dumps(
+            {
+                **found,
+                **extra,
+                "seconds": 1.0,
+                "device": "here",
+                "torch": "2",
+                "quick": False,
+                **more,
+            }
+        )
+    )
 
 
 def test_the_study_does_the_most_important_first_and_reports_what_is_there(tmp_path, capsys):
     first, later = plan.first_plan(), plan.second_plan("simplicity 0.97")
     jobs = first + later
-    assert len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 6 * 3 + len(plan.ABLATIONS) * 3
-    assert {(job.row, job.regime) for job in later[:12]} == {(row, "simplicity 0.97") for row in list(plan.MAIN)[1:5]}
+    assert (
+        len({job.file for job in jobs}) == len(jobs) == 4 * 3 + 2 * 6 * 3 + len(plan.ABLATIONS) * 3
+    )
+    assert {(job.row, job.regime) for job in later[:12]} == {
+        (row, "simplicity 0.97") for row in list(plan.MAIN)[1:5]
+    }
     assert [job.row for job in later[24:27]] == [plan.NO_PATH] * 3
     order = [job.row for job in later]
     assert order.index("backbone: DINO") < order.index("stage-2 part dropout 0")
-    assert all(job.recipe.steps for job in jobs) and later[0].recipe.regime.background_reliability == 0.97
-    for job, worst in ((later[3], 0.5), *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6])):
+    assert (
+        all(job.recipe.steps for job in jobs)
+        and later[0].recipe.regime.background_reliability == 0.97
+    )
+    for job, worst in (
+        (later[3], 0.5),
+        *((job, 0.95 if "0.95" in job.regime else 0.25) for job in first[:6]),
+    ):
         write_result(tmp_path, job, worst, digest=job.digest("cuda"))
     study.report(tmp_path, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "| `simplicity 0.95` | 95.0 ± 0.0 | 75.0 ± 0.0 | 95.0 ± 0.0 |" in text and "Compared with the others on `simplicity 0.97`" in text
-    assert "| ERM ViT | 75.0 ± 0.0 | 25.0 ± 0.0 | - | 50.0 ± 0.0 |" in text and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in text
-    assert "**iFAM against ERM: better so far.** WGA seed by seed +25.0 points" in text and "## `certified`" not in text
-    assert "**Not finished: 77 of 84 trainings are missing.**" in text and "iFAM, K = 4 (2 of 3 seeds)" in text and "at their word" not in text
-    assert "`ste` against `none`): not measured yet" in text and "[1]" in (tmp_path / "page.csv").read_text()
+    assert (
+        "| `simplicity 0.95` | 95.0 ± 0.0 | 75.0 ± 0.0 | 95.0 ± 0.0 |" in text
+        and "Compared with the others on `simplicity 0.97`" in text
+    )
+    assert (
+        "| ERM ViT | 75.0 ± 0.0 | 25.0 ± 0.0 | - | 50.0 ± 0.0 |" in text
+        and "with interventions (1 of 3 seeds) | 75.0 | 62.5" in text
+    )
+    assert (
+        "**iFAM against ERM: better so far.** WGA seed by seed +25.0 points" in text
+        and "## `certified`" not in text
+    )
+    assert (
+        "**Not finished: 77 of 84 trainings are missing.**" in text
+        and "iFAM, K = 4 (2 of 3 seeds)" in text
+        and "at their word" not in text
+    )
+    assert (
+        "`ste` against `none`): not measured yet" in text
+        and "[1]" in (tmp_path / "page.csv").read_text()
+    )
     capsys.readouterr()
 
 
-def test_results_of_other_settings_are_not_reported_and_are_trained_again(tmp_path, monkeypatch, capsys):
+def test_results_of_other_settings_are_not_reported_and_are_trained_again(
+    tmp_path, monkeypatch, capsys
+):
     job = plan.first_plan()[0]
-    assert job.digest("cuda:1") == job.digest("cuda") != job.digest("cpu") and job.digest("cuda", quick=True) != job.digest("cuda")
+    assert job.digest("cuda:1") == job.digest("cuda") != job.digest("cpu") and job.digest(
+        "cuda", quick=True
+    ) != job.digest("cuda")
     write_result(tmp_path, job, 0.5)
     with pytest.raises(typer.BadParameter, match="accept-old"):
         study.report(tmp_path, tmp_path / "page.md")
@@ -167,7 +259,9 @@ def test_results_of_other_settings_are_not_reported_and_are_trained_again(tmp_pa
     monkeypatch.setattr(plan, "RATES", ((1e-2, 1.0),))
     assert not plan.fits(json.loads((tmp_path / job.file).read_text()), "cuda", accept_old=True)
     with pytest.raises(typer.BadParameter, match="other settings"):
-        study.report(tmp_path, tmp_path / "page.md", accept_old=True)  # a digest that differs is never accepted
+        study.report(
+            tmp_path, tmp_path / "page.md", accept_old=True
+        )  # a digest that differs is never accepted
     capsys.readouterr()
 
 
@@ -175,9 +269,16 @@ def test_a_quick_training_carries_its_digest_and_is_done_once(tmp_path):
     job, ends = plan.Training("iFAM, K = 4", "certified", 0), (0.0, float("inf"))
     assert study.follow(tmp_path, job, "cpu", ends, True, False).startswith("AA ")
     result = json.loads((tmp_path / job.file).read_text())
-    assert plan.fits(result, "cpu", quick=True) and not plan.fits(result, "cpu") and not plan.fits(result, "cuda", quick=True)
+    assert (
+        plan.fits(result, "cpu", quick=True)
+        and not plan.fits(result, "cpu")
+        and not plan.fits(result, "cuda", quick=True)
+    )
     assert study.follow(tmp_path, job, "cpu", (0.0, 1.0), True, False) == "left for the next run"
-    eyes, made = tmp_path / "backbone-parts-0.pt", (tmp_path / "backbone-parts-0.pt").stat().st_mtime_ns
+    eyes, made = (
+        tmp_path / "backbone-parts-0.pt",
+        (tmp_path / "backbone-parts-0.pt").stat().st_mtime_ns,
+    )
     study.learn_to_see(tmp_path, "parts", 0, "cpu", True, False)
     assert eyes.stat().st_mtime_ns == made
     old = torch.load(eyes, weights_only=True)
@@ -192,7 +293,13 @@ def test_a_quick_training_carries_its_digest_and_is_done_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("points", "said"),
-    [([], "not measured yet"), ([2.0, 0.5, 3.0], "better"), ([-2.0, -0.5], "worse so far"), ([5.0, 0.0, 9.0], "undecided"), ([0.5, 0.5, 0.5], "undecided")],
+    [
+        ([], "not measured yet"),
+        ([2.0, 0.5, 3.0], "better"),
+        ([-2.0, -0.5], "worse so far"),
+        ([5.0, 0.0, 9.0], "undecided"),
+        ([0.5, 0.5, 0.5], "undecided"),
+    ],
 )
 def test_a_difference_is_one_that_holds_in_every_seed(points, said):
     assert page.verdict(points) == said
@@ -206,10 +313,18 @@ def test_a_defeat_by_the_baseline_is_said():
             for seed in range(3)
         ]
 
-    losing, winning = (" ".join(page._findings(results(ours), "simplicity 0.99")) for ours in (0.8, 1.0))
-    assert "iFAM loses to its own baseline" in losing and "loses" not in winning and "builds on: better" in winning
+    losing, winning = (
+        " ".join(page._findings(results(ours), "simplicity 0.99")) for ours in (0.8, 1.0)
+    )
+    assert (
+        "iFAM loses to its own baseline" in losing
+        and "loses" not in winning
+        and "builds on: better" in winning
+    )
 
 
 def test_erm_is_compared_at_the_most_reliable_background_if_it_fails_nowhere():
-    found = [{"row": "ERM ViT", "regime": job.regime, "val": {"worst": 1.0}} for job in plan.first_plan()]
+    found = [
+        {"row": "ERM ViT", "regime": job.regime, "val": {"worst": 1.0}} for job in plan.first_plan()
+    ]
     assert plan.where_erm_fails(found) == "simplicity 0.99"

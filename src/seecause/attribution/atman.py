@@ -1,12 +1,17 @@
-"""AtMan (Deiseroth et al. 2023): turn a patch's attention down in every block and see what the answer loses.
+"""AtMan (Deiseroth et al. 2023): turn a patch's attention down in every block and see what the
+answer loses.
 
-For patch i the scores of all heads and rows towards it are suppressed by a factor f; with the class log-probability,
+For patch i the scores of all heads and rows towards it are suppressed by a factor f; with the class
+log-probability,
     A_i = log p(x) - log p(x | i suppressed)
-`suppress="add"` adds log f to the scores before softmax: attention weights shrink by f, then rows are normalised again. `suppress="multiply"` is the
-original: scores less their row's minimum, times f, which depends on the range of each row and needs attention in its explicit form.
-Patches whose embedding (position included) is like i's are suppressed too, less so the less they are alike:
+`suppress="add"` adds log f to the scores before softmax: attention weights shrink by f, then rows
+are normalised again. `suppress="multiply"` is the
+original: scores less their row's minimum, times f, which depends on the range of each row and needs
+attention in its explicit form. Patches whose embedding (position included) is like i's are
+suppressed too, less so the less they are alike:
     f_ij = (1 - f) (1 - cos_ij) + f   where cos_ij >= kappa and cos_ij >= 0,   else 1
-A `kappa` above 1 suppresses i alone. No gradient is used, and nothing is removed: a suppressed patch still lives in its own row.
+A `kappa` above 1 suppresses i alone. No gradient is used, and nothing is removed: a suppressed
+patch still lives in its own row.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ def atman(
     if suppress not in get_args(Suppress):
         raise BadOption("suppress", suppress, f"one of {', '.join(get_args(Suppress))}")
     if factor <= 0 or (most is not None and most < 1):
-        raise BadOption("factor, most", (factor, most), "a factor above 0, and at least one suppressed patch")
+        raise BadOption(
+            "factor, most", (factor, most), "a factor above 0, and at least one suppressed patch"
+        )
     layout = model.check(images)
     each = model.forward_bytes(layout)
     fitting = fit(len(images), each, images.device)
@@ -72,7 +79,8 @@ def atman(
 
 
 def neighbours(tokens: Tensor, factor: float, *, kappa: float, most: int | None = None) -> Tensor:
-    """What the scores towards each patch are multiplied by when patch i is suppressed, [B, N, N] (row i), from tokens [B, N, D].
+    """What the scores towards each patch are multiplied by when patch i is suppressed, [B, N, N]
+    (row i), from tokens [B, N, D].
 
     `most` limits how many patches go down together; i itself always does.
     """
@@ -81,13 +89,16 @@ def neighbours(tokens: Tensor, factor: float, *, kappa: float, most: int | None 
     alike = (unit @ unit.transpose(1, 2)).masked_fill(own, 1)
     near = own | (alike >= max(kappa, 0))
     if most is not None:
-        places = alike.masked_fill(own, 2).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        places = (
+            alike.masked_fill(own, 2).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        )
         near = near & (places < most)
     return torch.where(near, (1 - factor) * (1 - alike) + factor, 1)
 
 
 def suppressed(block: Block, h: Tensor, at: At, columns: Tensor, suppress: Suppress) -> Tensor:
-    """Head outputs [m, T, H, dh] of a block whose scores towards each key are turned down by columns [m, 1, 1, T]."""
+    """Head outputs [m, T, H, dh] of a block whose scores towards each key are turned down by
+    columns [m, 1, 1, T]."""
     q, k, v = block.qkv(h, at)
     bias = block.bias(at, at)
     if suppress == "add":

@@ -2,9 +2,10 @@
 
     map_j = sum_l a^l_j * sum_c h^l_jc dh^l_jc,   a^l_j = mean over heads and query rows of A^l_ij
 
-with dh = d score / dh. The authors' code pairs A^l with the states entering its block (`pairing="input"`); LibraGrad's port pairs it with
-those leaving it and drops the last block (`pairing="output"`). Attention is a weight here, not a path: it has no gradient of its own,
-and query rows are all alike, whichever tokens the model reads. A latent pool's attention is not used.
+with dh = d score / dh. The authors' code pairs A^l with the states entering its block
+(`pairing="input"`); LibraGrad's port pairs it with those leaving it and drops the last block
+(`pairing="output"`). Attention is a weight here, not a path: it has no gradient of its own, and
+query rows are all alike, whichever tokens the model reads. A latent pool's attention is not used.
 """
 
 from __future__ import annotations
@@ -28,16 +29,28 @@ Pairing = Literal["input", "output"]
 @method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients")
 @over_images(every_block)
 @torch.enable_grad()
-def attcat(model: VisionModel, images: Tensor, target: Target, *, pairing: Pairing = "input", score: Score = "logit") -> Maps:
+def attcat(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    pairing: Pairing = "input",
+    score: Score = "logit",
+) -> Maps:
     """Input x gradient of every block's tokens, weighted by the attention they receive."""
     if pairing not in ("input", "output"):
         raise BadOption("pairing", pairing, "input or output")
     layout = model.check(images)
-    bound, states, terms = relevances(model, images, target, score)  # lists of [B, T, D] and [B, T], one per block
+    bound, states, terms = relevances(
+        model, images, target, score
+    )  # lists of [B, T, D] and [B, T], one per block
     if pairing == "output":
         states, terms = states[:-1], terms[1:]
     at = layout.at(images.device)
     with torch.no_grad():
-        received = [probabilities(block, h, at)[0].mean(dim=(1, 2)) for block, h in zip(model.blocks, states, strict=False)]
+        received = [
+            probabilities(block, h, at)[0].mean(dim=(1, 2))
+            for block, h in zip(model.blocks, states, strict=False)
+        ]
     total = torch.stack([a * r for a, r in zip(received, terms, strict=True)]).sum(dim=0)
     return Maps(total[:, layout.patches], bound)

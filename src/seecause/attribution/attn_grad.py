@@ -2,8 +2,8 @@
 
     map = mean_h ReLU(dA^L * A^L)[class, patches],   dA = d score / dA
 
-A^L is the last attention (of a latent pool: the pool's own). Backward stops there, so it costs little more than a forward.
-It does not see what earlier blocks mixed; see `gae`.
+A^L is the last attention (of a latent pool: the pool's own). Backward stops there, so it costs
+little more than a forward. It does not see what earlier blocks mixed; see `gae`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from seecause.target import Score, Target
 @method("attn-grad", forwards="1, backward through the last block", needs="attention, gradients")
 @over_images(one_block)
 @torch.enable_grad()
-def attn_grad(model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit") -> Maps:
+def attn_grad(
+    model: VisionModel, images: Tensor, target: Target, *, score: Score = "logit"
+) -> Maps:
     """The last block's attention, weighted by its gradient."""
     layout = model.check(images)
     run = explicit_run(model, images, start=n_attentions(model) - 1)

@@ -20,11 +20,14 @@ from seecause.target import Spec, parse
 from seecause.types import wide
 
 
-def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any) -> Attribution:
+def attribute(
+    model: ImageModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any
+) -> Attribution:
     """Which patches caused the answer?
 
-    `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted class; an index or a name; one per image;
-    a pair (a, b) for the contrast of two logits; or a function of logits. `options` are the method's own.
+    `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted
+    class; an index or a name; one per image; a pair (a, b) for the contrast of two logits; or a
+    function of logits. `options` are the method's own.
     """
     entry = find(method, model.architecture)
     entry.check(options)
@@ -33,7 +36,9 @@ def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: st
     with budget(memory().limit) as held:
         found = entry.run(model, images, parse(model, target, len(images)), **options)
     if not torch.isfinite(found.scores).all():
-        raise ViewMismatch("maps", method, "the map is not finite; the model's answers contain NaN or infinity")
+        raise ViewMismatch(
+            "maps", method, "the map is not finite; the model's answers contain NaN or infinity"
+        )
     grid = model.check(images).grid
     return Attribution(
         maps=wide(found.scores).unflatten(1, grid),
@@ -43,7 +48,9 @@ def attribute(model: ImageModel, images: Tensor, target: Spec = None, method: st
         labels=_labels(model, found.target.classes),
         manifest={
             "method": method,
-            "options": {name: _plain(value) for name, value in {**entry.options, **options}.items()},
+            "options": {
+                name: _plain(value) for name, value in {**entry.options, **options}.items()
+            },
             "target": found.target.record(model),
             **({"used": found.said} if found.said else {}),
             **protocol(model, images),
@@ -74,12 +81,18 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of Python, this package and the libraries that decide numbers."""
-    return {"python": platform.python_version(), "seecause": __version__, **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")}}
+    return {
+        "python": platform.python_version(),
+        "seecause": __version__,
+        **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")},
+    }
 
 
 def digest(images: Tensor) -> str:
     """A short name for the exact pixels."""
-    return hashlib.sha256(images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()[:16]
+    return hashlib.sha256(
+        images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    ).hexdigest()[:16]
 
 
 def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
@@ -88,5 +101,8 @@ def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return f"tensor {list(value.shape)} {hashlib.sha256(value.detach().cpu().float().numpy().tobytes()).hexdigest()[:12]}"
+        return (
+            f"tensor {list(value.shape)}"
+            f" {hashlib.sha256(value.detach().cpu().float().numpy().tobytes()).hexdigest()[:12]}"
+        )
     return list(value) if isinstance(value, tuple) else value

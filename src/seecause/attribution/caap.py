@@ -1,11 +1,13 @@
 """CAAP: patch attribution by activation patching (arXiv 2603.13652).
 
-For every patch i, the source picture's activations at S(i) (i and its neighbours) are put into a blank picture's run for layers
-l_s..l_e; the class score that comes out is the attribution of i (eq. 1-3). Only the class token is propagated, one copy per patch, so that
-all patches cost about one more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts itself:
-Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys (`source`) and claims both are equal; they are not,
-but they rank patches nearly alike (docs/caap.md), and `source` costs half as much.
-`direction="delete"` swaps the roles: the blank's tokens are put into the picture's run, and the drop of the score is the attribution.
+For every patch i, the source picture's activations at S(i) (i and its neighbours) are put into a
+blank picture's run for layers l_s..l_e; the class score that comes out is the attribution of i (eq.
+1-3). Only the class token is propagated, one copy per patch, so that all patches cost about one
+more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts
+itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys
+(`source`) and claims both are equal; they are not, but they rank patches nearly alike
+(docs/caap.md), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
+tokens are put into the picture's run, and the drop of the score is the attribution.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Swept:
     needs="activations",
     unset={
         "tail": "source; patched where the model reads no class token",
-        "layers": "0 (embedding) to the last block; to two thirds of the depth where tail is not source",
+        "layers": (
+            "0 (embedding) to the last block; to two thirds of the depth where tail is not source"
+        ),
         "classes": ONE_CLASS,
     },
 )
@@ -77,30 +81,76 @@ def caap(
     """Activation patching into a blank context: the class score each patch causes on its own."""
     if direction not in get_args(Direction):
         raise BadOption("direction", direction, "insert or delete")
-    plan = make_plan(model, model.check(images), tail=tail, layers=layers, propagate_registers=propagate_registers)
+    plan = make_plan(
+        model,
+        model.check(images),
+        tail=tail,
+        layers=layers,
+        propagate_registers=propagate_registers,
+    )
     chosen = selection(model.check(images).grid, select)
     empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
-    return to_maps(model, swept, target, score=score, direction=direction, classes=classes, said={"tail": plan.tail, "layers": [plan.start, plan.stop]})
+    return to_maps(
+        model,
+        swept,
+        target,
+        score=score,
+        direction=direction,
+        classes=classes,
+        said={"tail": plan.tail, "layers": [plan.start, plan.stop]},
+    )
 
 
-def to_maps(model: ImageModel, swept: Swept, target: Target, *, score: Score, direction: Direction, classes: Classes, said: dict[str, Any]) -> Maps:
+def to_maps(
+    model: ImageModel,
+    swept: Swept,
+    target: Target,
+    *,
+    score: Score,
+    direction: Direction,
+    classes: Classes,
+    said: dict[str, Any],
+) -> Maps:
     """Maps of the target, and of other classes on request, from the logits of all interventions."""
     bound = target.bind(swept.picture)
 
     def attribution(values: Tensor, plain: Tensor) -> Tensor:  # a drop when something is taken away
         return values if direction == "insert" else plain[:, None] - values
 
-    scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
+    scores = attribution(
+        *(
+            bound.score(x, score, sigmoid=model.sigmoid)
+            for x in (swept.interventions, swept.picture)
+        )
+    )
     every = None
     if classes is not None:
-        every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in (swept.interventions, swept.picture)))
+        every = attribution(
+            *(
+                spread(wide(x), score, sigmoid=model.sigmoid)
+                for x in (swept.interventions, swept.picture)
+            )
+        )
         if classes != "all":
-            every = every[..., [model.class_index(c) for c in ([classes] if isinstance(classes, str | int) else classes)]]
+            every = every[
+                ...,
+                [
+                    model.class_index(c)
+                    for c in ([classes] if isinstance(classes, str | int) else classes)
+                ],
+            ]
     return Maps(scores, bound, class_maps=every, said=said)
 
 
-def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, layers: Layers, propagate_registers: bool = False) -> Plan:
+def make_plan(
+    model: VisionModel,
+    layout: TokenLayout,
+    *,
+    tail: Tail | None,
+    layers: Layers,
+    propagate_registers: bool = False,
+) -> Plan:
     """Check tail and layers against the model and fill in the defaults."""
     depth, readout = model.n_layers, model.readout
     live = live_tokens(layout, registers=propagate_registers)
@@ -109,31 +159,70 @@ def make_plan(model: VisionModel, layout: TokenLayout, *, tail: Tail | None, lay
     if tail not in get_args(Tail):
         raise BadOption("tail", tail, f"one of {', '.join(get_args(Tail))}")
     if tail == "blank" and not reads_live:
-        raise NotDefined("CAAP with tail=blank", f"a {readout.kind} readout reads no class token, so every map would be constant", "Use tail='patched'")
-    if layers is not None and not (isinstance(layers, tuple | list) and len(layers) == 2 and isinstance(layers[0], int) and isinstance(layers[1], int | None)):
+        raise NotDefined(
+            "CAAP with tail=blank",
+            f"a {readout.kind} readout reads no class token, so every map would be constant",
+            "Use tail='patched'",
+        )
+    if layers is not None and not (
+        isinstance(layers, tuple | list)
+        and len(layers) == 2
+        and isinstance(layers[0], int)
+        and isinstance(layers[1], int | None)
+    ):
         raise BadOption("layers", layers, "a pair (first, last) of layers, last may be None")
     start, stop = (0, None) if layers is None else layers
     if tail == "source" and stop is not None:
-        raise BadOption("layers", layers, f"({start}, None): with tail=source the last layer has no effect")
+        raise BadOption(
+            "layers", layers, f"({start}, None): with tail=source the last layer has no effect"
+        )
     stop = depth if tail == "source" else math.ceil(2 * depth / 3) if stop is None else stop
     if not 0 <= start <= stop <= depth:
-        raise BadOption("layers", layers, f"0 <= first <= last <= {depth} (0 = embedding, {depth} = output of the last block)")
+        raise BadOption(
+            "layers",
+            layers,
+            f"0 <= first <= last <= {depth} (0 = embedding, {depth} = output of the last block)",
+        )
     return Plan(tail, start, stop, live)
 
 
-def sweep(model: VisionModel, images: Tensor, blank: Tensor, chosen: Tensor, plan: Plan, *, approx: Approx = "none", direction: Direction = "insert") -> Swept:
-    """Logits of all interventions, in chunks of images and of patches that fit the memory budget."""
+def sweep(
+    model: VisionModel,
+    images: Tensor,
+    blank: Tensor,
+    chosen: Tensor,
+    plan: Plan,
+    *,
+    approx: Approx = "none",
+    direction: Direction = "insert",
+) -> Swept:
+    """Logits of all interventions, in chunks of images and of patches that fit the memory
+    budget."""
     depth, layout = model.n_layers, model.check(images)
     insert = direction == "insert"
-    blank_states, blank_kv = (plan.context_states(depth), plan.context_blocks(depth)) if insert else (plan.donor_states(depth), plan.donor_blocks(depth))
-    image_states, image_kv = (plan.donor_states(depth), plan.donor_blocks(depth)) if insert else (plan.context_states(depth), plan.context_blocks(depth))
+    blank_states, blank_kv = (
+        (plan.context_states(depth), plan.context_blocks(depth))
+        if insert
+        else (plan.donor_states(depth), plan.donor_blocks(depth))
+    )
+    image_states, image_kv = (
+        (plan.donor_states(depth), plan.donor_blocks(depth))
+        if insert
+        else (plan.context_states(depth), plan.context_blocks(depth))
+    )
     if approx != "none":
         blank_states = {*blank_states, *blank_kv}
     empty = blank_trace(model, blank, states=blank_states, kv=blank_kv)
     assert empty.logits is not None
     summary = summarise(model, empty, chosen, plan, approx, direction)
     per_row = row_bytes(model, layout)
-    rows_each = len(plan.live) + (int(chosen.sum(dim=1).max()) if plan.tail == "patched" else layout.tokens if plan.tail == "all" else 0)
+    rows_each = len(plan.live) + (
+        int(chosen.sum(dim=1).max())
+        if plan.tail == "patched"
+        else layout.tokens
+        if plan.tail == "all"
+        else 0
+    )
     interventions: list[Tensor] = []
     plain: list[Tensor] = []
 
@@ -145,18 +234,25 @@ def sweep(model: VisionModel, images: Tensor, blank: Tensor, chosen: Tensor, pla
         def some_patches(a: int, b: int) -> Tensor:
             return run.logits(chosen[a:b], None if summary is None else summary(a, b))
 
-        together = fit(len(chosen), (last - first) * max(1, rows_each) * per_row, images.device, share=0.6)
-        interventions.append(torch.cat(list(in_chunks(some_patches, len(chosen), together, what="patches")), dim=1))
+        together = fit(
+            len(chosen), (last - first) * max(1, rows_each) * per_row, images.device, share=0.6
+        )
+        interventions.append(
+            torch.cat(list(in_chunks(some_patches, len(chosen), together, what="patches")), dim=1)
+        )
         plain.append(source.logits)
 
     each = trace_bytes(model, layout) + min(len(chosen), 32) * max(1, rows_each) * per_row
-    for _ in in_chunks(some_images, len(images), fit(len(images), each, images.device), what="images"):
+    for _ in in_chunks(
+        some_images, len(images), fit(len(images), each, images.device), what="images"
+    ):
         pass
     return Swept(torch.cat(interventions), torch.cat(plain), empty.logits)
 
 
 def row_bytes(model: VisionModel, layout: TokenLayout) -> int:
-    """Activations of one live row: projections and MLP, and its scores where attention is not fused."""
+    """Activations of one live row: projections and MLP, and its scores where attention is not
+    fused."""
     block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
     width = block.heads * block.head_dim
     explicit = 0 if model.device.type == "cuda" else block.heads * layout.tokens * 4 * 6

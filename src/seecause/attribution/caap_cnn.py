@@ -1,13 +1,15 @@
 """CAAP on convolutional networks (arXiv 2603.13652, appendix B.3).
 
-A feature map has no class token that could see earlier layers, so that patching stages l_s..l_e is the same as patching the map after
-l_e alone:
+A feature map has no class token that could see earlier layers, so that patching stages l_s..l_e is
+the same as patching the map after l_e alone:
 
-    F*_i = F(blank), with the cells S(i) taken from F(source);   A_i = score(rest of the network on F*_i)
+    F*_i = F(blank), with the cells S(i) taken from F(source);   A_i = score(rest of the network on
+    F*_i)
 
-The default l_e is the stage at two thirds of the depth. S(i) is a set of layout cells; at another stage, every feature that overlaps one of
-them is taken. The blank's features come from a real run: zero padding makes them differ at the borders. Nothing after l_e is shared between
-cells, so this costs N runs of that part of the network.
+The default l_e is the stage at two thirds of the depth. S(i) is a set of layout cells; at another
+stage, every feature that overlaps one of them is taken. The blank's features come from a real run:
+zero padding makes them differ at the borders. Nothing after l_e is shared between cells, so this
+costs N runs of that part of the network.
 """
 
 from __future__ import annotations
@@ -57,11 +59,28 @@ def caap_cnn(
     chosen = selection(grid, select).to(images.device).unflatten(1, grid)  # [N, gh, gw]
     empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
     swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
-    return to_maps(model, swept, target, score=score, direction=direction, classes=classes, said={"stage": stage})
+    return to_maps(
+        model,
+        swept,
+        target,
+        score=score,
+        direction=direction,
+        classes=classes,
+        said={"stage": stage},
+    )
 
 
-def sweep_features(model: ConvModel, images: Tensor, blank: Tensor, chosen: Tensor, stage: str, *, direction: Direction = "insert") -> Swept:
-    """Logits of all interventions, in chunks of images and of cells that fit the memory budget. chosen [N, gh, gw]."""
+def sweep_features(
+    model: ConvModel,
+    images: Tensor,
+    blank: Tensor,
+    chosen: Tensor,
+    stage: str,
+    *,
+    direction: Direction = "insert",
+) -> Swept:
+    """Logits of all interventions, in chunks of images and of cells that fit the memory budget.
+    chosen [N, gh, gw]."""
     layout = model.check(images)
     empty = model.run_to(stage, blank)  # [1, C, h, w]
     marks = at_features(chosen, (empty.shape[-2], empty.shape[-1]))
@@ -69,14 +88,22 @@ def sweep_features(model: ConvModel, images: Tensor, blank: Tensor, chosen: Tens
 
     def some_images(first: int, last: int) -> tuple[Tensor, Tensor]:
         features = model.run_to(stage, images[first:last])  # [b, C, h, w]
-        context, donor = (empty.expand_as(features), features) if direction == "insert" else (features, empty.expand_as(features))
+        context, donor = (
+            (empty.expand_as(features), features)
+            if direction == "insert"
+            else (features, empty.expand_as(features))
+        )
 
         def some_cells(a: int, b: int) -> Tensor:
-            mixed = torch.where(marks[None, a:b, None], donor[:, None], context[:, None])  # [b, n, C, h, w]
+            mixed = torch.where(
+                marks[None, a:b, None], donor[:, None], context[:, None]
+            )  # [b, n, C, h, w]
             return model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (last - first, b - a))
 
         together = fit(len(marks), (last - first) * each, images.device, share=0.8)
-        return torch.cat(list(in_chunks(some_cells, len(marks), together, what="cells")), dim=1), model.run_from(stage, features)
+        return torch.cat(
+            list(in_chunks(some_cells, len(marks), together, what="cells")), dim=1
+        ), model.run_from(stage, features)
 
     at_once = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
     logits, plain = zip(*in_chunks(some_images, len(images), at_once, what="images"), strict=True)

@@ -1,11 +1,15 @@
-"""E-CAAP (CAAP, appendix B.1): the blank context read through its own class token, once, instead of by every copy.
+"""E-CAAP (CAAP, appendix B.1): the blank context read through its own class token, once, instead of
+by every copy.
 
-The blank's part of the softmax is taken with the *blank's* class query, so it does not depend on the picture:
+The blank's part of the softmax is taken with the *blank's* class query, so it does not depend on
+the picture:
 
-    z_i = [Z_0 v_0 + sum_{S(i)} e^{s_ij} v_j + e^{s_self} v_self] / [Z_0 + sum_{S(i)} e^{s_ij} + e^{s_self}]
+    z_i = [Z_0 v_0 + sum_{S(i)} e^{s_ij} v_j + e^{s_self} v_self] / [Z_0 + sum_{S(i)} e^{s_ij} +
+    e^{s_self}]
 
-`e-caap` keeps Z_0 per patch (S(i) left out) and weights v_0 by the blank's attention: an empty selection gives back f(blank) exactly.
-`e-caap-printed` is the paper's formula, with the plain mean of the blank's values; it does not have that property.
+`e-caap` keeps Z_0 per patch (S(i) left out) and weights v_0 by the blank's attention: an empty
+selection gives back f(blank) exactly. `e-caap-printed` is the paper's formula, with the plain mean
+of the blank's values; it does not have that property.
 """
 
 from __future__ import annotations
@@ -26,19 +30,34 @@ from seecause.models.view import VisionModel
 Approx = Literal["none", "e-caap", "e-caap-printed"]
 
 
-def summarise(model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, approx: Approx, direction: str) -> Callable[[int, int], Summary] | None:
+def summarise(
+    model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, approx: Approx, direction: str
+) -> Callable[[int, int], Summary] | None:
     """The blank's parts for any range of patches, or None for exact CAAP."""
     if approx not in get_args(Approx):
         raise BadOption("approx", approx, f"one of {', '.join(get_args(Approx))}")
     if approx == "none":
         return None
     if plan.tail not in ("source", "blank") or direction != "insert" or not plan.live:
-        raise BadOption("approx", approx, "'none': E-CAAP exists for direction=insert, tail=source or blank, and a class token")
-    return lambda start, stop: _parts(model, blank, chosen[start:stop], plan, printed=approx == "e-caap-printed")
+        raise BadOption(
+            "approx",
+            approx,
+            "'none': E-CAAP exists for direction=insert, tail=source or blank, and a class token",
+        )
+    return lambda start, stop: _parts(
+        model, blank, chosen[start:stop], plan, printed=approx == "e-caap-printed"
+    )
 
 
-def _parts(model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, *, printed: bool) -> Summary:
-    layout, n, p, chosen = blank.layout, len(chosen), len(plan.live), chosen.to(model.device, non_blocking=True)
+def _parts(
+    model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, *, printed: bool
+) -> Summary:
+    layout, n, p, chosen = (
+        blank.layout,
+        len(chosen),
+        len(plan.live),
+        chosen.to(model.device, non_blocking=True),
+    )
     special = list(plan.live)
     at = layout.at(chosen.device).take(torch.tensor(special, device=chosen.device))
     marked = torch.nn.functional.pad(chosen, (layout.prefix, 0))  # [n, T]
@@ -50,7 +69,11 @@ def _parts(model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, *, prin
         block = model.blocks[index]
         q, _, _ = block.qkv(blank.states[index][:, special], at)  # the blank's own class query
         keep = frozen & ~marked if index in donor_blocks else frozen.expand_as(marked)
-        o, lse = attend(q.repeat(1, 1, n, 1), [blank.bank(index, Mask(keep.repeat_interleave(p, dim=0)[None, None]))], scale=block.scale)
+        o, lse = attend(
+            q.repeat(1, 1, n, 1),
+            [blank.bank(index, Mask(keep.repeat_interleave(p, dim=0)[None, None]))],
+            scale=block.scale,
+        )
         if printed:
             o = blank.kv[index][1][:, :, frozen].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)

@@ -1,6 +1,8 @@
-"""What methods that take gradients share. Parameters never get any: only activations are asked for theirs.
+"""What methods that take gradients share. Parameters never get any: only activations are asked for
+theirs.
 
-A run with a graph holds the activations of every block, so it is done on as many images at a time as memory allows.
+A run with a graph holds the activations of every block, so it is done on as many images at a time
+as memory allows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Run = Callable[..., Maps]
 
 
 def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callable[[Run], Run]:
-    """Call a method on as many images at a time as fit, given what one image holds; its maps come back without a graph."""
+    """Call a method on as many images at a time as fit, given what one image holds; its maps come
+    back without a graph."""
 
     def decorate(run: Run) -> Run:
         @wraps(run)
@@ -58,8 +61,11 @@ def one_attention(model: VisionModel, layout: TokenLayout) -> int:
     return 4 * model.blocks[0].heads * layout.tokens**2 * wide
 
 
-def differentiate(model: VisionModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]) -> tuple[Target, tuple[Tensor, ...]]:
-    """The target, with the predicted class filled in, and the gradients of its score with respect to tensors `of` the same run."""
+def differentiate(
+    model: VisionModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]
+) -> tuple[Target, tuple[Tensor, ...]]:
+    """The target, with the predicted class filled in, and the gradients of its score with respect
+    to tensors `of` the same run."""
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
     return bound, torch.autograd.grad(total, list(of))
@@ -71,17 +77,27 @@ def settle(model: VisionModel, images: Tensor, target: Target) -> Target:
     return target.bind(model(images)) if target.open else target
 
 
-def pixel_slope(model: VisionModel, images: Tensor, target: Target, score: Score) -> tuple[Target, Tensor]:
+def pixel_slope(
+    model: VisionModel, images: Tensor, target: Target, score: Score
+) -> tuple[Target, Tensor]:
     """The bound target and the gradient of its score with respect to pixels [B, 3, H, W]."""
     images = images.detach().requires_grad_()
     bound, (slope,) = differentiate(model, model(images), target, score, [images])
     return bound, slope
 
 
-def over_copies(copies: Callable[[int, int], Tensor], weights: Tensor, target: Target, slope: Callable[[Tensor, Target], Tensor], *, bytes_each: int) -> Tensor:
+def over_copies(
+    copies: Callable[[int, int], Tensor],
+    weights: Tensor,
+    target: Target,
+    slope: Callable[[Tensor, Target], Tensor],
+    *,
+    bytes_each: int,
+) -> Tensor:
     """sum_k weights_k * slope(copy k) for every image [B, ...], on as many copies at a time as fit.
 
-    `copies(a, b)` makes copies a to b of every image, [B, b - a, 3, H, W]; `slope` gets them in one batch, with the target of each.
+    `copies(a, b)` makes copies a to b of every image, [B, b - a, 3, H, W]; `slope` gets them in one
+    batch, with the target of each.
     """
 
     def some(a: int, b: int) -> Tensor:
@@ -111,5 +127,9 @@ def _join(parts: Sequence[Maps]) -> Maps:
     scores = together([p.scores for p in parts])
     assert scores is not None
     targets = [p.target for p in parts]
-    target = Target(together([t.classes for t in targets]), together([t.against for t in targets]), targets[0].function)
+    target = Target(
+        together([t.classes for t in targets]),
+        together([t.against for t in targets]),
+        targets[0].function,
+    )
     return Maps(scores, target, native=together([p.native for p in parts]), said=parts[0].said)

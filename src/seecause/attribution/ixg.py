@@ -1,10 +1,13 @@
 """Input x gradient (Shrikumar et al. 2016), on tokens or on pixels.
 
-    token   map_j = sum_c h^0_jc d score / dh^0_jc,   h^0 = tokens entering the first block, with their positions
-    pixel   map_j = sum over the patch's pixels and colours of x * d score / dx,   x = the normalised picture
+    token   map_j = sum_c h^0_jc d score / dh^0_jc,   h^0 = tokens entering the first block, with
+    their positions
+    pixel   map_j = sum over the patch's pixels and colours of x * d score / dx,   x = the
+    normalised picture
 
-A linear estimate of what is lost when the input becomes 0: one gradient, no baseline, no completeness. On pixels, positions and biases of
-the embedding count for nothing; on tokens they do. The score is chosen as in `ixg+`.
+A linear estimate of what is lost when the input becomes 0: one gradient, no baseline, no
+completeness. On pixels, positions and biases of the embedding count for nothing; on tokens they do.
+The score is chosen as in `ixg+`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ Space = Literal["token", "pixel"]
 @method("ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE})
 @over_images(every_block)
 @torch.enable_grad()
-def ixg(model: VisionModel, images: Tensor, target: Target, *, space: Space = "token", mixer: Mixer = "sum", score: Score | None = None) -> Maps:
+def ixg(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    space: Space = "token",
+    mixer: Mixer = "sum",
+    score: Score | None = None,
+) -> Maps:
     """Input x gradient of the first tokens, or of pixels."""
     if space == "token":
         bound, _, (term,) = relevances(model, images, target, score, last=1, mixer=mixer)

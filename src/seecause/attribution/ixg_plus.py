@@ -1,10 +1,13 @@
-"""IxG+: input x gradient of the tokens entering every block, summed (the SkipPLUS family, Mehri et al. 2024).
+"""IxG+: input x gradient of the tokens entering every block, summed (the SkipPLUS family, Mehri et
+al. 2024).
 
     r^l_j = sum_c h^l_jc d score / dh^l_jc,   map = sum_{l = start}^{L-1} r^l
 
-h^0 is the embedding with its positions; the last block's output h^L is never included. `start="half"` is SkipPLUS: l from floor(L/2); a number starts there.
-`mixer="relu"` cuts negative products before they are summed over channels. Attention takes part through the gradient only.
-The score is the probability for classifiers and the logit for cosine heads (CLIP), as in the authors' presets.
+h^0 is the embedding with its positions; the last block's output h^L is never included.
+`start="half"` is SkipPLUS: l from floor(L/2); a number starts there. `mixer="relu"` cuts negative
+products before they are summed over channels. Attention takes part through the gradient only. The
+score is the probability for classifiers and the logit for cosine heads (CLIP), as in the authors'
+presets.
 """
 
 from __future__ import annotations
@@ -28,10 +31,20 @@ Start = int | Literal["all", "half"]
 USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
 
 
-@method("ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE})
+@method(
+    "ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE}
+)
 @over_images(every_block)
 @torch.enable_grad()
-def ixg_plus(model: VisionModel, images: Tensor, target: Target, *, start: Start = "all", mixer: Mixer = "sum", score: Score | None = None) -> Maps:
+def ixg_plus(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    start: Start = "all",
+    mixer: Mixer = "sum",
+    score: Score | None = None,
+) -> Maps:
     """Input x gradient of the tokens entering every block."""
     layout, first = model.check(images), first_layer(model, start)
     bound, _, terms = relevances(model, images, target, score, first=first, mixer=mixer)
@@ -39,9 +52,17 @@ def ixg_plus(model: VisionModel, images: Tensor, target: Target, *, start: Start
 
 
 def relevances(
-    model: VisionModel, images: Tensor, target: Target, score: Score | None = None, *, first: int = 0, last: int | None = None, mixer: Mixer = "sum"
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    score: Score | None = None,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    mixer: Mixer = "sum",
 ) -> tuple[Target, list[Tensor], list[Tensor]]:
-    """The bound target, the states entering blocks `first` to `last` [B, T, D], and input x gradient of each [B, T]."""
+    """The bound target, the states entering blocks `first` to `last` [B, T, D], and input x
+    gradient of each [B, T]."""
     if mixer not in ("sum", "relu"):
         raise BadOption("mixer", mixer, "sum or relu")
     names = [f"blocks.{i}.in" for i in range(model.n_layers)[first:last]]
@@ -62,5 +83,6 @@ def first_layer(model: VisionModel, start: Start) -> int:
 
 
 def usual_score(model: VisionModel) -> Score:
-    """Probability, but the logit where it is a cosine: its softmax depends on which texts were asked for."""
+    """Probability, but the logit where it is a cosine: its softmax depends on which texts were
+    asked for."""
     return "logit" if isinstance(model.extra, CosineHead | TextHead) else "prob"

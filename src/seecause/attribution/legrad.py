@@ -1,12 +1,15 @@
-"""LeGrad (Bousselham et al., ICCV 2025): how sensitive the answer read after each block is to that block's attention.
+"""LeGrad (Bousselham et al., ICCV 2025): how sensitive the answer read after each block is to that
+block's attention.
 
     s^l = score of the readout applied to the output of block l
     E^l = mean over heads and rows of ReLU(d s^l / dA^l),   map = mean_l E^l[patches]
 
-Every block is read by the model's own final norm, pool and head. With a class token only its row has a gradient, so E^l is that row over
-T. With a latent pool the pool reads every block's output, and A^l is the pool's attention there, as in the paper. The authors' CLIP code
-reads the mean of all tokens instead of the class token; that is not done here. The attention itself is not multiplied in (see `gae`).
-s^l depends on A^l through block l alone, so nothing is held but one block. `start` leaves out earlier blocks.
+Every block is read by the model's own final norm, pool and head. With a class token only its row
+has a gradient, so E^l is that row over T. With a latent pool the pool reads every block's output,
+and A^l is the pool's attention there, as in the paper. The authors' CLIP code reads the mean of all
+tokens instead of the class token; that is not done here. The attention itself is not multiplied in
+(see `gae`). s^l depends on A^l through block l alone, so nothing is held but one block. `start`
+leaves out earlier blocks.
 """
 
 from __future__ import annotations
@@ -23,10 +26,16 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("legrad", forwards="1, backward through each block and readout by itself", needs="attention, gradients")
+@method(
+    "legrad",
+    forwards="1, backward through each block and readout by itself",
+    needs="attention, gradients",
+)
 @over_images(one_block)
 @torch.enable_grad()
-def legrad(model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit") -> Maps:
+def legrad(
+    model: VisionModel, images: Tensor, target: Target, *, start: int = 0, score: Score = "logit"
+) -> Maps:
     """Positive gradient of every block's own readout with respect to its attention."""
     if not 0 <= start < model.n_layers:
         raise BadOption("start", start, f"0-{model.n_layers - 1}, the first block that counts")

@@ -1,10 +1,12 @@
 """Libra IxG+ (LibraGrad, Mehri et al., CVPR 2025): IxG+ with gradients that balance.
 
-    map = sum_{l = start}^{L-1} r^l,   r^l_j = sum_c h^l_jc dh^l_jc,   dh by the rules of `seecause.engine.libra`
+    map = sum_{l = start}^{L-1} r^l,   r^l_j = sum_c h^l_jc dh^l_jc,   dh by the rules of
+    `seecause.engine.libra`
 
-Under these rules r^l and the terms of all later biases add up to the logit at every depth l; the bias terms belong to no patch and are not
-part of the map. Softmax or sigmoid of the score keep their plain gradient, and so does the L2 norm of a cosine head, unless
-`unit="constant"`. Other options and the usual score are those of `ixg+`.
+Under these rules r^l and the terms of all later biases add up to the logit at every depth l; the
+bias terms belong to no patch and are not part of the map. Softmax or sigmoid of the score keep
+their plain gradient, and so does the L2 norm of a cosine head, unless `unit="constant"`. Other
+options and the usual score are those of `ixg+`.
 """
 
 from __future__ import annotations
@@ -26,11 +28,23 @@ def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
     return every_block(model, layout) * 3 // 2
 
 
-@method("libra-ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE})
+@method(
+    "libra-ixg+",
+    forwards="1 + 1 backward",
+    needs="activations, gradients",
+    unset={"score": USUAL_SCORE},
+)
 @over_images(_both_paths)
 @torch.enable_grad()
 def libra_ixg_plus(
-    model: VisionModel, images: Tensor, target: Target, *, start: Start = "all", mixer: Mixer = "sum", unit: Unit = "plain", score: Score | None = None
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    start: Start = "all",
+    mixer: Mixer = "sum",
+    unit: Unit = "plain",
+    score: Score | None = None,
 ) -> Maps:
     """Input x gradient of the tokens entering every block, with balanced gradients."""
     layout, first = model.check(images), first_layer(model, start)

@@ -1,10 +1,14 @@
-"""MUTEX (Traini et al.): 54 ways to read the attention graph vote on which half of the patches matters.
+"""MUTEX (Traini et al.): 54 ways to read the attention graph vote on which half of the patches
+matters.
 
-Attention between patches is a graph in each block (heads fused by min, max or sum; edges below 1 % of the block's largest are cut). A node's in- or
-out-degree over blocks is summarised by nine statistics: 3 fusions x 2 degrees x 9 = 54 vectors. Each keeps the nodes at or above its lower median;
-the others are dropped after the position embedding, and with the class score f_m of what is left
+Attention between patches is a graph in each block (heads fused by min, max or sum; edges below 1 %
+of the block's largest are cut). A node's in- or out-degree over blocks is summarised by nine
+statistics: 3 fusions x 2 degrees x 9 = 54 vectors. Each keeps the nodes at or above its lower
+median; the others are dropped after the position embedding, and with the class score f_m of what is
+left
     S_j = sum_m M_mj f_m / max(1, sum_m M_mj)
-Prefix tokens are no nodes but stay in every run. The map is coarse: few masks, many ties. No gradient is used.
+Prefix tokens are no nodes but stay in every run. The map is coarse: few masks, many ties. No
+gradient is used.
 """
 
 from __future__ import annotations
@@ -27,19 +31,37 @@ from seecause.target import Score, Target
 
 @method("mutex", forwards="1 + 54 on half of the patches", needs="attention, token removal")
 @torch.no_grad()
-def mutex(model: VisionModel, images: Tensor, target: Target, *, keep: float = 0.5, edge: float = 0.01, start: int = 0, score: Score = "prob") -> Maps:
-    """The mean score of runs on half of the patches, chosen by 54 statistics of the attention graph."""
+def mutex(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    keep: float = 0.5,
+    edge: float = 0.01,
+    start: int = 0,
+    score: Score = "prob",
+) -> Maps:
+    """The mean score of runs on half of the patches, chosen by 54 statistics of the attention
+    graph."""
     if not 0 < keep <= 1 or not 0 <= start < model.n_layers:
-        raise BadOption("keep, start", (keep, start), f"a share in (0, 1] and a block 0-{model.n_layers - 1}")
+        raise BadOption(
+            "keep, start", (keep, start), f"a share in (0, 1] and a block 0-{model.n_layers - 1}"
+        )
     layout = model.check(images)
     each = one_block(model, layout)
 
     def some(a: int, b: int) -> Tensor:
-        return upper(statistics(_degrees(model, images[a:b], edge=edge, start=start)).flatten(1, 3), keep)
+        return upper(
+            statistics(_degrees(model, images[a:b], edge=edge, start=start)).flatten(1, 3), keep
+        )
 
-    chosen = torch.cat(list(in_chunks(some, len(images), fit(len(images), each, images.device), what="images")))  # [B, 54, N]
+    chosen = torch.cat(
+        list(in_chunks(some, len(images), fit(len(images), each, images.device), what="images"))
+    )  # [B, 54, N]
     bound = settle(model, images, target)
-    scores = bound.score(kept_logits_each(model, images, chosen), score, sigmoid=model.sigmoid)  # [B, 54]
+    scores = bound.score(
+        kept_logits_each(model, images, chosen), score, sigmoid=model.sigmoid
+    )  # [B, 54]
     there = chosen.to(scores.dtype)
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
@@ -47,16 +69,21 @@ def mutex(model: VisionModel, images: Tensor, target: Target, *, keep: float = 0
 def _degrees(model: VisionModel, images: Tensor, *, edge: float, start: int) -> Tensor:
     """Degrees [B, 3 fusions, 2 (in, out), L', N] of every patch in the blocks from `start` on."""
     patches, degrees = model.check(images).patches, []
-    for probs in islice(attention_probs(model, images, start=start), model.n_layers - start):  # each [B, H, T, T]; a latent pool is no block
+    for probs in islice(
+        attention_probs(model, images, start=start), model.n_layers - start
+    ):  # each [B, H, T, T]; a latent pool is no block
         between = probs[..., patches, patches]
-        graph = torch.stack([between.amin(dim=1), between.amax(dim=1), between.sum(dim=1)], dim=1)  # [B, 3, N, N]
+        graph = torch.stack(
+            [between.amin(dim=1), between.amax(dim=1), between.sum(dim=1)], dim=1
+        )  # [B, 3, N, N]
         graph = graph.masked_fill(graph < edge * graph.amax(dim=(-1, -2), keepdim=True), 0)
         degrees.append(torch.stack([graph.sum(dim=-2), graph.sum(dim=-1)], dim=2))  # [B, 3, 2, N]
     return torch.stack(degrees, dim=3)
 
 
 def statistics(table: Tensor) -> Tensor:
-    """Nine numbers for each node of tables [..., L, N] over its L values: [..., 9, N]. What has no meaning (0/0) is 0."""
+    """Nine numbers for each node of tables [..., L, N] over its L values: [..., 9, N]. What has no
+    meaning (0/0) is 0."""
     total, mean = table.sum(dim=-2), table.mean(dim=-2)
     spread = table.std(dim=-2) if table.shape[-2] > 1 else torch.zeros_like(total)
     share = table / total[..., None, :]
@@ -77,7 +104,8 @@ def statistics(table: Tensor) -> Tensor:
 
 
 def upper(values: Tensor, keep: float) -> Tensor:
-    """The share `keep` of the patches with the highest values [..., N]: those at or above the threshold, so ties keep more."""
+    """The share `keep` of the patches with the highest values [..., N]: those at or above the
+    threshold, so ties keep more."""
     n = values.shape[-1]
     place = max(0, math.ceil((1 - keep) * n) - 1)
     return values >= values.sort(dim=-1).values[..., place, None]

@@ -2,8 +2,8 @@
 
     map = mean_h A^L[class, patches]
 
-A^L is the last attention (of a latent pool: the pool's own). What values carry and what earlier blocks mixed is ignored.
-Class-agnostic: `target` is recorded, not used.
+A^L is the last attention (of a latent pool: the pool's own). What values carry and what earlier
+blocks mixed is ignored. Class-agnostic: `target` is recorded, not used.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     @method("name", forwards="2", needs="activations")
     def name(model, images, target, *, option=default) -> Maps | Tensor: ...
 
-It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is for transformers unless it says
-otherwise; two functions may share a name if they are for different architectures (CAAP). What an option is whose default is None, `unset`
-says in words: unset={"option": "a third of the depth"}.
+It gets a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]. A method is
+for transformers unless it says otherwise; two functions may share a name if they are for different
+architectures (CAAP). What an option is whose default is None, `unset` says in words:
+unset={"option": "a third of the depth"}.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from seecause.target import Target
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """What a method returns. `native` [B, H, W] where it works on pixels; `class_maps` [B, N, C'] where it gives all classes."""
+    """What a method returns. `native` [B, H, W] where it works on pixels; `class_maps` [B, N, C']
+    where it gives all classes."""
 
     scores: Tensor  # [B, N]
     target: Target
@@ -46,7 +48,9 @@ class Method:
     needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
-    unset: Mapping[str, str] = field(default_factory=dict)  # what an option is whose default is None, in words
+    unset: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what an option is whose default is None, in words
 
     @property
     def options(self) -> dict[str, Any]:
@@ -57,9 +61,17 @@ class Method:
     def check(self, options: dict[str, Any]) -> None:
         for name, value in options.items():
             if name not in self.options:
-                raise BadOption(f"option {name!r} of {self.name}", value, f"one of {', '.join(self.options) or 'no options'}")
+                raise BadOption(
+                    f"option {name!r} of {self.name}",
+                    value,
+                    f"one of {', '.join(self.options) or 'no options'}",
+                )
             if isinstance(self.options[name], int | float) and not isinstance(value, int | float):
-                raise BadOption(f"option {name!r} of {self.name}", value, f"a number such as {self.options[name]}")
+                raise BadOption(
+                    f"option {name!r} of {self.name}",
+                    value,
+                    f"a number such as {self.options[name]}",
+                )
 
 
 _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}, "prompt": {}}
@@ -79,7 +91,9 @@ def method(
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
         for architecture in architectures:
-            _METHODS[architecture][name] = Method(name, run, forwards, needs, class_specific, summary, unset or {})
+            _METHODS[architecture][name] = Method(
+                name, run, forwards, needs, class_specific, summary, unset or {}
+            )
         return run
 
     return register
@@ -97,5 +111,9 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
     if name in known:
         return known[name]
     if any(name in others for others in _METHODS.values()):
-        raise NotDefined(name, f"it is not for models of architecture {architecture!r}", f"Methods that are: {', '.join(sorted(known)) or 'none'}")
+        raise NotDefined(
+            name,
+            f"it is not for models of architecture {architecture!r}",
+            f"Methods that are: {', '.join(sorted(known)) or 'none'}",
+        )
     raise UnknownName("method", name, known)

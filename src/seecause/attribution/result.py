@@ -24,8 +24,9 @@ MAPS, MANIFEST = "maps.safetensors", "manifest.json"
 class Attribution:
     """Maps of a batch of images. Signed, never normalised.
 
-    `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh, gw, C'] on request;
-    `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method, options, model, data, versions.
+    `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh,
+    gw, C'] on request; `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method,
+    options, model, data, versions.
     """
 
     maps: Tensor
@@ -36,13 +37,17 @@ class Attribution:
     labels: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return f"Attribution({self.manifest.get('method')} on {self.manifest.get('model')}, maps {list(self.maps.shape)}, {', '.join(self.labels[:3])})"
+        return (
+            f"Attribution({self.manifest.get('method')} on {self.manifest.get('model')}, maps"
+            f" {list(self.maps.shape)}, {', '.join(self.labels[:3])})"
+        )
 
     def __len__(self) -> int:
         return len(self.maps)
 
     def pixels(self, mode: Upsampling = "bilinear") -> Tensor:
-        """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the upsampled patch grid."""
+        """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the
+        upsampled patch grid."""
         if self.native is not None:
             return self.native
         if mode not in ("nearest", "bilinear", "bicubic"):
@@ -58,13 +63,19 @@ class Attribution:
         return overlay(self.images[index], self.pixels()[index], **options)
 
     def save(self, folder: str | Path) -> Path:
-        """Write maps (safetensors) and manifest (JSON); the manifest comes last, so a folder that has one is complete.
+        """Write maps (safetensors) and manifest (JSON); the manifest comes last, so a folder that
+        has one is complete.
 
         Pictures are for looking at: they are kept in 8 bits, a quarter of the space.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"maps": self.maps, "images": (self.images * 255).round().to(torch.uint8), "native": self.native, "class_maps": self.class_maps}
+        tensors = {
+            "maps": self.maps,
+            "images": (self.images * 255).round().to(torch.uint8),
+            "native": self.native,
+            "class_maps": self.class_maps,
+        }
         kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
         (folder / MAPS).write_bytes(save(kept))  # save_file would keep the file to its owner
         written = json.dumps({**self.manifest, "labels": self.labels}, indent=2)
@@ -76,18 +87,32 @@ class Attribution:
         """Read what `save` wrote."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file() or not (folder / MAPS).is_file():
-            raise DataMissing(str(folder), f"no {MAPS} and {MANIFEST} there", "give a folder that Attribution.save wrote")
+            raise DataMissing(
+                str(folder),
+                f"no {MAPS} and {MANIFEST} there",
+                "give a folder that Attribution.save wrote",
+            )
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         labels = manifest.pop("labels", [])
         tensors = load_file(folder / MAPS)
-        return cls(manifest=manifest, labels=labels, **{**tensors, "images": tensors["images"].to(tensors["maps"].dtype) / 255})
+        return cls(
+            manifest=manifest,
+            labels=labels,
+            **{**tensors, "images": tensors["images"].to(tensors["maps"].dtype) / 255},
+        )
 
     def _repr_html_(self) -> str:
         """What notebooks show: the first pictures with their maps."""
         from seecause.report.overlay import data_uri
 
-        shown = "".join(f'<img src="{data_uri(self.overlay(i))}" title="{escape(self._label(i))}">' for i in range(min(len(self), 8)))
-        return f"<div>{shown}<p>{escape(str(self.manifest.get('method', '')))} on {escape(str(self.manifest.get('model', '')))}</p></div>"
+        shown = "".join(
+            f'<img src="{data_uri(self.overlay(i))}" title="{escape(self._label(i))}">'
+            for i in range(min(len(self), 8))
+        )
+        return (
+            f"<div>{shown}<p>{escape(str(self.manifest.get('method', '')))} on"
+            f" {escape(str(self.manifest.get('model', '')))}</p></div>"
+        )
 
     def _label(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else ""

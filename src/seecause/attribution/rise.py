@@ -1,10 +1,12 @@
 """RISE (Petsiuk et al. 2018): what do the random masks have in common that keep the answer?
 
-A coarse grid of s x s cells, each open with probability p, is enlarged smoothly and shifted at random into a mask m_k; the map is the mean of the
-masks, weighted by the class score of what they leave visible:
+A coarse grid of s x s cells, each open with probability p, is enlarged smoothly and shifted at
+random into a mask m_k; the map is the mean of the masks, weighted by the class score of what they
+leave visible:
     S = sum_k f(x * m_k) m_k / (n p)                                          (eq. 6)
-or, with `normalise="mask"`, divided by sum_k m_k at each pixel, which is steadier for few masks. Covered pixels are 0 in normalised space.
-Masks come from `seed` alone, so every image meets the same ones. Not done: no early stop, and no estimate of the error (try two seeds).
+or, with `normalise="mask"`, divided by sum_k m_k at each pixel, which is steadier for few masks.
+Covered pixels are 0 in normalised space. Masks come from `seed` alone, so every image meets the
+same ones. Not done: no early stop, and no estimate of the error (try two seeds).
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from seecause.target import Score, Target, spread
 Normalise = Literal["expected", "mask"]
 
 
-@method("rise", forwards="4000", needs="logits", architectures=("transformer", "conv"), unset={"classes": ONE_CLASS})
+@method(
+    "rise",
+    forwards="4000",
+    needs="logits",
+    architectures=("transformer", "conv"),
+    unset={"classes": ONE_CLASS},
+)
 @torch.no_grad()
 def rise(
     model: ImageModel,
@@ -47,27 +55,52 @@ def rise(
     if normalise not in get_args(Normalise):
         raise BadOption("normalise", normalise, f"one of {', '.join(get_args(Normalise))}")
     if masks < 1 or cells < 1 or not 0 < p <= 1:
-        raise BadOption("masks, cells, p", (masks, cells, p), "at least one mask, one cell, and a probability above 0")
-    grid, size, each = model.check(images).grid, (images.shape[-2], images.shape[-1]), model.forward_bytes(model.check(images))
-    fitting = fit(len(images), each, images.device)  # images that run together, each behind `together` masks
+        raise BadOption(
+            "masks, cells, p",
+            (masks, cells, p),
+            "at least one mask, one cell, and a probability above 0",
+        )
+    grid, size, each = (
+        model.check(images).grid,
+        (images.shape[-2], images.shape[-1]),
+        model.forward_bytes(model.check(images)),
+    )
+    fitting = fit(
+        len(images), each, images.device
+    )  # images that run together, each behind `together` masks
     bound = target.bind(batched(model, images, fitting)) if target.open else target
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
     together = fit(masks, fitting * each, images.device)
     weight: Tensor | float = masks * p
     if normalise == "mask":
-        weight = sum((part.sum(dim=0) for part in in_chunks(draw, masks, together)), torch.zeros(size, dtype=torch.float64, device=images.device))  # [H, W]
+        weight = sum(
+            (part.sum(dim=0) for part in in_chunks(draw, masks, together)),
+            torch.zeros(size, dtype=torch.float64, device=images.device),
+        )  # [H, W]
         weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
 
     def some(shown: Tensor, asked: Target, a: int, b: int) -> tuple[Tensor, Tensor | None]:
         chosen = draw(a, b)  # [m, H, W]
-        logits = model((shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)).unflatten(0, (len(shown), b - a))  # [B, m, C]
+        logits = model((shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)).unflatten(
+            0, (len(shown), b - a)
+        )  # [B, m, C]
         scores = asked.score(logits, score, sigmoid=model.sigmoid)
         weighted = (chosen / weight).to(scores)
         native = torch.einsum("bm,mhw->bhw", scores, weighted)
         if classes is None:
             return native, None
         answers = spread(logits.to(scores.dtype), score, sigmoid=model.sigmoid)
-        answers = answers if classes == "all" else answers[..., [model.class_index(c) for c in ([classes] if isinstance(classes, str | int) else classes)]]
+        answers = (
+            answers
+            if classes == "all"
+            else answers[
+                ...,
+                [
+                    model.class_index(c)
+                    for c in ([classes] if isinstance(classes, str | int) else classes)
+                ],
+            ]
+        )
         return native, torch.einsum("bmc,mn->bnc", answers, _by_patch(weighted, grid))
 
     def over_masks(first: int, last: int) -> tuple[Tensor, Tensor | None]:
@@ -75,13 +108,27 @@ def rise(
         return _sums(in_chunks(run, masks, together, what="masks"))
 
     found = list(in_chunks(over_masks, len(images), fitting, what="images"))
-    native, every = torch.cat([maps for maps, _ in found]), [part for _, part in found if part is not None]
-    return Maps(_by_patch(native, grid), bound, native=native, class_maps=torch.cat(every) if every else None)
+    native, every = (
+        torch.cat([maps for maps, _ in found]),
+        [part for _, part in found if part is not None],
+    )
+    return Maps(
+        _by_patch(native, grid),
+        bound,
+        native=native,
+        class_maps=torch.cat(every) if every else None,
+    )
 
 
 def _sums(parts: Iterable[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
     """Maps and class maps of all chunks, added up as they come."""
-    return reduce(lambda one, two: (one[0] + two[0], None if one[1] is None or two[1] is None else one[1] + two[1]), parts)
+    return reduce(
+        lambda one, two: (
+            one[0] + two[0],
+            None if one[1] is None or two[1] is None else one[1] + two[1],
+        ),
+        parts,
+    )
 
 
 def _by_patch(maps: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -89,15 +136,35 @@ def _by_patch(maps: Tensor, grid: tuple[int, int]) -> Tensor:
     return F.adaptive_avg_pool2d(maps[:, None], grid).flatten(1)
 
 
-def random_masks(count: int, cells: int, p: float, size: tuple[int, int], *, seed: int, device: torch.device | str = "cpu") -> Callable[[int, int], Tensor]:
-    """`draw(a, b)` gives masks a..b of `count`, [b - a, H, W] in [0, 1], whatever was drawn before."""
+def random_masks(
+    count: int,
+    cells: int,
+    p: float,
+    size: tuple[int, int],
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Callable[[int, int], Tensor]:
+    """`draw(a, b)` gives masks a..b of `count`, [b - a, H, W] in [0, 1], whatever was drawn
+    before."""
     generator = torch.Generator().manual_seed(seed)
-    open_cells = (torch.rand(count, 1, cells, cells, generator=generator, dtype=torch.float64) < p).double()
+    open_cells = (
+        torch.rand(count, 1, cells, cells, generator=generator, dtype=torch.float64) < p
+    ).double()
     cell = [math.ceil(side / cells) for side in size]  # pixels
     shifts = [torch.randint(pixels, (count,), generator=generator).tolist() for pixels in cell]
 
     def draw(a: int, b: int) -> Tensor:
-        smooth = F.interpolate(open_cells[a:b].to(device), size=[(cells + 1) * pixels for pixels in cell], mode="bilinear")[:, 0]
-        return torch.stack([mask[y : y + size[0], x : x + size[1]] for mask, y, x in zip(smooth, *(s[a:b] for s in shifts), strict=True)])
+        smooth = F.interpolate(
+            open_cells[a:b].to(device),
+            size=[(cells + 1) * pixels for pixels in cell],
+            mode="bilinear",
+        )[:, 0]
+        return torch.stack(
+            [
+                mask[y : y + size[0], x : x + size[1]]
+                for mask, y, x in zip(smooth, *(s[a:b] for s in shifts), strict=True)
+            ]
+        )
 
     return draw

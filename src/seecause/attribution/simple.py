@@ -1,8 +1,10 @@
-"""Simple insertion and deletion (CAAP, table 12): the same neighbourhoods, moved as pixels instead of activations.
+"""Simple insertion and deletion (CAAP, table 12): the same neighbourhoods, moved as pixels instead
+of activations.
 
-Insertion pastes the picture's pixels at S(i) into the blank and reads the class score; deletion covers them with the blank and takes the
-drop of the score. One forward per patch. For patch embeddings without overlap this is activation patching at the embedding
-(l_s = l_e = 0, tail = all), which the tests use as a cross-check of the engine.
+Insertion pastes the picture's pixels at S(i) into the blank and reads the class score; deletion
+covers them with the blank and takes the drop of the score. One forward per patch. For patch
+embeddings without overlap this is activation patching at the embedding (l_s = l_e = 0, tail = all),
+which the tests use as a cross-check of the engine.
 """
 
 from __future__ import annotations
@@ -53,21 +55,30 @@ def simple_deletion(
     bound = target.bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid)
     empty, marks = _prepare(model, images, select, blank, seed)
-    return Maps(plain[:, None] - _scores(model, images, empty.expand_as(images), marks, bound, score), bound)
+    return Maps(
+        plain[:, None] - _scores(model, images, empty.expand_as(images), marks, bound, score), bound
+    )
 
 
-def _prepare(model: ImageModel, images: Tensor, select: Select | Tensor, blank: Blank | Tensor, seed: int) -> tuple[Tensor, Tensor]:
+def _prepare(
+    model: ImageModel, images: Tensor, select: Select | Tensor, blank: Blank | Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
     """The blank [1, 3, H, W] and the pixels of every neighbourhood [N, H, W]."""
     layout = model.check(images)
     size = (images.shape[-2], images.shape[-1])
-    chosen = selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)  # [N, gh, gw]
+    chosen = (
+        selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)
+    )  # [N, gh, gw]
     high, wide = size[0] // layout.grid[0], size[1] // layout.grid[1]
     marks = chosen.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)  # [N, H, W]
     return blank_image(model, size, blank, seed=seed), marks
 
 
-def _scores(model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score) -> Tensor:
-    """Scores [B, N] of `below` with `above` pasted at each mark; as many at a time as fit, of whatever images."""
+def _scores(
+    model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, target: Target, score: Score
+) -> Tensor:
+    """Scores [B, N] of `below` with `above` pasted at each mark; as many at a time as fit, of
+    whatever images."""
     n, total = len(marks), len(below) * len(marks)
 
     def some(a: int, b: int) -> Tensor:
@@ -82,4 +93,6 @@ def _scores(model: ImageModel, below: Tensor, above: Tensor, marks: Tensor, targ
 
 def _plain(model: ImageModel, images: Tensor) -> Tensor:
     """Logits of the pictures as they are, [B, C]."""
-    return batched(model, images, fit(len(images), model.forward_bytes(model.check(images)), images.device))
+    return batched(
+        model, images, fit(len(images), model.forward_bytes(model.check(images)), images.device)
+    )

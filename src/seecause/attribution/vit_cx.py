@@ -1,9 +1,12 @@
 """ViT-CX (Xie et al. 2023): masks made of the model's own features, weighted by what they cause.
 
-The channels of the last block's normed input, enlarged to pixels and scaled to [0, 1], are clustered (cosine distance, complete linkage); the sum
-of a cluster, scaled again, is a mask m_k. What it covers gets faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose own effect is taken off again:
-    c_k = f(x m_k + e_k) - f(x + e_k) + f(x),     S = (1 / M) sum_k c_k m_k / sum_k m_k        (pixel by pixel)
-M depends on the picture. A flat channel makes an empty mask, and a pixel no mask shows gets 0. Noise comes from `seed` alone.
+The channels of the last block's normed input, enlarged to pixels and scaled to [0, 1], are
+clustered (cosine distance, complete linkage); the sum of a cluster, scaled again, is a mask m_k.
+What it covers gets faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose own effect is taken off again:
+    c_k = f(x m_k + e_k) - f(x + e_k) + f(x),     S = (1 / M) sum_k c_k m_k / sum_k m_k
+    (pixel by pixel)
+M depends on the picture. A flat channel makes an empty mask, and a pixel no mask shows gets 0.
+Noise comes from `seed` alone.
 """
 
 from __future__ import annotations
@@ -25,11 +28,28 @@ from seecause.target import Score, Target
 
 @method("vit-cx", forwards="1 + 2 M (M masks, by picture)", needs="activations")
 @torch.no_grad()
-def vit_cx(model: VisionModel, images: Tensor, target: Target, *, threshold: float = 0.1, noise: float = 0.1, score: Score = "prob", seed: int = 0) -> Maps:
+def vit_cx(
+    model: VisionModel,
+    images: Tensor,
+    target: Target,
+    *,
+    threshold: float = 0.1,
+    noise: float = 0.1,
+    score: Score = "prob",
+    seed: int = 0,
+) -> Maps:
     """The model's own features as masks, weighted by the score they cause."""
     if threshold <= 0 or noise < 0:
-        raise BadOption("threshold, noise", (threshold, noise), "a cosine distance above 0 and a standard deviation of at least 0")
-    layout, size, last = model.check(images), (images.shape[-2], images.shape[-1]), model.n_layers - 1
+        raise BadOption(
+            "threshold, noise",
+            (threshold, noise),
+            "a cosine distance above 0 and a standard deviation of at least 0",
+        )
+    layout, size, last = (
+        model.check(images),
+        (images.shape[-2], images.shape[-1]),
+        model.n_layers - 1,
+    )
 
     def features(a: int, b: int) -> tuple[Tensor, Tensor]:
         trace = record(model, images[a:b], states=[last])
@@ -37,27 +57,53 @@ def vit_cx(model: VisionModel, images: Tensor, target: Target, *, threshold: flo
         normed = model.blocks[last].norm(trace.states[last])[:, layout.patches]  # [b, N, D]
         return normed.transpose(1, 2).unflatten(2, layout.grid), trace.logits
 
-    found = list(in_chunks(features, len(images), fit(len(images), model.forward_bytes(layout), images.device), what="images"))
-    channels, plain = (torch.cat(parts) for parts in zip(*found, strict=True))  # [B, D, gh, gw], [B, C]
+    found = list(
+        in_chunks(
+            features,
+            len(images),
+            fit(len(images), model.forward_bytes(layout), images.device),
+            what="images",
+        )
+    )
+    channels, plain = (
+        torch.cat(parts) for parts in zip(*found, strict=True)
+    )  # [B, D, gh, gw], [B, C]
     bound = target.bind(plain)
-    clusters = [cluster(one, size, threshold=threshold) for one in channels]  # one [M, gh, gw] for each image
-    owner = torch.arange(len(images)).repeat_interleave(torch.tensor([len(c) for c in clusters])).to(images.device)
+    clusters = [
+        cluster(one, size, threshold=threshold) for one in channels
+    ]  # one [M, gh, gw] for each image
+    owner = (
+        torch.arange(len(images))
+        .repeat_interleave(torch.tensor([len(c) for c in clusters]))
+        .to(images.device)
+    )
     number = torch.cat([torch.arange(len(c)) for c in clusters]).tolist()
     coarse = torch.cat(clusters)
-    seeds = torch.randint(2**31, (channels.shape[1],), generator=torch.Generator().manual_seed(seed)).tolist()
+    seeds = torch.randint(
+        2**31, (channels.shape[1],), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
     def some(a: int, b: int) -> tuple[Tensor, Tensor]:
         mine, pictures = owner[a:b], images[owner[a:b]]
         masks = scaled(_enlarge(coarse[a:b], size))[:, None]  # [m, 1, H, W]
         faint = noise * (1 - masks) * _noise([seeds[k] for k in number[a:b]], pictures)
-        logits = model(torch.cat([pictures * masks + faint, pictures + faint])).unflatten(0, (2, b - a))
-        shown, disturbed = (bound.take(mine).score(part, score, sigmoid=model.sigmoid) for part in logits)
+        logits = model(torch.cat([pictures * masks + faint, pictures + faint])).unflatten(
+            0, (2, b - a)
+        )
+        shown, disturbed = (
+            bound.take(mine).score(part, score, sigmoid=model.sigmoid) for part in logits
+        )
         return shown - disturbed, masks[:, 0]
 
     whole = bound.score(plain, score, sigmoid=model.sigmoid)
     total, cover = whole.new_zeros(2, len(images), *size)
     start = 0
-    for change, masks in in_chunks(some, len(owner), fit(len(owner), 2 * model.forward_bytes(layout), images.device), what="masks"):
+    for change, masks in in_chunks(
+        some,
+        len(owner),
+        fit(len(owner), 2 * model.forward_bytes(layout), images.device),
+        what="masks",
+    ):
         mine = owner[start : start + len(masks)]
         cause = change + whole[mine]
         total.index_add_(0, mine, cause[:, None, None] * masks.to(total.dtype))
@@ -65,13 +111,20 @@ def vit_cx(model: VisionModel, images: Tensor, target: Target, *, threshold: flo
         start += len(masks)
     count = torch.bincount(owner, minlength=len(images))[:, None, None]
     native = total / (count * cover.clamp_min(torch.finfo(cover.dtype).tiny))
-    return Maps(F.adaptive_avg_pool2d(native[:, None], layout.grid).flatten(1), bound, native=native, said={"masks": count.flatten().tolist()})
+    return Maps(
+        F.adaptive_avg_pool2d(native[:, None], layout.grid).flatten(1),
+        bound,
+        native=native,
+        said={"masks": count.flatten().tolist()},
+    )
 
 
 def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:
-    """Channels [D, gh, gw] of one image -> sums of alike ones, [M, gh, gw]; alike at full size, where masks are used.
+    """Channels [D, gh, gw] of one image -> sums of alike ones, [M, gh, gw]; alike at full size,
+    where masks are used.
 
-    Enlarging is linear and keeps constants, so a channel scaled by its enlarged range can be summed while it is small.
+    Enlarging is linear and keeps constants, so a channel scaled by its enlarged range can be summed
+    while it is small.
     """
     large = _enlarge(channels, size).flatten(1)  # [D, H*W]
     low, high = large.amin(dim=1, keepdim=True), large.amax(dim=1, keepdim=True)
@@ -81,7 +134,9 @@ def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Ten
     distance = (1 - masks @ masks.T).double().cpu().numpy()
     if len(distance) == 1:
         return small.unflatten(1, channels.shape[1:])
-    labels = AgglomerativeClustering(n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold).fit_predict(distance)
+    labels = AgglomerativeClustering(
+        n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold
+    ).fit_predict(distance)
     member = F.one_hot(torch.from_numpy(labels)).to(small)  # [D, M]
     return (member.T @ small).unflatten(1, channels.shape[1:])
 
@@ -97,7 +152,15 @@ def _enlarge(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _noise(seeds: Sequence[int], like: Tensor) -> Tensor:
-    """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]. Pictures share their seeds, so each is drawn once."""
+    """One draw of N(0, 1) for each seed, shaped like a picture: [m, 3, H, W]. Pictures share their
+    seeds, so each is drawn once."""
     places = {own: place for place, own in enumerate(dict.fromkeys(seeds))}
-    drawn = torch.stack([torch.randn(like.shape[1:], generator=torch.Generator().manual_seed(own), dtype=torch.float32) for own in places]).to(like)
+    drawn = torch.stack(
+        [
+            torch.randn(
+                like.shape[1:], generator=torch.Generator().manual_seed(own), dtype=torch.float32
+            )
+            for own in places
+        ]
+    ).to(like)
     return drawn[torch.tensor([places[own] for own in seeds], device=like.device)]

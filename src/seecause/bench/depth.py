@@ -1,8 +1,11 @@
-"""Where the class token looks, block by block: its attention to a patch of the object and to a patch of the background.
+"""Where the class token looks, block by block: its attention to a patch of the object and to a
+patch of the background.
 
     a_l(p)        attention of the class token to patch p in block l, mean over heads
-    object_l      sum_p a_l(p) w(p) / sum_p w(p),   w(p) the share of patch p that the object covers; likewise for the background
-A model that looks at the object has the first above the second; 1 / tokens is where both would be if it looked everywhere alike.
+    object_l      sum_p a_l(p) w(p) / sum_p w(p),   w(p) the share of patch p that the object
+    covers; likewise for the background
+A model that looks at the object has the first above the second; 1 / tokens is where both would be
+if it looked everywhere alike.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ FILE = "depth.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Depth:
-    """Attention to one patch of the object and of the background, [B, L] float64; NaN for an image without one of them."""
+    """Attention to one patch of the object and of the background, [B, L] float64; NaN for an image
+    without one of them."""
 
     on_object: Tensor
     on_background: Tensor
@@ -41,17 +45,26 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
     layout = model.check(images)
     assert layout.class_index is not None
     counted = masks != IGNORE
-    wanted = torch.stack([(masks != 0) & counted, (masks == 0) & counted], dim=1).double()  # [B, 2, H, W]
+    wanted = torch.stack(
+        [(masks != 0) & counted, (masks == 0) & counted], dim=1
+    ).double()  # [B, 2, H, W]
     share = F.adaptive_avg_pool2d(wanted, layout.grid).flatten(2).to(images.device)  # [B, 2, N]
     share = share / share.sum(dim=2, keepdim=True)
 
     def some(a: int, b: int) -> Tensor:
-        rows = [probs[:, :, layout.class_index, layout.patches].mean(dim=1).double() for probs in attention_probs(model, images[a:b])]
-        return torch.stack([(share[a:b] * row[:, None]).sum(dim=2) for row in rows[: model.n_layers]], dim=2)  # [b, 2, L]
+        rows = [
+            probs[:, :, layout.class_index, layout.patches].mean(dim=1).double()
+            for probs in attention_probs(model, images[a:b])
+        ]
+        return torch.stack(
+            [(share[a:b] * row[:, None]).sum(dim=2) for row in rows[: model.n_layers]], dim=2
+        )  # [b, 2, L]
 
     block = model.blocks[0]
     each = model.forward_bytes(layout) + 3 * block.heads * layout.tokens**2 * 4
-    found = torch.cat(list(in_chunks(some, len(images), fit(len(images), each, images.device), what="images"))).cpu()
+    found = torch.cat(
+        list(in_chunks(some, len(images), fit(len(images), each, images.device), what="images"))
+    ).cpu()
     return Depth(found[:, 0], found[:, 1], 1 / layout.tokens)
 
 
@@ -67,7 +80,8 @@ def why_not(worker: Worker) -> str:
 
 
 def save_depth(store: Store, worker: Worker) -> None:
-    """The curve of all pictures of a run, for its report; one forward each. Nothing is written where there can be none."""
+    """The curve of all pictures of a run, for its report; one forward each. Nothing is written
+    where there can be none."""
     (store.folder / FILE).unlink(missing_ok=True)
     if why_not(worker):
         return
@@ -81,8 +95,14 @@ def save_depth(store: Store, worker: Worker) -> None:
             if batch is not None and batch.masks is not None:
                 found.append(attention_by_depth(worker.model, batch.images, batch.masks))
     if found:
-        joined = {name: torch.cat([getattr(part, name) for part in found]) for name in ("on_object", "on_background")}
-        place(store.folder / FILE, save({**joined, "uniform": torch.tensor(found[0].uniform, dtype=torch.float64)}))
+        joined = {
+            name: torch.cat([getattr(part, name) for part in found])
+            for name in ("on_object", "on_background")
+        }
+        place(
+            store.folder / FILE,
+            save({**joined, "uniform": torch.tensor(found[0].uniform, dtype=torch.float64)}),
+        )
 
 
 def read_depth(store: Store) -> Depth | None:

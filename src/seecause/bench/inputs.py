@@ -1,4 +1,5 @@
-"""What a shard depends on besides its options: the bytes of its own samples, and the code that reads and explains them."""
+"""What a shard depends on besides its options: the bytes of its own samples, and the code that
+reads and explains them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,28 @@ from seecause.data.dataset import Dataset
 from seecause.data.photos import Photo, Photos
 from seecause.errors import BadImage, DataMissing
 
-LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy", "scipy", "scikit-learn", "pillow")
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pillow",
+)
 ABOVE = ("report", "demo", "cli")  # packages that draw and ask; nothing in them decides a number
 
 
 @cache
 def versions() -> dict[str, str]:
     """Of everything that can change a bit of the rows; `source` is a digest of our own files."""
-    return {"python": platform.python_version(), "seecause": seecause.__version__, "source": source_digest(), **{name: version(name) for name in LIBRARIES}}
+    return {
+        "python": platform.python_version(),
+        "seecause": seecause.__version__,
+        "source": source_digest(),
+        **{name: version(name) for name in LIBRARIES},
+    }
 
 
 @cache
@@ -36,12 +51,15 @@ def source_digest() -> str:
 
 
 def sample_digests(data: Dataset) -> list[str]:
-    """One for each sample, whatever else is in the dataset. Files are read to their end; generated samples are told by their generator."""
+    """One for each sample, whatever else is in the dataset. Files are read to their end; generated
+    samples are told by their generator."""
     if isinstance(data, Photos):
         lists = [_of_file(path) for path in data.lists]
         return [_of_photo(photo, lists) for photo in data.photos]
     if isinstance(data, CrittersData):
-        first = data[0].image.numpy().tobytes() if len(data) else b""  # a change of the renderer shows
+        first = (
+            data[0].image.numpy().tobytes() if len(data) else b""
+        )  # a change of the renderer shows
         return [_short(f"{data.name} {index} ".encode() + first) for index in range(len(data))]
     return [_of_sample(data, index) for index in range(len(data))]
 
@@ -51,7 +69,16 @@ def joined(digests: list[str]) -> str:
 
 
 def _of_photo(photo: Photo, lists: list[str]) -> str:
-    known = [photo.id, photo.label, photo.group, photo.box, photo.points, _of_file(photo.path), photo.mask and _of_file(photo.mask), lists]
+    known = [
+        photo.id,
+        photo.label,
+        photo.group,
+        photo.box,
+        photo.points,
+        _of_file(photo.path),
+        photo.mask and _of_file(photo.mask),
+        lists,
+    ]
     return _short(repr(known).encode())
 
 
@@ -60,7 +87,10 @@ def _of_sample(data: Dataset, index: int) -> str:
         sample = data[index]
     except (BadImage, DataMissing) as hole:
         return _short(str(hole).encode())
-    parts = [None if part is None else part.numpy().tobytes() for part in (sample.image, sample.mask, sample.points)]
+    parts = [
+        None if part is None else part.numpy().tobytes()
+        for part in (sample.image, sample.mask, sample.points)
+    ]
     return _short(repr([sample.id, sample.label, sample.group, sample.box, *parts]).encode())
 
 

@@ -1,4 +1,5 @@
-"""The metrics of a benchmark: those of `seecause.metrics`, by groups that share their work, with what a run needs to know about each.
+"""The metrics of a benchmark: those of `seecause.metrics`, by groups that share their work, with
+what a run needs to know about each.
 
 paper   insertion, deletion and their difference, AUPR_1, AUPR_0, pointing game
 all     everything; sanity checks and truth explain every picture again, some dozens of times
@@ -22,26 +23,41 @@ from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import METRICS, Curves, Given, PartScores, PartTruth
 from seecause.models.base import ImageModel
 
-GROUP = {column: group for group, metric in METRICS.items() for column in metric.columns}  # of each metric
-SETS = {"paper": ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing"), "all": tuple(GROUP)}
+GROUP = {
+    column: group for group, metric in METRICS.items() for column in metric.columns
+}  # of each metric
+SETS = {
+    "paper": ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing"),
+    "all": tuple(GROUP),
+}
 FAMILIES = {  # tables with many columns are cut into these
     "curves": ("insertion-deletion", "perturbation"),
     "removal": ("removal", "road", "saco"),
-    "correlation with the drop of the score": ("mu-fidelity", "sensitivity-n", "faithfulness-estimate", "infidelity"),
+    "correlation with the drop of the score": (
+        "mu-fidelity",
+        "sensitivity-n",
+        "faithfulness-estimate",
+        "infidelity",
+    ),
     "place of the object": ("localization", "energy"),
     "the map itself": ("complexity", "stability"),
     "sanity checks": ("random-logit", "parameter-randomisation"),
     "truth by re-rendering": ("parts",),
 }
-UNDEFINED = "not defined for this picture"  # a question that does not arise, unlike one that could not be answered
+UNDEFINED = (  # a question that does not arise, unlike one that could not be answered
+    "not defined for this picture"
+)
 NO_MASK = "no mask: this dataset has none"
-DEFAULTS = {"infidelity": {"scaled": True}}  # where a benchmark's differs from the library's: unscaled, the smallest numbers win
+DEFAULTS = {
+    "infidelity": {"scaled": True}
+}  # where a benchmark's differs from the library's: unscaled, the smallest numbers win
 _NOT_OPTIONS = ("truth", "rewrap")  # what callers in Python may hand over
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Values [B] by metric, NaN where an image has none and `reasons` says why; `kept` is what the report draws."""
+    """Values [B] by metric, NaN where an image has none and `reasons` says why; `kept` is what the
+    report draws."""
 
     values: dict[str, Tensor]
     reasons: Sequence[str]  # "" for measured images
@@ -57,11 +73,16 @@ class Measured:
 def group_options(group: str) -> dict[str, Any]:
     """Keyword options of a group and their defaults in a benchmark."""
     found = inspect.signature(METRICS[group].run).parameters.values()
-    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS} | DEFAULTS.get(group, {})
+    return {
+        p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS
+    } | DEFAULTS.get(group, {})
 
 
-def run_group(group: str, given: Given, options: Mapping[str, Any], *, truth: PartTruth | None = None) -> Measured:
-    """Measure. What a method or model does not define is a reason, not the end of the shard. `truth` saves rendering it again."""
+def run_group(
+    group: str, given: Given, options: Mapping[str, Any], *, truth: PartTruth | None = None
+) -> Measured:
+    """Measure. What a method or model does not define is a reason, not the end of the shard.
+    `truth` saves rendering it again."""
     metric, protocol = METRICS[group], {"metric": group, **options}
     count = 0 if given.images is None else len(given.images)
     if "masks" in metric.missing(given):
@@ -70,8 +91,12 @@ def run_group(group: str, given: Given, options: Mapping[str, Any], *, truth: Pa
         found = metric.result(given, **options, **({"truth": truth} if group == "parts" else {}))
     except NotDefined as refused:
         return _nothing(group, count, str(refused), protocol)
-    protocol |= {key: value for key, value in getattr(found, "protocol", {}).items() if key != "target"}  # rows have a column for it
-    return Measured(metric.read(found), getattr(found, "reasons", None) or [""] * count, protocol, _kept(found))
+    protocol |= {
+        key: value for key, value in getattr(found, "protocol", {}).items() if key != "target"
+    }  # rows have a column for it
+    return Measured(
+        metric.read(found), getattr(found, "reasons", None) or [""] * count, protocol, _kept(found)
+    )
 
 
 def higher_is_better(metric: str) -> bool:
@@ -90,11 +115,16 @@ def groups_of(metrics: Iterable[str]) -> list[str]:
 
 
 def family_of(metric: str) -> str:
-    return next((family for family, groups in FAMILIES.items() if group_of(metric) in groups), "other")
+    return next(
+        (family for family, groups in FAMILIES.items() if group_of(metric) in groups), "other"
+    )
 
 
-def pick_metrics(words: Iterable[str], model: ImageModel, data: Dataset) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The metrics that words and names of sets ask for, and why some of a set are left out. What was named itself must be possible."""
+def pick_metrics(
+    words: Iterable[str], model: ImageModel, data: Dataset
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The metrics that words and names of sets ask for, and why some of a set are left out. What
+    was named itself must be possible."""
     picked: dict[str, None] = {}
     left_out: dict[str, str] = {}
     for word in words:
@@ -123,11 +153,19 @@ def lacking(group: str, model: ImageModel, data: Dataset) -> str:
 
 def has_masks(data: Dataset) -> bool:
     """Whether some sample has a mask; no file is read to tell."""
-    return isinstance(data, CrittersData) or (isinstance(data, Photos) and data.read_mask is not None and any(photo.mask for photo in data.photos))
+    return isinstance(data, CrittersData) or (
+        isinstance(data, Photos)
+        and data.read_mask is not None
+        and any(photo.mask for photo in data.photos)
+    )
 
 
 def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Measured:
-    return Measured(dict.fromkeys(METRICS[group].columns, torch.full((count,), torch.nan, dtype=torch.float64)), [why] * count, protocol)
+    return Measured(
+        dict.fromkeys(METRICS[group].columns, torch.full((count,), torch.nan, dtype=torch.float64)),
+        [why] * count,
+        protocol,
+    )
 
 
 def _kept(found: Any) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""Options of methods and metrics, checked before anything runs: names, kinds of values, and whatever they refuse themselves.
+"""Options of methods and metrics, checked before anything runs: names, kinds of values, and
+whatever they refuse themselves.
 
-A method is called on an empty picture and stopped where the model would run. A metric gets one made-up answer, for the plain picture, and is stopped
-where it would ask about a changed one."""
+A method is called on an empty picture and stopped where the model would run. A metric gets one
+made-up answer, for the plain picture, and is stopped where it would ask about a changed one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class _Reached(RuntimeError):
     """The model would run now: the options were accepted."""
 
 
-def method_options(name: str, given: Mapping[str, Any], seed: int, model: ImageModel) -> dict[str, Any]:
+def method_options(
+    name: str, given: Mapping[str, Any], seed: int, model: ImageModel
+) -> dict[str, Any]:
     """All options of a method, defaults filled in; refused if the method would refuse them."""
     entry = find(name, model.architecture)
     entry.check(dict(given))
@@ -37,12 +40,16 @@ def method_options(name: str, given: Mapping[str, Any], seed: int, model: ImageM
     return options
 
 
-def measure_options(group: str, given: Mapping[str, Any], seed: int, model: ImageModel) -> dict[str, Any]:
+def measure_options(
+    group: str, given: Mapping[str, Any], seed: int, model: ImageModel
+) -> dict[str, Any]:
     """The same for a group of metrics."""
     known = group_options(group)
     for name, value in given.items():
         if name not in known:
-            raise BadOption(f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}")
+            raise BadOption(
+                f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}"
+            )
     check_kinds(METRICS[group].run, group, given)
     options = {**known, **({"seed": seed} if "seed" in known else {}), **given}
     if options:
@@ -55,24 +62,33 @@ def check_kinds(run: Callable[..., Any], name: str, given: Mapping[str, Any]) ->
     hints = get_type_hints(inspect.unwrap(run))
     for option, value in given.items():
         if not accepts(hints[option], value):
-            raise BadOption(f"option {option!r} of {name}", value, " or ".join(_words(hints[option])))
+            raise BadOption(
+                f"option {option!r} of {name}", value, " or ".join(_words(hints[option]))
+            )
 
 
 def accepts(hint: Any, value: Any) -> bool:
-    """Whether a value is of the kind an annotation tells. A tuple may come back as a list: manifests are JSON."""
+    """Whether a value is of the kind an annotation tells. A tuple may come back as a list:
+    manifests are JSON."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(accepts(part, value) for part in parts)
     if kind is Literal:
         return any(value == part and type(value) is type(part) for part in parts)
     if kind is tuple and ... not in parts:
-        return isinstance(value, tuple | list) and len(value) == len(parts) and all(map(accepts, parts, value))
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(parts)
+            and all(map(accepts, parts, value))
+        )
     if kind is not None and isinstance(kind, type) and issubclass(kind, Sequence):
         return isinstance(value, tuple | list) and all(accepts(parts[0], item) for item in value)
     if hint in (None, type(None)):
         return value is None
     if hint in (int, float):
-        return not isinstance(value, bool) and isinstance(value, int | float if hint is float else int)
+        return not isinstance(value, bool) and isinstance(
+            value, int | float if hint is float else int
+        )
     return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
@@ -91,22 +107,29 @@ def _words(hint: Any) -> Iterator[str]:
     elif hint in (None, type(None)):
         yield "None"
     elif hint is not Tensor:
-        yield {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(hint, str(hint))
+        yield {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(
+            hint, str(hint)
+        )
 
 
 def _dry_run(run: Callable[..., Any], model: ImageModel, options: Mapping[str, Any]) -> None:
-    """Call a method on one empty picture and stop where the model would run: what it checks before that is checked now."""
+    """Call a method on one empty picture and stop where the model would run: what it checks before
+    that is checked now."""
     empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
     target = parse(model, 0, 1)  # counts the classes, which may run the model once
     with _halted(model.module):
         try:
             run(model, empty, target, **options)
-        except (_Reached, NotDefined):  # what a readout does not define is a hole of the run, and no mistake
+        except (
+            _Reached,
+            NotDefined,
+        ):  # what a readout does not define is a hole of the run, and no mistake
             return
 
 
 class _Answers:
-    """A model that answers once, with nothing: metrics look at their options after they have seen the plain picture's score."""
+    """A model that answers once, with nothing: metrics look at their options after they have seen
+    the plain picture's score."""
 
     def __init__(self, model: ImageModel):
         self._model, self._asked = model, False
@@ -128,11 +151,25 @@ def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) 
         raise _Reached
 
     empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
-    maps, masks = (torch.zeros(1, *size, device=model.device) for size in (model.check(empty).grid, model.preprocess.size))
+    maps, masks = (
+        torch.zeros(1, *size, device=model.device)
+        for size in (model.check(empty).grid, model.preprocess.size)
+    )
     answers: Any = _Answers(model)
     with budget(1):  # one picture at a time is enough to be refused
         try:
-            metric.result(Given(answers, empty, maps, torch.zeros(1, dtype=torch.int64), masks, explain=stop, attribute=stop), **options)
+            metric.result(
+                Given(
+                    answers,
+                    empty,
+                    maps,
+                    torch.zeros(1, dtype=torch.int64),
+                    masks,
+                    explain=stop,
+                    attribute=stop,
+                ),
+                **options,
+            )
         except (_Reached, NotDefined):
             return
 

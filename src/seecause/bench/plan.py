@@ -1,9 +1,11 @@
 """From what is asked to shards whose names say everything that decides their result.
 
-A shard is one method on a few neighbouring images. Its id is a digest of method, metrics, the bytes of its own samples, model, code and
-everything else that can change a bit of its rows, and of nothing else: the other samples, the number of workers, the folder and the clock are
-not in it. So a finished shard can be trusted for as long as its id is asked for, a changed input asks for another id, and a longer run asks for
-the ids of a shorter one where they hold the same samples in the same places.
+A shard is one method on a few neighbouring images. Its id is a digest of method, metrics, the bytes
+of its own samples, model, code and everything else that can change a bit of its rows, and of
+nothing else: the other samples, the number of workers, the folder and the clock are not in it. So a
+finished shard can be trusted for as long as its id is asked for, a changed input asks for another
+id, and a longer run asks for the ids of a shorter one where they hold the same samples in the same
+places.
 """
 
 from __future__ import annotations
@@ -24,10 +26,18 @@ from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 
 SCHEMA = 3  # of rows and tensors; a new one makes every shard new
-MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes; fixed, because what is free at the moment would change the chunks and with them the last bits
+MEMORY = {
+    "cpu": 64 << 20,
+    "cuda": 8 << 30,
+    # bytes; fixed, because what is free at the moment would change the chunks and with them the
+    # last
+    # bits
+}
 
 Explained = Literal["label", "predicted"]
-Precision = Literal["highest", "high"]  # of float32 products and convolutions, as torch calls it: high is TF32 where a GPU has it
+Precision = Literal[
+    "highest", "high"
+]  # of float32 products and convolutions, as torch calls it: high is TF32 where a GPU has it
 Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
 
 
@@ -38,7 +48,9 @@ class Request:
     model: str
     data: str
     methods: Options  # by the name it has in the table
-    called: Mapping[str, str] = field(default_factory=dict)  # the method behind a name that is none itself: {"black": "caap"}
+    called: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the method behind a name that is none itself: {"black": "caap"}
     study: str = ""  # the ablation these methods are the settings of
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)  # options of the metrics, by group
@@ -76,10 +88,14 @@ class Plan:
     """A request, what model and data turned out to be, and the shards."""
 
     request: Request
-    model: Mapping[str, Any]  # fingerprint, random_weights, architecture, classes, frame (its preprocessing)
+    model: Mapping[
+        str, Any
+    ]  # fingerprint, random_weights, architecture, classes, frame (its preprocessing)
     data: Mapping[str, Any]  # name, fingerprint, classes
     samples: Sequence[str]
-    places: Sequence[int]  # of each label among the model's classes; empty if the predicted class is explained
+    places: Sequence[
+        int
+    ]  # of each label among the model's classes; empty if the predicted class is explained
     versions: Mapping[str, str]
     shards: Sequence[Shard]
 
@@ -113,15 +129,23 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
         versions=versions(),
         shards=(),
     )
-    bounds = [(start, min(start + request.shard_size, len(data))) for start in range(0, len(data), request.shard_size)]
+    bounds = [
+        (start, min(start + request.shard_size, len(data)))
+        for start in range(0, len(data), request.shard_size)
+    ]
     digests = sample_digests(data)
     pieces = [(start, stop, joined(digests[start:stop])) for start, stop in bounds]
-    shards = [Shard(shard_id(plan, method, *piece), method, *piece) for method in request.methods for piece in pieces]
+    shards = [
+        Shard(shard_id(plan, method, *piece), method, *piece)
+        for method in request.methods
+        for piece in pieces
+    ]
     return replace(plan, shards=tuple(shards))
 
 
 def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
-    """A digest of everything that decides the rows and maps of a shard; `data` is that of its samples."""
+    """A digest of everything that decides the rows and maps of a shard; `data` is that of its
+    samples."""
     request = plan.request
     decisive = {
         "schema": SCHEMA,
@@ -132,7 +156,9 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
         "data": [plan.data["name"], data, start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
         "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
-        **({} if request.precision == "highest" else {"precision": request.precision}),  # the ids of plans that could not say it stay what they were
+        **(
+            {} if request.precision == "highest" else {"precision": request.precision}
+        ),  # the ids of plans that could not say it stay what they were
     }
     return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:24]
 
@@ -159,16 +185,28 @@ def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:
         if getattr(request, what) < 1:
             raise BadOption(what, getattr(request, what), "1 or more")
     if not request.methods or not request.metrics:
-        raise BadOption("methods and metrics", [list(request.methods), list(request.metrics)], "at least one of each")
+        raise BadOption(
+            "methods and metrics",
+            [list(request.methods), list(request.metrics)],
+            "at least one of each",
+        )
     if request.target == "label" and not data.classes:
-        raise BadOption("target", "label", f"predicted (--target predicted): {data.name} has no labels")
+        raise BadOption(
+            "target", "label", f"predicted (--target predicted): {data.name} has no labels"
+        )
     for group in groups_of(request.metrics):
         if why := lacking(group, model, data):
             raise BadOption("metrics", group, f"other metrics: {why}")
     return replace(
         request,
-        methods={name: method_options(request.method(name), given, request.seed, model) for name, given in request.methods.items()},
+        methods={
+            name: method_options(request.method(name), given, request.seed, model)
+            for name, given in request.methods.items()
+        },
         metrics=tuple(dict.fromkeys(request.metrics)),
-        measures={group: measure_options(group, request.measures.get(group, {}), request.seed, model) for group in groups_of(request.metrics)},
+        measures={
+            group: measure_options(group, request.measures.get(group, {}), request.seed, model)
+            for group in groups_of(request.metrics)
+        },
         memory=request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"]),
     )

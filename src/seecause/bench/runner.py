@@ -1,4 +1,5 @@
-"""What is still to do, in this process or in several. Shards are independent, so there is nothing to agree on: who finishes one, writes it."""
+"""What is still to do, in this process or in several. Shards are independent, so there is nothing
+to agree on: who finishes one, writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_worker, run_shard
 from seecause.errors import SeecauseError
 
-DIED = "a worker process died (killed, or out of memory); run the same command again to go on, with fewer --workers or less --memory"
+DIED = (
+    "a worker process died (killed, or out of memory); run the same command again to go on, with"
+    " fewer --workers or less --memory"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Status:
     pending: Sequence[Shard]
     stale: Sequence[str]
     holes: Sequence[Hole]  # in finished shards
-    undefined: dict[str, int] = field(default_factory=dict)  # values by metric that a picture cannot have; no holes
+    undefined: dict[str, int] = field(
+        default_factory=dict
+    )  # values by metric that a picture cannot have; no holes
     stopped: str = ""  # why the run ended early
 
     def not_run(self) -> dict[str, int]:
@@ -60,12 +66,25 @@ class Status:
 def inspect(store: Store, plan: Plan, *, stopped: str = "") -> Status:
     """Read from the folder alone, so it can be asked while a run is going on."""
     rows = store.rows(plan).select(["method", "image", "metric", "value", "reason"]).to_pylist()
-    empty = [Hole(row["method"], row["image"], row["metric"], row["reason"]) for row in rows if row["reason"] or row["value"] != row["value"]]
+    empty = [
+        Hole(row["method"], row["image"], row["metric"], row["reason"])
+        for row in rows
+        if row["reason"] or row["value"] != row["value"]
+    ]
     holes = [hole for hole in empty if hole.reason != UNDEFINED]
     undefined = Counter(hole.metric for hole in empty if hole.reason == UNDEFINED)
     failed, done = store.failures(plan), {shard.id for shard in store.finished(plan)}
     pending = [shard for shard in plan.shards if shard.id not in done and shard.id not in failed]
-    return Status(len(plan.shards), len(done), failed, pending, store.stale(plan), holes, dict(undefined), stopped)
+    return Status(
+        len(plan.shards),
+        len(done),
+        failed,
+        pending,
+        store.stale(plan),
+        holes,
+        dict(undefined),
+        stopped,
+    )
 
 
 def run(
@@ -77,11 +96,13 @@ def run(
     advance: Callable[[int], None] = lambda images: None,
     enough: Callable[[], str] = lambda: "",
 ) -> Status:
-    """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that ended.
+    """Do every unfinished shard of `worker.plan`; `advance` hears of the images of each one that
+    ended.
 
-    A failed shard is logged with its reason and tried again by the next run. `worker` works itself if it is the only one. With `cluster` (auto,
-    local or an address) shards are Ray tasks. `enough` is asked before every shard; a reason
-    that it gives ends the run early. Worker processes end the shard they are at.
+    A failed shard is logged with its reason and tried again by the next run. `worker` works itself
+    if it is the only one. With `cluster` (auto, local or an address) shards are Ray tasks. `enough`
+    is asked before every shard; a reason that it gives ends the run early. Worker processes end the
+    shard they are at.
     """
     plan = worker.plan
     store.check()
@@ -107,7 +128,11 @@ def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
     store.log("start", shard)
     try:
         result = run_shard(open_it(), shard)
-    except (SeecauseError, RuntimeError, MemoryError) as failure:  # torch's out of memory is a RuntimeError
+    except (
+        SeecauseError,
+        RuntimeError,
+        MemoryError,
+    ) as failure:  # torch's out of memory is a RuntimeError
         store.log("failed", shard, reason=" ".join(str(failure).split()) or type(failure).__name__)
         return shard
     store.save(shard, result)
@@ -115,13 +140,19 @@ def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
     return shard
 
 
-def _ended(store: Store, worker: Worker, todo: Sequence[Shard], workers: int, cluster: str | None) -> Iterator[Shard]:
+def _ended(
+    store: Store, worker: Worker, todo: Sequence[Shard], workers: int, cluster: str | None
+) -> Iterator[Shard]:
     """Shards as they end, wherever they run."""
     if cluster is not None and todo:
         from seecause.bench.cluster import in_cluster
 
         return in_cluster(store, worker.plan, todo, cluster, workers=workers)
-    return _here(store, worker, todo) if workers <= 1 else _in_processes(store, worker.plan, todo, workers)
+    return (
+        _here(store, worker, todo)
+        if workers <= 1
+        else _in_processes(store, worker.plan, todo, workers)
+    )
 
 
 def _here(store: Store, worker: Worker, todo: Sequence[Shard]) -> Iterator[Shard]:
@@ -129,9 +160,12 @@ def _here(store: Store, worker: Worker, todo: Sequence[Shard]) -> Iterator[Shard
 
 
 def _in_processes(store: Store, plan: Plan, todo: Sequence[Shard], workers: int) -> Iterator[Shard]:
-    """Spawned, not forked: torch's threads and a GPU do not survive a fork. A worker is handed one shard at a time, so that few are left when it is enough."""
+    """Spawned, not forked: torch's threads and a GPU do not survive a fork. A worker is handed one
+    shard at a time, so that few are left when it is enough."""
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(store, plan))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(store, plan)
+    )
     try:
         left = iter(todo)
         going = {pool.submit(_perform, shard) for shard in islice(left, workers)}
@@ -155,7 +189,8 @@ def _begin(store: Store, plan: Plan) -> None:
 
 
 def _leave_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, or finish a shard that the next run has begun."""
+    """A worker whose parent was killed would wait for work for ever, or finish a shard that the
+    next run has begun."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,5 @@
-"""The table of a run: for each method and metric a mean, its error and interval, and the paired difference to a chosen method."""
+"""The table of a run: for each method and metric a mean, its error and interval, and the paired
+difference to a chosen method."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ from seecause.metrics import Summary, bootstrap_interval, error_text, paired_dif
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 
-SATURATED = 1e-3  # share of the largest mean within which all means must lie for none to be the best
+SATURATED = (
+    1e-3  # share of the largest mean within which all means must lie for none to be the best
+)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method by one metric. `difference` is to the reference, image by image; `missing` counts images without a value."""
+    """One method by one metric. `difference` is to the reference, image by image; `missing` counts
+    images without a value."""
 
     mean: float
     error: float
@@ -46,20 +50,34 @@ class Table:
 
     def digits(self, metric: str) -> int:
         """Decimals that show two digits of the largest standard error, 3 to 6."""
-        error = max((cells[metric].error for cells in self.cells.values() if cells[metric].error > 0), default=1.0)
+        error = max(
+            (cells[metric].error for cells in self.cells.values() if cells[metric].error > 0),
+            default=1.0,
+        )
         return min(6, max(3, 1 - math.floor(math.log10(error))))
 
     def pieces(self) -> list[tuple[str, list[str]]]:
-        """Columns that stand together, under a title: all of them if they are few, else one piece for each family."""
+        """Columns that stand together, under a title: all of them if they are few, else one piece
+        for each family."""
         if len(self.metrics) <= WIDE:
             return [("", list(self.metrics))]
-        families = {family: [m for m in self.metrics if family_of(m) == family] for family in (*FAMILIES, "other")}
+        families = {
+            family: [m for m in self.metrics if family_of(m) == family]
+            for family in (*FAMILIES, "other")
+        }
         return [(family, metrics) for family, metrics in families.items() if metrics]
 
 
 def values(rows: pa.Table, plan: Plan) -> dict[str, dict[str, Tensor]]:
-    """Values [images] by method and metric, in the order of the samples; NaN where there is no value."""
-    found = {m: {k: torch.full((len(plan.samples),), torch.nan, dtype=torch.float64) for k in plan.request.metrics} for m in plan.request.methods}
+    """Values [images] by method and metric, in the order of the samples; NaN where there is no
+    value."""
+    found = {
+        m: {
+            k: torch.full((len(plan.samples),), torch.nan, dtype=torch.float64)
+            for k in plan.request.metrics
+        }
+        for m in plan.request.methods
+    }
     for row in rows.select(["method", "metric", "index", "value"]).to_pylist():
         found[row["method"]][row["metric"]][row["index"]] = row["value"]
     return found
@@ -70,28 +88,76 @@ def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Tab
     return table_of(values(rows, plan), against=against)
 
 
-def table_of(found: Mapping[str, Mapping[str, Tensor]], *, against: str | None = None, unranked: Collection[str] = ()) -> Table:
-    """The same from values [images] by method and metric. Methods that saw other images than the rest are `unranked`: never marked as the best."""
+def table_of(
+    found: Mapping[str, Mapping[str, Tensor]],
+    *,
+    against: str | None = None,
+    unranked: Collection[str] = (),
+) -> Table:
+    """The same from values [images] by method and metric. Methods that saw other images than the
+    rest are `unranked`: never marked as the best."""
     methods = list(found)
     metrics = list(found[methods[0]])
     reference = against or methods[0]
     if reference not in methods:
         raise UnknownName("method of this run", reference, methods)
-    cells = {m: {k: _cell(found[m][k], None if m == reference else found[reference][k]) for k in metrics} for m in methods}
+    cells = {
+        m: {k: _cell(found[m][k], None if m == reference else found[reference][k]) for k in metrics}
+        for m in methods
+    }
     plain = Table(methods, metrics, reference, cells)
-    best = {metric: _best(plain, metric, [m for m in methods if m not in unranked]) for metric in metrics}
-    return replace(plain, cells={m: {k: replace(cell, best=m in best[k]) for k, cell in row.items()} for m, row in cells.items()})
+    best = {
+        metric: _best(plain, metric, [m for m in methods if m not in unranked])
+        for metric in metrics
+    }
+    return replace(
+        plain,
+        cells={
+            m: {k: replace(cell, best=m in best[k]) for k, cell in row.items()}
+            for m, row in cells.items()
+        },
+    )
 
 
 def to_csv(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     compared = f"difference to {table.reference}"
-    writer.writerow(["method", "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing", compared, "error of difference", "best"])
+    writer.writerow(
+        [
+            "method",
+            "metric",
+            "mean",
+            "standard error",
+            "low 95%",
+            "high 95%",
+            "n",
+            "missing",
+            compared,
+            "error of difference",
+            "best",
+        ]
+    )
     for method in table.methods:
         for metric, cell in table.cells[method].items():
-            difference = ["", ""] if cell.difference is None else [cell.difference.mean, cell.difference.standard_error]
-            writer.writerow([method, metric, cell.mean, cell.error, *cell.interval, cell.n, cell.missing, *difference, int(cell.best)])
+            difference = (
+                ["", ""]
+                if cell.difference is None
+                else [cell.difference.mean, cell.difference.standard_error]
+            )
+            writer.writerow(
+                [
+                    method,
+                    metric,
+                    cell.mean,
+                    cell.error,
+                    *cell.interval,
+                    cell.n,
+                    cell.missing,
+                    *difference,
+                    int(cell.best),
+                ]
+            )
     return text.getvalue()
 
 
@@ -107,14 +173,23 @@ def to_markdown(table: Table) -> str:
 
 
 def _latex(table: Table, title: str, metrics: Sequence[str]) -> str:
-    arrows = {metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in metrics}
+    arrows = {
+        metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in metrics
+    }
     lines = [
         *([f"% {title}"] if title else []),
         rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}",
         r"\toprule",
-        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in metrics)]) + r" \\",
+        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in metrics)])
+        + r" \\",
         r"\midrule",
-        *(" & ".join([_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in metrics)]) + r" \\" for m in table.methods),
+        *(
+            " & ".join(
+                [_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in metrics)]
+            )
+            + r" \\"
+            for m in table.methods
+        ),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -123,9 +198,15 @@ def _latex(table: Table, title: str, metrics: Sequence[str]) -> str:
 
 def _markdown(table: Table, title: str, metrics: Sequence[str]) -> str:
     head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in metrics]
-    lines = [*([f"**{title[0].upper()}{title[1:]}**", ""] if title else []), "| method | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
+    lines = [
+        *([f"**{title[0].upper()}{title[1:]}**", ""] if title else []),
+        "| method | " + " | ".join(head) + " |",
+        "|---|" + "---|" * len(head),
+    ]
     for method in table.methods:
-        cells = [_plain_cell(table.cells[method][metric], table.digits(metric)) for metric in metrics]
+        cells = [
+            _plain_cell(table.cells[method][metric], table.digits(metric)) for metric in metrics
+        ]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -140,13 +221,28 @@ def _plain_cell(cell: Cell, digits: int) -> str:
 def _cell(mine: Tensor, reference: Tensor | None) -> Cell:
     summary = summarise(mine)
     difference = None if reference is None else paired_difference(mine, reference)
-    return Cell(summary.mean, summary.standard_error, bootstrap_interval(mine), summary.n, summary.skipped, difference)
+    return Cell(
+        summary.mean,
+        summary.standard_error,
+        bootstrap_interval(mine),
+        summary.n,
+        summary.skipped,
+        difference,
+    )
 
 
 def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
-    """The methods whose mean is best as shown. None if nothing is known, or all are nearly equal: the metric is saturated, or tells of the model alone."""
-    shown = {m: round(table.cells[m][metric].mean, table.digits(metric)) for m in ranked if table.cells[m][metric].n}
-    if not shown or (len(shown) > 1 and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))):
+    """The methods whose mean is best as shown. None if nothing is known, or all are nearly equal:
+    the metric is saturated, or tells of the model alone."""
+    shown = {
+        m: round(table.cells[m][metric].mean, table.digits(metric))
+        for m in ranked
+        if table.cells[m][metric].n
+    }
+    if not shown or (
+        len(shown) > 1
+        and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))
+    ):
         return set()
     top = (max if higher_is_better(metric) else min)(shown.values())
     return {method for method, mean in shown.items() if mean == top}

@@ -1,4 +1,5 @@
-"""One shard: read the samples, attribute, measure. A picture that cannot be read becomes rows that say why."""
+"""One shard: read the samples, attribute, measure. A picture that cannot be read becomes rows that
+say why."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ HELD = 1 << 30  # bytes of pictures that a worker keeps between shards
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """The pictures of one shard, read and cut: labels by index, reasons by index for those that cannot be read."""
+    """The pictures of one shard, read and cut: labels by index, reasons by index for those that
+    cannot be read."""
 
     labels: dict[int, int | None]
     broken: dict[int, str]
@@ -42,31 +44,48 @@ class Loaded:
 
     @property
     def bytes(self) -> int:
-        return 0 if self.batch is None else sum(part.numel() * part.element_size() for part in self.batch if part is not None)
+        return (
+            0
+            if self.batch is None
+            else sum(part.numel() * part.element_size() for part in self.batch if part is not None)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """Model and data, opened once in each process. `truths` keeps what is the same for all methods."""
+    """Model and data, opened once in each process. `truths` keeps what is the same for all
+    methods."""
 
     plan: Plan
     model: ImageModel
     data: Dataset
-    truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)  # by the bounds of a shard
-    loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)  # likewise, as many as `HELD` bytes allow
+    truths: dict[tuple[int, int], PartTruth] = field(
+        default_factory=dict
+    )  # by the bounds of a shard
+    loaded: dict[tuple[int, int], Loaded] = field(
+        default_factory=dict
+    )  # likewise, as many as `HELD` bytes allow
 
     def latents(self, shard: Shard) -> Latents | None:
-        return self.data.latents(shard.start, shard.stop, device=self.model.device) if isinstance(self.data, CrittersData) else None
+        return (
+            self.data.latents(shard.start, shard.stop, device=self.model.device)
+            if isinstance(self.data, CrittersData)
+            else None
+        )
 
     def read(self, shard: Shard) -> Loaded:
-        """The pictures of a shard in the model's frame: read once for all methods, as long as there is room to keep them."""
+        """The pictures of a shard in the model's frame: read once for all methods, as long as there
+        is room to keep them."""
         bounds = (shard.start, shard.stop)
         if bounds not in self.loaded:
             samples, broken = read_samples(self.data, *bounds)
             batch = to_batch(self.model, list(samples.values())) if samples else None
-            found = Loaded({index: sample.label for index, sample in samples.items()}, broken, batch)
+            found = Loaded(
+                {index: sample.label for index, sample in samples.items()}, broken, batch
+            )
             if sum(one.bytes for one in self.loaded.values()) + found.bytes > HELD:
-                return found  # every method goes through all shards, so the first ones are as good to keep as any
+                # every method goes through all shards, so the first ones are as good to keep as any
+                return found
             self.loaded[bounds] = found
         return self.loaded[bounds]
 
@@ -80,7 +99,8 @@ class Worker:
 
 @dataclass
 class Clock:
-    """Seconds by what they were spent on. A GPU works on after a call returns, so it is waited for at both ends."""
+    """Seconds by what they were spent on. A GPU works on after a call returns, so it is waited for
+    at both ends."""
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
@@ -105,10 +125,20 @@ def open_model(request: Request) -> ImageModel:
 
 def open_worker(plan: Plan) -> Worker:
     """Model and data in a process of its own, refused if they are not those of the plan."""
-    worker = Worker(plan, open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit))
-    for what, found, planned in (("model", worker.model.fingerprint(), plan.model), ("data", worker.data.fingerprint, plan.data)):
+    worker = Worker(
+        plan, open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit)
+    )
+    for what, found, planned in (
+        ("model", worker.model.fingerprint(), plan.model),
+        ("data", worker.data.fingerprint, plan.data),
+    ):
         if found != planned["fingerprint"]:
-            raise BadOption(what, found, f"the {what} of the plan, {planned['fingerprint']}; it changed during the run, so run the same command again")
+            raise BadOption(
+                what,
+                found,
+                f"the {what} of the plan, {planned['fingerprint']}; it changed during the run, so"
+                " run the same command again",
+            )
     return worker
 
 
@@ -124,14 +154,38 @@ def run_shard(worker: Worker, shard: Shard) -> Result:
             predicted = predict(worker.model, batch.images)
             target = predicted if request.target == "predicted" else _places(worker.plan, batch)
             with clock.on("attribute"):
-                found = attribute(worker.model, batch.images, target, request.method(shard.method), **request.methods[shard.method])
+                found = attribute(
+                    worker.model,
+                    batch.images,
+                    target,
+                    request.method(shard.method),
+                    **request.methods[shard.method],
+                )
             with clock.on("measure"):
                 measured = _measure(worker, shard, batch, _finest(found), target)
-            answers = {index: (int(t), int(p)) for index, t, p in zip(loaded.labels, target, predicted, strict=True)}
-            tensors["maps"] = found.maps  # of patches; maps of pixels are measured and not kept: they would be nearly all of a run folder
-            tensors |= {name: kept for group in measured.values() for name, kept in group.kept.items()}
+            answers = {
+                index: (int(t), int(p))
+                for index, t, p in zip(loaded.labels, target, predicted, strict=True)
+            }
+            tensors["maps"] = (
+                found.maps
+                # of patches; maps of pixels are measured and not kept: they would be nearly all of
+                # a
+                # run folder
+            )
+            tensors |= {
+                name: kept for group in measured.values() for name, kept in group.kept.items()
+            }
         rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
-        return Result(rows, tensors, {"seconds": clock.seconds, "images": len(loaded.labels), "memory_halvings": list(memory.halvings)})
+        return Result(
+            rows,
+            tensors,
+            {
+                "seconds": clock.seconds,
+                "images": len(loaded.labels),
+                "memory_halvings": list(memory.halvings),
+            },
+        )
 
 
 def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample], dict[int, str]]:
@@ -158,18 +212,29 @@ def _places(plan: Plan, batch: Batch) -> Tensor:
     return torch.tensor(plan.places, device=batch.labels.device)[batch.labels]
 
 
-def _measure(worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor) -> dict[str, Measured]:
-    """By group. Some metrics explain changed pictures, or a changed model, by the same method again."""
+def _measure(
+    worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
+) -> dict[str, Measured]:
+    """By group. Some metrics explain changed pictures, or a changed model, by the same method
+    again."""
     request = worker.plan.request
 
     def again(model: ImageModel, images: Tensor, target: Spec) -> Tensor:
-        return _finest(attribute(model, images, target, request.method(shard.method), **request.methods[shard.method]))
+        return _finest(
+            attribute(
+                model, images, target, request.method(shard.method), **request.methods[shard.method]
+            )
+        )
 
     given = Given(
-        worker.model, batch.images, maps, target, batch.masks, lambda images, spec: again(worker.model, images, spec), again, worker.latents(shard)
+        worker.model, batch.images, maps, target, batch.masks, lambda images,
+        spec: again(worker.model, images, spec), again, worker.latents(shard)
     )  # fmt: skip
     truth = worker.truth(shard) if "parts" in request.measures else None
-    return {group: run_group(group, given, options, truth=truth) for group, options in request.measures.items()}
+    return {
+        group: run_group(group, given, options, truth=truth)
+        for group, options in request.measures.items()
+    }
 
 
 def _finest(found: Attribution) -> Tensor:
@@ -189,7 +254,10 @@ def _rows(
     request = plan.request
     shared = {
         "method": shard.method,
-        "options": canonical(({"method": request.method(shard.method)} if request.called else {}) | {**request.methods[shard.method]}),
+        "options": canonical(
+            ({"method": request.method(shard.method)} if request.called else {})
+            | {**request.methods[shard.method]}
+        ),
         "model": request.model,
         "model_fingerprint": plan.model["fingerprint"],
         "data": plan.data["name"],
@@ -203,16 +271,39 @@ def _rows(
     rows = []
     for index in range(shard.start, shard.stop):
         target, predicted = answers.get(index, (None, None))
-        about = {"image": plan.samples[index], "index": index, "target": target, "predicted": predicted}
+        about = {
+            "image": plan.samples[index],
+            "index": index,
+            "target": target,
+            "predicted": predicted,
+        }
         for metric in request.metrics:
             group = group_of(metric)
             if index in loaded.broken:
-                got = {"value": float("nan"), "reason": loaded.broken[index], "protocol": canonical(request.measures[group]), "label": None}
+                got = {
+                    "value": float("nan"),
+                    "reason": loaded.broken[index],
+                    "protocol": canonical(request.measures[group]),
+                    "label": None,
+                }
             else:
                 result, place = measured[group], places[index]
                 value = float(result.values[metric][place])
-                got = {"value": value, "reason": result.reason(metric, place), "protocol": canonical(result.protocol), "label": loaded.labels[index]}
-            rows.append({**shared, **about, **got, "metric": metric, "higher_is_better": higher_is_better(metric)})
+                got = {
+                    "value": value,
+                    "reason": result.reason(metric, place),
+                    "protocol": canonical(result.protocol),
+                    "label": loaded.labels[index],
+                }
+            rows.append(
+                {
+                    **shared,
+                    **about,
+                    **got,
+                    "metric": metric,
+                    "higher_is_better": higher_is_better(metric),
+                }
+            )
     return rows
 
 
@@ -229,7 +320,8 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _precision(wanted: Precision) -> Iterator[None]:
-    """Of float32 matrix products and convolutions, which torch sets apart; the plan fixes both, and every process is left as it was."""
+    """Of float32 matrix products and convolutions, which torch sets apart; the plan fixes both, and
+    every process is left as it was."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(wanted)
     torch.backends.cudnn.allow_tf32 = wanted != "highest"

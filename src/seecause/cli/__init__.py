@@ -1,6 +1,7 @@
 """The command line: one file for each sub-command, registered in `COMMANDS`.
 
-Only typer is imported here; a command imports what it needs when it runs, so `seecause --help` is quick.
+Only typer is imported here; a command imports what it needs when it runs, so `seecause --help` is
+quick.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ class Commands(TyperGroup):
             raise typer.Exit(USAGE_ERROR) from None
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _version(asked: bool) -> None:
@@ -40,7 +46,14 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def seecause(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)] = False) -> None:
+def seecause(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """See what causes a vision transformer's answer, and change it."""
 
 

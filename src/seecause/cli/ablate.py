@@ -23,9 +23,22 @@ from seecause.cli.bench_run import (
     go,
     open_bench,
 )
-from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Quiet, Seed, Weights
+from seecause.cli.options import (
+    DEFAULT_MODEL,
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ModelName,
+    Quiet,
+    Seed,
+    Weights,
+)
 
-EXAMPLE = "Example: seecause bench ablate layers --data critters:clean:test --limit 64 --metric-option order=patch --out layers"
+EXAMPLE = (
+    "Example: seecause bench ablate layers --data critters:clean:test --limit 64 --metric-option"
+    " order=patch --out layers"
+)
 
 
 class Study(StrEnum):
@@ -37,11 +50,17 @@ class Study(StrEnum):
 
 
 def ablate(
-    study: Annotated[Study, typer.Argument(help="Which setting of CAAP to change.", show_default=False)],
+    study: Annotated[
+        Study, typer.Argument(help="Which setting of CAAP to change.", show_default=False)
+    ],
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="A setting that is the same for all, such as score=logit; repeat for more.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option(
+            help="A setting that is the same for all, such as score=logit; repeat for more.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     data: DataName = "critters:clean:test",
     limit: Annotated[int, typer.Option(help="Use so many images, spread evenly.", min=1)] = 64,
@@ -58,9 +77,11 @@ def ablate(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Change one setting of CAAP at a time: the paper's metrics, paired differences from the default, and how alike the maps are.
+    """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
+    default, and how alike the maps are.
 
-    Writes OUT/report.html, table.csv, table.tex, table.md and agreement.csv; the same command again continues where it stopped.
+    Writes OUT/report.html, table.csv, table.tex, table.md and agreement.csv; the same command again
+    continues where it stopped.
     """
     from seecause.bench.depth import save_depth
     from seecause.bench.plan import Request

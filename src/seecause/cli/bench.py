@@ -24,17 +24,38 @@ from seecause.cli.bench_run import (
     open_bench,
     say,
 )
-from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Quiet, Seed, Weights, names
+from seecause.cli.options import (
+    DEFAULT_MODEL,
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ModelName,
+    Quiet,
+    Seed,
+    Weights,
+    names,
+)
 
 EXAMPLE = (
-    "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64 --metric ins-del,aupr1 --out run "
-    "&& seecause bench report run"
+    "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64"
+    " --metric ins-del,aupr1 --out run && seecause bench report run"
 )
-Folder = Annotated[Path, typer.Argument(help="The --out of `seecause bench run` or `bench ablate`.", metavar="RUN", show_default=False)]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        help="The --out of `seecause bench run` or `bench ablate`.",
+        metavar="RUN",
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
-    commands = typer.Typer(no_args_is_help=True, help="Compare attribution methods over a dataset; runs can be stopped and continued.")
+    commands = typer.Typer(
+        no_args_is_help=True,
+        help="Compare attribution methods over a dataset; runs can be stopped and continued.",
+    )
     commands.command("run", epilog=EXAMPLE)(run)
     commands.command("ablate", epilog=ablate.EXAMPLE)(ablate.ablate)
     commands.command("status")(status)
@@ -47,12 +68,27 @@ def run(
     weights: Weights = None,
     method: Annotated[str, typer.Option(help="Attribution methods, separated by commas.")] = "caap",
     option: Annotated[
-        list[str] | None, typer.Option(help="caap.tail=patched, or tail=patched for every method that has it; repeat for more.", metavar="[METHOD.]KEY=VALUE")
+        list[str] | None,
+        typer.Option(
+            help=(
+                "caap.tail=patched, or tail=patched for every method that has it; repeat for more."
+            ),
+            metavar="[METHOD.]KEY=VALUE",
+        ),
     ] = None,
     data: DataName = "critters:clean:test",
-    limit: Annotated[int | None, typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
+    ] = None,
     metric: Annotated[
-        str, typer.Option(help="Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1, aupr0, pointing), or all.")
+        str,
+        typer.Option(
+            help=(
+                "Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1,"
+                " aupr0, pointing), or all."
+            )
+        ),
     ] = "paper",
     metric_option: MetricOption = None,
     target: Target = Explained.label,
@@ -67,7 +103,8 @@ def run(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Run methods over a dataset and measure them. The same command again continues where it stopped.
+    """Run methods over a dataset and measure them. The same command again continues where it
+    stopped.
 
     Leaves with 1 if any number is missing, and says which.
     """
@@ -113,7 +150,12 @@ def status(folder: Folder) -> None:
 
 def report(
     folder: Folder,
-    against: Annotated[str | None, typer.Option(help="Compare every method with this one, image by image.", show_default="the first")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare every method with this one, image by image.", show_default="the first"
+        ),
+    ] = None,
 ) -> None:
     """Write RUN/report.html, table.csv, table.tex and table.md from what is finished."""
     from seecause.bench.store import Store

@@ -1,4 +1,5 @@
-"""What `seecause bench run` and `bench ablate` share: options, opening, running with a bar, and telling what is missing."""
+"""What `seecause bench run` and `bench ablate` share: options, opening, running with a bar, and
+telling what is missing."""
 
 from __future__ import annotations
 
@@ -28,24 +29,59 @@ class Explained(StrEnum):
 
 MetricOption = Annotated[
     list[str] | None,
-    typer.Option(help="insertion-deletion.steps=16, localization.upsample=nearest, or order=patch; repeat for more.", metavar="[GROUP.]KEY=VALUE"),
+    typer.Option(
+        help=(
+            "insertion-deletion.steps=16, localization.upsample=nearest, or order=patch; repeat for"
+            " more."
+        ),
+        metavar="[GROUP.]KEY=VALUE",
+    ),
 ]
-DataName = Annotated[str, typer.Option("--data", help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.")]
-Target = Annotated[Explained, typer.Option(help="The class to explain: the true one or the model's answer.")]
-RunFolder = Annotated[Path, typer.Option("--out", "-o", help="The run folder; the same command again continues in it.")]
-Workers = Annotated[int, typer.Option(help="Processes; any number gives the same results. On a CPU, one for each core.", min=1)]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.",
+    ),
+]
+Target = Annotated[
+    Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
+]
+RunFolder = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The run folder; the same command again continues in it."),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        help="Processes; any number gives the same results. On a CPU, one for each core.", min=1
+    ),
+]
 Cluster = Annotated[
-    str | None, typer.Option(help="Run on a Ray cluster: auto for the one that is running, local, or HOST:PORT.", show_default="processes here")
+    str | None,
+    typer.Option(
+        help="Run on a Ray cluster: auto for the one that is running, local, or HOST:PORT.",
+        show_default="processes here",
+    ),
 ]
 Threads = Annotated[int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)]
 MemoryLimit = Annotated[
-    int | None, typer.Option("--memory", help="MiB of activations in one worker; part of the protocol.", min=1, show_default="64, GPU 8192")
+    int | None,
+    typer.Option(
+        "--memory",
+        help="MiB of activations in one worker; part of the protocol.",
+        min=1,
+        show_default="64, GPU 8192",
+    ),
 ]
 ShardSize = Annotated[int, typer.Option(help="Images that are finished together.", min=1)]
 
 
-def open_bench(request: Request, option: Sequence[str], metric_option: Sequence[str], *, quiet: bool = False) -> Worker:
-    """Model, data and plan for a request whose metrics are still words. Which options and metrics there are depends on model and data."""
+def open_bench(
+    request: Request, option: Sequence[str], metric_option: Sequence[str], *, quiet: bool = False
+) -> Worker:
+    """Model, data and plan for a request whose metrics are still words. Which options and metrics
+    there are depends on model and data."""
     from dataclasses import replace
 
     from seecause.attribution.registry import find
@@ -61,12 +97,29 @@ def open_bench(request: Request, option: Sequence[str], metric_option: Sequence[
     data = open_data(request.data, limit=request.limit)
     model = open_model(request)
     metrics, left_out = pick_metrics(request.metrics, model, data)
-    measures = by_name("--metric-option", metric_option, {group: group_options(group) for group in groups_of(metrics)})
-    given = by_name("--option", option, {name: find(name, model.architecture).options for name in request.methods})
-    request = replace(request, metrics=metrics, measures=measures, methods={name: {**own, **given[name]} for name, own in request.methods.items()})
+    measures = by_name(
+        "--metric-option",
+        metric_option,
+        {group: group_options(group) for group in groups_of(metrics)},
+    )
+    given = by_name(
+        "--option",
+        option,
+        {name: find(name, model.architecture).options for name in request.methods},
+    )
+    request = replace(
+        request,
+        metrics=metrics,
+        measures=measures,
+        methods={name: {**own, **given[name]} for name, own in request.methods.items()},
+    )
     plan = make_plan(with_settings(request, model), model, data)
     for why in {} if quiet else dict.fromkeys(left_out.values()):
-        typer.echo(f"left out: {', '.join(metric for metric, said in left_out.items() if said == why)}: {why}", err=True)
+        typer.echo(
+            f"left out: {', '.join(metric for metric, said in left_out.items() if said == why)}:"
+            f" {why}",
+            err=True,
+        )
     return Worker(plan, model, data)
 
 
@@ -82,8 +135,11 @@ def go(store: Store, worker: Worker, *, workers: int, cluster: str | None, quiet
     return found.complete and not found.stopped
 
 
-def by_name(flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """`[name.]key=value` words -> options by name; without a name it goes to all that have the option."""
+def by_name(
+    flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """`[name.]key=value` words -> options by name; without a name it goes to all that have the
+    option."""
     from seecause.cli.options import value_of
     from seecause.errors import BadOption
 
@@ -91,9 +147,13 @@ def by_name(flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, An
     for word in words:
         path, equals, text = word.partition("=")
         name, _, key = path.rpartition(".")
-        takers = [taker for taker, options in known.items() if key in options and name in ("", taker)]
+        takers = [
+            taker for taker, options in known.items() if key in options and name in ("", taker)
+        ]
         if not equals or not takers:
-            there = "; ".join(f"{taker}: {', '.join(options) or 'none'}" for taker, options in known.items())
+            there = "; ".join(
+                f"{taker}: {', '.join(options) or 'none'}" for taker, options in known.items()
+            )
             raise BadOption(flag, word, f"[NAME.]KEY=VALUE with an option of {there}")
         for taker in takers:
             found[taker][key] = value_of(text)
@@ -104,21 +164,41 @@ def by_name(flag: str, words: Sequence[str], known: Mapping[str, Mapping[str, An
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar with images a second and the time left, on terminals only."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     class Rate(TextColumn):
         def render(self, task: Task) -> Any:
             return f"{task.speed:.1f} images/s" if task.speed else "-- images/s"
 
     console = Console(stderr=True)
-    columns = (TextColumn("images x methods"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=600, disable=quiet or not console.is_terminal) as bar:
+    columns = (
+        TextColumn("images x methods"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(""),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        speed_estimate_period=600,
+        disable=quiet or not console.is_terminal,
+    ) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.advance(task, done)
 
 
 def say(found: Status, *, quiet: bool = False) -> None:
-    """Where the run stands, on standard output; what is missing, on standard error, also when quiet."""
+    """Where the run stands, on standard output; what is missing, on standard error, also when
+    quiet."""
     if not quiet:
         parts = [
             f"{found.done} of {found.total} shards done",

@@ -18,12 +18,15 @@ def register(app: typer.Typer) -> None:
 def demo(
     out: Out = Path("demo"),
     overwrite: Overwrite = False,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser at the end.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser at the end.")
+    ] = False,
     device: DeviceOption = Device.auto,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Run every job on the embedded Critters models and write one page. Needs no download and no picture."""
+    """Run every job on the embedded Critters models and write one page. Needs no download and no
+    picture."""
     from seecause.cli.options import pick_device, tell_page
     from seecause.cli.progress import counting
     from seecause.demo import JOBS, Setting, chapter
@@ -42,8 +45,16 @@ def demo(
             advance(1)
     manifest = {"command": "demo", "page": "index.html", "runs": manifests}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        lead = "Small generated creatures on textured backgrounds, so that every cause is known and every answer can be checked."
-        write_page(folder / "index.html", "seecause on Critters", [*sections, replace(protocol_section(manifests), chapter="Protocol")], lead=lead)
+        lead = (
+            "Small generated creatures on textured backgrounds, so that every cause is known and"
+            " every answer can be checked."
+        )
+        write_page(
+            folder / "index.html",
+            "seecause on Critters",
+            [*sections, replace(protocol_section(manifests), chapter="Protocol")],
+            lead=lead,
+        )
     page = (out / "index.html").absolute()
     if not quiet:
         tell_page(out, replaced=replaces)

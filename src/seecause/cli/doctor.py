@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from seecause.models.conv_view import ConvModel
     from seecause.models.view import VisionModel
 
-LIBRARIES = ("seecause", "torch", "torchvision", "timm", "transformers", "safetensors", "numpy", "pillow", "open_clip_torch")
-EXTRAS = {"clip": "open_clip", "peers": "captum"}  # the optional groups of pyproject.toml and the module that shows each is there
+LIBRARIES = (
+    "seecause",
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "pillow",
+    "open_clip_torch",
+)
+EXTRAS = {
+    "clip": "open_clip",
+    "peers": "captum",
+}  # the optional groups of pyproject.toml and the module that shows each is there
 EXAMPLES = """Examples:
 
   seecause doctor
@@ -41,9 +54,11 @@ def doctor(
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
 ) -> None:
-    """Check a model's view against the model itself and print what was found; without --model, describe this machine.
+    """Check a model's view against the model itself and print what was found; without --model,
+    describe this machine.
 
-    Four probes compare the view with the native model: logits, every block's output, attention to recorded keys, and which pixels feed which token.
+    Four probes compare the view with the native model: logits, every block's output, attention to
+    recorded keys, and which pixels feed which token.
     """
     from seecause.cli.options import open_model
 
@@ -52,10 +67,14 @@ def doctor(
             raise BadOption("--classes", True, "a --model whose classes are to be listed")
         found = environment()
     else:
-        opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed, check=False)
+        opened = open_model(
+            model, weights=weights, device=device, dtype=dtype, seed=seed, check=False
+        )
         found = checkup(opened)
         if classes:
-            found["classes"] = {str(index): opened.class_name(index) for index in range(opened.n_classes)}
+            found["classes"] = {
+                str(index): opened.class_name(index) for index in range(opened.n_classes)
+            }
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -81,18 +100,25 @@ def environment() -> dict[str, dict[str, Any]]:
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         devices[f"cuda:{index}"] = f"{card.name}, {_size(card.total_memory)}"
-    extras = {name: "installed" if find_spec(module) else f"pip install 'seecause[{name}]'" for name, module in EXTRAS.items()}
+    extras = {
+        name: "installed" if find_spec(module) else f"pip install 'seecause[{name}]'"
+        for name, module in EXTRAS.items()
+    }
     return {"versions": versions, "devices": devices, "extras": extras}
 
 
 def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
-    """The verified wrap and everything a user may want to know before trusting a map; refuses a view that does not match."""
+    """The verified wrap and everything a user may want to know before trusting a map; refuses a
+    view that does not match."""
     from seecause.engine.verify import verify
     from seecause.engine.verify_conv import verify_conv
     from seecause.models.view import VisionModel
 
     found = verify(model) if isinstance(model, VisionModel) else verify_conv(model)  # type: ignore[arg-type]
-    probes = {probe.name: {"worst relative difference": probe.worst, "compared": probe.said} for probe in found}
+    probes = {
+        probe.name: {"worst relative difference": probe.worst, "compared": probe.said}
+        for probe in found
+    }
     inside = _transformer(model) if isinstance(model, VisionModel) else _network(model)  # type: ignore[arg-type]
     return {
         "verified": probes,
@@ -104,7 +130,10 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
             "readout": model.readout_name,
             "classes": model.n_classes,
             "probability": "sigmoid" if model.sigmoid else "softmax",
-            "input": f"{model.preprocess.size[0]} x {model.preprocess.size[1]} pixels" + ("" if model.fixed_size else " (other sizes too)"),
+            "input": (
+                f"{model.preprocess.size[0]} x {model.preprocess.size[1]} pixels"
+                + ("" if model.fixed_size else " (other sizes too)")
+            ),
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
         },
@@ -116,8 +145,13 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
     layout, block = model.layout, model.blocks[0]
     return {
         "tokens": {
-            "blocks": f"{model.n_layers} of width {block.heads * block.head_dim}, {block.heads} heads",
-            "grid": f"{layout.grid[0]} x {layout.grid[1]} patches of {model.patch[0]} x {model.patch[1]} pixels",
+            "blocks": (
+                f"{model.n_layers} of width {block.heads * block.head_dim}, {block.heads} heads"
+            ),
+            "grid": (
+                f"{layout.grid[0]} x {layout.grid[1]} patches of {model.patch[0]} x"
+                f" {model.patch[1]} pixels"
+            ),
             "prefix": layout.prefix,
             "class token": layout.class_index,
             "distillation token": layout.distill_index,
@@ -133,7 +167,9 @@ def _network(model: ConvModel) -> dict[str, dict[str, Any]]:
         "features": {
             "stages": ", ".join(stage.name for stage in model.stages),
             "grid": f"{rows} x {columns} cells of {high} x {wide} pixels after {model.cells}",
-            "one image": _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched",
+            "one image": (
+                _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched"
+            ),
         }
     }
 
@@ -149,13 +185,21 @@ def _caap_cost(model: VisionModel) -> dict[str, Any]:
 
     layout, block = model.layout, model.blocks[0]
     plan = make_plan(model, layout, tail=None, layers=None)
-    rows = max(1, len(plan.live)) if plan.tail == "source" else len(plan.live) + 9  # a patch and its eight neighbours
+    rows = (
+        max(1, len(plan.live)) if plan.tail == "source" else len(plan.live) + 9
+    )  # a patch and its eight neighbours
     probe = torch.empty(1, block.heads, 1, block.head_dim, device=model.device, dtype=model.dtype)
     return {
         "default tail": plan.tail,
-        "attention": "fused in plain runs; " + ("one Triton kernel" if kernel.usable(probe, [], None) else "explicit, in chunks,") + " in patched runs",
+        "attention": (
+            "fused in plain runs; "
+            + ("one Triton kernel" if kernel.usable(probe, [], None) else "explicit, in chunks,")
+            + " in patched runs"
+        ),
         "keys and values of one image": _size(trace_bytes(model, layout)),
-        "all patches of one image at once": _size(layout.n_patches * rows * row_bytes(model, layout)),
+        "all patches of one image at once": _size(
+            layout.n_patches * rows * row_bytes(model, layout)
+        ),
         "memory budget": f"{_size(memory().bytes(model.device))} (work is cut to fit it)",
     }
 
@@ -179,7 +223,16 @@ def _table(title: str, facts: Mapping[str, Any]) -> Table:
 
     first = next(iter(facts.values()))
     heads = ["", *first] if isinstance(first, Mapping) else []
-    table = Table(*heads, title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE, show_header=bool(heads), pad_edge=False)
+    table = Table(
+        *heads,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE,
+        show_header=bool(heads),
+        pad_edge=False,
+    )
     for name, fact in facts.items():
         table.add_row(name, *map(_plain, fact.values() if isinstance(fact, Mapping) else [fact]))
     return table

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seecause.cli.options import DEFAULT_MODEL, Device, DeviceOption, Dtype, DtypeOption, ModelName, Out, Overwrite, Quiet, Seed, Weights, names
+from seecause.cli.options import (
+    DEFAULT_MODEL,
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+    names,
+)
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -25,7 +38,7 @@ EXAMPLES = """Examples:
 
   seecause explain critters:clean:test#3
 
-  seecause explain photos/ --class "Egyptian cat" --method caap,sobel --option tail=patched --out cats
+  seecause explain photos/ --class "Egyptian cat" --method caap,sobel --out cats
 """
 
 
@@ -35,15 +48,33 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     images: Annotated[
-        list[str], typer.Argument(help="Pictures, folders, quoted globs, or samples of a dataset: critters:clean:test#3.", metavar="IMAGE", show_default=False)
+        list[str],
+        typer.Argument(
+            help="Pictures, folders, quoted globs, or samples of a dataset: critters:clean:test#3.",
+            metavar="IMAGE",
+            show_default=False,
+        ),
     ],
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     class_: Annotated[
-        str | None, typer.Option("--class", "-c", help="The class to explain, by name or index.", metavar="NAME|INDEX", show_default="the predicted one")
+        str | None,
+        typer.Option(
+            "--class",
+            "-c",
+            help="The class to explain, by name or index.",
+            metavar="NAME|INDEX",
+            show_default="the predicted one",
+        ),
     ] = None,
     method: Annotated[str, typer.Option(help="Attribution methods, separated by commas.")] = "caap",
-    option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as tail=patched; repeat for more.", metavar="KEY=VALUE")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An option of the method, such as tail=patched; repeat for more.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
     out: Out = Path("explained"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
@@ -53,7 +84,8 @@ def explain(
 ) -> None:
     """Which patches of each picture caused the model's answer?
 
-    Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a manifest.
+    Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a
+    manifest.
     """
     from seecause.cli.options import method_options, open_model, tell_outside
     from seecause.cli.progress import counting
@@ -74,8 +106,18 @@ def explain(
         batch = _read(opened, files, advance)
     if not quiet and tuple(opened.classes) == tuple(CLASSES):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
-    with counting(f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet) as advance:
-        found = run(opened, batch, names=short_names(files), methods=methods, target=target, options=options, advance=advance)
+    with counting(
+        f"explaining with {', '.join(methods)}", len(files) * len(methods), quiet=quiet
+    ) as advance:
+        found = run(
+            opened,
+            batch,
+            names=short_names(files),
+            methods=methods,
+            target=target,
+            options=options,
+            advance=advance,
+        )
     with counting("writing", len(files), quiet=quiet) as advance:
         _write(found, files, out, overwrite, advance)
     if not quiet:
@@ -83,7 +125,8 @@ def explain(
 
 
 def _read(model: ImageModel, files: Sequence[str], advance: Callable[[int], None]) -> Tensor:
-    """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so large photos do not pile up."""
+    """All pictures as the model sees them, [N, 3, H, W]; the originals are let go one by one, so
+    large photos do not pile up."""
     import torch
 
     from seecause.data.pictures import open_pictures
@@ -95,7 +138,13 @@ def _read(model: ImageModel, files: Sequence[str], advance: Callable[[int], None
     return torch.cat(prepared)
 
 
-def _write(found: Explanation, files: Sequence[str], out: Path, overwrite: bool, advance: Callable[[int], None]) -> None:
+def _write(
+    found: Explanation,
+    files: Sequence[str],
+    out: Path,
+    overwrite: bool,
+    advance: Callable[[int], None],
+) -> None:
     from dataclasses import asdict
 
     from seecause.report.explain import explain_panel, explain_section
@@ -108,7 +157,10 @@ def _write(found: Explanation, files: Sequence[str], out: Path, overwrite: bool,
         "command": "explain",
         "page": "index.html",
         "maps": {method: f"maps/{method}" for method in found.runs},
-        "images": [{"file": file, "overlay": png, "answers": [asdict(a) for a in answers]} for file, png, answers in rows],
+        "images": [
+            {"file": file, "overlay": png, "answers": [asdict(a) for a in answers]}
+            for file, png, answers in rows
+        ],
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         for method, run in found.runs.items():
@@ -118,7 +170,10 @@ def _write(found: Explanation, files: Sequence[str], out: Path, overwrite: bool,
             explain_panel(found, index).save(folder / png)
             advance(1)
         model = found.first.manifest["model"]
-        sections = [explain_section(found), protocol_section([run.manifest for run in found.runs.values()])]
+        sections = [
+            explain_section(found),
+            protocol_section([run.manifest for run in found.runs.values()]),
+        ]
         write_page(folder / "index.html", f"What {model} saw", sections, lead=_lead(found))
 
 
@@ -128,7 +183,8 @@ def _lead(found: Explanation) -> str:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """File names, with as much of their folders as tells them apart; samples of datasets keep theirs."""
+    """File names, with as much of their folders as tells them apart; samples of datasets keep
+    theirs."""
     from seecause.data.pictures import sample_of
 
     places = {file: Path(file).absolute() for file in files if not sample_of(file)}
@@ -140,7 +196,8 @@ def short_names(files: Sequence[str]) -> list[str]:
 
 
 def _file_name(name: str) -> str:
-    """`critters:clean:test#3` -> `critters-clean-test-3`: colons and hashes are no part of file names everywhere."""
+    """`critters:clean:test#3` -> `critters-clean-test-3`: colons and hashes are no part of file
+    names everywhere."""
     from seecause.data.pictures import sample_of
 
     return re.sub(r"[^\w.]+", "-", name) if sample_of(name) else name

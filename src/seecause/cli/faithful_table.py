@@ -1,4 +1,5 @@
-"""What `seecause faithful` prints about a network: a column for what it is, and one for what was changed."""
+"""What `seecause faithful` prints about a network: a column for what it is, and one for what was
+changed."""
 
 from __future__ import annotations
 
@@ -23,9 +24,15 @@ _NAMES = {
 }
 _DIGITS = {"keypoints": ".2f", "empty": ".0f"}  # others have four
 _NOTES = {
-    "keypoints": "Kp: mean distance of key points from where parts put them, in percent of the object's box; lower is better",
+    "keypoints": (
+        "Kp: mean distance of key points from where parts put them, in percent of the object's box;"
+        " lower is better"
+    ),
     "worst_public": "WGA*: as iFAM's public code has it, over some groups only (docs/faithful.md)",
-    "miou_public": "mIoU*: as iFAM's public code has it, on random cuts that hold some of the object (docs/faithful.md)",
+    "miou_public": (
+        "mIoU*: as iFAM's public code has it, on random cuts that hold some of the object"
+        " (docs/faithful.md)"
+    ),
 }
 
 
@@ -46,7 +53,13 @@ def print_table(rows: dict[str, dict[str, float]], *, title: str) -> None:
     known = [key for key in _NAMES if any(key in row for row in rows.values())]
     table = Table("", *rows, title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for key in known:
-        table.add_row(_NAMES[key], *(f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-" for row in rows.values()))
+        table.add_row(
+            _NAMES[key],
+            *(
+                f"{row[key]:{_DIGITS.get(key, '.4f')}}" if key in row else "-"
+                for row in rows.values()
+            ),
+        )
     console = Console(highlight=False)
     console.print(table)
     for key, note in _NOTES.items():

@@ -1,4 +1,5 @@
-"""How the `seecause heads` commands find masks: the flags of the search, and its other options by name."""
+"""How the `seecause heads` commands find masks: the flags of the search, and its other options by
+name."""
 
 from __future__ import annotations
 
@@ -16,11 +17,28 @@ if TYPE_CHECKING:
     from seecause.heads.masks import Masks
     from seecause.models.base import ImageModel
 
-Steps = Annotated[int, typer.Option(help="Steps of the mask search; a step costs a picture about two forwards.", min=1)]
-MaskCacheOption = Annotated[Path | None, typer.Option("--mask-cache", help="Keep discovered masks in this folder, and take them from there.")]
+Steps = Annotated[
+    int,
+    typer.Option(
+        help="Steps of the mask search; a step costs a picture about two forwards.", min=1
+    ),
+]
+MaskCacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--mask-cache", help="Keep discovered masks in this folder, and take them from there."
+    ),
+]
 MaskPairs = Annotated[
     list[str] | None,
-    typer.Option("--mask-option", help="An option of the mask search that has no flag, such as rho=0.2 or grid=16; repeat for more.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--mask-option",
+        help=(
+            "An option of the mask search that has no flag, such as rho=0.2 or grid=16; repeat for"
+            " more."
+        ),
+        metavar="KEY=VALUE",
+    ),
 ]
 FLAGS = {"steps": "--steps", "cache": "--mask-cache"}
 INNER = ("inside", "progress")  # not for people
@@ -40,7 +58,14 @@ class Search:
         from seecause.heads.masks import discover_masks
 
         with counting("searching masks", len(cases), quiet=quiet) as advance:
-            return discover_masks(model, cases.images, steps=self.steps, cache=self.cache, progress=advance, **self.options)
+            return discover_masks(
+                model,
+                cases.images,
+                steps=self.steps,
+                cache=self.cache,
+                progress=advance,
+                **self.options,
+            )
 
     def check_used(self, used: bool, instead: str) -> None:
         """Refuse options of a search that does not take place."""
@@ -61,14 +86,22 @@ def search_of(steps: int, cache: Path | None, pairs: Sequence[str] | None) -> Se
     from seecause.bench.options import check_kinds
     from seecause.heads.masks import discover_masks
 
-    keywords = [name for name, one in inspect.signature(discover_masks).parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    keywords = [
+        name
+        for name, one in inspect.signature(discover_masks).parameters.items()
+        if one.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
     known = [name for name in keywords if name not in (*FLAGS, *INNER)]
     options = pairs_of("--mask-option", pairs or [], "rho=0.2")
     for name, value in options.items():
         if name in FLAGS:
-            raise BadOption("--mask-option", f"{name}={value}", f"{FLAGS[name]}, which is a flag of its own")
+            raise BadOption(
+                "--mask-option", f"{name}={value}", f"{FLAGS[name]}, which is a flag of its own"
+            )
         if name not in known:
-            raise BadOption(f"option {name!r} of the mask search", value, f"one of {', '.join(known)}")
+            raise BadOption(
+                f"option {name!r} of the mask search", value, f"one of {', '.join(known)}"
+            )
     check_kinds(discover_masks, "the mask search", options)
     return Search(steps, cache, options)
 

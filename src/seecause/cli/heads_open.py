@@ -1,4 +1,5 @@
-"""What the `seecause heads` commands open: a classifier, or a vision-language model that is asked for classes."""
+"""What the `seecause heads` commands open: a classifier, or a vision-language model that is asked
+for classes."""
 
 from __future__ import annotations
 
@@ -37,17 +38,37 @@ ClassifyOption = Annotated[
     Classify | None,
     typer.Option(
         "--classify",
-        help="Ask a vision-language model for the class: by the likelihood of each name (name_ll), or of labels of listed options (label_token).",
+        help=(
+            "Ask a vision-language model for the class: by the likelihood of each name (name_ll),"
+            " or of labels of listed options (label_token)."
+        ),
         show_default=f"name_ll for {ASKED}, else the model is a classifier",
     ),
 ]
 ScopeOption = Annotated[
-    Scope | None, typer.Option("--scope", help="With --classify: heads of the vision tower, or of the language model.", show_default="vision")
+    Scope | None,
+    typer.Option(
+        "--scope",
+        help="With --classify: heads of the vision tower, or of the language model.",
+        show_default="vision",
+    ),
 ]
 QuestionOption = Annotated[
-    str | None, typer.Option("--question", help="With --classify: what to ask about the picture.", show_default="for Critters, the creature's name")
+    str | None,
+    typer.Option(
+        "--question",
+        help="With --classify: what to ask about the picture.",
+        show_default="for Critters, the creature's name",
+    ),
 ]
-DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Precision of the model.", show_default="float32; with --classify on a GPU, as stored")]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(
+        "--dtype",
+        help="Precision of the model.",
+        show_default="float32; with --classify on a GPU, as stored",
+    ),
+]
 
 
 def open_asked(
@@ -66,11 +87,22 @@ def open_asked(
     if classify is None and name != ASKED:
         for flag, given in (("--scope", scope), ("--question", question)):
             if given is not None:
-                raise BadOption(flag, str(given), "--classify name_ll or label_token beside it: a classifier is asked nothing")
+                raise BadOption(
+                    flag,
+                    str(given),
+                    "--classify name_ll or label_token beside it: a classifier is asked nothing",
+                )
         try:
-            return open_model(name, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed)
+            return open_model(
+                name, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
+            )
         except NoClassifier:
-            raise BadOption("--model", name, "a classifier, or --classify name_ll (or label_token) beside a vision-language model such as this one") from None
+            raise BadOption(
+                "--model",
+                name,
+                "a classifier, or --classify name_ll (or label_token) beside a vision-language"
+                " model such as this one",
+            ) from None
     from seecause.cli.lvlm_open import open_lvlm
     from seecause.data.critters.questions import wordings
     from seecause.data.registry import open_data
@@ -81,13 +113,22 @@ def open_asked(
     classes = open_data(data, limit=1).classes
     if not classes:
         raise BadOption("--data", data, "data with class names, which the model is asked for")
-    asked = question or (wordings("creature")[0] if data.startswith("critters:") else "What is in the picture?")
+    asked = question or (
+        wordings("creature")[0] if data.startswith("critters:") else "What is in the picture?"
+    )
     by = classify or Classify.name_ll
-    return classifier(open_lvlm(name, device, dtype), classes, question=asked, by=by.value, scope=(scope or Scope.vision).value)
+    return classifier(
+        open_lvlm(name, device, dtype),
+        classes,
+        question=asked,
+        by=by.value,
+        scope=(scope or Scope.vision).value,
+    )
 
 
 def fitted(model: VisionModel, data: str) -> VisionModel:
-    """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine answers."""
+    """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine
+    answers."""
     from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
     from seecause.heads.backgrounds import nine
 
@@ -116,7 +157,9 @@ def check_export(model: VisionModel, form: str) -> None:
         raise BadOption("--form", form, "zeroed: a vision-language model keeps its architecture")
 
 
-def write_model(model: VisionModel, heads: list[Head], folder: Path, *, form: str, note: str) -> None:
+def write_model(
+    model: VisionModel, heads: list[Head], folder: Path, *, form: str, note: str
+) -> None:
     """The checkpoint without `heads`."""
     from seecause.heads.export import export
     from seecause.lvlm.classifier import PromptClassifier

@@ -1,4 +1,5 @@
-"""What the `seecause heads` commands share: pictures and masks, scoring, and what is said about it."""
+"""What the `seecause heads` commands share: pictures and masks, scoring, and what is said about
+it."""
 
 from __future__ import annotations
 
@@ -49,22 +50,78 @@ class Guard(StrEnum):
     none = "none"
 
 
-KINDS = "critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT], folder:PATH and others."
-AuditData = Annotated[str, typer.Option("--data", help=f"Pictures whose answers are audited: {KINDS}")]
+KINDS = (
+    "critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT], folder:PATH and others."
+)
+AuditData = Annotated[
+    str, typer.Option("--data", help=f"Pictures whose answers are audited: {KINDS}")
+]
 DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to score heads on: {KINDS}")]
-TestOption = Annotated[str, typer.Option("--test", help="Pictures to measure the result on; they should not be those of --data.")]
+TestOption = Annotated[
+    str,
+    typer.Option(
+        "--test", help="Pictures to measure the result on; they should not be those of --data."
+    ),
+]
 Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 Cap = Annotated[int, typer.Option("--cap", help="Use so many right answers at most.", min=1)]
-Share = Annotated[float, typer.Option(help="Use this share of the pictures that are answered right (CIGMA takes 0.4).", min=0.0, max=1.0)]
-Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
-MaskOption = Annotated[Source, typer.Option(help="Masks from the data (oracle) or from the model (discovered); auto takes the data's if it has them.")]
-FillOption = Annotated[Filling, typer.Option(help="What replaces the background. The paper: mean. swap: exact counterfactuals, Critters only.")]
-OperatorOption = Annotated[Removal, typer.Option(help="What a removed head carries while it is scored.")]
-GuardOption = Annotated[
-    Guard, typer.Option(help="Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of accuracy (protect), or none.")
+Share = Annotated[
+    float,
+    typer.Option(
+        help="Use this share of the pictures that are answered right (CIGMA takes 0.4).",
+        min=0.0,
+        max=1.0,
+    ),
 ]
-By = Annotated[str, typer.Option(help="How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads selectors` lists them.")]
-FLAGS = {"steps": "--steps", "masks": "--masks", "baseline": "--fill", "operator": "--operator", "guard": "--guard", "seed": "--seed", "top": "--screen"}
+Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
+MaskOption = Annotated[
+    Source,
+    typer.Option(
+        help=(
+            "Masks from the data (oracle) or from the model (discovered); auto takes the data's if"
+            " it has them."
+        )
+    ),
+]
+FillOption = Annotated[
+    Filling,
+    typer.Option(
+        help=(
+            "What replaces the background. The paper: mean. swap: exact counterfactuals, Critters"
+            " only."
+        )
+    ),
+]
+OperatorOption = Annotated[
+    Removal, typer.Option(help="What a removed head carries while it is scored.")
+]
+GuardOption = Annotated[
+    Guard,
+    typer.Option(
+        help=(
+            "Subtract what the object loses (penalty), keep heads that cost 5 % of it or a point of"
+            " accuracy (protect), or none."
+        )
+    ),
+]
+By = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "How to choose heads: cigma, greedy, regression, taylor and others; `seecause heads"
+            " selectors` lists them."
+        )
+    ),
+]
+FLAGS = {
+    "steps": "--steps",
+    "masks": "--masks",
+    "baseline": "--fill",
+    "operator": "--operator",
+    "guard": "--guard",
+    "seed": "--seed",
+    "top": "--screen",
+}
 TAKES = {  # selectors that take masks, and which options of theirs are flags here
     "cigma": tuple(FLAGS),
     "greedy": ("steps", "masks", "baseline", "operator", "guard"),
@@ -76,9 +133,22 @@ FREE = ("temperature", "entropy_match")  # options of CIGMA's scores that have n
 FREE_SCREEN = ("verify", "audit", "at", "by")
 
 OptionPairs = Annotated[
-    list[str] | None, typer.Option("--option", help="An option of the selector that has no flag, such as temperature=2; repeat for more.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="An option of the selector that has no flag, such as temperature=2; repeat for more.",
+        metavar="KEY=VALUE",
+    ),
 ]
-Screen = Annotated[int | None, typer.Option(help="Guess first, and measure only the likeliest 4 x N heads.", min=1, metavar="N", show_default="measure all")]
+Screen = Annotated[
+    int | None,
+    typer.Option(
+        help="Guess first, and measure only the likeliest 4 x N heads.",
+        min=1,
+        metavar="N",
+        show_default="measure all",
+    ),
+]
 
 
 def read(model: ImageModel, name: str, limit: int, *, quiet: bool) -> Cases:
@@ -101,30 +171,53 @@ def need_view(model: ImageModel) -> VisionModel:
     return model
 
 
-def masks_for(model: ImageModel, cases: Cases, source: Source, search: Search, *, quiet: bool) -> Masks:
+def masks_for(
+    model: ImageModel, cases: Cases, source: Source, search: Search, *, quiet: bool
+) -> Masks:
     """True masks, or the model's own."""
     truth = cases.oracle
     if source is Source.oracle and truth is None:
-        raise BadOption("--masks", "oracle", f"data with a mask for every picture; {cases.name} has none, so give --masks discovered")
+        raise BadOption(
+            "--masks",
+            "oracle",
+            f"data with a mask for every picture; {cases.name} has none, so give --masks"
+            " discovered",
+        )
     if truth is not None and source is not Source.discovered:
         search.check_used(False, f"{cases.name} has masks of its own, so give --masks discovered")
         return truth
     return search.masks(model, cases, quiet=quiet)
 
 
-def look_for(model: ImageModel, cases: Cases, source: Source, fill: Filling, search: Search, *, quiet: bool) -> Look:
+def look_for(
+    model: ImageModel, cases: Cases, source: Source, fill: Filling, search: Search, *, quiet: bool
+) -> Look:
     """How the background is taken away: masks and a fill, or exact swaps."""
     from seecause.heads.removal import Look
 
     if fill is Filling.swap:
         if cases.swapped is None:
-            raise BadOption("--fill", "swap", f"mean, grey, blur or noise: {cases.name} has no exact counterfactuals, only Critters have")
+            raise BadOption(
+                "--fill",
+                "swap",
+                f"mean, grey, blur or noise: {cases.name} has no exact counterfactuals, only"
+                " Critters have",
+            )
         return Look(None, cases.swapped)
     return Look(masks_for(model, cases, source, search, quiet=quiet), fill.value)  # type: ignore[arg-type]
 
 
-def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard, screen: int | None, fill: Filling | None = None) -> dict[str, Any]:
-    """Everything that was asked of a selector, checked before any mask is searched. `fill`: None where it serves other ends too."""
+def options_of(
+    by: str,
+    pairs: Sequence[str],
+    *,
+    operator: Removal,
+    guard: Guard,
+    screen: int | None,
+    fill: Filling | None = None,
+) -> dict[str, Any]:
+    """Everything that was asked of a selector, checked before any mask is searched. `fill`: None
+    where it serves other ends too."""
     from seecause.bench.options import check_kinds
     from seecause.cli.heads_masks import pairs_of
     from seecause.errors import UnknownName
@@ -136,25 +229,55 @@ def options_of(by: str, pairs: Sequence[str], *, operator: Removal, guard: Guard
         raise UnknownName("head selector", by, known)
     options = pairs_of("--option", pairs, "temperature=2")
     own, flags = by == "cigma", TAKES.get(by, ("seed",))
-    free = [*FREE, *(FREE_SCREEN if screen is not None else ())] if own else [name for name in known[by].options if name not in (*flags, "suppress")]
+    free = (
+        [*FREE, *(FREE_SCREEN if screen is not None else ())]
+        if own
+        else [name for name in known[by].options if name not in (*flags, "suppress")]
+    )
     for name, value in options.items():
         if name in flags:
-            raise BadOption("--option", f"{name}={value}", f"{FLAGS[name]}, which is a flag of its own")
+            raise BadOption(
+                "--option", f"{name}={value}", f"{FLAGS[name]}, which is a flag of its own"
+            )
         if name not in free:
-            raise BadOption(f"option {name!r} of {by}", value, f"one of {', '.join(free) or 'no options'}")
+            raise BadOption(
+                f"option {name!r} of {by}", value, f"one of {', '.join(free) or 'no options'}"
+            )
     if own:
         check_kinds(score, by, {name: value for name, value in options.items() if name in FREE})
-        check_kinds(screened, by, {name: value for name, value in options.items() if name in FREE_SCREEN})
+        check_kinds(
+            screened, by, {name: value for name, value in options.items() if name in FREE_SCREEN}
+        )
         return options
     check_kinds(known[by].run, by, options)
-    for name, given, usual in (("operator", operator, Removal.zero), ("guard", guard, Guard.penalty), ("screen", screen, None)):
+    for name, given, usual in (
+        ("operator", operator, Removal.zero),
+        ("guard", guard, Guard.penalty),
+        ("screen", screen, None),
+    ):
         if given is not usual and name not in flags:
-            having = " or ".join(other for other, taken in TAKES.items() if name in taken or (name == "screen" and other == "cigma"))
-            raise BadOption(f"--{name}", getattr(given, "value", given), f"--by {having}: choosing heads by {by} has no {name}")
+            having = " or ".join(
+                other
+                for other, taken in TAKES.items()
+                if name in taken or (name == "screen" and other == "cigma")
+            )
+            raise BadOption(
+                f"--{name}",
+                getattr(given, "value", given),
+                f"--by {having}: choosing heads by {by} has no {name}",
+            )
     if guard is Guard.protect:
-        raise BadOption("--guard", "protect", f"penalty or none with --by {by}" if "guard" in flags else "--by cigma")
+        raise BadOption(
+            "--guard",
+            "protect",
+            f"penalty or none with --by {by}" if "guard" in flags else "--by cigma",
+        )
     if fill not in (None, Filling.grey) and "baseline" not in flags:
-        raise BadOption("--fill", fill.value if fill else None, f"--by cigma: choosing heads by {by} fills no background")
+        raise BadOption(
+            "--fill",
+            fill.value if fill else None,
+            f"--by cigma: choosing heads by {by} fills no background",
+        )
     return options
 
 
@@ -162,9 +285,16 @@ def recorded(by: str, look: Look | None, *, operator: Removal, guard: Guard) -> 
     """What decided the scores, and nothing else."""
     flags = TAKES.get(by, ())
     if look is None or "baseline" not in flags:
-        return {"by": by, **({} if look is None or look.masks is None else {"masks": look.masks.source})}
+        return {
+            "by": by,
+            **({} if look is None or look.masks is None else {"masks": look.masks.source}),
+        }
     told = {"operator": operator.value, "guard": guard.value}
-    return {"by": by, "background": look.name, **{name: value for name, value in told.items() if name in flags}}
+    return {
+        "by": by,
+        "background": look.name,
+        **{name: value for name, value in told.items() if name in flags},
+    }
 
 
 def scored(
@@ -182,10 +312,19 @@ def scored(
 ) -> tuple[HeadScores, list[str]]:
     """Scores by a selector, and what is to be said about them. `options` are those of `options_of`.
 
-    CIGMA has more here than in the list of selectors: a screen, another guard, and a noise floor below which scores are 0.
+    CIGMA has more here than in the list of selectors: a screen, another guard, and a noise floor
+    below which scores are 0.
     """
     from seecause.cli.progress import counting
-    from seecause.heads import above_noise, information_gains, penalised, protected, score, select, selectors
+    from seecause.heads import (
+        above_noise,
+        information_gains,
+        penalised,
+        protected,
+        score,
+        select,
+        selectors,
+    )
     from seecause.heads.cases import logits_of
     from seecause.heads.screen import screen as screened
     from seecause.heads.study import all_heads
@@ -194,15 +333,35 @@ def scored(
         entry = selectors()[by]
         if cases.labels is None and "labels" in entry.needs:
             raise BadOption("--data", cases.name, f"data with labels: {by} needs them")
-        flags: dict[str, Any] = {"seed": seed, "operator": operator.value, "guard": guard is not Guard.none}
+        flags: dict[str, Any] = {
+            "seed": seed,
+            "operator": operator.value,
+            "guard": guard is not Guard.none,
+        }
         flags |= {} if look is None else {"masks": look.masks, "baseline": look.baseline}
-        given = {name: value for name, value in flags.items() if name in entry.options and (name == "seed" or name in TAKES.get(by, ()))}
-        labels = cases.labels if cases.labels is not None else logits_of(model, cases.images).argmax(dim=1)
+        given = {
+            name: value
+            for name, value in flags.items()
+            if name in entry.options and (name == "seed" or name in TAKES.get(by, ()))
+        }
+        labels = (
+            cases.labels
+            if cases.labels is not None
+            else logits_of(model, cases.images).argmax(dim=1)
+        )
         return select(by, model, cases.images, labels, **{**given, **options}), []
     if look is None:
         raise BadOption("--by", by, "masks or counterfactuals")
     baseline: Baseline = look.baseline
-    given = {"target": cases.labels, "operator": operator.value, "baseline": baseline, "guard": True, "per_image": True, "seed": seed, **options}
+    given = {
+        "target": cases.labels,
+        "operator": operator.value,
+        "baseline": baseline,
+        "guard": True,
+        "per_image": True,
+        "seed": seed,
+        **options,
+    }
     said = []
     if screen is None:
         with counting("scoring heads", len(cases) * len(all_heads(model)), quiet=quiet) as advance:
@@ -213,7 +372,13 @@ def scored(
         said.append(f"{guess!r}")
     floor = information_gains(model, cases.images, look.masks, baseline=baseline).noise_floor
     found = above_noise(found, floor)
-    found = penalised(found) if guard is Guard.penalty else protected(found) if guard is Guard.protect else found
+    found = (
+        penalised(found)
+        if guard is Guard.penalty
+        else protected(found)
+        if guard is Guard.protect
+        else found
+    )
     return found, said
 
 
@@ -224,7 +389,11 @@ def count_of(text: str) -> int | float:
     except ValueError:
         k = 0
     if k <= 0 or (isinstance(k, float) and k > 1):
-        raise BadOption("--top", text, "a count from 1 on such as 16, or a share above 0.0 and up to 1.0 such as 0.1")
+        raise BadOption(
+            "--top",
+            text,
+            "a count from 1 on such as 16, or a share above 0.0 and up to 1.0 such as 0.1",
+        )
     return k
 
 
@@ -236,10 +405,20 @@ def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
     total = len(all_heads(model))
     count = head_count(k, total) if isinstance(k, float) else k
     if not 1 <= count <= total:
-        raise BadOption("--top", k, f"a count from 1 to {total}, as many heads as {model.name} has, or a share of them from {1 / total:.2g} to 1.0")
+        raise BadOption(
+            "--top",
+            k,
+            f"a count from 1 to {total}, as many heads as {model.name} has, or a share of them from"
+            f" {1 / total:.2g} to 1.0",
+        )
     check_screen(model, screen)
     if screen is not None and count > screen:
-        raise BadOption("--screen", screen, f"{count} or more, the number of heads that --top may remove: a screen looks for its best N only")
+        raise BadOption(
+            "--screen",
+            screen,
+            f"{count} or more, the number of heads that --top may remove: a screen looks for its"
+            " best N only",
+        )
     return count
 
 
@@ -249,11 +428,17 @@ def check_screen(model: VisionModel, screen: int | None) -> None:
 
     total = len(all_heads(model))
     if screen is not None and screen > total:
-        raise BadOption("--screen", screen, f"1 to {total}, as many heads as {model.name} has, or no --screen to measure all")
+        raise BadOption(
+            "--screen",
+            screen,
+            f"1 to {total}, as many heads as {model.name} has, or no --screen to measure all",
+        )
 
 
 def lead(model: Any, cases: Cases) -> str:
-    random = " The model has random weights: its answers mean nothing." if model.random_weights else ""
+    random = (
+        " The model has random weights: its answers mean nothing." if model.random_weights else ""
+    )
     return f"{len(cases)} pictures of {cases.name}.{random}"
 
 
@@ -271,12 +456,23 @@ def settings(model: VisionModel, told: dict[str, Any]) -> Any:
         "seecause": __version__,
     }
     rows = [(key, str(value)) for key, value in about.items() if value is not None]
-    return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), "Everything needed to get the same numbers again.")
+    return Section(
+        "Protocol",
+        fragment("protocol.html.j2", tables=[rows], shared=False),
+        "Everything needed to get the same numbers again.",
+    )
 
 
 def plain(protocol: dict[str, Any]) -> dict[str, Any]:
     """What JSON can hold."""
-    return {key: value if isinstance(value, str | int | float | bool | list | dict | None) else str(value) for key, value in protocol.items()}
+    return {
+        key: (
+            value
+            if isinstance(value, str | int | float | bool | list | dict | None)
+            else str(value)
+        )
+        for key, value in protocol.items()
+    }
 
 
 def spread(total: int, count: int) -> Any:

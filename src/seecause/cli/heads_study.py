@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from seecause.cli.heads_masks import MaskCacheOption, Steps
-from seecause.cli.heads_open import BIASED, TEST, TRAIN, ClassifyOption, DtypeOption, QuestionOption, ScopeOption
+from seecause.cli.heads_open import (
+    BIASED,
+    TEST,
+    TRAIN,
+    ClassifyOption,
+    DtypeOption,
+    QuestionOption,
+    ScopeOption,
+)
 from seecause.cli.heads_run import (
     Cap,
     DataOption,
@@ -23,7 +31,16 @@ from seecause.cli.heads_run import (
     Source,
     TestOption,
 )
-from seecause.cli.options import Device, DeviceOption, ModelName, Out, Overwrite, Quiet, Seed, Weights
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+)
 from seecause.errors import BadOption
 
 
@@ -37,7 +54,9 @@ class Study(StrEnum):
 
 
 def ablation_study(
-    study: Annotated[Study, typer.Argument(help="Which setting of CIGMA to change.", show_default=False)],
+    study: Annotated[
+        Study, typer.Argument(help="Which setting of CIGMA to change.", show_default=False)
+    ],
     model: ModelName = BIASED,
     weights: Weights = None,
     data: DataOption = TRAIN,
@@ -63,13 +82,23 @@ def ablation_study(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Change one setting of CIGMA at a time: how many heads, pictures, which masks, temperature, layers, and other pictures.
+    """Change one setting of CIGMA at a time: how many heads, pictures, which masks, temperature,
+    layers, and other pictures.
 
     Writes index.html (table and charts) and table.csv.
     """
     from seecause.cli.heads_masks import Search
     from seecause.cli.heads_open import fitted, open_asked
-    from seecause.cli.heads_run import check_top, lead, look_for, masks_for, need_view, read, say, settings
+    from seecause.cli.heads_run import (
+        check_top,
+        lead,
+        look_for,
+        masks_for,
+        need_view,
+        read,
+        say,
+        settings,
+    )
     from seecause.cli.progress import counting
     from seecause.heads.cases import right_ones
     from seecause.heads.studies import Setup, run_study
@@ -79,17 +108,41 @@ def ablation_study(
 
     replaces = check_out(out, overwrite=overwrite)
     if fill is Filling.swap or guard is Guard.protect:
-        raise BadOption("--fill, --guard", f"{fill.value}, {guard.value}", "a fill other than swap, and penalty or none: studies compare masks")
-    opened = need_view(open_asked(model, data, weights=weights, device=device, dtype=dtype, seed=seed, classify=classify, scope=scope, question=question))
+        raise BadOption(
+            "--fill, --guard",
+            f"{fill.value}, {guard.value}",
+            "a fill other than swap, and penalty or none: studies compare masks",
+        )
+    opened = need_view(
+        open_asked(
+            model,
+            data,
+            weights=weights,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            classify=classify,
+            scope=scope,
+            question=question,
+        )
+    )
     check_top(opened, top, None)
     opened = fitted(opened, data)
-    every = 1.0 if study is Study.fraction else share  # that study takes shares of all right answers itself
-    cases = right_ones(opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed)
+    every = (
+        1.0 if study is Study.fraction else share
+    )  # that study takes shares of all right answers itself
+    cases = right_ones(
+        opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed
+    )
     tested = read(opened, test, test_limit, quiet=quiet)
     search = Search(steps, mask_cache)
     found_masks = masks_for(opened, cases, masks, search, quiet=quiet)
     looks = [look_for(opened, tested, masks, fill, search, quiet=quiet)]
-    looks += [look_for(opened, tested, masks, Filling.swap, search, quiet=quiet)] if tested.swapped is not None else []
+    looks += (
+        [look_for(opened, tested, masks, Filling.swap, search, quiet=quiet)]
+        if tested.swapped is not None
+        else []
+    )
     setup = Setup(
         model=opened,
         train=cases,
@@ -107,11 +160,28 @@ def ablation_study(
     with counting(f"study {study.value}", 1, quiet=quiet) as advance:
         found = run_study(study.value, setup)
         advance(1)
-    told = {"data": cases.name, "pictures": len(cases), "test": tested.name, "top": top, "masks": found_masks.source, "fill": fill.value, "guard": guard.value}
-    manifest = {"command": "heads ablation-study", "study": study.value, "page": "index.html", "table": "table.csv", **told}
+    told = {
+        "data": cases.name,
+        "pictures": len(cases),
+        "test": tested.name,
+        "top": top,
+        "masks": found_masks.source,
+        "fill": fill.value,
+        "guard": guard.value,
+    }
+    manifest = {
+        "command": "heads ablation-study",
+        "study": study.value,
+        "page": "index.html",
+        "table": "table.csv",
+        **told,
+    }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_page(
-            folder / "index.html", f"CIGMA on {opened.name}: study {study.value}", [study_section(found), settings(opened, told)], lead=lead(opened, tested)
+            folder / "index.html",
+            f"CIGMA on {opened.name}: study {study.value}",
+            [study_section(found), settings(opened, told)],
+            lead=lead(opened, tested),
         )
         (folder / "table.csv").write_text(rows_csv(found.rows), encoding="utf-8")
     say([f"{len(found.rows)} settings"], out, replaced=replaces, quiet=quiet)

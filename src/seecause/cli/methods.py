@@ -1,4 +1,5 @@
-"""`seecause methods`: what can be asked for with --method, what it needs and costs, and which options it takes."""
+"""`seecause methods`: what can be asked for with --method, what it needs and costs, and which
+options it takes."""
 
 from __future__ import annotations
 
@@ -12,10 +13,13 @@ def register(app: typer.Typer) -> None:
 
 
 def methods(
-    name: Annotated[str, typer.Argument(help="Show the options of this method.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(help="Show the options of this method.", show_default=False)
+    ] = "",
     conv: Annotated[bool, typer.Option("--conv", help="Those for convolutional networks.")] = False,
 ) -> None:
-    """List attribution methods with what they read off the model and their cost in plain forwards, or the options of one."""
+    """List attribution methods with what they read off the model and their cost in plain forwards,
+    or the options of one."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -30,10 +34,22 @@ def methods(
         console.print(f"{name}: {entry.summary}", style="bold", markup=False)
         table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
         for option, default in entry.options.items():
-            table.add_row(option, entry.unset.get(option, "decided when it runs") if default is None else str(default))
+            table.add_row(
+                option,
+                (
+                    entry.unset.get(option, "decided when it runs")
+                    if default is None
+                    else str(default)
+                ),
+            )
     else:
         table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
         table.columns[1].max_width = 14  # words wrap here rather than in the last column
         for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):  # type: ignore[arg-type]
-            table.add_row(entry.name, entry.needs, "yes" if entry.class_specific else "any", f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]")
+            table.add_row(
+                entry.name,
+                entry.needs,
+                "yes" if entry.class_specific else "any",
+                f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
+            )
     console.print(table)

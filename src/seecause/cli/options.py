@@ -32,16 +32,47 @@ class Dtype(StrEnum):
 
 
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or a saved folder.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help=(
+            "builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or a"
+            " saved folder."
+        ),
+    ),
 ]
 Weights = Annotated[
-    str | None, typer.Option(help="A weights file instead of the pretrained ones, or 'random'.", metavar="PATH|random", show_default="pretrained")
+    str | None,
+    typer.Option(
+        help="A weights file instead of the pretrained ones, or 'random'.",
+        metavar="PATH|random",
+        show_default="pretrained",
+    ),
 ]
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")]
+DeviceOption = Annotated[
+    Device, typer.Option(help="Where to compute; auto takes the GPU if there is one.")
+]
 DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the model.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; it appears when everything is done.", file_okay=True)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write into --out even if it holds other things; files of the same names are replaced.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for the results; it appears when everything is done.",
+        file_okay=True,
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help=(
+            "Write into --out even if it holds other things; files of the same names are replaced."
+        ),
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 
 
@@ -52,11 +83,15 @@ def pick_device(device: Device) -> str:
     if device is Device.auto:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device is Device.cuda and not torch.cuda.is_available():
-        raise BadOption("--device", "cuda", "a GPU that torch can use; here there is none, so give --device cpu")
+        raise BadOption(
+            "--device", "cuda", "a GPU that torch can use; here there is none, so give --device cpu"
+        )
     return device.value
 
 
-def open_model(name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True) -> ImageModel:
+def open_model(
+    name: str, *, weights: str | None, device: Device, dtype: Dtype, seed: int, check: bool = True
+) -> ImageModel:
     """Load by name. The seed decides random weights."""
     import torch
 
@@ -72,13 +107,15 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:
-    """Warn that a model of the generated world is asked about pictures that are not known to be of that world."""
+    """Warn that a model of the generated world is asked about pictures that are not known to be of
+    that world."""
     outside = [picture for picture in pictures if not picture.startswith("critters:")]
     if outside:
         others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
         typer.echo(
-            f"warning: {model} knows only Critters pictures, so what it says about {outside[0]}{others} means nothing. "
-            f"For photos give another --model, such as {suggest}",
+            f"warning: {model} knows only Critters pictures, so what it says about"
+            f" {outside[0]}{others} means nothing. For photos give another --model, such as"
+            f" {suggest}",
             err=True,
         )
 
@@ -95,12 +132,17 @@ def tell_page(out: Path, *, replaced: bool) -> None:
     typer.echo(f"page: {out / 'index.html'}")
 
 
-def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture) -> dict[str, dict[str, Any]]:
-    """`key=value` words -> options by method. An option goes to every method that has it; one that none has is an error."""
+def method_options(
+    methods: Sequence[str], pairs: Sequence[str], *, seed: int, architecture: Architecture
+) -> dict[str, dict[str, Any]]:
+    """`key=value` words -> options by method. An option goes to every method that has it; one that
+    none has is an error."""
     from seecause.attribution.registry import find
 
     entries = {method: find(method, architecture) for method in methods}
-    found: dict[str, dict[str, Any]] = {m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()}
+    found: dict[str, dict[str, Any]] = {
+        m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()
+    }
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
@@ -108,7 +150,11 @@ def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, a
         takers = [method for method, entry in entries.items() if key in entry.options]
         if not takers:
             known = sorted({option for entry in entries.values() for option in entry.options})
-            raise BadOption("--option", pair, f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}")
+            raise BadOption(
+                "--option",
+                pair,
+                f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}",
+            )
         for method in takers:
             found[method][key] = value_of(text)
     return found
@@ -117,6 +163,8 @@ def method_options(methods: Sequence[str], pairs: Sequence[str], *, seed: int, a
 def value_of(text: str) -> Any:
     """A number, tuple, True, False or None where the text reads as one, else the text itself."""
     try:
-        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))  # `none` is a word: select=none, approx=none
+        return ast.literal_eval(
+            {"true": "True", "false": "False"}.get(text, text)
+        )  # `none` is a word: select=none, approx=none
     except (ValueError, SyntaxError):
         return text

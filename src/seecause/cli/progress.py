@@ -13,15 +13,27 @@ EVERY = 10.0  # seconds between two lines where there is no terminal
 
 @contextmanager
 def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Hands out `advance(done)`: a bar on terminals; in logs a plain line now and then, and none for what is quickly done."""
+    """Hands out `advance(done)`: a bar on terminals; in logs a plain line now and then, and none
+    for what is quickly done."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
         yield _lines(what, total)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)

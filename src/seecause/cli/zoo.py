@@ -19,9 +19,14 @@ _COLUMNS = {
 
 
 def register(app: typer.Typer) -> None:
-    commands = typer.Typer(no_args_is_help=True, help="The embedded Critters models: list them, or train one from its recipe.")
+    commands = typer.Typer(
+        no_args_is_help=True,
+        help="The embedded Critters models: list them, or train one from its recipe.",
+    )
     commands.command("list")(list_models)
-    commands.command("train", epilog="Example: seecause zoo train critters-vit --out weights")(train)
+    commands.command("train", epilog="Example: seecause zoo train critters-vit --out weights")(
+        train
+    )
     app.add_typer(commands, name="zoo")
 
 
@@ -34,7 +39,10 @@ def list_models() -> None:
     from seecause.models.sources import ZOO
     from seecause.train import zoo
 
-    columns = [Column("name", overflow="fold"), *(Column(title, no_wrap=True) for title in ("regime", *_COLUMNS))]  # fits 80 columns; names give way first
+    columns = [
+        Column("name", overflow="fold"),
+        *(Column(title, no_wrap=True) for title in ("regime", *_COLUMNS)),
+    ]  # fits 80 columns; names give way first
     table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name, recipe in zoo.recipes().items():
         card = zoo.card(ZOO, name)
@@ -45,23 +53,62 @@ def list_models() -> None:
 
 
 def train(
-    name: Annotated[str, typer.Argument(help="A name from `seecause zoo list`, without 'builtin:'.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the weights, the card and the log.")] = Path("weights"),
-    samples: Annotated[int | None, typer.Option(help="Training pictures.", min=1, show_default="the recipe's")] = None,
-    batch: Annotated[int | None, typer.Option(help="Pictures in a step.", min=1, show_default="the recipe's")] = None,
-    test_samples: Annotated[int, typer.Option(help="Held-out pictures for the numbers reported.", min=1)] = 8192,
-    start: Annotated[Path | None, typer.Option(help="Go on from this folder (critters-llava): answering only, at a tenth of the rate.")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A name from `seecause zoo list`, without 'builtin:'.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the weights, the card and the log.")
+    ] = Path("weights"),
+    samples: Annotated[
+        int | None, typer.Option(help="Training pictures.", min=1, show_default="the recipe's")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Pictures in a step.", min=1, show_default="the recipe's")
+    ] = None,
+    test_samples: Annotated[
+        int, typer.Option(help="Held-out pictures for the numbers reported.", min=1)
+    ] = 8192,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from this folder (critters-llava): answering only, at a tenth of the rate."
+        ),
+    ] = None,
     device: DeviceOption = Device.auto,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and pictures; other seeds than 0 are part of the name.", min=0)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of weights and pictures; other seeds than 0 are part of the name.", min=0
+        ),
+    ] = None,
     background_reliability: Annotated[
         float | None,
-        typer.Option(help="How often a class stands on its usual background (r_s); part of the name.", min=0.0, max=1.0, show_default="the recipe's"),
+        typer.Option(
+            help="How often a class stands on its usual background (r_s); part of the name.",
+            min=0.0,
+            max=1.0,
+            show_default="the recipe's",
+        ),
     ] = None,
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
     from seecause.cli.options import pick_device
     from seecause.train import zoo
 
-    recipe = zoo.find_recipe(name.removeprefix("builtin:"), samples=samples, batch=batch, seed=seed, background_reliability=background_reliability)
-    measured = zoo.train(recipe, out=out, start=start, device=pick_device(device), test_samples=test_samples)
-    typer.echo(f"{out / recipe.stem}: accuracy {measured['accuracy']:.3f} on {measured['samples']} test pictures of {measured.get('regime', recipe.regime)}")
+    recipe = zoo.find_recipe(
+        name.removeprefix("builtin:"),
+        samples=samples,
+        batch=batch,
+        seed=seed,
+        background_reliability=background_reliability,
+    )
+    measured = zoo.train(
+        recipe, out=out, start=start, device=pick_device(device), test_samples=test_samples
+    )
+    typer.echo(
+        f"{out / recipe.stem}: accuracy {measured['accuracy']:.3f} on {measured['samples']} test"
+        f" pictures of {measured.get('regime', recipe.regime)}"
+    )

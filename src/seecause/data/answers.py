@@ -50,7 +50,9 @@ def answers(model: ImageModel, data: Dataset) -> Answers:
         batch = to_batch(model, samples)
         if batch.labels is None:
             raise BadOption("data", data.name, "a dataset with labels")
-        chunk = fit(len(samples), model.forward_bytes(model.check(batch.images)), batch.images.device)
+        chunk = fit(
+            len(samples), model.forward_bytes(model.check(batch.images)), batch.images.device
+        )
         logits.append(batched(model, batch.images, chunk).cpu())
         labels.append(batch.labels.cpu())
         groups += [sample.group for sample in samples]
@@ -68,17 +70,23 @@ def true_positives(
     seed: int = 0,
     classes: Sequence[str] = (),
 ) -> Tensor:
-    """Places of `share` of the right answers, at most `cap`, drawn without replacement and in ascending order (CIGMA, section 1.1).
+    """Places of `share` of the right answers, at most `cap`, drawn without replacement and in
+    ascending order (CIGMA, section 1.1).
 
-    `right` [N] bool, `labels` [N]. `stratified` draws from every class the same share of `cap` (and `share` of its right answers at most), so that
-    a large class does not crowd out the others; every class with a sample must then have a right answer.
+    `right` [N] bool, `labels` [N]. `stratified` draws from every class the same share of `cap` (and
+    `share` of its right answers at most), so that a large class does not crowd out the others;
+    every class with a sample must then have a right answer.
     """
     if not 0 < share <= 1:
         raise BadOption("share", share, "more than 0, at most 1")
     if cap is not None and cap < 1:
         raise BadOption("cap", cap, "at least one photo, or None for no limit")
     if len(right) == 0 or right.shape != labels.shape:
-        raise BadOption("labels", list(labels.shape), f"one for each of the {len(right)} answers, and at least one")
+        raise BadOption(
+            "labels",
+            list(labels.shape),
+            f"one for each of the {len(right)} answers, and at least one",
+        )
     right, labels = right.cpu(), labels.cpu()
     if not right.any():
         raise NothingRight(f"none of the {len(right)} photos")
@@ -88,11 +96,23 @@ def true_positives(
         pools = [(right & (labels == name)).nonzero()[:, 0] for name in names]
         lost = [name for name, pool in zip(names, pools, strict=True) if len(pool) == 0]
         if lost:
-            raise NothingRight(f"no photo of class {classes[lost[0]] if lost[0] < len(classes) else lost[0]} ({len(lost)} such classes)")
+            raise NothingRight(
+                f"no photo of class {classes[lost[0]] if lost[0] < len(classes) else lost[0]}"
+                f" ({len(lost)} such classes)"
+            )
     generator = torch.Generator().manual_seed(seed)
     wanted = [max(1, round(share * len(pool))) for pool in pools]
     counts = wanted if cap is None else _share_out(cap, wanted)
-    return torch.cat([pool[torch.randperm(len(pool), generator=generator)[:count]] for pool, count in zip(pools, counts, strict=True)]).sort().values
+    return (
+        torch.cat(
+            [
+                pool[torch.randperm(len(pool), generator=generator)[:count]]
+                for pool, count in zip(pools, counts, strict=True)
+            ]
+        )
+        .sort()
+        .values
+    )
 
 
 def select_true_positives(
@@ -104,11 +124,26 @@ def select_true_positives(
     stratified: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Places in `data` of photos that the model answers right, as `true_positives` draws them. Shares of groups are logged, never used."""
+    """Places in `data` of photos that the model answers right, as `true_positives` draws them.
+    Shares of groups are logged, never used."""
     found = answers(model, data)
-    chosen = true_positives(found.right, found.labels, share=share, cap=cap, stratified=stratified, seed=seed, classes=data.classes)
+    chosen = true_positives(
+        found.right,
+        found.labels,
+        share=share,
+        cap=cap,
+        stratified=stratified,
+        seed=seed,
+        classes=data.classes,
+    )
     shares = group_shares([found.groups[place] for place in chosen.tolist()])
-    log.info("%d of %d right answers among %d photos; groups: %s", len(chosen), int(found.right.sum()), len(found.labels), shares or "not known")
+    log.info(
+        "%d of %d right answers among %d photos; groups: %s",
+        len(chosen),
+        int(found.right.sum()),
+        len(found.labels),
+        shares or "not known",
+    )
     return chosen
 
 
@@ -119,7 +154,8 @@ def group_shares(groups: Sequence[Group | None]) -> dict[Group, float]:
 
 
 def _share_out(cap: int, wanted: Sequence[int]) -> list[int]:
-    """At most `cap` in all, as even as what is wanted allows; the first ones get what cannot be divided."""
+    """At most `cap` in all, as even as what is wanted allows; the first ones get what cannot be
+    divided."""
     if cap < len(wanted):
         raise BadOption("cap", cap, f"at least one photo for each of the {len(wanted)} classes")
     counts = [0] * len(wanted)

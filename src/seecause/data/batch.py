@@ -37,20 +37,33 @@ class Framed(Protocol):
 
 
 def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
-    """Resize and cut pictures and masks alike, as the model wants them. A picture that has the model's size keeps every pixel.
+    """Resize and cut pictures and masks alike, as the model wants them. A picture that has the
+    model's size keeps every pixel.
 
-    A sample without a mask among others that have one is all IGNORE, so metrics skip it with a reason.
+    A sample without a mask among others that have one is all IGNORE, so metrics skip it with a
+    reason.
     """
     frame = model.preprocess
-    images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(model.device, model.dtype)
+    images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(
+        model.device, model.dtype
+    )
     masked = any(sample.mask is not None for sample in samples)
-    masks = torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device) if masked else None
+    masks = (
+        torch.stack([_mask(frame, sample.mask) for sample in samples]).to(model.device)
+        if masked
+        else None
+    )
     return Batch(images, _labels(samples, model.device), masks)
 
 
 def seen(frame: Preprocess, image: Tensor) -> Tensor:
-    """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes pass through 8 bits, which is what photos have."""
-    return image if tuple(image.shape[1:]) == frame.size else pil_to_tensor(frame.picture(to_pil(image))).float() / 255
+    """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes
+    pass through 8 bits, which is what photos have."""
+    return (
+        image
+        if tuple(image.shape[1:]) == frame.size
+        else pil_to_tensor(frame.picture(to_pil(image))).float() / 255
+    )
 
 
 def _mask(frame: Preprocess, mask: Tensor | None) -> Tensor:
@@ -63,5 +76,9 @@ def _labels(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
     known = [sample.label for sample in samples if sample.label is not None]
     if known and len(known) < len(samples):
         unknown = next(sample.id for sample in samples if sample.label is None)
-        raise BadOption("samples", f"{unknown} without a label", "labels for all samples of a batch, or for none")
+        raise BadOption(
+            "samples",
+            f"{unknown} without a label",
+            "labels for all samples of a batch, or for none",
+        )
     return torch.tensor(known, device=device) if known else None

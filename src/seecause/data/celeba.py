@@ -1,8 +1,10 @@
-"""`celeba:PATH[:train|val|test]`: CelebA (Liu et al. 2015) with the question of Sagawa et al. 2020: blond hair, which most men here have not.
+"""`celeba:PATH[:train|val|test]`: CelebA (Liu et al. 2015) with the question of Sagawa et al. 2020:
+blond hair, which most men here have not.
 
     img_align_celeba/<number>.jpg   list_attr_celeba.{csv,txt}   list_eval_partition.{csv,txt}
-CSV as Kaggle has it, text as the authors do (two header lines in the first list, none in the second). A label is Blond_Hair, a group
-(Blond_Hair, Male). The shortcut is no background, so a method that removes backgrounds has no way to help here. There are no masks.
+CSV as Kaggle has it, text as the authors do (two header lines in the first list, none in the
+second). A label is Blond_Hair, a group (Blond_Hair, Male). The shortcut is no background, so a
+method that removes backgrounds has no way to help here. There are no masks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from seecause.errors import DataMissing
 SPLITS = ("train", "val", "test")
 CLASSES, PLACES = ("not blond", "blond"), ("not male", "male")
 ATTRIBUTES = ("Blond_Hair", "Male")
-_LAYOUT = "give the folder with img_align_celeba/, list_attr_celeba and list_eval_partition (csv or txt)"
+_LAYOUT = (
+    "give the folder with img_align_celeba/, list_attr_celeba and list_eval_partition (csv or txt)"
+)
 _SIGNS = ("-1", "1")
 
 
@@ -27,16 +31,24 @@ def open_celeba(rest: str, *, limit: int | None = None) -> Photos:
     root, split = path_and_split(rest, SPLITS)
     attributes = dict(_attributes(root))
     images = root / "img_align_celeba"
-    images = images / images.name if (images / images.name).is_dir() else images  # Kaggle's archive has the folder twice
+    images = (
+        images / images.name if (images / images.name).is_dir() else images
+    )  # Kaggle's archive has the folder twice
     found = []
     for name, part in _partition(root):
         if SPLITS[part] == split:
             if name not in attributes:
-                raise DataMissing(str(root / "list_attr_celeba"), f"no line for {name} of list_eval_partition", _LAYOUT)
+                raise DataMissing(
+                    str(root / "list_attr_celeba"),
+                    f"no line for {name} of list_eval_partition",
+                    _LAYOUT,
+                )
             group = attributes[name]
             found.append(Photo(images / name, name, group[0], group=group))
     if not found:
-        raise DataMissing(str(root / "list_eval_partition"), f"no photo of the split {split}", _LAYOUT)
+        raise DataMissing(
+            str(root / "list_eval_partition"), f"no photo of the split {split}", _LAYOUT
+        )
     return Photos(f"celeba:{root}:{split}", CLASSES, evenly(found, limit), places=PLACES)
 
 
@@ -51,9 +63,16 @@ def _attributes(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     header = [*read_lines(path, _LAYOUT), ""][1].split()
     for name in ATTRIBUTES:
         if name not in header:
-            raise DataMissing(f"{path}, line 2", f"{name} is not among its {len(header)} attributes", _LAYOUT)
+            raise DataMissing(
+                f"{path}, line 2", f"{name} is not among its {len(header)} attributes", _LAYOUT
+            )
     blond, male = (header.index(name) + 1 for name in ATTRIBUTES)
-    lines = read_fields(path, lambda f: _wide(f, len(header) + 1), f"{_LAYOUT}; lines are `file` and {len(header)} signs", skip=2)
+    lines = read_fields(
+        path,
+        lambda f: _wide(f, len(header) + 1),
+        f"{_LAYOUT}; lines are `file` and {len(header)} signs",
+        skip=2,
+    )
     for fields in lines:
         yield fields[0], _pair(fields[blond], fields[male], f"{path}, {fields[0]}")
 
@@ -66,7 +85,9 @@ def _partition(root: Path) -> Iterator[tuple[str, int]]:
             yield row["image_id"], code(row["partition"], THREE, where, _LAYOUT)
         return
     path = root / "list_eval_partition.txt"
-    for name, part in read_fields(path, lambda f: _wide(f, 2), f"{_LAYOUT}; lines are `file split`"):
+    for name, part in read_fields(
+        path, lambda f: _wide(f, 2), f"{_LAYOUT}; lines are `file split`"
+    ):
         yield name, code(part, THREE, f"{path}, {name}", _LAYOUT)
 
 

@@ -1,8 +1,11 @@
-"""`cifar10:PATH[:train|val|trainval|test]` and `cifar100:...`: CIFAR (Krizhevsky 2009), the "python version" of its release. It has no masks.
+"""`cifar10:PATH[:train|val|trainval|test]` and `cifar100:...`: CIFAR (Krizhevsky 2009), the "python
+version" of its release. It has no masks.
 
-    cifar-10-batches-py/  data_batch_1 .. 5, test_batch, batches.meta        cifar-100-python/  train, test, meta
-PATH is that folder or the one that holds it. The files are pickles; they are read without running them. The release has no validation split:
-`val` is every tenth training photo of a class (5,000 in all), `train` the others, `trainval` all 50,000. Labels of CIFAR-100 are the fine ones.
+    cifar-10-batches-py/  data_batch_1 .. 5, test_batch, batches.meta        cifar-100-python/
+    train, test, meta
+PATH is that folder or the one that holds it. The files are pickles; they are read without running
+them. The release has no validation split: `val` is every tenth training photo of a class (5,000 in
+all), `train` the others, `trainval` all 50,000. Labels of CIFAR-100 are the fine ones.
 """
 
 from __future__ import annotations
@@ -42,8 +45,24 @@ class _Release:
         return f"give the folder {self.folder} of the release's python version"
 
 
-_TEN = _Release("cifar10", "cifar-10-batches-py", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), "batches.meta", b"labels", b"label_names")
-_HUNDRED = _Release("cifar100", "cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names")
+_TEN = _Release(
+    "cifar10",
+    "cifar-10-batches-py",
+    tuple(f"data_batch_{n}" for n in range(1, 6)),
+    ("test_batch",),
+    "batches.meta",
+    b"labels",
+    b"label_names",
+)
+_HUNDRED = _Release(
+    "cifar100",
+    "cifar-100-python",
+    ("train",),
+    ("test",),
+    "meta",
+    b"fine_labels",
+    b"fine_label_names",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +78,17 @@ class Cifar:
     @cached_property
     def fingerprint(self) -> str:
         """Of every pixel and label."""
-        return hashlib.sha256(self.pixels.numpy().tobytes() + repr((self.labels, self.ids)).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            self.pixels.numpy().tobytes() + repr((self.labels, self.ids)).encode()
+        ).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
-        return Sample(image=self.pixels[index].float() / 255, label=self.labels[index], id=self.ids[index])
+        return Sample(
+            image=self.pixels[index].float() / 255, label=self.labels[index], id=self.ids[index]
+        )
 
 
 def open_cifar10(rest: str, *, limit: int | None = None) -> Cifar:
@@ -88,7 +111,11 @@ def _open(release: _Release, rest: str, limit: int | None) -> Cifar:
     kept: Sequence[int] = range(len(labels))
     if split != "test":
         kept = part_of_train(kept, labels, split)
-    ids = [f"{file}/{place}" for file, (_, some) in zip(files, batches, strict=True) for place in range(len(some))]
+    ids = [
+        f"{file}/{place}"
+        for file, (_, some) in zip(files, batches, strict=True)
+        for place in range(len(some))
+    ]
     chosen = evenly(kept, limit)
     return Cifar(
         f"{release.name}:{path}:{split}",
@@ -103,8 +130,16 @@ def _batch(path: Path, release: _Release, classes: int) -> tuple[np.ndarray, lis
     """Pixels [n, 3, 32, 32] uint8 and labels of one file."""
     found = _pickle(path, release, b"data", release.labels)
     pixels, labels = found[b"data"], found[release.labels]
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3 * SIDE * SIDE):
-        raise DataMissing(str(path), f"pixels that are no [{len(labels)}, {3 * SIDE * SIDE}] array of bytes", release.layout)
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.shape != (len(labels), 3 * SIDE * SIDE)
+    ):
+        raise DataMissing(
+            str(path),
+            f"pixels that are no [{len(labels)}, {3 * SIDE * SIDE}] array of bytes",
+            release.layout,
+        )
     if not all(isinstance(label, int) and 0 <= label < classes for label in labels):
         raise DataMissing(str(path), f"a label that is none of 0 to {classes - 1}", release.layout)
     return pixels.reshape(-1, 3, SIDE, SIDE), labels
@@ -113,7 +148,11 @@ def _batch(path: Path, release: _Release, classes: int) -> tuple[np.ndarray, lis
 def _pickle(path: Path, release: _Release, *keys: bytes) -> dict[bytes, Any]:
     """A dictionary with lists or arrays under `keys`."""
     found = read_pickle(path, release.layout, allowed=ARRAYS, encoding="bytes")
-    lost = [key.decode() for key in keys if not isinstance(found, dict) or not isinstance(found.get(key), (list, np.ndarray))]
+    lost = [
+        key.decode()
+        for key in keys
+        if not isinstance(found, dict) or not isinstance(found.get(key), (list, np.ndarray))
+    ]
     if lost:
         raise DataMissing(str(path), f"no entry {', '.join(lost)}", release.layout)
     return found

@@ -1,4 +1,5 @@
-"""`critters:REGIME[:SPLIT]`: the generated world as a dataset. It has no end, so `limit` is its length."""
+"""`critters:REGIME[:SPLIT]`: the generated world as a dataset. It has no end, so `limit` is its
+length."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class CrittersData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the name, the length and the first picture's pixels, so that a change of the renderer shows."""
+        """Of the name, the length and the first picture's pixels, so that a change of the renderer
+        shows."""
         pixels = self[0].image.numpy().tobytes()
         return hashlib.sha256(f"{self.name} {self.length} ".encode() + pixels).hexdigest()[:16]
 
@@ -47,7 +49,8 @@ class CrittersData:
         return next(samples(self.regime, self.split, 1, start=place))
 
     def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
-        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be rendered."""
+        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
+        rendered."""
         return draw(self.regime, self.split, stop - start, start=start, device=device)
 
 

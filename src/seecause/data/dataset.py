@@ -11,7 +11,8 @@ from seecause.data.sample import Sample
 from seecause.errors import BadOption, UnknownName
 
 T = TypeVar("T")
-HELD_OUT = 10  # one photo in so many of each class is kept back for validation where a release has no such split
+# one photo in so many of each class is kept back for validation where a release has no such split
+HELD_OUT = 10
 
 
 class Dataset(Protocol):
@@ -38,7 +39,8 @@ class Dataset(Protocol):
 
 
 def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:
-    """`limit` of the items, spread over all of them: datasets are sorted by class, and the first hundred would all be fish."""
+    """`limit` of the items, spread over all of them: datasets are sorted by class, and the first
+    hundred would all be fish."""
     check_limit(limit)
     if limit is None or limit >= len(items):
         return tuple(items)
@@ -51,7 +53,8 @@ def check_limit(limit: int | None) -> None:
 
 
 def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> tuple[Path, str]:
-    """`PATH:SPLIT` or `PATH`. A path may hold colons, so what follows the last one is a split only if it is the name of one."""
+    """`PATH:SPLIT` or `PATH`. A path may hold colons, so what follows the last one is a split only
+    if it is the name of one."""
     path, _, last = rest.rpartition(":")
     if path and last in splits:
         return Path(path), last
@@ -61,7 +64,8 @@ def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> t
 
 
 def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -> list[T]:
-    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. The same on every machine: nothing is drawn."""
+    """`trainval`: all items; `val`: every tenth of each class; `train`: the others. The same on
+    every machine: nothing is drawn."""
     if split == "trainval":
         return list(items)
     seen: Counter[Hashable] = Counter()

@@ -13,12 +13,24 @@ from PIL import Image
 
 from seecause.errors import BadImage, MissingExtra
 
-_BROKEN = (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError, struct.error)
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+)
 _EXPECTED = "give a DICOM file of one 8-bit grey picture"
 
 
 def read_xray(path: Path) -> Image.Image:
-    """RGB with three equal channels; MONOCHROME1, where black is the largest number, is turned round."""
+    """RGB with three equal channels; MONOCHROME1, where black is the largest number, is turned
+    round."""
     header, pixels = _read(path, pixels=True)
     if pixels.ndim != 2 or pixels.dtype != np.uint8:
         raise BadImage(str(path), f"an array {list(pixels.shape)} of {pixels.dtype}", _EXPECTED)
@@ -42,7 +54,9 @@ def _read(path: Path, *, pixels: bool) -> tuple[Any, np.ndarray]:
     if not path.is_file():
         raise BadImage(str(path), "no such file", "check the path")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom warns about odd identifiers; what matters is checked
+        warnings.simplefilter(
+            "ignore"
+        )  # pydicom warns about odd identifiers; what matters is checked
         try:
             header = pydicom.dcmread(path, stop_before_pixels=not pixels)
             return header, header.pixel_array if pixels else np.empty(0)
@@ -50,7 +64,9 @@ def _read(path: Path, *, pixels: bool) -> tuple[Any, np.ndarray]:
             raise BadImage(str(path), "not a DICOM file", _EXPECTED) from None
         except _BROKEN as broken:
             said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
-            raise BadImage(str(path), f"damaged or of an unknown kind ({said})", _EXPECTED) from broken
+            raise BadImage(
+                str(path), f"damaged or of an unknown kind ({said})", _EXPECTED
+            ) from broken
 
 
 def _pydicom() -> ModuleType:

@@ -1,4 +1,5 @@
-"""`imagenet:PATH[:val|train]`: ImageNet-1k photos, `PATH/val/<wnid>/*.JPEG` and `PATH/train/<wnid>/*.JPEG`, all of them or a part."""
+"""`imagenet:PATH[:val|train]`: ImageNet-1k photos, `PATH/val/<wnid>/*.JPEG` and
+`PATH/train/<wnid>/*.JPEG`, all of them or a part."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def imagenet_classes() -> tuple[str, ...]:
 
 
 def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
-    """A label is the place of its WordNet id among the sorted 1,000, as every ImageNet-1k model has it."""
+    """A label is the place of its WordNet id among the sorted 1,000, as every ImageNet-1k model has
+    it."""
     path, split = path_and_split(rest, SPLITS, "val")
     root = path / split
     if not root.is_dir():
@@ -37,5 +39,9 @@ def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     for folder in folders:
         if folder.name not in label:
             raise DataMissing(str(folder), "not the WordNet id of an ImageNet-1k class", _LAYOUT)
-    found = [Photo(path, f"{folder.name}/{path.name}", label[folder.name]) for folder in folders for path in pictures(folder)]
+    found = [
+        Photo(path, f"{folder.name}/{path.name}", label[folder.name])
+        for folder in folders
+        for path in pictures(folder)
+    ]
     return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(found, limit))

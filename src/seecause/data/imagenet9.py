@@ -1,11 +1,15 @@
-"""`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), PATH being the folder `bg_challenge` of its release.
+"""`imagenet9:PATH[:VARIANT]`: ImageNet-9, the Backgrounds Challenge (Xiao et al. 2020), PATH being
+the folder `bg_challenge` of its release.
 
     <variant>/val/<NN_class>/*.JPEG         fg_mask/val/<NN_class>/*.npy
-Variants: original, mixed_same, mixed_rand, mixed_next (the object on a background of the same, a random or the next class), only_fg, no_fg,
-only_bg_b, only_bg_t. Labels are the nine classes, NN = 00 to 08. Masks are there for variants that show the object; a mixed photo says in its
-name (`fg_<photo>_bg_<photo>`) whose object it has. The class of a random background is not told by any file, so there are no groups.
+Variants: original, mixed_same, mixed_rand, mixed_next (the object on a background of the same, a
+random or the next class), only_fg, no_fg, only_bg_b, only_bg_t. Labels are the nine classes, NN =
+00 to 08. Masks are there for variants that show the object; a mixed photo says in its name
+(`fg_<photo>_bg_<photo>`) whose object it has. The class of a random background is not told by any
+file, so there are no groups.
 
-`read_in9_map` reads the release's `in_to_in9.json`, which turns the answers of an ImageNet-1k model into the nine.
+`read_in9_map` reads the release's `in_to_in9.json`, which turns the answers of an ImageNet-1k model
+into the nine.
 """
 
 from __future__ import annotations
@@ -22,13 +26,29 @@ from seecause.data.dataset import evenly, path_and_split
 from seecause.data.photos import Photo, Photos, class_folders, pictures
 from seecause.errors import BadImage, DataMissing
 
-CLASSES = ("dog", "bird", "wheeled vehicle", "reptile", "carnivore", "insect", "musical instrument", "primate", "fish")
+CLASSES = (
+    "dog",
+    "bird",
+    "wheeled vehicle",
+    "reptile",
+    "carnivore",
+    "insect",
+    "musical instrument",
+    "primate",
+    "fish",
+)
 SHOWING_OBJECT = ("original", "mixed_same", "mixed_rand", "mixed_next", "only_fg")
 VARIANTS = (*SHOWING_OBJECT, "no_fg", "only_bg_b", "only_bg_t")
 IMAGENET_CLASSES = 1000
 MAP = "in_to_in9.json"  # of the release
-_LAYOUT = "expected PATH/<variant>/val/<NN_class>/*.JPEG with NN = 00 to 08, and PATH/fg_mask/val/<NN_class>/*.npy"
-_MAP_LAYOUT = f'expected the in_to_in9.json of the release: {{"0": class, ...}} with {IMAGENET_CLASSES} entries, classes 0 to 8 or -1'
+_LAYOUT = (
+    "expected PATH/<variant>/val/<NN_class>/*.JPEG with NN = 00 to 08, and"
+    " PATH/fg_mask/val/<NN_class>/*.npy"
+)
+_MAP_LAYOUT = (
+    f'expected the in_to_in9.json of the release: {{"0": class, ...}} with {IMAGENET_CLASSES}'
+    " entries, classes 0 to 8 or -1"
+)
 _OBJECT = re.compile(r"fg_(?P<photo>.+)_bg_.+")
 
 
@@ -41,7 +61,12 @@ def open_imagenet9(rest: str, *, limit: int | None = None) -> Photos:
     masks = root / "fg_mask" / "val"
     masked = variant in SHOWING_OBJECT and masks.is_dir()
     found = [
-        Photo(path, f"{part.name}/{path.name}", _label(part), masks / part.name / f"{object_of(path.stem)}.npy" if masked else None)
+        Photo(
+            path,
+            f"{part.name}/{path.name}",
+            _label(part),
+            masks / part.name / f"{object_of(path.stem)}.npy" if masked else None,
+        )
         for part in class_folders(folder)
         for path in pictures(part)
     ]
@@ -63,8 +88,14 @@ def read_object(path: Path) -> Tensor:
     try:
         mask = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as broken:
-        raise BadImage(str(path), f"not a numpy array that can be read ({broken})", _LAYOUT) from broken
-    if not isinstance(mask, np.ndarray) or mask.ndim != 2 or not (np.issubdtype(mask.dtype, np.number) or mask.dtype == bool):
+        raise BadImage(
+            str(path), f"not a numpy array that can be read ({broken})", _LAYOUT
+        ) from broken
+    if (
+        not isinstance(mask, np.ndarray)
+        or mask.ndim != 2
+        or not (np.issubdtype(mask.dtype, np.number) or mask.dtype == bool)
+    ):
         raise BadImage(str(path), "not an array [H, W] of numbers", _LAYOUT)
     return torch.from_numpy(mask > 0)
 
@@ -78,9 +109,15 @@ def read_in9_map(path: str | Path) -> Tensor:
         listed = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as broken:
         raise DataMissing(str(path), f"not JSON ({broken})", _MAP_LAYOUT) from broken
-    if not isinstance(listed, dict) or set(listed) != {str(place) for place in range(IMAGENET_CLASSES)}:
+    if not isinstance(listed, dict) or set(listed) != {
+        str(place) for place in range(IMAGENET_CLASSES)
+    }:
         raise DataMissing(str(path), "not one entry for each class of ImageNet-1k", _MAP_LAYOUT)
-    odd = [place for place, value in listed.items() if type(value) is not int or not -1 <= value < len(CLASSES)]
+    odd = [
+        place
+        for place, value in listed.items()
+        if type(value) is not int or not -1 <= value < len(CLASSES)
+    ]
     if odd:
         raise DataMissing(str(path), f"class {odd[0]} belongs to {listed[odd[0]]!r}", _MAP_LAYOUT)
     return torch.tensor([listed[str(place)] for place in range(IMAGENET_CLASSES)])

@@ -1,7 +1,8 @@
-"""`imagenet-hard:PATH`: ImageNet-Hard (Taesiri et al. 2023) as it is released, `PATH/data/validation-*.parquet`. It has no masks.
+"""`imagenet-hard:PATH`: ImageNet-Hard (Taesiri et al. 2023) as it is released,
+`PATH/data/validation-*.parquet`. It has no masks.
 
-Columns used: `image` (the bytes of a picture file) and `label` (a list of ImageNet-1k classes). A picture may have several right answers;
-`Sample.label` is the first, `answers(index)` gives all.
+Columns used: `image` (the bytes of a picture file) and `label` (a list of ImageNet-1k classes). A
+picture may have several right answers; `Sample.label` is the first, `answers(index)` gives all.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ class ImageNetHard:
     def __getitem__(self, index: int) -> Sample:
         row = self.rows[index]
         pixels = _decode(_pictures(row.path, row.group)[row.row].as_py()["bytes"], row.id)
-        return Sample(image=torch.from_numpy(pixels).permute(2, 0, 1).float() / 255, label=row.answers[0], id=row.id)
+        return Sample(
+            image=torch.from_numpy(pixels).permute(2, 0, 1).float() / 255,
+            label=row.answers[0],
+            id=row.id,
+        )
 
     def answers(self, index: int) -> tuple[int, ...]:
         """All classes that count as right."""
@@ -88,12 +93,25 @@ def _rows(path: Path) -> list[_Row]:
         raise DataMissing(str(path), f"cannot be read ({broken})", _LAYOUT) from broken
     with file:
         if not {"image", "label"} <= set(file.schema_arrow.names):
-            raise DataMissing(str(path), f"has the columns {', '.join(file.schema_arrow.names)}", _LAYOUT)
-        labels = [file.read_row_group(group, columns=["label"])["label"].to_pylist() for group in range(file.num_row_groups)]
-    rows = [_Row(path, group, row, _answers(label)) for group, part in enumerate(labels) for row, label in enumerate(part)]
+            raise DataMissing(
+                str(path), f"has the columns {', '.join(file.schema_arrow.names)}", _LAYOUT
+            )
+        labels = [
+            file.read_row_group(group, columns=["label"])["label"].to_pylist()
+            for group in range(file.num_row_groups)
+        ]
+    rows = [
+        _Row(path, group, row, _answers(label))
+        for group, part in enumerate(labels)
+        for row, label in enumerate(part)
+    ]
     for row in rows:
         if not row.answers or not all(0 <= answer < 1000 for answer in row.answers):
-            raise DataMissing(f"{path.parent / row.id}", f"its labels are {list(row.answers)}", "expected ImageNet-1k classes, at least one")
+            raise DataMissing(
+                f"{path.parent / row.id}",
+                f"its labels are {list(row.answers)}",
+                "expected ImageNet-1k classes, at least one",
+            )
     return rows
 
 
@@ -103,7 +121,8 @@ def _answers(label: object) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _pictures(path: Path, group: int) -> pa.ChunkedArray:
-    """The pictures of one row group; kept, because the next one asked for is most likely its neighbour."""
+    """The pictures of one row group; kept, because the next one asked for is most likely its
+    neighbour."""
     with pq.ParquetFile(path) as file:
         return file.read_row_group(group, columns=["image"])["image"]
 
@@ -114,4 +133,6 @@ def _decode(content: bytes | None, name: str) -> np.ndarray:
         with Image.open(BytesIO(content or b"")) as opened:
             return np.array(opened.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as broken:
-        raise BadImage(name, f"damaged or truncated ({broken})", "give the files of the release") from broken
+        raise BadImage(
+            name, f"damaged or truncated ({broken})", "give the files of the release"
+        ) from broken

@@ -1,12 +1,14 @@
-"""`imagenet-s:PATH`: ImageNet-S (Gao et al. 2022), ImageNet validation photos with class masks, in the layout of its release.
+"""`imagenet-s:PATH`: ImageNet-S (Gao et al. 2022), ImageNet validation photos with class masks, in
+the layout of its release.
 
     validation/<wnid>/*.JPEG   validation-segmentation/<wnid>/*.png
-A mask is an RGB picture with id = R + 256 G: 0 is anything else, 1000 is ignored, k is the k-th WordNet id of the sorted list of 919, 300 or 50
-categories. Five classes that cannot be told apart are merged into another. The object of a photo is the class of its folder; other classes
-are background. Labels are ImageNet-1k classes, those of merged classes the class kept.
+A mask is an RGB picture with id = R + 256 G: 0 is anything else, 1000 is ignored, k is the k-th
+WordNet id of the sorted list of 919, 300 or 50 categories. Five classes that cannot be told apart
+are merged into another. The object of a photo is the class of its folder; other classes are
+background. Labels are ImageNet-1k classes, those of merged classes the class kept.
 
-The list is that of the folders if all are there. Of a part of the dataset it must be given: `ImageNetS_categories_im919.txt` in PATH, as the
-release's repository has it.
+The list is that of the folders if all are there. Of a part of the dataset it must be given:
+`ImageNetS_categories_im919.txt` in PATH, as the release's repository has it.
 """
 
 from __future__ import annotations
@@ -50,16 +52,28 @@ def open_imagenet_s(rest: str, *, limit: int | None = None) -> Photos:
         if kept_class(folder.name) not in number or folder.name not in label:
             raise DataMissing(str(folder), "not the WordNet id of an ImageNet-S category", _LAYOUT)
     found = [
-        Photo(path, f"{folder.name}/{path.name}", label[kept_class(folder.name)], masks / folder.name / f"{path.stem}.png")
+        Photo(
+            path,
+            f"{folder.name}/{path.name}",
+            label[kept_class(folder.name)],
+            masks / folder.name / f"{path.stem}.png",
+        )
         for folder in folders
         for path in pictures(folder)
     ]
-    return Photos(f"imagenet-s:{rest}", imagenet_classes(), evenly(found, limit), lambda path: object_mask(path, number[kept_class(path.parent.name)]))
+    return Photos(
+        f"imagenet-s:{rest}",
+        imagenet_classes(),
+        evenly(found, limit),
+        lambda path: object_mask(path, number[kept_class(path.parent.name)]),
+    )
 
 
 def read_class_ids(path: Path) -> Tensor:
     """[H, W] int32: 0 other, 1.. categories, 1000 ignored."""
-    red, green, _ = np.moveaxis(np.asarray(read_image(path)).astype(np.int32), -1, 0)  # in 8 bits, 256 G would overflow
+    red, green, _ = np.moveaxis(
+        np.asarray(read_image(path)).astype(np.int32), -1, 0
+    )  # in 8 bits, 256 G would overflow
     return torch.from_numpy(red + 256 * green)
 
 
@@ -67,7 +81,11 @@ def object_mask(path: Path, number: int) -> Tensor:
     """[H, W] uint8: 1 on the category, 0 on anything else, IGNORE on ignored pixels."""
     ids = read_class_ids(path)
     if ids.max() > IGNORED_ID:
-        raise BadImage(str(path), f"a mask with id {int(ids.max())}", f"expected R + 256 G from 0 to {SIZES[-1]}, or {IGNORED_ID} for ignored pixels")
+        raise BadImage(
+            str(path),
+            f"a mask with id {int(ids.max())}",
+            f"expected R + 256 G from 0 to {SIZES[-1]}, or {IGNORED_ID} for ignored pixels",
+        )
     return (ids == number).to(torch.uint8).masked_fill(ids == IGNORED_ID, IGNORE)
 
 
@@ -80,14 +98,19 @@ def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
     """Sorted WordNet ids; the k-th has id k."""
     lists = sorted(root.glob("ImageNetS_categories_im*.txt"))
     if lists:
-        listed = [line.split()[0] for line in lists[-1].read_text(encoding="utf-8").splitlines() if line.strip()]
+        listed = [
+            line.split()[0]
+            for line in lists[-1].read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
     else:
         listed = [kept_class(folder.name) for folder in folders]
     known = tuple(sorted(set(listed)))
     if len(known) not in SIZES:
         raise DataMissing(
             str(lists[-1] if lists else root / "validation"),
-            f"{len(known)} categories; the ids of masks count through all {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}",
+            f"{len(known)} categories; the ids of masks count through all"
+            f" {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}",
             "put ImageNetS_categories_im919.txt (one WordNet id a line) into PATH",
         )
     return known

@@ -1,4 +1,5 @@
-"""Pictures from disk, whatever they are: every one comes out as upright 8-bit RGB, or as one clear error that names the file."""
+"""Pictures from disk, whatever they are: every one comes out as upright 8-bit RGB, or as one clear
+error that names the file."""
 
 from __future__ import annotations
 
@@ -16,30 +17,49 @@ from seecause.errors import BadImage
 
 T = TypeVar("T")
 
-MAX_PIXELS = 178_000_000  # about half a gigabyte of RGB; larger headers are refused before anything is decoded
+# about half a gigabyte of RGB; larger headers are refused before anything is decoded
+MAX_PIXELS = 178_000_000
 MIN_SIDE = 2
-MAX_ASPECT = 64  # the short side is scaled to the model's input, so a long thin strip would grow without bound
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# the short side is scaled to the model's input, so a long thin strip would grow without bound
+MAX_ASPECT = 64
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 
-_BROKEN = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, struct.error, zlib.error)  # what pillow's decoders raise
+_BROKEN = (
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    struct.error,
+    zlib.error,
+)  # what pillow's decoders raise
 _PATTERN = frozenset("*?[")
 
 
 def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of an animation."""
-    return _read(Path(path), lambda opened: _as_rgb(Path(path), ImageOps.exif_transpose(opened)), max_pixels)
+    """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of
+    an animation."""
+    return _read(
+        Path(path), lambda opened: _as_rgb(Path(path), ImageOps.exif_transpose(opened)), max_pixels
+    )
 
 
 def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
     ids = _read(Path(path), np.array, max_pixels)
     if ids.ndim != 2:
-        raise BadImage(str(path), "a picture in colour", "give a mask with one number for each pixel")
+        raise BadImage(
+            str(path), "a picture in colour", "give a mask with one number for each pixel"
+        )
     return ids.astype(np.int64)
 
 
 def read_grey(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness, whatever its alpha."""
+    """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness,
+    whatever its alpha."""
     return _read(Path(path), lambda opened: np.array(opened.convert("L")), max_pixels)
 
 
@@ -47,32 +67,45 @@ def _read(path: Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
     """What `take` makes of the opened file, or one clear error."""
     _check_file(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pillow warns about large, odd or damaged files; what matters is checked below
+        warnings.simplefilter(
+            "ignore"
+        )  # pillow warns about large, odd or damaged files; what matters is checked below
         try:
             with Image.open(path) as opened:
                 _check_size(path, opened, max_pixels)
                 opened.load()
                 return take(opened)
         except UnidentifiedImageError:
-            raise BadImage(str(path), "not an image that can be read", f"give one of {_kinds()}") from None
+            raise BadImage(
+                str(path), "not an image that can be read", f"give one of {_kinds()}"
+            ) from None
         except Image.DecompressionBombError:
             raise _too_large(path, "its header announces a huge picture", max_pixels) from None
         except _BROKEN as broken:
             said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
-            raise BadImage(str(path), f"damaged or truncated ({said})", "give an intact file") from broken
+            raise BadImage(
+                str(path), f"damaged or truncated ({said})", "give an intact file"
+            ) from broken
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files that exist, pictures of folders (sorted, not of their subfolders) and matches of globs, each once."""
+    """Files that exist, pictures of folders (sorted, not of their subfolders) and matches of globs,
+    each once."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = sorted(
+                p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file()
+            )
             if not inside:
-                raise BadImage(str(path), "a folder without pictures", f"give a folder with {_kinds()}")
+                raise BadImage(
+                    str(path), "a folder without pictures", f"give a folder with {_kinds()}"
+                )
             found += inside
         elif not path.exists() and _PATTERN & set(str(path)):
-            matches = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+            matches = sorted(
+                p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file()
+            )
             if not matches:
                 raise BadImage(str(path), "no file matches", "check the pattern")
             found += matches
@@ -102,18 +135,30 @@ def _check_size(path: Path, image: Image.Image, max_pixels: int) -> None:
     if short * long > max_pixels:
         raise _too_large(path, size, max_pixels)
     if long > MAX_ASPECT * short:
-        raise BadImage(str(path), f"{size} are too long and thin", f"cut it so that one side is at most {MAX_ASPECT} times the other")
+        raise BadImage(
+            str(path),
+            f"{size} are too long and thin",
+            f"cut it so that one side is at most {MAX_ASPECT} times the other",
+        )
 
 
 def _too_large(path: Path, what: str, max_pixels: int) -> BadImage:
-    return BadImage(str(path), f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels", "scale it down first")
+    return BadImage(
+        str(path),
+        f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels",
+        "scale it down first",
+    )
 
 
 def _as_rgb(path: Path, image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # pillow would clip at 255
-        return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(
+            (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
+        ).convert("RGB")
     if image.mode in ("I", "F"):
-        raise BadImage(str(path), "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel")
+        raise BadImage(
+            str(path), "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel"
+        )
     if image.has_transparency_data:
         clear = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")

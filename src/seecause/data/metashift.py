@@ -1,10 +1,15 @@
-"""`metashift:PATH[:train|val|test|test-all]`: cats and dogs of MetaShift (Liang & Zou 2022), in either of its public layouts. It has no masks.
+"""`metashift:PATH[:train|val|test|test-all]`: cats and dogs of MetaShift (Liang & Zou 2022), in
+either of its public layouts. It has no masks.
 
-folders   train/cat/cat(sofa)/*.jpg  train/dog/dog(bench)/*.jpg ... test/cat/cat(shelf)/*.jpg         `MetaDatasetCatDog` of Wu et al. 2023 (DISC)
-list      train/cat/*.jpg ... val_out_of_domain/dog/*.jpg  imageID_to_group.pkl                          as MetaShift's own script writes it
-The list is a pickled dictionary, photo -> ["cat(indoor)"], read without running it. A group is (class, place), the place being the word in
-brackets. Neither has a validation split: as in DISC, `val` is 15 % of the test folder (81 of 541 photos, drawn with seed 0; photos are sorted
-by name first, which DISC leaves to the disk) and `test` the rest; `test-all` is the whole folder, on which iFAM is evaluated.
+folders   train/cat/cat(sofa)/*.jpg  train/dog/dog(bench)/*.jpg ... test/cat/cat(shelf)/*.jpg
+`MetaDatasetCatDog` of Wu et al. 2023 (DISC)
+list      train/cat/*.jpg ... val_out_of_domain/dog/*.jpg  imageID_to_group.pkl
+as MetaShift's own script writes it
+The list is a pickled dictionary, photo -> ["cat(indoor)"], read without running it. A group is
+(class, place), the place being the word in brackets. Neither has a validation split: as in DISC,
+`val` is 15 % of the test folder (81 of 541 photos, drawn with seed 0; photos are sorted by name
+first, which DISC leaves to the disk) and `test` the rest; `test-all` is the whole folder, on which
+iFAM is evaluated.
 """
 
 from __future__ import annotations
@@ -33,23 +38,35 @@ _SETS: dict[tuple[str, str], Any] = {  # older lists hold sets in a defaultdict
     ("builtins", "set"): set,
     ("__builtin__", "set"): set,
 }
-_LAYOUT = f"expected PATH/train/cat/cat(place)/*.jpg and PATH/test/..., or PATH/train/cat/*.jpg, PATH/val_out_of_domain/... and PATH/{GROUP_FILE}"
+_LAYOUT = (
+    "expected PATH/train/cat/cat(place)/*.jpg and PATH/test/..., or PATH/train/cat/*.jpg,"
+    f" PATH/val_out_of_domain/... and PATH/{GROUP_FILE}"
+)
 _GROUP = re.compile(r"(?P<animal>[^()]+)\((?P<place>[^()]+)\)")
 
 Found = tuple[Path, str, str]  # photo, class, place
 
 
 def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
-    """The photos of one split with their group. Places are numbered alphabetically over both folders."""
+    """The photos of one split with their group. Places are numbered alphabetically over both
+    folders."""
     root, split = path_and_split(rest, SPLITS)
     listed = _read_groups(root / GROUP_FILE) if (root / GROUP_FILE).is_file() else None
     train = root / "train"
     test = root / "test" if listed is None else root / "val_out_of_domain"
-    found = {folder: list(_in_folders(folder) if listed is None else _in_list(folder, listed)) for folder in (train, test)}
+    found = {
+        folder: list(_in_folders(folder) if listed is None else _in_list(folder, listed))
+        for folder in (train, test)
+    }
     places = sorted({place for some in found.values() for _, _, place in some})
     chosen = found[train] if split == "train" else part_of_test(found[test], split)
     photos = [
-        Photo(path, f"{path.parent.name}/{path.name}", CLASSES.index(animal), group=(CLASSES.index(animal), places.index(place)))
+        Photo(
+            path,
+            f"{path.parent.name}/{path.name}",
+            CLASSES.index(animal),
+            group=(CLASSES.index(animal), places.index(place)),
+        )
         for path, animal, place in chosen
     ]
     return Photos(f"metashift:{root}:{split}", CLASSES, evenly(photos, limit), places=tuple(places))
@@ -60,7 +77,11 @@ def part_of_test(found: list[Found], split: str) -> list[Found]:
     if split == "test-all":
         return found
     if len(found) < FEWEST:
-        raise DataMissing(str(found[0][0].parents[1]), f"{len(found)} photos, too few to keep 15 % for validation", "use the split test-all")
+        raise DataMissing(
+            str(found[0][0].parents[1]),
+            f"{len(found)} photos, too few to keep 15 % for validation",
+            "use the split test-all",
+        )
     val, _ = train_test_split(np.arange(len(found)), test_size=TEST_SHARE, random_state=0)
     held = set(val.tolist())
     return [item for place, item in enumerate(found) if (place in held) == (split == "val")]
@@ -70,7 +91,11 @@ def _in_folders(folder: Path) -> Iterator[Found]:
     for animal in CLASSES:
         parts = class_folders(_must_be(folder / animal))
         if not parts:
-            raise DataMissing(str(folder / animal), f"no folders like {animal}(place) in it, and no {GROUP_FILE} in PATH", _LAYOUT)
+            raise DataMissing(
+                str(folder / animal),
+                f"no folders like {animal}(place) in it, and no {GROUP_FILE} in PATH",
+                _LAYOUT,
+            )
         for part in parts:
             place = _place(part.name, animal, str(part))
             yield from ((path, animal, place) for path in pictures(part))
@@ -88,7 +113,9 @@ def _place(group: str, animal: str, where: str) -> str:
     """`sofa` of `cat(sofa)`."""
     named = _GROUP.fullmatch(group)
     if not named or named["animal"] != animal:
-        raise DataMissing(where, f"its group {group!r} does not match its class folder {animal}", _LAYOUT)
+        raise DataMissing(
+            where, f"its group {group!r} does not match its class folder {animal}", _LAYOUT
+        )
     return named["place"]
 
 
@@ -98,8 +125,16 @@ def _read_groups(path: Path) -> dict[str, list[str]]:
         raise DataMissing(str(path), "not a dictionary", _LAYOUT)
     groups = {}
     for photo, some in listed.items():
-        if not isinstance(some, (list, tuple, set)) or len(some) != 1 or not all(isinstance(group, str) for group in some):
-            raise DataMissing(str(path), f"the groups of {photo!r} are {some!r}", "expected one for each photo, like ['cat(indoor)']")
+        if (
+            not isinstance(some, (list, tuple, set))
+            or len(some) != 1
+            or not all(isinstance(group, str) for group in some)
+        ):
+            raise DataMissing(
+                str(path),
+                f"the groups of {photo!r} are {some!r}",
+                "expected one for each photo, like ['cat(indoor)']",
+            )
         groups[str(photo)] = list(some)
     return groups
 

@@ -33,7 +33,8 @@ class Photo:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """A dataset of photos. A file that is missing or broken raises when it is asked for, with its name, so that one hole stays one hole."""
+    """A dataset of photos. A file that is missing or broken raises when it is asked for, with its
+    name, so that one hole stays one hole."""
 
     name: str
     classes: tuple[str, ...]
@@ -62,17 +63,35 @@ class Photos:
         image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
         mask = None if self.read_mask is None or photo.mask is None else self.read_mask(photo.mask)
         if mask is not None and mask.shape != image.shape[1:]:
-            raise BadImage(str(photo.mask), f"{list(mask.shape)} pixels for a photo of {list(image.shape[1:])}", "give masks of the photos' own size")
+            raise BadImage(
+                str(photo.mask),
+                f"{list(mask.shape)} pixels for a photo of {list(image.shape[1:])}",
+                "give masks of the photos' own size",
+            )
         points = None if photo.points is None else torch.tensor(photo.points)
-        return Sample(image=image, label=photo.label, group=photo.group, mask=mask, box=photo.box, points=points, id=photo.id)
+        return Sample(
+            image=image,
+            label=photo.label,
+            group=photo.group,
+            mask=mask,
+            box=photo.box,
+            points=points,
+            id=photo.id,
+        )
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, labels and file sizes: reading every byte of a large dataset would take longer than most runs."""
-        digest = hashlib.sha256("".join(f"{path.name} {_bytes(path)}\n" for path in self.lists).encode())
+        """Of names, labels and file sizes: reading every byte of a large dataset would take longer
+        than most runs."""
+        digest = hashlib.sha256(
+            "".join(f"{path.name} {_bytes(path)}\n" for path in self.lists).encode()
+        )
         for photo in self.photos:
-            known = "".join(f" {value}" for value in (photo.group, photo.box, photo.points) if value is not None)
-            digest.update(f"{photo.id} {photo.label} {_bytes(photo.path)} {_bytes(photo.mask)}{known}\n".encode())
+            known = "".join(
+                f" {value}" for value in (photo.group, photo.box, photo.points) if value is not None
+            )
+            sizes = f"{_bytes(photo.path)} {_bytes(photo.mask)}"
+            digest.update(f"{photo.id} {photo.label} {sizes}{known}\n".encode())
         return digest.hexdigest()[:16]
 
 
@@ -83,7 +102,9 @@ def pictures(folder: Path) -> list[Path]:
 
 def class_folders(root: Path) -> list[Path]:
     """Sub-folders of `root`, sorted, without hidden ones."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def _bytes(path: Path | None) -> int | None:

@@ -16,7 +16,8 @@ from seecause.errors import BadImage, BadOption
 
 
 def open_picture(text: str) -> Image.Image:
-    """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the order of the dataset."""
+    """A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0 in the
+    order of the dataset."""
     return next(open_pictures([text]))
 
 
@@ -50,9 +51,14 @@ def find_pictures(texts: list[str]) -> list[str]:
 
 
 def sample_of(text: str) -> tuple[str, int] | None:
-    """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called so."""
+    """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called
+    so."""
     name, _, index = text.rpartition("#")
-    return (name, int(index)) if ":" in name and index.isdecimal() and not Path(text).exists() else None
+    return (
+        (name, int(index))
+        if ":" in name and index.isdecimal() and not Path(text).exists()
+        else None
+    )
 
 
 def _check_no_sample(text: str) -> None:
@@ -60,11 +66,24 @@ def _check_no_sample(text: str) -> None:
     name, _, index = text.rpartition("#")
     if (is_data(text) or (":" in name and index)) and not Path(text).exists():
         example = f"{name or text}#0"
-        raise BadOption("sample", text, f"one sample of a dataset, DATA#INDEX, such as {example}; several are named one by one: {example} {name or text}#1")
+        raise BadOption(
+            "sample",
+            text,
+            f"one sample of a dataset, DATA#INDEX, such as {example}; several are named one by one:"
+            f" {example} {name or text}#1",
+        )
 
 
 def to_pil(image: Tensor) -> Image.Image:
     """Raw pixels [3, H, W] in [0, 1] as a picture of 8 bits."""
     if image.ndim != 3 or image.shape[0] != 3:
-        raise BadImage(f"tensor of shape {list(image.shape)}", "expected raw pixels [3, H, W] in [0, 1]", "see seecause.data.Sample")
-    return Image.fromarray(np.ascontiguousarray((image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()))
+        raise BadImage(
+            f"tensor of shape {list(image.shape)}",
+            "expected raw pixels [3, H, W] in [0, 1]",
+            "see seecause.data.Sample",
+        )
+    return Image.fromarray(
+        np.ascontiguousarray(
+            (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        )
+    )

@@ -34,7 +34,8 @@ def is_data(text: str) -> bool:
 
 
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
-    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others above; at most `limit` samples, spread evenly over the whole."""
+    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others above; at
+    most `limit` samples, spread evenly over the whole."""
     kind, _, rest = spec.partition(":")
     for known, (module, function) in _LOADERS.items():
         if rest and known.partition(":")[0] == kind:

@@ -1,13 +1,18 @@
-"""`siim:PATH[:train|val|trainval|test|robust|non-robust]`: SIIM-ACR Pneumothorax with chest tubes told (Saab et al. 2022). Extra `medical`.
+"""`siim:PATH[:train|val|trainval|test|robust|non-robust]`: SIIM-ACR Pneumothorax with chest tubes
+told (Saab et al. 2022). Extra `medical`.
 
-A tube is the treatment: it says "pneumothorax" without showing one. A group is (pneumothorax, tube), where the tube is known. Two layouts:
-raw        dicom-images-train/*/*/<uid>.dcm   train-rle.csv (ImageId, EncodedPixels)   cxr_tube_dict.pkl (uid -> bool)
-prepared   {train_set,full_test_set,robust_test_set,non_robust_test_set}/{0,1}/<uid>.dcm, and the two lists if they are there
-`test` holds the photos whose tubes are told; `robust` those where tube and answer disagree, `non-robust` those where they agree. The rest is
-`trainval`; `val` is every tenth of a class, `train` the others.
+A tube is the treatment: it says "pneumothorax" without showing one. A group is (pneumothorax,
+tube), where the tube is known. Two layouts: raw        dicom-images-train/*/*/<uid>.dcm
+train-rle.csv (ImageId, EncodedPixels)   cxr_tube_dict.pkl (uid -> bool)
+prepared   {train_set,full_test_set,robust_test_set,non_robust_test_set}/{0,1}/<uid>.dcm, and the
+two lists if they are there
+`test` holds the photos whose tubes are told; `robust` those where tube and answer disagree,
+`non-robust` those where they agree. The rest is `trainval`; `val` is every tenth of a class,
+`train` the others.
 
-Masks come from the run lengths: pairs (gap since the last run, length), down the columns. An image may have several rows; its mask is their
-union. `all_masks/` of the prepared layout is not read: the public script that makes it leaves out the transpose.
+Masks come from the run lengths: pairs (gap since the last run, length), down the columns. An image
+may have several rows; its mask is their union. `all_masks/` of the prepared layout is not read: the
+public script that makes it leaves out the transpose.
 """
 
 from __future__ import annotations
@@ -30,9 +35,16 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "trainval", "test", "robust", "non-robust")
 CLASSES, PLACES = ("no pneumothorax", "pneumothorax"), ("no tube", "tube")
-_FOLDERS = {"test": "full_test_set", "robust": "robust_test_set", "non-robust": "non_robust_test_set"}
+_FOLDERS = {
+    "test": "full_test_set",
+    "robust": "robust_test_set",
+    "non-robust": "non_robust_test_set",
+}
 _NEGATIVE = "-1"
-_LAYOUT = "expected PATH/dicom-images-train/*/*/<uid>.dcm, PATH/train-rle.csv and PATH/cxr_tube_dict.pkl, or PATH/{train_set,full_test_set,...}/{0,1}/<uid>.dcm"
+_LAYOUT = (
+    "expected PATH/dicom-images-train/*/*/<uid>.dcm, PATH/train-rle.csv and PATH/cxr_tube_dict.pkl,"
+    " or PATH/{train_set,full_test_set,...}/{0,1}/<uid>.dcm"
+)
 
 Runs = dict[str, list[str]]  # of each image, its rows of run lengths
 
@@ -47,11 +59,20 @@ def open_siim(rest: str, *, limit: int | None = None) -> Photos:
     found = _prepared(root, split, runs, tubes) if prepared else _raw(root, split, runs, tubes)
     if split in ("train", "val", "trainval"):
         found = part_of_train(found, [photo.label for photo in found], split)
-    return Photos(f"siim:{root}:{split}", CLASSES, evenly(found, limit), _mask_reader(runs), PLACES, read_xray, (table,) if runs else ())
+    return Photos(
+        f"siim:{root}:{split}",
+        CLASSES,
+        evenly(found, limit),
+        _mask_reader(runs),
+        PLACES,
+        read_xray,
+        (table,) if runs else (),
+    )
 
 
 def rle_mask(runs: str, size: tuple[int, int]) -> Tensor:
-    """[H, W] bool from pairs (gap, length) that run down the columns; ValueError if they do not fit."""
+    """[H, W] bool from pairs (gap, length) that run down the columns; ValueError if they do not
+    fit."""
     height, width = size
     flat = torch.zeros(height * width, dtype=torch.bool)
     if runs.strip() == _NEGATIVE:
@@ -70,7 +91,8 @@ def rle_mask(runs: str, size: tuple[int, int]) -> Tensor:
 
 
 def read_runs(path: Path) -> Runs:
-    """The rows of each image. The header of the release has a space in front of EncodedPixels; spaces are cut."""
+    """The rows of each image. The header of the release has a space in front of EncodedPixels;
+    spaces are cut."""
     runs: Runs = {}
     for _, row in read_csv(path, ("ImageId", "EncodedPixels"), _LAYOUT):
         runs.setdefault(row["ImageId"], []).append(row["EncodedPixels"])
@@ -78,9 +100,14 @@ def read_runs(path: Path) -> Runs:
 
 
 def read_tubes(path: Path) -> dict[str, bool]:
-    """Whether each image shows a tube. The pickle may hold a dictionary of text and bools, and nothing else."""
+    """Whether each image shows a tube. The pickle may hold a dictionary of text and bools, and
+    nothing else."""
     tubes = read_pickle(path, _LAYOUT)
-    if not isinstance(tubes, dict) or not tubes or not all(isinstance(uid, str) and isinstance(tube, bool) for uid, tube in tubes.items()):
+    if (
+        not isinstance(tubes, dict)
+        or not tubes
+        or not all(isinstance(uid, str) and isinstance(tube, bool) for uid, tube in tubes.items())
+    ):
         raise DataMissing(str(path), "not a dictionary of image ids and bools", _LAYOUT)
     return tubes
 
@@ -90,12 +117,25 @@ def _raw(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Pho
     if not files:
         raise DataMissing(str(root / "dicom-images-train"), "no DICOM files in it", _LAYOUT)
     if not any(uid in runs for uid in tubes):
-        raise DataMissing(str(root / "cxr_tube_dict.pkl"), "none of its images is in train-rle.csv", "use the stage-1 release; later ones have other ids")
+        raise DataMissing(
+            str(root / "cxr_tube_dict.pkl"),
+            "none of its images is in train-rle.csv",
+            "use the stage-1 release; later ones have other ids",
+        )
     labels = {uid: int(any(row != _NEGATIVE for row in rows)) for uid, rows in runs.items()}
     lost = [uid for uid in labels if uid not in files]
     if lost:
-        log.warning("%s: %d labelled images have no DICOM file and are left out, %s first", root, len(lost), lost[0])
-    photos = [_photo(files[uid], label, runs, tubes.get(uid)) for uid, label in labels.items() if uid in files]
+        log.warning(
+            "%s: %d labelled images have no DICOM file and are left out, %s first",
+            root,
+            len(lost),
+            lost[0],
+        )
+    photos = [
+        _photo(files[uid], label, runs, tubes.get(uid))
+        for uid, label in labels.items()
+        if uid in files
+    ]
     found = [photo for photo in photos if _belongs(photo, split)]
     if not found:
         raise DataMissing(str(root), f"no image in the split {split}", _LAYOUT)
@@ -109,8 +149,13 @@ def _prepared(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> lis
         files = sorted((folder / str(label)).glob("*.dcm"))
         if not files:
             raise DataMissing(str(folder / str(label)), "no DICOM files in it", _LAYOUT)
-        known = {"robust": not label, "non-robust": bool(label)}.get(split)  # whether there is a tube
-        found += [_photo(path, label, runs, known if known is not None else tubes.get(path.stem)) for path in files]
+        known = {"robust": not label, "non-robust": bool(label)}.get(
+            split
+        )  # whether there is a tube
+        found += [
+            _photo(path, label, runs, known if known is not None else tubes.get(path.stem))
+            for path in files
+        ]
     return found
 
 
@@ -122,8 +167,15 @@ def _belongs(photo: Photo, split: str) -> bool:
 
 
 def _photo(path: Path, label: int, runs: Runs, tube: bool | None) -> Photo:
-    """The mask's place is the X-ray itself: its name finds the run lengths, its header their frame."""
-    return Photo(path, path.stem, label, path if path.stem in runs else None, group=None if tube is None else (label, int(tube)))
+    """The mask's place is the X-ray itself: its name finds the run lengths, its header their
+    frame."""
+    return Photo(
+        path,
+        path.stem,
+        label,
+        path if path.stem in runs else None,
+        group=None if tube is None else (label, int(tube)),
+    )
 
 
 def _mask_reader(runs: Runs) -> Callable[[Path], Tensor]:
@@ -132,6 +184,10 @@ def _mask_reader(runs: Runs) -> Callable[[Path], Tensor]:
         try:
             return torch.stack([rle_mask(row, size) for row in runs[path.stem]]).any(dim=0)
         except ValueError as odd:
-            raise DataMissing(f"train-rle.csv, {path.stem}", f"run lengths that cannot be read ({odd})", "expected pairs `gap length`, or -1") from None
+            raise DataMissing(
+                f"train-rle.csv, {path.stem}",
+                f"run lengths that cannot be read ({odd})",
+                "expected pairs `gap length`, or -1",
+            ) from None
 
     return read

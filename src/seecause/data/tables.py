@@ -1,4 +1,5 @@
-"""The lists that datasets come with: lines of fields, or CSV with a header. A line that cannot be read is named by its number."""
+"""The lists that datasets come with: lines of fields, or CSV with a header. A line that cannot be
+read is named by its number."""
 
 from __future__ import annotations
 
@@ -26,25 +27,40 @@ def read_lines(path: Path, layout: str) -> list[str]:
     return lines
 
 
-def read_fields(path: Path, take: Callable[[list[str]], T], layout: str, *, separator: str | None = None, skip: int = 0) -> list[T]:
-    """What `take` makes of the fields of each line; it raises ValueError for a line it cannot use. `layout` tells what a line looks like."""
+def read_fields(
+    path: Path,
+    take: Callable[[list[str]], T],
+    layout: str,
+    *,
+    separator: str | None = None,
+    skip: int = 0,
+) -> list[T]:
+    """What `take` makes of the fields of each line; it raises ValueError for a line it cannot use.
+    `layout` tells what a line looks like."""
     found = []
     for number, line in enumerate(read_lines(path, layout)[skip:], start=skip + 1):
         if line.strip():
             try:
                 found.append(take(line.split(separator)))
             except ValueError:
-                raise DataMissing(f"{path}, line {number}", f"{line[:80]!r} cannot be read", layout) from None
+                raise DataMissing(
+                    f"{path}, line {number}", f"{line[:80]!r} cannot be read", layout
+                ) from None
     return found
 
 
-def read_csv(path: Path, columns: Sequence[str], layout: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where each row stands and its fields of `columns`, which must be there; spaces around names and fields are cut."""
+def read_csv(
+    path: Path, columns: Sequence[str], layout: str
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where each row stands and its fields of `columns`, which must be there; spaces around names
+    and fields are cut."""
     rows = csv.reader(read_lines(path, layout), skipinitialspace=True)
     header = [name.strip() for name in next(rows)]
     missing = [name for name in columns if name not in header]
     if missing:
-        raise DataMissing(str(path), f"no column {', '.join(missing)} among {', '.join(header)[:120]}", layout)
+        raise DataMissing(
+            str(path), f"no column {', '.join(missing)} among {', '.join(header)[:120]}", layout
+        )
     places = [header.index(name) for name in columns]
     name = str(path)
     try:
@@ -53,9 +69,17 @@ def read_csv(path: Path, columns: Sequence[str], layout: str) -> Iterator[tuple[
             if row and len(row) <= max(places):
                 raise DataMissing(where, "fewer fields than the header has", layout)
             if row:
-                yield where, {column: row[place].strip() for column, place in zip(columns, places, strict=True)}
+                yield (
+                    where,
+                    {
+                        column: row[place].strip()
+                        for column, place in zip(columns, places, strict=True)
+                    },
+                )
     except csv.Error as broken:
-        raise DataMissing(f"{name}, line {rows.line_num}", f"cannot be read ({broken})", layout) from broken
+        raise DataMissing(
+            f"{name}, line {rows.line_num}", f"cannot be read ({broken})", layout
+        ) from broken
 
 
 def code(field: str, known: Sequence[str], where: str, layout: str) -> int:

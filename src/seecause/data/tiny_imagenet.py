@@ -1,8 +1,11 @@
-"""`tiny-imagenet:PATH[:train|val|trainval|test]`: Tiny ImageNet (200 classes, 64 px), PATH being the release's folder `tiny-imagenet-200`.
+"""`tiny-imagenet:PATH[:train|val|trainval|test]`: Tiny ImageNet (200 classes, 64 px), PATH being
+the release's folder `tiny-imagenet-200`.
 
-    wnids.txt  words.txt  train/<wnid>/images/*.JPEG  train/<wnid>/<wnid>_boxes.txt  val/images/*.JPEG  val/val_annotations.txt
-The release's test photos have no labels, so its `val` folder is `test` here; `val` is every tenth training photo of a class, `train` the
-others, `trainval` all of them. A label is the place of its WordNet id among the sorted 200. Boxes are given; there are no masks.
+    wnids.txt  words.txt  train/<wnid>/images/*.JPEG  train/<wnid>/<wnid>_boxes.txt
+    val/images/*.JPEG  val/val_annotations.txt
+The release's test photos have no labels, so its `val` folder is `test` here; `val` is every tenth
+training photo of a class, `train` the others, `trainval` all of them. A label is the place of its
+WordNet id among the sorted 200. Boxes are given; there are no masks.
 """
 
 from __future__ import annotations
@@ -28,27 +31,59 @@ def open_tiny_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     if split == "test":
         found = _listed(root / "val", label)
     else:
-        photos = [photo for wnid in wnids for photo in _of_class(root / "train" / wnid, label[wnid])]
+        photos = [
+            photo for wnid in wnids for photo in _of_class(root / "train" / wnid, label[wnid])
+        ]
         found = part_of_train(photos, [photo.label for photo in photos], split)
-    words = dict(read_fields(root / "words.txt", _word, f"{_LAYOUT}; lines are a WordNet id, a tab and its names", separator="\t"))
-    return Photos(f"tiny-imagenet:{root}:{split}", tuple(words.get(wnid, wnid) for wnid in wnids), evenly(found, limit))
+    words = dict(
+        read_fields(
+            root / "words.txt",
+            _word,
+            f"{_LAYOUT}; lines are a WordNet id, a tab and its names",
+            separator="\t",
+        )
+    )
+    return Photos(
+        f"tiny-imagenet:{root}:{split}",
+        tuple(words.get(wnid, wnid) for wnid in wnids),
+        evenly(found, limit),
+    )
 
 
 def _of_class(folder: Path, label: int) -> list[Photo]:
     listing = folder / f"{folder.name}_boxes.txt"
-    boxes = dict(read_fields(listing, lambda f: (f[0], _box(f[1:])), f"{_LAYOUT}; lines are `file x0 y0 x1 y1`", separator="\t"))
+    boxes = dict(
+        read_fields(
+            listing,
+            lambda f: (f[0], _box(f[1:])),
+            f"{_LAYOUT}; lines are `file x0 y0 x1 y1`",
+            separator="\t",
+        )
+    )
     if not (folder / "images").is_dir():
         raise DataMissing(str(folder / "images"), "no such folder", _LAYOUT)
-    return [Photo(path, f"{folder.name}/{path.name}", label, box=boxes.get(path.name)) for path in pictures(folder / "images")]
+    return [
+        Photo(path, f"{folder.name}/{path.name}", label, box=boxes.get(path.name))
+        for path in pictures(folder / "images")
+    ]
 
 
 def _listed(folder: Path, label: dict[str, int]) -> list[Photo]:
     listing = folder / "val_annotations.txt"
-    lines = read_fields(listing, lambda f: (f[0], f[1], _box(f[2:])), f"{_LAYOUT}; lines are `file wnid x0 y0 x1 y1`", separator="\t")
+    lines = read_fields(
+        listing,
+        lambda f: (f[0], f[1], _box(f[2:])),
+        f"{_LAYOUT}; lines are `file wnid x0 y0 x1 y1`",
+        separator="\t",
+    )
     for name, wnid, _ in lines:
         if wnid not in label:
-            raise DataMissing(str(listing), f"{name} is {wnid}, which wnids.txt does not list", _LAYOUT)
-    return [Photo(folder / "images" / name, name, label[wnid], box=box) for name, wnid, box in lines]
+            raise DataMissing(
+                str(listing), f"{name} is {wnid}, which wnids.txt does not list", _LAYOUT
+            )
+    return [
+        Photo(folder / "images" / name, name, label[wnid], box=box) for name, wnid, box in lines
+    ]
 
 
 def _box(corners: list[str]) -> Box:

@@ -1,7 +1,8 @@
 """Pickles of public releases, read without running them.
 
-A pickle is a program: it may name any function and call it. Here it may name what its caller allows, and nothing else: dictionaries, lists,
-text, numbers and bools are built by the format itself, and numpy arrays by the three names below.
+A pickle is a program: it may name any function and call it. Here it may name what its caller
+allows, and nothing else: dictionaries, lists, text, numbers and bools are built by the format
+itself, and numpy arrays by the three names below.
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ ARRAYS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _REMAKE,
     ("numpy._core.multiarray", "_reconstruct"): _REMAKE,
 }
-_BROKEN = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, struct.error)
+_BROKEN = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+)
 
 
 class _Forbidden(pickle.UnpicklingError):
@@ -43,8 +55,15 @@ class _Reader(pickle.Unpickler):
         raise _Forbidden(f"a persistent id {pid!r}")
 
 
-def read_pickle(path: Path, layout: str, *, allowed: Mapping[tuple[str, str], Any] | None = None, encoding: str = "ASCII") -> Any:
-    """What a pickle holds. `allowed` maps (module, name) to what may stand for it; `encoding` is how text of Python 2 is read ("bytes" leaves it)."""
+def read_pickle(
+    path: Path,
+    layout: str,
+    *,
+    allowed: Mapping[tuple[str, str], Any] | None = None,
+    encoding: str = "ASCII",
+) -> Any:
+    """What a pickle holds. `allowed` maps (module, name) to what may stand for it; `encoding` is
+    how text of Python 2 is read ("bytes" leaves it)."""
     if not path.is_file():
         raise DataMissing(str(path), "no such file", layout)
     with path.open("rb") as file:
@@ -53,6 +72,11 @@ def read_pickle(path: Path, layout: str, *, allowed: Mapping[tuple[str, str], An
         try:
             return reader.load()
         except _Forbidden as named:
-            raise DataMissing(str(path), f"a pickle that wants to load {named}, which this dataset does not need; it was not run", layout) from None
+            raise DataMissing(
+                str(path),
+                f"a pickle that wants to load {named}, which this dataset does not need; it was"
+                " not run",
+                layout,
+            ) from None
         except _BROKEN as broken:
             raise DataMissing(str(path), f"a damaged pickle ({broken})", layout) from broken

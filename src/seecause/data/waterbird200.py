@@ -1,7 +1,9 @@
-"""`waterbird200:PATH`: CUB's 5,794 test photos with the backgrounds of Waterbirds and CUB's own 200 classes (Aniraj et al. 2025, iFAM).
+"""`waterbird200:PATH`: CUB's 5,794 test photos with the backgrounds of Waterbirds and CUB's own 200
+classes (Aniraj et al. 2025, iFAM).
 
-It has no files of its own: lists, boxes, key points and masks are those of CUB in PATH (`CUB_200_2011`), photos those of the Waterbirds folder
-in PATH or beside it. A test set only: nothing is trained on it.
+It has no files of its own: lists, boxes, key points and masks are those of CUB in PATH
+(`CUB_200_2011`), photos those of the Waterbirds folder in PATH or beside it. A test set only:
+nothing is trained on it.
 """
 
 from __future__ import annotations
@@ -27,4 +29,8 @@ def _photos(root: Path) -> Path:
     for place in (root / FOLDER, root.parent / FOLDER):
         if place.is_dir():
             return place
-    raise DataMissing(str(root / FOLDER), "no such folder", "put the Waterbirds release into the CUB folder, or beside it")
+    raise DataMissing(
+        str(root / FOLDER),
+        "no such folder",
+        "put the Waterbirds release into the CUB folder, or beside it",
+    )

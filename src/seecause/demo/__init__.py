@@ -1,4 +1,5 @@
-"""The demo: jobs on the embedded models, each a file here with a `CHAPTER` and `run(setting) -> Shown`, listed in `JOBS`."""
+"""The demo: jobs on the embedded models, each a file here with a `CHAPTER` and `run(setting) ->
+Shown`, listed in `JOBS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The compare job: which attribution method is faithful on this model? A small run of the benchmark on Critters."""
+"""The compare job: which attribution method is faithful on this model? A small run of the benchmark
+on Critters."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ CHAPTER = "Compare"
 
 
 def run(setting: Setting, *, methods: tuple[str, ...] = METHODS, pictures: int = PICTURES) -> Shown:
-    """A table and curves of `methods` on critters-vit; `seecause bench run` does the same at any size."""
+    """A table and curves of `methods` on critters-vit; `seecause bench run` does the same at any
+    size."""
     request = Request(
         model="builtin:critters-vit",
         data="critters:clean:test",
@@ -38,5 +40,8 @@ def run(setting: Setting, *, methods: tuple[str, ...] = METHODS, pictures: int =
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         run_bench(store, Worker(plan, model, data))
-        sections = [table_section(make_table(store.rows(plan), plan), methods=summaries(plan)), *curves_section(store, plan)]
+        sections = [
+            table_section(make_table(store.rows(plan), plan), methods=summaries(plan)),
+            *curves_section(store, plan),
+        ]
     return Shown(sections, [])

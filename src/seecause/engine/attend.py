@@ -1,12 +1,13 @@
 """Attention over several banks of keys and values, merged exactly.
 
-A row may read keys of its own run, of the blank image's run, of another picture. Each source is a `Bank`; the parts are merged
-by their log-sum-exp in float32, which equals one softmax over all keys that are kept:
+A row may read keys of its own run, of the blank image's run, of another picture. Each source is a
+`Bank`; the parts are merged by their log-sum-exp in float32, which equals one softmax over all keys
+that are kept:
 
     lse = log sum_s exp(lse_s),   o = sum_s exp(lse_s - lse) o_s
 
-An empty bank has lse = -inf and adds nothing. Keys are never repeated: grouped queries share them, and a bank with batch 1
-serves every image.
+An empty bank has lse = -inf and adds nothing. Keys are never repeated: grouped queries share them,
+and a bank with batch 1 serves every image.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from seecause.types import wide
 class Bank:
     """Keys and values k, v [1|B, Hkv, K, dh] that many rows read.
 
-    `keep` [1|B, 1|H, R, K] says which keys a row sees; `choose` [B, H] switches the whole bank per image and head; `bias`
-    [1|B, 1|H, R, K] is added to the scores.
+    `keep` [1|B, 1|H, R, K] says which keys a row sees; `choose` [B, H] switches the whole bank per
+    image and head; `bias` [1|B, 1|H, R, K] is added to the scores.
     """
 
     k: Tensor
@@ -40,8 +41,9 @@ class Bank:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """Live keys and values k, v [B, Hkv, K, dh]: query rows and keys come in the same number of groups, and a row sees its group's
-    keys only. With one row and one key per group this is each row's own key.
+    """Live keys and values k, v [B, Hkv, K, dh]: query rows and keys come in the same number of
+    groups, and a row sees its group's keys only. With one row and one key per group this is each
+    row's own key.
     """
 
     k: Tensor
@@ -50,10 +52,14 @@ class Own:
     keys: Groups
 
 
-def attend(q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
-    """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H] (float32 or float64).
+def attend(
+    q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H]
+    (float32 or float64).
 
-    Uses a fused kernel when no gradient is asked for; the explicit form below is its exact, differentiable twin.
+    Uses a fused kernel when no gradient is asked for; the explicit form below is its exact,
+    differentiable twin.
     """
     if kernel.usable(q, banks, own):
         return kernel.attend(q, banks, own, scale)
@@ -65,10 +71,14 @@ def attend(q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: f
 
 
 def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Partial outputs [.., R, dh] with their lse [.., R] -> the output and lse over all keys; rows without a key give 0."""
+    """Partial outputs [.., R, dh] with their lse [.., R] -> the output and lse over all keys; rows
+    without a key give 0."""
     total = torch.logsumexp(torch.stack(list(lses)), dim=0)
     ground = total.masked_fill(total == -torch.inf, 0)  # -inf - -inf would be NaN
-    merged = sum((o * torch.exp(lse - ground)[..., None] for o, lse in zip(outputs, lses, strict=True)), torch.zeros_like(outputs[0]))
+    merged = sum(
+        (o * torch.exp(lse - ground)[..., None] for o, lse in zip(outputs, lses, strict=True)),
+        torch.zeros_like(outputs[0]),
+    )
     return merged, total
 
 
@@ -86,19 +96,28 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     """Every group attends to itself: pad groups to one width and fold them into the batch."""
     batch = len(q)
     padded = ((q, own.queries), (own.k, own.keys), (own.v, own.keys))
-    folded = [t[:, :, groups.padded].transpose(1, 2).flatten(0, 1) for t, groups in padded]  # [B*G, H, g, dh]
-    scores = _scores(folded[0], folded[1], scale).masked_fill(~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf)
-    o, lse = (t.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3) for t in _softmax_part(scores, folded[2]))  # [B, H, G*g, ..]
+    folded = [
+        t[:, :, groups.padded].transpose(1, 2).flatten(0, 1) for t, groups in padded
+    ]  # [B*G, H, g, dh]
+    scores = _scores(folded[0], folded[1], scale).masked_fill(
+        ~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf
+    )
+    o, lse = (
+        t.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        for t in _softmax_part(scores, folded[2])
+    )  # [B, H, G*g, ..]
     return o[:, :, own.queries.unpadded], lse[:, :, own.queries.unpadded]
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """q [B, H, R, dh] against k [1|B, Hkv, K, dh] -> [B, H, R, K] in float32 or better, without repeating keys."""
+    """q [B, H, R, dh] against k [1|B, Hkv, K, dh] -> [B, H, R, K] in float32 or better, without
+    repeating keys."""
     return _shared(wide(q) * scale, wide(k).transpose(-1, -2))
 
 
 def _shared(x: Tensor, y: Tensor) -> Tensor:
-    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: folds what shares a bank into rows, so that y is read once."""
+    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: folds what shares a bank into rows, so that y is read
+    once."""
     batch, heads, rows, _ = x.shape
     kv = y.shape[1]
     x = x.unflatten(1, (kv, heads // kv))  # [B, Hkv, g, R, a]
@@ -119,7 +138,8 @@ def _restrict(scores: Tensor, bank: Bank) -> Tensor:
 
 
 def _softmax_part(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores [B, H, R, K] and v -> output [B, H, R, dh] and lse [B, H, R], both wide; empty rows give 0 and -inf."""
+    """Scores [B, H, R, K] and v -> output [B, H, R, dh] and lse [B, H, R], both wide; empty rows
+    give 0 and -inf."""
     top = scores.amax(dim=-1, keepdim=True).detach()
     top = top.masked_fill(top == -torch.inf, 0)
     weights = torch.exp(scores - top)

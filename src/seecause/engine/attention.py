@@ -1,7 +1,8 @@
 """Runs that form the attention probabilities, which fused kernels never do.
 
-Attentions are numbered like blocks, 0 to L-1. A latent pool is one more, number L: its queries are no tokens, so its matrix [B, H, Q, T]
-is not square and nothing is added to it by a residual path. Every matrix has one column per token; tokens a pool does not read get 0.
+Attentions are numbered like blocks, 0 to L-1. A latent pool is one more, number L: its queries are
+no tokens, so its matrix [B, H, Q, T] is not square and nothing is added to it by a residual path.
+Every matrix has one column per token; tokens a pool does not read get 0.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from seecause.models.view import VisionModel
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Logits [B, C] as a differentiable function of the probabilities, each [B, H, T, T] (of a pool [B, H, Q, T]), in order of depth."""
+    """Logits [B, C] as a differentiable function of the probabilities, each [B, H, T, T] (of a pool
+    [B, H, Q, T]), in order of depth."""
 
     logits: Tensor
     probs: list[Tensor]
 
 
 def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Explicit:
-    """Run with explicit attention from number `start` on. Whatever comes before is fused, has no graph and holds no memory."""
+    """Run with explicit attention from number `start` on. Whatever comes before is fused, has no
+    graph and holds no memory."""
     layout = model.check(images)
     at = layout.at(images.device)
     with torch.no_grad():
@@ -68,11 +71,14 @@ def n_attentions(model: VisionModel) -> int:
 def check_start(model: VisionModel, start: int) -> None:
     """Complain about an attention that the model does not have."""
     if not 0 <= start < n_attentions(model):
-        raise BadOption("start", start, f"0-{n_attentions(model) - 1}, the first attention that counts")
+        raise BadOption(
+            "start", start, f"0-{n_attentions(model) - 1}, the first attention that counts"
+        )
 
 
 def probabilities(block: Block, h: Tensor, at: At) -> tuple[Tensor, Tensor]:
-    """States h [B, T, D] entering a block -> its probabilities [B, H, T, T] and values [B, Hkv, T, dh]."""
+    """States h [B, T, D] entering a block -> its probabilities [B, H, T, T] and values [B, Hkv, T,
+    dh]."""
     q, k, v = block.qkv(h, at)
     return attention_weights(q, Bank(k, v, bias=block.bias(at, at)), scale=block.scale), v
 
@@ -85,13 +91,16 @@ def weigh(probs: Tensor, v: Tensor) -> Tensor:
 
 
 def pool_probabilities(model: VisionModel, h: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-    """Final states h [B, T, D] -> the latent pool's probabilities [B, H, Q, T] and values [B, H, T, dh]."""
+    """Final states h [B, T, D] -> the latent pool's probabilities [B, H, Q, T] and values [B, H, T,
+    dh]."""
     readout, pool = model.readout, model.readout.latent
     assert pool is not None
     k, v = pool.kv(readout.norm(h)[:, readout.averaged(layout)])
     q = pool.query().expand(len(h), -1, -1, -1)
     unread = layout.tokens - k.shape[-2]
-    return F.pad(attention_weights(q, Bank(k, v), scale=pool.scale), (unread, 0)), F.pad(v, (0, 0, unread, 0))
+    return F.pad(attention_weights(q, Bank(k, v), scale=pool.scale), (unread, 0)), F.pad(
+        v, (0, 0, unread, 0)
+    )
 
 
 def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:
@@ -103,8 +112,9 @@ def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:
 def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Tensor:
     """The rows of attention [..., R, T] that the answer is read from, as one row [..., T].
 
-    The class token's row; the mean of the class and distillation rows; the mean over averaged tokens; for class + mean, half of each. The
-    heads may weigh these parts otherwise, which no attention row can tell. The rows of a latent pool (R = Q) are averaged.
+    The class token's row; the mean of the class and distillation rows; the mean over averaged
+    tokens; for class + mean, half of each. The heads may weigh these parts otherwise, which no
+    attention row can tell. The rows of a latent pool (R = Q) are averaged.
     """
     if model.readout.latent is not None:
         return attention.mean(dim=-2)
@@ -127,7 +137,8 @@ def _run_to(model: VisionModel, images: Tensor, at: At, start: int) -> Tensor:
 
 
 def walk_back(model: VisionModel, layout: TokenLayout, steps: list[Tensor]) -> Tensor:
-    """Row [B, T] of (I + S_L) ... (I + S_1) that is read out, for steps S [B, T, T] in order of depth: from the last to the first, a row at a time.
+    """Row [B, T] of (I + S_L) ... (I + S_1) that is read out, for steps S [B, T, T] in order of
+    depth: from the last to the first, a row at a time.
 
     A latent pool's step comes last and has no identity beside it: its query is no token.
     """

@@ -3,9 +3,11 @@
     white | black   raw pixels 1 or 0
     mean            the channel mean the model subtracts
     noise           independent Gaussian pixels with the mean and deviation the model expects
-    blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to that deviation
+    blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to
+    that deviation
 
-The run of a blank is recorded once per model state, size and blank, and reused; any change of a weight or gate is noticed.
+The run of a blank is recorded once per model state, size and blank, and reused; any change of a
+weight or gate is noticed.
 """
 
 from __future__ import annotations
@@ -29,14 +31,26 @@ Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
 _KEPT = 8  # blank images, and half as many of their runs
 
 
-def blank_image(model: ImageModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0) -> Tensor:
-    """A normalised blank [1, 3, H, W] on the model's device; the same object for the same blank, so that its run can be kept."""
+def blank_image(
+    model: ImageModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0
+) -> Tensor:
+    """A normalised blank [1, 3, H, W] on the model's device; the same object for the same blank, so
+    that its run can be kept."""
     channels = len(model.preprocess.mean)
     if isinstance(blank, Tensor):
         if blank.shape[-3:] != (channels, *size):
-            raise BadImage(f"blank of shape {list(blank.shape)}", f"expected [1, {channels}, {size[0]}, {size[1]}], normalised like the images", "resize it")
+            raise BadImage(
+                f"blank of shape {list(blank.shape)}",
+                f"expected [1, {channels}, {size[0]}, {size[1]}], normalised like the images",
+                "resize it",
+            )
         pixels = wide(blank).detach().cpu().contiguous()
-        key: tuple[Any, ...] = (hashlib.sha256(pixels.numpy().tobytes()).hexdigest(), size, model.dtype, model.device)
+        key: tuple[Any, ...] = (
+            hashlib.sha256(pixels.numpy().tobytes()).hexdigest(),
+            size,
+            model.dtype,
+            model.device,
+        )
     elif blank in get_args(Blank):
         key = (blank, size, seed, model.preprocess, model.dtype, model.device)
     else:
@@ -45,8 +59,14 @@ def blank_image(model: ImageModel, size: tuple[int, int], blank: Blank | Tensor 
     if key not in made:
         if len(made) >= _KEPT:
             made.pop(next(iter(made)))
-        with torch.inference_mode(False):  # what is kept must be usable outside an inference-mode block, too
-            drawn = pixels.clone() if isinstance(blank, Tensor) else _draw(model, (1, channels, *size), blank, seed)
+        with torch.inference_mode(
+            False
+        ):  # what is kept must be usable outside an inference-mode block, too
+            drawn = (
+                pixels.clone()
+                if isinstance(blank, Tensor)
+                else _draw(model, (1, channels, *size), blank, seed)
+            )
             made[key] = drawn.reshape(1, channels, *size).to(model.device, model.dtype)
     return made[key]
 
@@ -54,7 +74,9 @@ def blank_image(model: ImageModel, size: tuple[int, int], blank: Blank | Tensor 
 def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) -> Tensor:
     """A normalised blank in float64 on the CPU."""
     if blank in ("white", "black"):
-        return model.preprocess.normalise(torch.full(shape, float(blank == "white"), dtype=torch.float64))
+        return model.preprocess.normalise(
+            torch.full(shape, float(blank == "white"), dtype=torch.float64)
+        )
     if blank == "mean":
         return torch.zeros(shape, dtype=torch.float64)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -67,8 +89,11 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def blank_trace(model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]) -> Trace:
-    """The recorded run of a blank image, kept in the model's memo while neither the image nor the model changes."""
+def blank_trace(
+    model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]
+) -> Trace:
+    """The recorded run of a blank image, kept in the model's memo while neither the image nor the
+    model changes."""
     known: list[_Held] = model.memo.setdefault("blanks", [])
     key = (model.state_key(), blank._version)
     held = next((h for h in known if h.blank is blank and h.key == key), None)
@@ -76,7 +101,9 @@ def blank_trace(model: VisionModel, blank: Tensor, *, states: Collection[int], k
         return held.trace
     if held is not None:  # the same blank, more of it
         states, kv = {*states, *held.trace.states}, {*kv, *held.trace.kv}
-    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][1 - _KEPT // 2 :]  # all of this state of the model
+    known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][
+        1 - _KEPT // 2 :
+    ]  # all of this state of the model
     known.append(_Held(blank, key, record(model, blank, states=set(states), kv=set(kv))))
     return known[-1].trace
 

@@ -1,6 +1,7 @@
 """One memory budget decides how much runs at once.
 
-Running out of memory halves the chunk, records it and goes on; results do not depend on chunk sizes beyond rounding.
+Running out of memory halves the chunk, records it and goes on; results do not depend on chunk sizes
+beyond rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from seecause.errors import BadOption
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CPU_BUDGET = 64 << 20  # bytes of activations; larger chunks fall out of a CPU's caches and run slower
+CPU_BUDGET = (
+    64 << 20
+)  # bytes of activations; larger chunks fall out of a CPU's caches and run slower
 GPU_SHARE = 0.5  # of the memory that is free when a run starts
 
 
@@ -70,8 +73,11 @@ def fit(total: int, bytes_each: int, device: torch.device, *, share: float = 1.0
     return max(1, min(total, int(memory().bytes(device) * share) // max(1, bytes_each)))
 
 
-def in_chunks(run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk") -> Iterator[T]:
-    """`run(start, stop)` over `total` items, `size` at a time; out of memory halves `size` and repeats the part."""
+def in_chunks(
+    run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk"
+) -> Iterator[T]:
+    """`run(start, stop)` over `total` items, `size` at a time; out of memory halves `size` and
+    repeats the part."""
     start = 0
     while start < total:
         stop = min(total, start + size)
@@ -90,6 +96,8 @@ def in_chunks(run: Callable[[int, int], T], total: int, size: int, *, what: str 
         torch.cuda.empty_cache()
 
 
-def batched(run: Callable[[Tensor], Tensor], items: Tensor, size: int, *, what: str = "batch") -> Tensor:
+def batched(
+    run: Callable[[Tensor], Tensor], items: Tensor, size: int, *, what: str = "batch"
+) -> Tensor:
     """`run` over `items` along the first axis, `size` at a time."""
     return torch.cat(list(in_chunks(lambda a, b: run(items[a:b]), len(items), size, what=what)))

@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class Groups:
-    """`sizes` [G] (on the CPU) of consecutive groups; everything else follows and is made once, on `device`."""
+    """`sizes` [G] (on the CPU) of consecutive groups; everything else follows and is made once, on
+    `device`."""
 
     def __init__(self, sizes: Tensor, device: torch.device | str):
         self.sizes, self.device = sizes.long().cpu(), torch.device(device)

@@ -1,7 +1,9 @@
-"""Banked attention as one GPU kernel (Triton): every bank in one pass over its keys, no scores in memory.
+"""Banked attention as one GPU kernel (Triton): every bank in one pass over its keys, no scores in
+memory.
 
-The same function as the explicit form in `attend.py`, which stays the reference; this one is used on CUDA when no gradient is asked for.
-A key block that no row of a tile keeps is skipped, so a bank of which each row sees nine keys costs little.
+The same function as the explicit form in `attend.py`, which stays the reference; this one is used
+on CUDA when no gradient is asked for. A key block that no row of a tile keeps is skipped, so a bank
+of which each row sees nine keys costs little.
 """
 
 from __future__ import annotations
@@ -31,21 +33,30 @@ LOG2_E = 1.4426950408889634  # the kernel works in powers of two
 
 def usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
     """Whether the kernel computes this: on CUDA, no gradient, at most two banks, no bias."""
-    tensors = [q, *(t for b in banks for t in (b.k, b.v)), *((own.k, own.v) if own is not None else ())]
+    tensors = [
+        q,
+        *(t for b in banks for t in (b.k, b.v)),
+        *((own.k, own.v) if own is not None else ()),
+    ]
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     simple = len(banks) <= 2 and all(b.bias is None for b in banks) and q.shape[-1] <= 256
     return triton is not None and q.is_cuda and q.dtype in DTYPES and simple and not differentiable
 
 
-def attend(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> tuple[Tensor, Tensor]:
-    """See `attend.attend`: q [B, H, R, dh] -> o [B, R, H, dh] in q's dtype, lse [B, R, H] float32."""
+def attend(
+    q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See `attend.attend`: q [B, H, R, dh] -> o [B, R, H, dh] in q's dtype, lse [B, R, H]
+    float32."""
     batch, heads, rows, width = q.shape
     q = _rows_last(q)
     o = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, rows, heads, dtype=torch.float32, device=q.device)
     first, second = (banks[i] if i < len(banks) else None for i in range(2))
     alone = own is not None and own.queries.single and own.keys.single  # each row's own key
-    on_device = torch.cuda.device(q.device) if q.is_cuda else nullcontext()  # Triton launches on the current one
+    on_device = (
+        torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+    )  # Triton launches on the current one
     with on_device:
         kernel_triton.banked[(triton.cdiv(rows, ROWS), heads, batch)](
             q, *q.stride()[:3], o, *o.stride()[:3], lse, *lse.stride(), rows, scale * LOG2_E,
@@ -54,7 +65,8 @@ def attend(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> t
             BANK1=second is not None, KEEP1=_has(second, "keep"), CHOOSE1=_has(second, "choose"),
             ALONE=alone, OWN=own is not None and not alone,
             SHARE=heads // (banks[0].k if banks else own.k).shape[1],  # type: ignore[union-attr]
-            WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
+            WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS,
+            EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
         )  # fmt: skip
     return o, lse
 
@@ -68,13 +80,27 @@ def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
     if bank is None:
         return [q, 0, 0, 0, q, 0, 0, 0, 0, q, 0, 0, 0, q, 0, q, 0]
     k, v = _rows_last(bank.k), _rows_last(bank.v)
-    found: list[Any] = [k, _spread(k, 0), k.stride(1), k.stride(2), v, _spread(v, 0), v.stride(1), v.stride(2), k.shape[2]]
+    found: list[Any] = [
+        k,
+        _spread(k, 0),
+        k.stride(1),
+        k.stride(2),
+        v,
+        _spread(v, 0),
+        v.stride(1),
+        v.stride(2),
+        k.shape[2],
+    ]
     if bank.keep is None:
         found += [q, 0, 0, 0, q, 0]
     else:
         keep, work = bank.keep.bytes, bank.keep.worklist
         found += [keep, _spread(keep, 0), _spread(keep, 1), keep.stride(2), work, work.stride(0)]
-    return [*found, q, 0] if bank.choose is None else [*found, bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
+    return (
+        [*found, q, 0]
+        if bank.choose is None
+        else [*found, bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
+    )
 
 
 def _own_arguments(own: Own | None, q: Tensor) -> list[Any]:

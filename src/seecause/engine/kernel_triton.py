@@ -1,6 +1,7 @@
 """The Triton side of banked attention: one program per tile of rows, head and image.
 
-Pointers come with their strides: `_b` per image, `_h` per head, `_row` per row; a stride of 0 shares an axis. Scores are in powers of two.
+Pointers come with their strides: `_b` per image, `_h` per head, `_row` per row; a stride of 0
+shares an axis. Scores are in powers of two.
 """
 
 import triton
@@ -8,7 +9,23 @@ import triton.language as tl
 
 
 @triton.jit
-def _absorb(q, k_ptr, v_ptr, k_row, v_row, columns, present, visible, peak, total, acc, scale, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr):
+def _absorb(
+    q,
+    k_ptr,
+    v_ptr,
+    k_row,
+    v_row,
+    columns,
+    present,
+    visible,
+    peak,
+    total,
+    acc,
+    scale,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    EXACT: tl.constexpr,
+):
     """One block of keys into the running softmax; `visible` [ROWS, KEYS] says who sees what."""
     lanes = tl.arange(0, LANES)
     inside = present[:, None] & (lanes < WIDTH)[None, :]
@@ -20,7 +37,9 @@ def _absorb(q, k_ptr, v_ptr, k_row, v_row, columns, present, visible, peak, tota
     ground = tl.where(new == float("-inf"), 0.0, new)
     weights = tl.exp2(scores - ground[:, None])
     fade = tl.exp2(peak - ground)
-    acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
+    acc = acc * fade[:, None] + tl.dot(
+        weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32"
+    )
     return new, total * fade + tl.sum(weights, axis=1), acc
 
 
@@ -48,8 +67,29 @@ def _read_bank(
         present = columns < n_keys
         visible = (rows[:, None] < n_rows) & present[None, :]
         if KEEP:
-            visible = tl.load(keep_ptr + rows[:, None] * keep_row + columns[None, :], mask=visible, other=0) != 0
-        peak, total, acc = _absorb(q, k_ptr, v_ptr, k_row, v_row, columns, present, visible, peak, total, acc, scale, WIDTH, LANES, EXACT)
+            visible = (
+                tl.load(
+                    keep_ptr + rows[:, None] * keep_row + columns[None, :], mask=visible, other=0
+                )
+                != 0
+            )
+        peak, total, acc = _absorb(
+            q,
+            k_ptr,
+            v_ptr,
+            k_row,
+            v_row,
+            columns,
+            present,
+            visible,
+            peak,
+            total,
+            acc,
+            scale,
+            WIDTH,
+            LANES,
+            EXACT,
+        )
     return peak, total, acc
 
 
@@ -68,7 +108,11 @@ def banked(
     rows = tile * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, LANES)
     real = (rows[:, None] < n_rows) & (lanes < WIDTH)[None, :]
-    q = tl.load(q_ptr + batch * q_b + head * q_h + rows[:, None] * q_row + lanes[None, :], mask=real, other=0.0)
+    q = tl.load(
+        q_ptr + batch * q_b + head * q_h + rows[:, None] * q_row + lanes[None, :],
+        mask=real,
+        other=0.0,
+    )
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
@@ -78,7 +122,9 @@ def banked(
         own_k = tl.load(ko + rows[:, None] * ko_row + lanes[None, :], mask=real, other=0.0)
         peak = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), axis=1) * scale
         total = tl.full([ROWS], 1.0, tl.float32)
-        acc = tl.load(vo + rows[:, None] * vo_row + lanes[None, :], mask=real, other=0.0).to(tl.float32)
+        acc = tl.load(vo + rows[:, None] * vo_row + lanes[None, :], mask=real, other=0.0).to(
+            tl.float32
+        )
     if BANK0:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
@@ -94,15 +140,39 @@ def banked(
     if OWN:  # the keys of the groups this tile's rows belong to
         group = tl.load(owner_ptr + rows, mask=rows < n_rows, other=0)
         low = tl.load(starts_ptr + group)
-        high = tl.where(rows < n_rows, tl.load(starts_ptr + group + 1), low)  # rows past the end see nothing
+        high = tl.where(
+            rows < n_rows, tl.load(starts_ptr + group + 1), low
+        )  # rows past the end see nothing
         first = tl.load(starts_ptr + tl.load(owner_ptr + tile * ROWS))
-        last = tl.load(starts_ptr + tl.load(owner_ptr + tl.minimum(tile * ROWS + ROWS, n_rows) - 1) + 1)
+        last = tl.load(
+            starts_ptr + tl.load(owner_ptr + tl.minimum(tile * ROWS + ROWS, n_rows) - 1) + 1
+        )
         for start in range(first, last, KEYS):
             columns = start + tl.arange(0, KEYS)
             present = columns < last
             visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-            peak, total, acc = _absorb(q, ko, vo, ko_row, vo_row, columns, present, visible, peak, total, acc, scale, WIDTH, LANES, EXACT)
+            peak, total, acc = _absorb(
+                q,
+                ko,
+                vo,
+                ko_row,
+                vo_row,
+                columns,
+                present,
+                visible,
+                peak,
+                total,
+                acc,
+                scale,
+                WIDTH,
+                LANES,
+                EXACT,
+            )
     safe = tl.where(total > 0, total, 1.0)
-    tl.store(o_ptr + batch * o_b + rows[:, None] * o_row + head * o_h + lanes[None, :], (acc / safe[:, None]).to(o_ptr.dtype.element_ty), mask=real)
+    tl.store(
+        o_ptr + batch * o_b + rows[:, None] * o_row + head * o_h + lanes[None, :],
+        (acc / safe[:, None]).to(o_ptr.dtype.element_ty),
+        mask=real,
+    )
     lse = tl.where(total > 0, (peak + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
     tl.store(lse_ptr + batch * lse_b + rows * lse_row + head * lse_h, lse, mask=rows < n_rows)

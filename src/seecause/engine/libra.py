@@ -1,15 +1,18 @@
-"""Gradients that balance (LibraGrad, Mehri et al., CVPR 2025): the backward pass changes, values do not.
+"""Gradients that balance (LibraGrad, Mehri et al., CVPR 2025): the backward pass changes, values do
+not.
 
-Plain gradients of attention, norms and gates make input x gradient add up to anything. Libra's rules make every block locally linear:
+Plain gradients of attention, norms and gates make input x gradient add up to anything. Libra's
+rules make every block locally linear:
 
     attention       softmax(q k^T) is constant: the gradient flows through v
     LayerNorm, RMS  the standard deviation is constant; the mean is not
-    GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in pre-logit layers, is plain)
+    GELU, SiLU      x * constant gate; QuickGELU and sigmoid gates the same (tanh, as in pre-logit
+    layers, is plain)
     gated MLP       gradient of the product of its two branches, halved
     L2 norm         of cosine heads: plain, or the norm constant (`unit="constant"`)
 
-Then sum_j h^l_j dh^l_j + bias terms (b db for every bias from block l on) = logit at every depth l. Dissent suppression, the paper's rule
-for patch embeddings, touches only pixel maps and is left out.
+Then sum_j h^l_j dh^l_j + bias terms (b db for every bias from block l on) = logit at every depth l.
+Dissent suppression, the paper's rule for patch embeddings, touches only pixel maps and is left out.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ Unit = Literal["plain", "constant"]
 def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionModel]:
     """Inside the block, graphs of the view are built by Libra's rules; values are what they were.
 
-    Functions are intercepted where they are called, in this thread: no module is changed. Compiled blocks run uncompiled meanwhile.
+    Functions are intercepted where they are called, in this thread: no module is changed. Compiled
+    blocks run uncompiled meanwhile.
     """
     if unit not in ("plain", "constant"):
         raise BadOption("unit", unit, "plain or constant")
@@ -52,9 +56,19 @@ class _Rules(TorchFunctionMode):
         super().__init__()
         self.rules = rules
 
-    def __torch_function__(self, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        given: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
+    ) -> Any:
         rule = self.rules.get(function)
-        return function(*given, **named or {}) if rule is None else rule(function, *given, **named or {})
+        return (
+            function(*given, **named or {})
+            if rule is None
+            else rule(function, *given, **named or {})
+        )
 
 
 def _through(value: Tensor, path: Tensor) -> Tensor:
@@ -67,18 +81,31 @@ def _constant_weights(attend: Any, q: Tensor, k: Tensor, v: Tensor, **options: A
 
 
 def _constant_deviation(
-    norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, **options: Any
+    norm: Any,
+    x: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    **options: Any,
 ) -> Tensor:
     axes = tuple(range(-len(shape), 0))
     centred = x - x.mean(dim=axes, keepdim=True)
     path = centred * (centred.square().mean(dim=axes, keepdim=True) + eps).rsqrt().detach()
     path = path if weight is None else path * weight
-    return _through(norm(x, shape, weight, bias, eps, **options), path if bias is None else path + bias)
+    return _through(
+        norm(x, shape, weight, bias, eps, **options), path if bias is None else path + bias
+    )
 
 
-def _constant_rms(norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _constant_rms(
+    norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     floor = torch.finfo(x.dtype).eps if eps is None else eps
-    path = x * (x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True) + floor).rsqrt().detach()
+    path = (
+        x
+        * (x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True) + floor).rsqrt().detach()
+    )
     return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
 
 
@@ -103,7 +130,9 @@ def _half(multiply: Any, a: Any, b: Any, **named: Any) -> Tensor:
     return _through(product, product / 2) if gated and both else product
 
 
-def _constant_length(normalize: Any, x: Tensor, p: float = 2.0, dim: int = 1, **options: Any) -> Tensor:
+def _constant_length(
+    normalize: Any, x: Tensor, p: float = 2.0, dim: int = 1, **options: Any
+) -> Tensor:
     value = normalize(x, p, dim, **options)
     return _through(value, x / x.norm(p, dim, keepdim=True).detach())
 

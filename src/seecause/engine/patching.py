@@ -1,7 +1,9 @@
-"""The low-level pair for people's own experiments: record anything, put anything from one run into another.
+"""The low-level pair for people's own experiments: record anything, put anything from one run into
+another.
 
-Places are named alike for every library: `embed`, and per block `blocks.3.in`, `blocks.3.out`, `blocks.3.heads` (head outputs at the input of
-the output projection, before its norm), `blocks.3.kv`, `blocks.3.probs` (formed only when asked for).
+Places are named alike for every library: `embed`, and per block `blocks.3.in`, `blocks.3.out`,
+`blocks.3.heads` (head outputs at the input of the output projection, before its norm),
+`blocks.3.kv`, `blocks.3.probs` (formed only when asked for).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _PLACE = re.compile(r"^blocks\.(\d+)\.(in|out|heads|kv|probs)$")
 
 @dataclass(frozen=True)
 class Site:
-    """One place of an intervention: what enters (`resid`), which heads' outputs, or which keys and values, of block `layer` (0-based).
+    """One place of an intervention: what enters (`resid`), which heads' outputs, or which keys and
+    values, of block `layer` (0-based).
 
     `tokens` and `heads` are indices; None means all. `resid` takes no heads.
     """
@@ -43,7 +46,8 @@ Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 
 def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
-    """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on except where `probs` is asked for."""
+    """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
+    except where `probs` is asked for."""
     _need_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
@@ -54,18 +58,25 @@ def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tup
         q, k, v = block.qkv(h, at)
         values["kv"] = (k, v)
         if (index, "probs") in wanted.values():
-            values["probs"] = attention_weights(q, Bank(k, v, bias=block.bias(at, at)), scale=block.scale)
+            values["probs"] = attention_weights(
+                q, Bank(k, v, bias=block.bias(at, at)), scale=block.scale
+            )
         values["heads"] = o = fused(q, k, v, block.scale, block.bias(at, at))
         values["out"] = h = block.finish(h, o, model.gate(index))
-        found.update({name: values[what] for name, (layer, what) in wanted.items() if layer == index})
+        found.update(
+            {name: values[what] for name, (layer, what) in wanted.items() if layer == index}
+        )
     return model.readout(h, layout), found
 
 
-def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]) -> Tensor:
-    """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run of `source` has there.
+def patch(
+    model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
+) -> Tensor:
+    """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run
+    of `source` has there.
 
-    Sets are independent interventions and run together, from the first block that any of them touches; nothing before it is
-    computed twice.
+    Sets are independent interventions and run together, from the first block that any of them
+    touches; nothing before it is computed twice.
     """
     _need_blocks(model)
     layout = model.check(images)
@@ -74,7 +85,9 @@ def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequenc
     if not site_sets:
         raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
     if source.shape != images.shape:
-        raise BadOption("source", list(source.shape), f"one source for each image, {list(images.shape)}")
+        raise BadOption(
+            "source", list(source.shape), f"one source for each image, {list(images.shape)}"
+        )
     at, h, other = layout.at(images.device), model.embed(images), model.embed(source)
     first = min((site.layer for sites in site_sets for site in sites), default=0)
     for index in range(first):
@@ -85,13 +98,21 @@ def patch(model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequenc
     def some(a: int, b: int) -> Tensor:
         return _patched(model, h, at, first, site_sets[a:b], donor)
 
-    return torch.cat(list(in_chunks(some, len(site_sets), fit(len(site_sets), each, images.device), what="site sets")))
+    return torch.cat(
+        list(
+            in_chunks(
+                some, len(site_sets), fit(len(site_sets), each, images.device), what="site sets"
+            )
+        )
+    )
 
 
 Held = dict[tuple[int, str], tuple[Tensor, ...]]
 
 
-def _donor(model: VisionModel, h: Tensor, at: At, first: int, site_sets: Sequence[Sequence[Site]]) -> Held:
+def _donor(
+    model: VisionModel, h: Tensor, at: At, first: int, site_sets: Sequence[Sequence[Site]]
+) -> Held:
     """What the source's run has at every place that some set names."""
     named = {(site.layer, site.kind) for sites in site_sets for site in sites}
     held: Held = {}
@@ -99,12 +120,25 @@ def _donor(model: VisionModel, h: Tensor, at: At, first: int, site_sets: Sequenc
         block = model.blocks[index]
         q, k, v = block.qkv(h, at)
         o = fused(q, k, v, block.scale, block.bias(at, at))
-        held.update({(index, kind): value for kind, value in (("resid", (h,)), ("heads", (o,)), ("kv", (k, v))) if (index, kind) in named})
+        held.update(
+            {
+                (index, kind): value
+                for kind, value in (("resid", (h,)), ("heads", (o,)), ("kv", (k, v)))
+                if (index, kind) in named
+            }
+        )
         h = block.finish(h, o, model.gate(index))
     return held
 
 
-def _patched(model: VisionModel, h: Tensor, at: At, first: int, site_sets: Sequence[Sequence[Site]], donor: Held) -> Tensor:
+def _patched(
+    model: VisionModel,
+    h: Tensor,
+    at: At,
+    first: int,
+    site_sets: Sequence[Sequence[Site]],
+    donor: Held,
+) -> Tensor:
     sets, batch = len(site_sets), len(h)
     h = h.repeat(sets, 1, 1)
 
@@ -112,7 +146,10 @@ def _patched(model: VisionModel, h: Tensor, at: At, first: int, site_sets: Seque
         if (index, kind) not in donor:
             return values
         mark = _mark(model, site_sets, index, kind, at.layout.tokens).to(h.device)
-        return tuple(torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1) for old, new in zip(values, donor[index, kind], strict=True))
+        return tuple(
+            torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
+            for old, new in zip(values, donor[index, kind], strict=True)
+        )
 
     for index in range(first, model.n_layers):
         block = model.blocks[index]
@@ -124,23 +161,35 @@ def _patched(model: VisionModel, h: Tensor, at: At, first: int, site_sets: Seque
     return model.readout(h, at.layout).unflatten(0, (sets, batch))
 
 
-def _mark(model: VisionModel, site_sets: Sequence[Sequence[Site]], index: int, kind: Kind, tokens: int) -> Tensor:
+def _mark(
+    model: VisionModel, site_sets: Sequence[Sequence[Site]], index: int, kind: Kind, tokens: int
+) -> Tensor:
     """What each set overwrites at one place, shaped to broadcast over [S, B, ...] of that kind."""
     heads = model.blocks[index].kv_heads if kind == "kv" else model.blocks[index].heads
     mark = torch.zeros(len(site_sets), tokens, heads, dtype=torch.bool)
     for part, sites in zip(mark, site_sets, strict=True):
         for site in (s for s in sites if (s.layer, s.kind) == (index, kind)):
-            rows = torch.tensor(list(range(tokens) if site.tokens is None else site.tokens), dtype=torch.long)
-            columns = torch.tensor(list(range(heads) if site.heads is None else site.heads), dtype=torch.long)
+            rows = torch.tensor(
+                list(range(tokens) if site.tokens is None else site.tokens), dtype=torch.long
+            )
+            columns = torch.tensor(
+                list(range(heads) if site.heads is None else site.heads), dtype=torch.long
+            )
             part[rows[:, None], columns] = True
     if kind == "resid":
         return mark[:, None, :, :1]  # [S, 1, T, 1]
-    return (mark.transpose(1, 2) if kind == "kv" else mark)[:, None, ..., None]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
+    return (mark.transpose(1, 2) if kind == "kv" else mark)[
+        :, None, ..., None
+    ]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
 
 
 def _need_blocks(model: ImageModel) -> None:
     if not isinstance(model, VisionModel):
-        raise NotDefined("run and patch", f"{model.family} has no transformer blocks", "Use model.stage_outputs and model.run_from of a convolutional view")
+        raise NotDefined(
+            "run and patch",
+            f"{model.family} has no transformer blocks",
+            "Use model.stage_outputs and model.run_from of a convolutional view",
+        )
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:
@@ -150,7 +199,9 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
         raise BadOption("layer", site.layer, f"a block 0-{model.n_layers - 1}")
     if site.kind == "resid" and site.heads is not None:
         raise BadOption("heads", site.heads, "None: the residual stream has no heads")
-    heads = model.blocks[site.layer].kv_heads if site.kind == "kv" else model.blocks[site.layer].heads
+    heads = (
+        model.blocks[site.layer].kv_heads if site.kind == "kv" else model.blocks[site.layer].heads
+    )
     for what, given, count in (("tokens", site.tokens, tokens), ("heads", site.heads, heads)):
         if given is not None and not all(0 <= i < count for i in given):
             raise BadOption(what, list(given), f"indices 0-{count - 1}")
@@ -159,5 +210,7 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
 def _place(model: VisionModel, name: str) -> tuple[int, str]:
     found = _PLACE.match(name)
     if found is None or int(found[1]) >= model.n_layers:
-        raise BadOption("cache", name, f"'embed' or 'blocks.0-{model.n_layers - 1}.in|out|heads|kv|probs'")
+        raise BadOption(
+            "cache", name, f"'embed' or 'blocks.0-{model.n_layers - 1}.in|out|heads|kv|probs'"
+        )
     return int(found[1]), found[2]

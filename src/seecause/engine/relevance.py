@@ -1,17 +1,24 @@
-"""Layer-wise relevance propagation as a backward pass: inside `Rules`, what flows back is relevance instead of gradient.
+"""Layer-wise relevance propagation as a backward pass: inside `Rules`, what flows back is relevance
+instead of gradient.
 
-Every operator that meets an activation gets the rule of Chefer et al. (CVPR 2021, alpha = 1), whoever wrote the module around it:
+Every operator that meets an activation gets the rule of Chefer et al. (CVPR 2021, alpha = 1),
+whoever wrote the module around it:
 
     norm, activation, softmax, constant factor or summand    R unchanged
-    linear, product with a constant matrix                   x+ (S W+) + x- (S W-),   S = R / (x+ W+ + x- W-)     (one denominator)
-    a @ b                                                    half to each: a * (S b') / 2,  b * (a' S) / 2,   S = R / (a @ b)
+    linear, product with a constant matrix                   x+ (S W+) + x- (S W-),   S = R / (x+ W+
+    + x- W-)     (one denominator)
+    a @ b                                                    half to each: a * (S b') / 2,  b * (a'
+    S) / 2,   S = R / (a @ b)
     mean                                                     in proportion to the values
     a * b (gated MLPs)                                       half to each
-    a + b (residual)                                         shares a R / (a + b), then rescaled so that each SAMPLE's sums are split by |sum|
-    choosing, cutting, joining, moving                       as a gradient would; a value used twice adds up what comes back
+    a + b (residual)                                         shares a R / (a + b), then rescaled so
+    that each SAMPLE's sums are split by |sum|
+    choosing, cutting, joining, moving                       as a gradient would; a value used twice
+    adds up what comes back
 
-Values are those of the plain run. An operator without a rule is refused by name. Constants are tensors without gradient, so parameters
-must be frozen. Relevance can grow where a sum is near zero: use float32 or better.
+Values are those of the plain run. An operator without a rule is refused by name. Constants are
+tensors without gradient, so parameters must be frozen. Relevance can grow where a sum is near zero:
+use float32 or better.
 """
 
 from __future__ import annotations
@@ -28,16 +35,34 @@ from seecause.errors import NotDefined
 
 TINY = 1e-9
 SUMS, PRODUCTS = {"add", "__add__", "__radd__"}, {"mul", "__mul__", "__rmul__"}
-UNCHANGED = {"layer_norm", "rms_norm", "gelu", "silu", "relu", "sigmoid", "tanh", "softmax", "normalize", "dropout", "div", "__truediv__", *SUMS, *PRODUCTS}
+UNCHANGED = {
+    "layer_norm",
+    "rms_norm",
+    "gelu",
+    "silu",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "normalize",
+    "dropout",
+    "div",
+    "__truediv__",
+    *SUMS,
+    *PRODUCTS,
+}
 MOVES = {
-    "__get__", "__getitem__", "__len__", "size", "dim", "numel", "to", "type_as", "float", "double", "contiguous", "clone", "detach", "is_floating_point",
-    "transpose", "permute", "movedim", "reshape", "view", "view_as", "flatten", "unflatten", "unbind", "chunk", "split", "cat", "stack", "squeeze",
+    "__get__", "__getitem__", "__len__", "size", "dim", "numel", "to", "type_as", "float",
+    "double", "contiguous", "clone", "detach", "is_floating_point",
+    "transpose", "permute", "movedim", "reshape", "view", "view_as", "flatten", "unflatten",
+    "unbind", "chunk", "split", "cat", "stack", "squeeze",
     "unsqueeze", "expand", "repeat_interleave", "pad",
 }  # fmt: skip
 
 
 class Rules(TorchFunctionMode):
-    """Inside the block, operators on tensors that require a gradient record a rule of relevance. `method` is named when one has none."""
+    """Inside the block, operators on tensors that require a gradient record a rule of relevance.
+    `method` is named when one has none."""
 
     def __init__(self, method: str):
         super().__init__()
@@ -54,7 +79,13 @@ class Rules(TorchFunctionMode):
 
         return run
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         live = [x for x in _tensors([*args, *kwargs.values()]) if x.requires_grad]
         if not live or not torch.is_grad_enabled() or name in MOVES:
@@ -66,7 +97,15 @@ class Rules(TorchFunctionMode):
             return _Linear.apply(args[0], args[1].T, y)
         if name in ("matmul", "__matmul__"):
             a, b = args
-            return _Matmul.apply(a, b, y) if both else _Linear.apply(a, b, y) if a.requires_grad else _Linear.apply(b.mT, a.mT, y.mT).mT
+            return (
+                _Matmul.apply(a, b, y)
+                if both
+                else (
+                    _Linear.apply(a, b, y)
+                    if a.requires_grad
+                    else _Linear.apply(b.mT, a.mT, y.mT).mT
+                )
+            )
         if name == "mean" and isinstance(kwargs.get("dim"), int) and y.ndim < args[0].ndim:
             return _Mean.apply(args[0], y, kwargs["dim"])
         if both and name in (SUMS | PRODUCTS) and live[0].shape == live[1].shape == y.shape:
@@ -74,7 +113,11 @@ class Rules(TorchFunctionMode):
         if not both and name in UNCHANGED and live[0].shape == y.shape:
             return _Unchanged.apply(live[0], y)
         shapes = ", ".join(str(list(x.shape)) for x in live)
-        raise NotDefined(self.method, f"relevance has no rule for `{name}` of {shapes} in {self.part}", "Use a method without relevance, such as gae")
+        raise NotDefined(
+            self.method,
+            f"relevance has no rule for `{name}` of {shapes} in {self.part}",
+            "Use a method without relevance, such as gae",
+        )
 
 
 def unchanged(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -169,7 +212,11 @@ class _Add(Function):
         first, second = a * share, b * share
         one, two, whole = (_sample_sum(x) for x in (first, second, relevance))
         total = one.abs() + two.abs()
-        return first * divide(divide(one.abs(), total) * whole, one), second * divide(divide(two.abs(), total) * whole, two), None
+        return (
+            first * divide(divide(one.abs(), total) * whole, one),
+            second * divide(divide(two.abs(), total) * whole, two),
+            None,
+        )
 
 
 def _sample_sum(x: Tensor) -> Tensor:
@@ -178,4 +225,9 @@ def _sample_sum(x: Tensor) -> Tensor:
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """Tensors among the arguments, and in lists among them."""
-    return [x for value in values for x in (value if isinstance(value, list | tuple) else [value]) if isinstance(x, Tensor)]
+    return [
+        x
+        for value in values
+        for x in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(x, Tensor)
+    ]

@@ -1,7 +1,9 @@
-"""Runs on some of the patches: the others are dropped after the position embedding, as if they had never been there.
+"""Runs on some of the patches: the others are dropped after the position embedding, as if they had
+never been there.
 
-Special tokens always stay, and every kept patch keeps its own position (also a rotary one). Images may keep different numbers of patches: shorter
-sequences are padded, and no row, mean or latent query sees the padding.
+Special tokens always stay, and every kept patch keeps its own position (also a rotary one). Images
+may keep different numbers of patches: shorter sequences are padded, and no row, mean or latent
+query sees the padding.
 """
 
 from __future__ import annotations
@@ -17,12 +19,19 @@ from seecause.models.readout import Readout
 from seecause.models.view import VisionModel
 
 
-def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayout, *, start: int = 0) -> Tensor:
-    """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B, N] (bool) are dropped."""
+def kept_logits(
+    model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayout, *, start: int = 0
+) -> Tensor:
+    """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B,
+    N] (bool) are dropped."""
     index, valid = _kept(keep, layout)  # [B, R]
     h = h0.gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))  # [B, R, D]
     at = layout.at(h0.device).take(index)
-    padding = None if bool(valid.all()) else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]  # [B, 1, 1, R]
+    padding = (
+        None
+        if bool(valid.all())
+        else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
+    )  # [B, 1, 1, R]
     for number, block in enumerate(model.blocks[start:], start):
         q, k, v = block.qkv(h, at)
         bias = block.bias(at, at)
@@ -32,7 +41,8 @@ def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayou
 
 
 def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor:
-    """Logits [B, M, C] for M choices keep [B, M, N] of patches for each image; images and choices run together, as many as fit."""
+    """Logits [B, M, C] for M choices keep [B, M, N] of patches for each image; images and choices
+    run together, as many as fit."""
     layout, h0 = model.check(images), model.embed(images)
     batch, many = keep.shape[:2]
     share = int(keep.sum(dim=-1).max()) + layout.prefix
@@ -43,24 +53,35 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
         image = item // many
         return kept_logits(model, h0[image], keep[image, item % many], layout)
 
-    logits = in_chunks(some, batch * many, fit(batch * many, each, images.device), what="choices of patches")
+    logits = in_chunks(
+        some, batch * many, fit(batch * many, each, images.device), what="choices of patches"
+    )
     return torch.cat(list(logits)).unflatten(0, (batch, many))
 
 
 def _kept(keep: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
     """Token indices [B, R] that stay, in their order, and which of them are not padding."""
     if keep.shape[-1] != layout.n_patches or not keep.any(dim=-1).all():
-        raise BadOption("keep", list(keep.shape), f"[B, {layout.n_patches}] with at least one patch of each image")
+        raise BadOption(
+            "keep",
+            list(keep.shape),
+            f"[B, {layout.n_patches}] with at least one patch of each image",
+        )
     counts = keep.sum(dim=1, keepdim=True)
     most = int(counts.max())
     patches = (~keep).byte().argsort(dim=1, stable=True)[:, :most] + layout.prefix
     prefix = torch.arange(layout.prefix, device=keep.device).expand(len(keep), -1)
     valid = torch.arange(most, device=keep.device) < counts
-    return torch.cat([prefix, patches], dim=1), torch.cat([torch.ones_like(prefix, dtype=torch.bool), valid], dim=1)
+    return torch.cat([prefix, patches], dim=1), torch.cat(
+        [torch.ones_like(prefix, dtype=torch.bool), valid], dim=1
+    )
 
 
-def _read(readout: Readout, h: Tensor, valid: Tensor, padding: Tensor | None, layout: TokenLayout) -> Tensor:
-    """`readout` on kept rows h [B, R, D]: means and latent queries see those that are valid [B, R]."""
+def _read(
+    readout: Readout, h: Tensor, valid: Tensor, padding: Tensor | None, layout: TokenLayout
+) -> Tensor:
+    """`readout` on kept rows h [B, R, D]: means and latent queries see those that are valid [B,
+    R]."""
     if readout.reads_rows:
         return readout(h, layout)
     rows, first = readout.norm(h), readout.averaged(layout).start
@@ -71,4 +92,6 @@ def _read(readout: Readout, h: Tensor, valid: Tensor, padding: Tensor | None, la
         return readout.head(readout.latent.finish(fused(q, k, v, readout.latent.scale, seen)))
     weight = valid[:, first:, None].to(rows.dtype)
     mean = (rows[:, first:] * weight).sum(dim=1) / weight.sum(dim=1)
-    return readout.head(torch.cat([*(rows[:, t] for t in readout.read_prefix(layout)), mean], dim=-1))
+    return readout.head(
+        torch.cat([*(rows[:, t] for t in readout.read_prefix(layout)), mean], dim=-1)
+    )

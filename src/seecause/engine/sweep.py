@@ -1,15 +1,17 @@
 """Put tokens of one run into another, for many token sets at once.
 
-The `context` run is frozen, except for *live* rows: the class token (and its distillation twin), which sees the context's keys,
-but the donor's keys at the chosen tokens S(i). One live copy per set i; all copies run together. What happens to the chosen tokens
-after layer `stop` is the tail:
+The `context` run is frozen, except for *live* rows: the class token (and its distillation twin),
+which sees the context's keys, but the donor's keys at the chosen tokens S(i). One live copy per set
+i; all copies run together. What happens to the chosen tokens after layer `stop` is the tail:
 
     source    they keep the donor's keys and values to the end (stop has no effect)
     blank     they fall back to the context's
-    patched   they become live rows themselves: group i = {class_i} + S(i), each group sees the context and itself
+    patched   they become live rows themselves: group i = {class_i} + S(i), each group sees the
+    context and itself
     all       every token of every copy is computed again
 
-States are named as in the paper: l = 0 is the embedding, l = 1..L the block outputs. Block b (0-based) turns state b into b + 1.
+States are named as in the paper: l = 0 is the embedding, l = 1..L the block outputs. Block b
+(0-based) turns state b into b + 1.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Tail = Literal["patched", "blank", "source", "all"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Layers start..stop (inclusive, of states) where the donor's tokens are put in, the tail, and the live special tokens."""
+    """Layers start..stop (inclusive, of states) where the donor's tokens are put in, the tail, and
+    the live special tokens."""
 
     tail: Tail
     start: int
@@ -59,21 +62,24 @@ class Plan:
 
 
 def live_tokens(layout: TokenLayout, *, registers: bool = False) -> tuple[int, ...]:
-    """The special tokens that are computed again: class and distillation token, registers on request."""
+    """The special tokens that are computed again: class and distillation token, registers on
+    request."""
     special = [i for i in (layout.class_index, layout.distill_index) if i is not None]
     return tuple(special + (list(layout.registers) if registers else []))
 
 
 @dataclass(eq=False)
 class Summary:
-    """A context that is the same for every query: its output o [1, R, H, dh] and lse [1, R, H] per block (E-CAAP)."""
+    """A context that is the same for every query: its output o [1, R, H, dh] and lse [1, R, H] per
+    block (E-CAAP)."""
 
     parts: dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(eq=False)
 class Sweep:
-    """Runs a plan on recorded runs. Batches of `context` and `donor` are equal, or one of them is 1."""
+    """Runs a plan on recorded runs. Batches of `context` and `donor` are equal, or one of them is
+    1."""
 
     model: VisionModel
     context: Trace
@@ -85,12 +91,18 @@ class Sweep:
         layers, layout, plan = self.model.n_layers, self.context.layout, self.plan
         marked = F.pad(chosen, (layout.prefix, 0))  # [n, T]
         unfinished = plan.stop < layers and plan.tail in ("patched", "all")
-        rows = self._class_rows(LiveRows.start(marked, plan.live, self.context.states[plan.start]), plan.stop if unfinished else layers, summary)
+        rows = self._class_rows(
+            LiveRows.start(marked, plan.live, self.context.states[plan.start]),
+            plan.stop if unfinished else layers,
+            summary,
+        )
         if unfinished and plan.tail == "all":
             return self._recompute(rows)
         if unfinished:
             rows = self._grouped_rows(rows)
-        replaced = plan.tail != "blank" or plan.stop >= layers  # the chosen tokens are no longer the context's when the answer is read
+        replaced = (
+            plan.tail != "blank" or plan.stop >= layers
+        )  # the chosen tokens are no longer the context's when the answer is read
         return read(self.model, self.context, self.donor, rows, replaced=replaced)
 
     def _class_rows(self, rows: LiveRows, until: int, summary: Summary | None) -> LiveRows:
@@ -101,7 +113,11 @@ class Sweep:
         at = self.context.layout.at(z.device).take(rows.tokens)
         seen = rows.marked.repeat_interleave(len(plan.live), dim=0)[None, None]  # [1, 1, n*p, T]
         frozen = ~rows.is_special
-        of_donor, beside_donor, without_donor = Mask(seen), Mask(frozen & ~seen), Mask(frozen.expand_as(seen))
+        of_donor, beside_donor, without_donor = (
+            Mask(seen),
+            Mask(frozen & ~seen),
+            Mask(frozen.expand_as(seen)),
+        )
         donor_blocks = plan.donor_blocks(self.model.n_layers)
         for index in range(plan.start, until):
             block, mixed = self.model.blocks[index], index in donor_blocks
@@ -111,13 +127,16 @@ class Sweep:
                 banks.insert(0, self.context.bank(index, beside_donor if mixed else without_donor))
             o, lse = attend(q, banks, Own(k, v, rows.groups, rows.groups), scale=block.scale)
             if summary is not None:
-                o = merge([o.to(lse.dtype), summary.parts[index][0]], [lse, summary.parts[index][1].expand_as(lse)])[0].to(z.dtype)
+                o = merge(
+                    [o.to(lse.dtype), summary.parts[index][0]],
+                    [lse, summary.parts[index][1].expand_as(lse)],
+                )[0].to(z.dtype)
             z = block.finish(z, o, self.model.gate(index))
         return replace(rows, z=z)
 
     def _grouped_rows(self, special: LiveRows) -> LiveRows:
-        """Live special tokens and chosen tokens together from state `stop` to the end (in the last block only the special ones,
-        where no other row is read)."""
+        """Live special tokens and chosen tokens together from state `stop` to the end (in the last
+        block only the special ones, where no other row is read)."""
         stop, last = self.plan.stop, self.model.n_layers - 1
         rows = special.with_chosen(self.donor.states[stop])
         at = self.context.layout.at(self.model.device).take(rows.tokens)
@@ -130,18 +149,29 @@ class Sweep:
             if index == last and self.model.readout.reads_rows:
                 q, z, rows = q[:, :, rows.special_rows], z[:, rows.special_rows], special
                 keep = Mask(outside[rows.groups.owner][None, None])
-            o, _ = attend(q, [self.context.bank(index, keep)], Own(k, v, rows.groups, groups), scale=block.scale)
+            o, _ = attend(
+                q,
+                [self.context.bank(index, keep)],
+                Own(k, v, rows.groups, groups),
+                scale=block.scale,
+            )
             z = block.finish(z, o, self.model.gate(index))
         return replace(rows, z=z)
 
     def _recompute(self, rows: LiveRows) -> Tensor:
         """Every token of every copy from state `stop` on."""
         n, stop = len(rows.marked), self.plan.stop
-        state = torch.where(rows.marked[None, :, :, None], self.donor.states[stop][:, None], self.context.states[stop][:, None])  # [B, n, T, D]
+        state = torch.where(
+            rows.marked[None, :, :, None],
+            self.donor.states[stop][:, None],
+            self.context.states[stop][:, None],
+        )  # [B, n, T, D]
         state = state.expand(self._batch(), -1, -1, -1).clone()
         for place, token in enumerate(self.plan.live):
             state[:, :, token] = rows.z.unflatten(1, (n, -1))[:, :, place]
-        return suffix(self.model, state.flatten(0, 1), self.context.layout, stop).unflatten(0, (self._batch(), n))
+        return suffix(self.model, state.flatten(0, 1), self.context.layout, stop).unflatten(
+            0, (self._batch(), n)
+        )
 
     def _batch(self) -> int:
         return max(len(next(iter(trace.states.values()))) for trace in (self.context, self.donor))

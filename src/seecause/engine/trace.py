@@ -17,8 +17,8 @@ from seecause.models.view import VisionModel
 
 @dataclass(eq=False)
 class Trace:
-    """One run of a model. `states[l]` is the output of block l (1-based, 0 = embedding), [B, T, D]; `kv[b]` what block b
-    (0-based) computed from `states[b]`."""
+    """One run of a model. `states[l]` is the output of block l (1-based, 0 = embedding), [B, T, D];
+    `kv[b]` what block b (0-based) computed from `states[b]`."""
 
     layout: TokenLayout
     logits: Tensor | None
@@ -30,8 +30,16 @@ class Trace:
         return Bank(k, v, keep)
 
 
-def record(model: VisionModel, images: Tensor, *, states: Collection[int] = (), kv: Collection[int] = (), until: int | None = None) -> Trace:
-    """Run the model with fused attention and keep what was asked for. Stops after block `until` (no logits then)."""
+def record(
+    model: VisionModel,
+    images: Tensor,
+    *,
+    states: Collection[int] = (),
+    kv: Collection[int] = (),
+    until: int | None = None,
+) -> Trace:
+    """Run the model with fused attention and keep what was asked for. Stops after block `until` (no
+    logits then)."""
     layout = model.check(images)
     at, h = layout.at(images.device), model.embed(images)
     trace = Trace(layout, None)
@@ -64,6 +72,9 @@ def suffix(model: VisionModel, h: Tensor, layout: TokenLayout, start: int) -> Te
 
 
 def trace_bytes(model: VisionModel, layout: TokenLayout) -> int:
-    """Memory that recording every key and value of one image takes (queries stay alive beside packed projections)."""
+    """Memory that recording every key and value of one image takes (queries stay alive beside
+    packed projections)."""
     element = torch.finfo(model.dtype).bits // 8
-    return sum(layout.tokens * (b.heads + 2 * b.kv_heads) * b.head_dim * element for b in model.blocks)
+    return sum(
+        layout.tokens * (b.heads + 2 * b.kv_heads) * b.head_dim * element for b in model.blocks
+    )

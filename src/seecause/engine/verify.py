@@ -2,8 +2,10 @@
 
     logits     the view's answer equals the native one
     blocks     so does every block's output
-    attention  a random subset of rows, attending to the recorded keys of all rows, gives the native rows
-    locality   changing the pixels of patch (r, c) changes token prefix + r * columns + c of the embedding
+    attention  a random subset of rows, attending to the recorded keys of all rows, gives the native
+    rows
+    locality   changing the pixels of patch (r, c) changes token prefix + r * columns + c of the
+    embedding
 
 A wrong token grid, a missed register or a skipped LayerScale must never give a pretty picture.
 """
@@ -42,40 +44,93 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     images = torch.randn(shape, generator=generator).to(model.device, model.dtype)
     tokens = model.embed(images[:1]).shape[1]
     if tokens != model.layout.tokens:
-        raise ViewMismatch("locality", "the embedding", f"{tokens} tokens, but the layout counts {model.layout.tokens}")
+        raise ViewMismatch(
+            "locality",
+            "the embedding",
+            f"{tokens} tokens, but the layout counts {model.layout.tokens}",
+        )
     with listening([b.native for b in model.blocks]) as outputs:
         native = model.native(images)
     if not torch.isfinite(native).all():
-        raise ViewMismatch("logits", "the native model", "its answer is not finite (NaN or infinite weights)", "Give intact weights")
+        raise ViewMismatch(
+            "logits",
+            "the native model",
+            "its answer is not finite (NaN or infinite weights)",
+            "Give intact weights",
+        )
     depth = range(model.n_layers)
     trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
     tolerance = TOLERANCE.get(model.dtype, 2e-4)
-    probes = [_blocks(model, trace.states, outputs, tolerance), _attention(model, trace, outputs, tolerance, generator)]
+    probes = [
+        _blocks(model, trace.states, outputs, tolerance),
+        _attention(model, trace, outputs, tolerance, generator),
+    ]
     assert trace.logits is not None
-    probes.insert(0, compare("logits", "the readout", trace.logits, native, tolerance, f"{model.readout.kind} readout, {native.shape[-1]} classes"))
+    probes.insert(
+        0,
+        compare(
+            "logits",
+            "the readout",
+            trace.logits,
+            native,
+            tolerance,
+            f"{model.readout.kind} readout, {native.shape[-1]} classes",
+        ),
+    )
     return [*probes, _locality(model, images, generator)]
 
 
-def _blocks(model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor], tolerance: float) -> Probe:
+def _blocks(
+    model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor], tolerance: float
+) -> Probe:
     if len(outputs) != model.n_layers:
-        raise ViewMismatch("blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called")
+        raise ViewMismatch(
+            "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
+        )
     worst = 0.0
     for index, (block, native) in enumerate(zip(model.blocks, outputs, strict=True)):
-        worst = max(worst, compare("blocks", block.name, model.content(states[index + 1]), native, tolerance, "").worst)
+        worst = max(
+            worst,
+            compare(
+                "blocks", block.name, model.content(states[index + 1]), native, tolerance, ""
+            ).worst,
+        )
     return Probe("blocks", worst, f"{model.n_layers} block outputs")
 
 
-def _attention(model: VisionModel, trace: Trace, outputs: list[Tensor], tolerance: float, generator: torch.Generator) -> Probe:
+def _attention(
+    model: VisionModel,
+    trace: Trace,
+    outputs: list[Tensor],
+    tolerance: float,
+    generator: torch.Generator,
+) -> Probe:
     layout = trace.layout
-    rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(model.device)
+    rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(
+        model.device
+    )
     at, worst = layout.at(model.device), 0.0
     for index, block in enumerate(model.blocks):
         part = trace.states[index][:, rows]
         q, _, _ = block.qkv(part, at.take(rows))
         o, _ = attend(q, [trace.bank(index)], scale=block.scale)
         out = block.finish(part, o, model.gate(index))
-        worst = max(worst, compare("attention", block.name, model.content(out), outputs[index][:, rows], 2 * tolerance, "").worst)
-    return Probe("attention", worst, f"{len(rows)} of {layout.tokens} rows against recorded keys, every block")
+        worst = max(
+            worst,
+            compare(
+                "attention",
+                block.name,
+                model.content(out),
+                outputs[index][:, rows],
+                2 * tolerance,
+                "",
+            ).worst,
+        )
+    return Probe(
+        "attention",
+        worst,
+        f"{len(rows)} of {layout.tokens} rows against recorded keys, every block",
+    )
 
 
 def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
@@ -90,27 +145,45 @@ def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) ->
         moved = (model.content(model.embed(changed)) - before).float().abs().sum(dim=(0, 2))
         expected = layout.prefix + r * columns + c
         if int(moved.argmax()) != expected:
-            raise ViewMismatch("locality", "the embedding", f"patch ({r}, {c}) moved token {int(moved.argmax())}, the layout says {expected}")
+            raise ViewMismatch(
+                "locality",
+                "the embedding",
+                f"patch ({r}, {c}) moved token {int(moved.argmax())}, the layout says {expected}",
+            )
         share = min(share, float(moved[expected] / moved.sum()))
-    return Probe("locality", 1 - share, f"{layout.grid[0]} x {layout.grid[1]} patches after {layout.prefix} special tokens")
+    return Probe(
+        "locality",
+        1 - share,
+        f"{layout.grid[0]} x {layout.grid[1]} patches after {layout.prefix} special tokens",
+    )
 
 
 def probe_places(grid: tuple[int, int], generator: torch.Generator) -> list[tuple[int, int]]:
     """The corners of the grid and a few random places."""
     rows, columns = grid
     corners = [(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]
-    inside = [(int(torch.randint(rows, (), generator=generator)), int(torch.randint(columns, (), generator=generator))) for _ in range(4)]
+    inside = [
+        (
+            int(torch.randint(rows, (), generator=generator)),
+            int(torch.randint(columns, (), generator=generator)),
+        )
+        for _ in range(4)
+    ]
     return list(dict.fromkeys(corners + inside))
 
 
-def compare(probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str) -> Probe:
+def compare(
+    probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str
+) -> Probe:
     """The largest difference relative to the largest native value, or a refusal."""
     if got.shape != expected.shape:
         raise ViewMismatch(probe, where, f"shape {list(got.shape)}, native {list(expected.shape)}")
     size = expected.double().abs().max().clamp_min(1e-12)
     worst = float((got.double() - expected.double()).abs().max() / size)
     if not worst <= tolerance:
-        raise ViewMismatch(probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected")
+        raise ViewMismatch(
+            probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected"
+        )
     return Probe(probe, worst, said)
 
 

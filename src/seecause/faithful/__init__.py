@@ -1,4 +1,5 @@
-"""A classifier that cannot look elsewhere: iFAM, its losses, and what can be changed at test time."""
+"""A classifier that cannot look elsewhere: iFAM, its losses, and what can be changed at test
+time."""
 
 from __future__ import annotations
 

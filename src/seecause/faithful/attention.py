@@ -22,9 +22,12 @@ from seecause.models.block import fused
 from seecause.types import wide
 
 Gradient = Literal["ste", "none", "soft"]
-Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v [B, H, T, dh], scale -> [B, T, H, dh]
+Attend = Callable[
+    [Tensor, Tensor, Tensor, float], Tensor
+]  # q, k, v [B, H, T, dh], scale -> [B, T, H, dh]
 
-_HOTTEST = 30.0  # log odds of a hidden key that are still told apart; beyond, products with zero would overflow
+# log odds of a hidden key that are still told apart; beyond, products with zero would overflow
+_HOTTEST = 30.0
 
 
 def reads_only(visible: Tensor) -> Attend:
@@ -34,7 +37,9 @@ def reads_only(visible: Tensor) -> Attend:
 
 def reads_straight_through(weights: Tensor) -> Attend:
     """The same for weights [B, T] of 0 and 1, which get the gradient of the relaxed attention."""
-    return lambda q, k, v, scale: _Relaxed.apply(q.to(v.dtype), k.to(v.dtype), v, weights, scale).transpose(1, 2)  # norms widen q and k under autocast
+    return lambda q, k, v, scale: _Relaxed.apply(
+        q.to(v.dtype), k.to(v.dtype), v, weights, scale
+    ).transpose(1, 2)  # norms widen q and k under autocast
 
 
 def reads_softly(share: Tensor) -> Attend:
@@ -44,14 +49,17 @@ def reads_softly(share: Tensor) -> Attend:
 
 
 class _Relaxed(Function):
-    """Forward: the fused kernel with a mask. Backward: probabilities again, a few images at a time, of the rows that have a slope.
+    """Forward: the fused kernel with a mask. Backward: probabilities again, a few images at a time,
+    of the rows that have a slope.
 
     Those are few: nobody reads a hidden token, and of the last block only the class token is read.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scale: float) -> Tensor:
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=(weights > 0)[:, None, None], scale=scale)
+        o = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=(weights > 0)[:, None, None], scale=scale
+        )
         ctx.save_for_backward(q, k, v, weights, o)
         ctx.scale = scale
         return o
@@ -63,14 +71,21 @@ class _Relaxed(Function):
         rows = _sloping(slope)  # [B, n], padded with rows whose slope is zero and adds nothing
         each = 4 * q.shape[1] * rows.shape[1] * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
-        parts = zip(*(t.split(size) for t in (_take(q, rows), k, v, weights, _take(o, rows), _take(slope, rows))), strict=True)
+        parts = zip(
+            *(
+                t.split(size)
+                for t in (_take(q, rows), k, v, weights, _take(o, rows), _take(slope, rows))
+            ),
+            strict=True,
+        )
         grads = [_relaxed_grads(*part, scale=ctx.scale) for part in parts]
         d_rows, *others = (torch.cat(found) for found in zip(*grads, strict=True))
         return _put(d_rows, rows, q), *others, None
 
 
 def _sloping(slope: Tensor) -> Tensor:
-    """Places [B, n] of the rows of slope [B, H, T, dh] that are not all zero; n is that of the image with most."""
+    """Places [B, n] of the rows of slope [B, H, T, dh] that are not all zero; n is that of the
+    image with most."""
     some = slope.ne(0).any(dim=3).any(dim=1)  # [B, T]
     most = max(1, int(some.sum(dim=1).max()))
     return some.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
@@ -78,28 +93,46 @@ def _sloping(slope: Tensor) -> Tensor:
 
 def _take(tokens: Tensor, rows: Tensor) -> Tensor:
     """[B, H, T, dh] -> [B, H, n, dh]"""
-    return tokens if rows.shape[1] == tokens.shape[2] else tokens.gather(2, _wide_index(rows, tokens))
+    return (
+        tokens if rows.shape[1] == tokens.shape[2] else tokens.gather(2, _wide_index(rows, tokens))
+    )
 
 
 def _put(found: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     """[B, H, n, dh] back among zeros; `_take` left whole what has a slope everywhere."""
-    return found if rows.shape[1] == like.shape[2] else torch.zeros_like(like).scatter_(2, _wide_index(rows, like), found)
+    return (
+        found
+        if rows.shape[1] == like.shape[2]
+        else torch.zeros_like(like).scatter_(2, _wide_index(rows, like), found)
+    )
 
 
 def _wide_index(rows: Tensor, like: Tensor) -> Tensor:
     return rows[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
 
 
-def _relaxed_grads(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, o: Tensor, slope: Tensor, *, scale: float) -> tuple[Tensor, ...]:
-    """Gradients of q [B, H, n, dh], k, v [B, H, T, dh] and of weights [B, T], from the slope at the output o."""
+def _relaxed_grads(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, o: Tensor, slope: Tensor, *, scale: float
+) -> tuple[Tensor, ...]:
+    """Gradients of q [B, H, n, dh], k, v [B, H, T, dh] and of weights [B, T], from the slope at the
+    output o."""
     keys = weights[:, None, None]
-    scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(scale)  # rounding scores to bfloat16 would tilt every probability
+    scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(
+        scale
+    )  # rounding scores to bfloat16 would tilt every probability
     total = scores.masked_fill(keys == 0, -torch.inf).logsumexp(dim=-1, keepdim=True)
     odds = scores.sub_(total).clamp_(max=_HOTTEST).exp_()  # a_ij / s_j
     probs = _product(odds, keys, q.dtype)
-    spread = odds.mul_(slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True))  # slope_i . (v_j - o_i)
+    spread = odds.mul_(
+        slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True)
+    )  # slope_i . (v_j - o_i)
     d_scores = _product(spread, keys * scale, q.dtype)
-    return d_scores @ k, d_scores.transpose(-1, -2) @ q, probs.transpose(-1, -2) @ slope, spread.sum(dim=(1, 2)).to(weights.dtype)
+    return (
+        d_scores @ k,
+        d_scores.transpose(-1, -2) @ q,
+        probs.transpose(-1, -2) @ slope,
+        spread.sum(dim=(1, 2)).to(weights.dtype),
+    )
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,8 @@
-"""Pictures as training sees them. What is drawn depends on (seed, epoch, sample) alone: not on the reading process, the batch or what came before.
+"""Pictures as training sees them. What is drawn depends on (seed, epoch, sample) alone: not on the
+reading process, the batch or what came before.
 
-birds            CUB, Waterbirds, MetaShift: short side to S, mirror, Planckian jitter, turn by +-90 degrees, shift by 20 %, scale 0.8-1.2, random cut
+birds            CUB, Waterbirds, MetaShift: short side to S, mirror, Planckian jitter, turn by +-90
+degrees, shift by 20 %, scale 0.8-1.2, random cut
 birds_no_jitter  the same without Planckian jitter, as PDiscoFormer was trained
 plain            SIIM: both sides to S, mirror
 imagenet         random cut of 8-100 % of the picture, mirror, RandAugment (m = 6, mstd = 0.5)
@@ -33,7 +35,8 @@ Change = Callable[[Tensor], Tensor]  # raw [3, H, W] in [0, 1] -> raw [3, S, S]
 
 
 class PlanckianJitter(nn.Module):
-    """The same scene under another black body, with probability `share` (Zini et al. 2023): red and blue are scaled against green, and clipped."""
+    """The same scene under another black body, with probability `share` (Zini et al. 2023): red and
+    blue are scaled against green, and clipped."""
 
     def __init__(self, share: float = JITTER):
         super().__init__()
@@ -44,14 +47,21 @@ class PlanckianJitter(nn.Module):
             return image
         table = illuminants()
         red, green, blue = table[int(torch.randint(len(table), ()))].tolist()
-        return (image * image.new_tensor([red / green, 1.0, blue / green])[:, None, None]).clamp(max=1)
+        return (image * image.new_tensor([red / green, 1.0, blue / green])[:, None, None]).clamp(
+            max=1
+        )
 
 
 @cache
 def illuminants() -> Tensor:
     """[25, 3] red, green, blue of a black body at 3,000 to 15,000 kelvin."""
     with resources.files(__package__).joinpath("planckian.csv").open(encoding="utf-8") as file:
-        return torch.tensor([[float(row[name]) for name in ("red", "green", "blue")] for row in csv.DictReader(file)])
+        return torch.tensor(
+            [
+                [float(row[name]) for name in ("red", "green", "blue")]
+                for row in csv.DictReader(file)
+            ]
+        )
 
 
 def augmentation(kind: Augment, frame: Preprocess) -> Change:
@@ -61,18 +71,38 @@ def augmentation(kind: Augment, frame: Preprocess) -> Change:
     if kind in ("birds", "birds_no_jitter"):
         light = [PlanckianJitter()] if kind == "birds" else []
         turn = v2.RandomAffine(90, translate=(0.2, 0.2), scale=(0.8, 1.2))
-        return v2.Compose([v2.Resize(side, bilinear, antialias=True), v2.RandomHorizontalFlip(), *light, turn, v2.RandomCrop(frame.size)])
+        return v2.Compose(
+            [
+                v2.Resize(side, bilinear, antialias=True),
+                v2.RandomHorizontalFlip(),
+                *light,
+                turn,
+                v2.RandomCrop(frame.size),
+            ]
+        )
     if kind == "plain":
-        return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), v2.RandomHorizontalFlip()])
+        return v2.Compose(
+            [v2.Resize(frame.size, bilinear, antialias=True), v2.RandomHorizontalFlip()]
+        )
     if kind == "imagenet":
-        return v2.Compose([v2.RandomResizedCrop(frame.size, interpolation=bicubic, antialias=True), _in_range, v2.RandomHorizontalFlip(), _rand_augment(side)])
+        return v2.Compose(
+            [
+                v2.RandomResizedCrop(frame.size, interpolation=bicubic, antialias=True),
+                _in_range,
+                v2.RandomHorizontalFlip(),
+                _rand_augment(side),
+            ]
+        )
     return partial(seen, frame)
 
 
 @contextmanager
 def keyed(seed: int, epoch: int, sample: int) -> Iterator[None]:
-    """Every generator that transforms draw from, seeded by these three inside the block and as it was after it."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed} {epoch} {sample}".encode(), digest_size=8).digest())
+    """Every generator that transforms draw from, seeded by these three inside the block and as it
+    was after it."""
+    key = int.from_bytes(
+        hashlib.blake2b(f"{seed} {epoch} {sample}".encode(), digest_size=8).digest()
+    )
     plain, arrays = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -89,7 +119,9 @@ def _rand_augment(side: int) -> Change:
     from timm.data.auto_augment import rand_augment_transform
 
     grey = (124, 116, 104)
-    change = rand_augment_transform("rand-m6-mstd0.5", {"translate_const": int(side * 0.45), "img_mean": grey})
+    change = rand_augment_transform(
+        "rand-m6-mstd0.5", {"translate_const": int(side * 0.45), "img_mean": grey}
+    )
     return lambda image: pil_to_tensor(change(to_pil(image))).float() / 255
 
 

@@ -36,13 +36,19 @@ class Relabelled:
 
     def __getitem__(self, index: int) -> Sample:
         sample = self.data[index]
-        return sample if sample.label is None else dataclasses.replace(sample, label=self.places[sample.label])
+        return (
+            sample
+            if sample.label is None
+            else dataclasses.replace(sample, label=self.places[sample.label])
+        )
 
 
 def fitting(net: IFAM, data: Dataset) -> tuple[Dataset, Tensor | None]:
-    """The dataset with the network's labels; and, for ImageNet-9 and a network with ImageNet's classes, which of the nine each answer stands for.
+    """The dataset with the network's labels; and, for ImageNet-9 and a network with ImageNet's
+    classes, which of the nine each answer stands for.
 
-    Names in another order, or some of them only, are mapped. Other classes are refused: accuracy would mean nothing.
+    Names in another order, or some of them only, are mapped. Other classes are refused: accuracy
+    would mean nothing.
     """
     kind, names = data.name.partition(":")[0], net.class_names
     if not data.classes:
@@ -53,6 +59,14 @@ def fitting(net: IFAM, data: Dataset) -> tuple[Dataset, Tensor | None]:
         return data, None
     strange = next((name for name in data.classes if name not in names), None)
     if strange is not None or len(set(names)) < len(names):
-        known = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "") if names else f"{net.classes}, without names"
-        raise BadOption("data", data.name, f"a dataset with the network's classes ({known}); {strange!r} is none of them")
+        known = (
+            ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+            if names
+            else f"{net.classes}, without names"
+        )
+        raise BadOption(
+            "data",
+            data.name,
+            f"a dataset with the network's classes ({known}); {strange!r} is none of them",
+        )
     return Relabelled(data, names, tuple(names.index(name) for name in data.classes)), None

@@ -19,10 +19,35 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]
 Schedule = Literal["cosine", "step"]
 Select = Literal["average", "worst", "auc"]
-_COUNTS = ("parts", "epochs", "batch", "accumulate", "hear_every", "limit", "val_limit", "size", "step_epochs")
+_COUNTS = (
+    "parts",
+    "epochs",
+    "batch",
+    "accumulate",
+    "hear_every",
+    "limit",
+    "val_limit",
+    "size",
+    "step_epochs",
+)
 _LEAST = {name: 1 for name in _COUNTS} | {"snapshot_every": 0, "workers": 0}
-_NOT_OPTIONS = ("return", "backbone", "parts", "classes", "preprocess", "architecture")  # of IFAM: settings of their own, or known from the data
-_WHERE = ("out", "device", "workers", "hear_every", "tensorboard", "snapshot_every", "grid")  # may differ when a run is continued: they change no weight
+_NOT_OPTIONS = (
+    "return",
+    "backbone",
+    "parts",
+    "classes",
+    "preprocess",
+    "architecture",
+)  # of IFAM: settings of their own, or known from the data
+_WHERE = (
+    "out",
+    "device",
+    "workers",
+    "hear_every",
+    "tensorboard",
+    "snapshot_every",
+    "grid",
+)  # may differ when a run is continued: they change no weight
 _TABLES = ("options", "losses")
 CHANNELS = 3
 
@@ -31,9 +56,11 @@ CHANNELS = 3
 class TrainConfig:
     """The defaults are the paper's for CUB and Waterbirds, at batch 128 (arXiv 2506.08915).
 
-    `data` is a dataset without its split: `waterbirds:PATH`. Training reads its train split and picks the best epoch on its validation split; the
-    test split is never opened. `learning_rate` is that of a batch of 16 and is scaled by the square root of `batch`, which counts the pictures of one
-    step of the optimiser over all processes and `accumulate` passes. `options` go to `IFAM`, `losses` to `LossWeights`.
+    `data` is a dataset without its split: `waterbirds:PATH`. Training reads its train split and
+    picks the best epoch on its validation split; the test split is never opened. `learning_rate` is
+    that of a batch of 16 and is scaled by the square root of `batch`, which counts the pictures of
+    one step of the optimiser over all processes and `accumulate` passes. `options` go to `IFAM`,
+    `losses` to `LossWeights`.
     """
 
     data: str
@@ -45,7 +72,9 @@ class TrainConfig:
     val_limit: int | None = None
     weights: str | None = None  # of the backbone: a file, or "random"
     size: int | None = None  # pixels a side; the backbone's own
-    mean: tuple[float, ...] | None = None  # of pixels in [0, 1], one for each channel or one for all; the backbone's own
+    mean: tuple[float, ...] | None = (
+        None  # of pixels in [0, 1], one for each channel or one for all; the backbone's own
+    )
     std: tuple[float, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
@@ -60,7 +89,9 @@ class TrainConfig:
     step_factor: float = 0.5  # ... the rate is multiplied by this
     weight_decay: float = 0.05  # normalised by the number of steps; AdamW without it is Adam
     clip: float = 2.0
-    precision: Precision = "auto"  # bfloat16 on a GPU that has it, float16 on others, float32 elsewhere
+    precision: Precision = (
+        "auto"  # bfloat16 on a GPU that has it, float16 on others, float32 elsewhere
+    )
     ema: bool = False  # the paper averages weights on ImageNet only
     select: Select = "average"  # what "best" means, on validation; "auc" for SIIM
     augment: Augment = "birds"
@@ -87,7 +118,15 @@ class TrainConfig:
         if self.std is not None and not all(value > 0 for value in self.std):
             raise BadOption("std", self.std, "more than 0")
         _check_table("loss", self.losses, get_type_hints(LossWeights))
-        _check_table("option", self.options, {name: kind for name, kind in get_type_hints(IFAM.__init__).items() if name not in _NOT_OPTIONS})
+        _check_table(
+            "option",
+            self.options,
+            {
+                name: kind
+                for name, kind in get_type_hints(IFAM.__init__).items()
+                if name not in _NOT_OPTIONS
+            },
+        )
 
     @property
     def loss_weights(self) -> LossWeights:
@@ -95,7 +134,11 @@ class TrainConfig:
 
     def pace(self, epoch: int) -> float:
         """Share of the learning rate in an epoch, counted from 0."""
-        return cosine(epoch, self.epochs) if self.schedule == "cosine" else stepped(epoch, every=self.step_epochs, factor=self.step_factor)
+        return (
+            cosine(epoch, self.epochs)
+            if self.schedule == "cosine"
+            else stepped(epoch, every=self.step_epochs, factor=self.step_factor)
+        )
 
     @property
     def folder(self) -> Path:
@@ -103,7 +146,11 @@ class TrainConfig:
 
     def differs(self, other: TrainConfig) -> list[str]:
         """Names of what would make another run of it."""
-        return [known.name for known in fields(self) if known.name not in _WHERE and getattr(self, known.name) != getattr(other, known.name)]
+        return [
+            known.name
+            for known in fields(self)
+            if known.name not in _WHERE and getattr(self, known.name) != getattr(other, known.name)
+        ]
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""
@@ -113,7 +160,8 @@ class TrainConfig:
 
 
 def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
-    """A configuration from a TOML or JSON file; what is told besides (and is not None) wins, name by name in `options` and `losses`."""
+    """A configuration from a TOML or JSON file; what is told besides (and is not None) wins, name
+    by name in `options` and `losses`."""
     found: dict[str, Any] = {}
     if path is not None:
         path = Path(path)
@@ -125,10 +173,14 @@ def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
             if not isinstance(found, dict):
                 raise ValueError("not a table of settings")
         except ValueError as broken:
-            raise BadOption("config", str(path), f"valid TOML, or JSON in a file that ends so ({broken})") from broken
+            raise BadOption(
+                "config", str(path), f"valid TOML, or JSON in a file that ends so ({broken})"
+            ) from broken
     for name, value in told.items():
         if value is not None:
-            merged = name in _TABLES and isinstance(value, dict) and isinstance(found.get(name), dict)
+            merged = (
+                name in _TABLES and isinstance(value, dict) and isinstance(found.get(name), dict)
+            )
             found[name] = {**found[name], **value} if merged else value
     known = [one.name for one in fields(TrainConfig)]
     for name in found:
@@ -136,7 +188,11 @@ def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
             raise UnknownName("setting", name, known)
     for name in ("data", "backbone", "out"):
         if name not in found:
-            raise BadOption(name, None, f"a value, on the command line or in the configuration: {name} has no default")
+            raise BadOption(
+                name,
+                None,
+                f"a value, on the command line or in the configuration: {name} has no default",
+            )
     return TrainConfig(**found)
 
 
@@ -144,7 +200,13 @@ def _channels(value: Any) -> Any:
     """One number for all channels, or a list as JSON and TOML have it -> a tuple."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,) * CHANNELS
-    return tuple(value) if isinstance(value, list | tuple) and len(value) == CHANNELS else value if value is None else str(value)
+    return (
+        tuple(value)
+        if isinstance(value, list | tuple) and len(value) == CHANNELS
+        else value
+        if value is None
+        else str(value)
+    )
 
 
 def _check_table(what: str, given: dict[str, Any], kinds: dict[str, Any]) -> None:

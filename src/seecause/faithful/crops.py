@@ -1,4 +1,5 @@
-"""Random cuts that hold some of the object: where iFAM's public code measures mIoU, instead of on the test pictures as they are."""
+"""Random cuts that hold some of the object: where iFAM's public code measures mIoU, instead of on
+the test pictures as they are."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from seecause.models.preprocess import Preprocess
 
 @dataclass(frozen=True)
 class RandomCuts:
-    """`data` with every picture that has a mask resized until it covers `frame`, and cut at random, each place with some object the same.
+    """`data` with every picture that has a mask resized until it covers `frame`, and cut at random,
+    each place with some object the same.
 
-    A cut depends on (seed, index) alone. Boxes, key points and parts are left behind. Pictures without a mask stay as they are.
+    A cut depends on (seed, index) alone. Boxes, key points and parts are left behind. Pictures
+    without a mask stay as they are.
     """
 
     data: Dataset
@@ -52,14 +55,27 @@ class RandomCuts:
         places = cuts_with_object(mask, self.frame.size)
         with keyed(self.seed, 0, index):
             top, left = places[int(torch.randint(len(places), ()))].tolist()
-        rows, columns = (slice(start, start + side) for start, side in zip((top, left), self.frame.size, strict=True))
-        return dataclasses.replace(sample, image=image[:, rows, columns], mask=mask[rows, columns], parts=None, box=None, points=None)
+        rows, columns = (
+            slice(start, start + side)
+            for start, side in zip((top, left), self.frame.size, strict=True)
+        )
+        return dataclasses.replace(
+            sample,
+            image=image[:, rows, columns],
+            mask=mask[rows, columns],
+            parts=None,
+            box=None,
+            points=None,
+        )
 
 
 def cuts_with_object(mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """[n, 2]: top and left of every cut of this size in which mask [H, W] has object; of every cut where it has none at all."""
+    """[n, 2]: top and left of every cut of this size in which mask [H, W] has object; of every cut
+    where it has none at all."""
     there = ((mask != 0) & (mask != IGNORE)).float()[None]
-    held = F.max_pool2d(F.max_pool2d(there, (size[0], 1), stride=1), (1, size[1]), stride=1)[0]  # [H - h + 1, W - w + 1]
+    held = F.max_pool2d(F.max_pool2d(there, (size[0], 1), stride=1), (1, size[1]), stride=1)[
+        0
+    ]  # [H - h + 1, W - w + 1]
     return (held > 0).nonzero() if held.any() else torch.ones_like(held).nonzero()
 
 
@@ -69,5 +85,7 @@ def _covering(image: Tensor, mask: Tensor, frame: Preprocess) -> tuple[Tensor, T
     scale = max(frame.size[0] / height, frame.size[1] / width)
     high, wide = max(frame.size[0], round(height * scale)), max(frame.size[1], round(width * scale))
     picture = to_pil(image).resize((wide, high), getattr(Image.Resampling, frame.filter.upper()))
-    ids = F.interpolate(mask.to(torch.float64)[None, None], (high, wide), mode="nearest-exact")[0, 0].to(torch.int32)
+    ids = F.interpolate(mask.to(torch.float64)[None, None], (high, wide), mode="nearest-exact")[
+        0, 0
+    ].to(torch.int32)
     return pil_to_tensor(picture).float() / 255, ids

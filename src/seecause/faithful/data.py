@@ -1,4 +1,5 @@
-"""What a run reads: its train and validation splits, the order of every epoch, and batches of it for each process."""
+"""What a run reads: its train and validation splits, the order of every epoch, and batches of it
+for each process."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from seecause.faithful.config import Augment
 from seecause.faithful.reading import read
 from seecause.models.preprocess import Preprocess
 
-_HELD_OUT = {"imagenet": "train", "pets": "trainval", "food101": "train"}  # releases whose other split is their test: validation is cut from this one
+_HELD_OUT = {
+    "imagenet": "train",
+    "pets": "trainval",
+    "food101": "train",
+}  # releases whose other split is their test: validation is cut from this one
 _POOL = 4096  # training pictures of a Critters regime that has no end
 _NO_TRAINING = {"imagenet-hard", "imagenet-s", "imagenet9", "waterbird200"}
 
@@ -37,7 +42,8 @@ def open_val(data: str, *, limit: int | None = None) -> Dataset:
 
 
 def open_validation(data: str, val: str | None, *, limit: int | None = None) -> Dataset:
-    """What is chosen by: the validation split of `data`, or the dataset `val` that is named for that."""
+    """What is chosen by: the validation split of `data`, or the dataset `val` that is named for
+    that."""
     return open_val(data, limit=limit) if val is None else _labelled(open_data(val, limit=limit))
 
 
@@ -46,7 +52,9 @@ def open_test(data: str, *, limit: int | None = None) -> Dataset:
     kind, _, path = data.partition(":")
     if kind == "folder":
         return open_data(f"folder:{_sub_folder(Path(path), 'test')}", limit=limit)
-    return open_data(data if kind in _NO_TRAINING or kind == "imagenet" else f"{data}:test", limit=limit)
+    return open_data(
+        data if kind in _NO_TRAINING or kind == "imagenet" else f"{data}:test", limit=limit
+    )
 
 
 def _open(data: str, split: str, limit: int | None) -> Dataset:
@@ -62,20 +70,32 @@ def _open(data: str, split: str, limit: int | None) -> Dataset:
         assert isinstance(whole, Photos)
         kept = part_of_train(whole.photos, whole.labels, split)
         if not kept:
-            raise DataMissing(whole.name, f"too few photos of any class to keep one in ten for {split}", "add photos, or name a validation set with val=")
-        return _labelled(dataclasses.replace(whole, name=f"{whole.name} ({split})", photos=evenly(kept, limit)))
+            raise DataMissing(
+                whole.name,
+                f"too few photos of any class to keep one in ten for {split}",
+                "add photos, or name a validation set with val=",
+            )
+        return _labelled(
+            dataclasses.replace(whole, name=f"{whole.name} ({split})", photos=evenly(kept, limit))
+        )
     return _labelled(open_data(f"{data}:{split}", limit=limit))
 
 
 def _sub_folder(path: Path, split: str) -> Path:
     if not (path / split).is_dir():
-        raise DataMissing(str(path / split), "no such folder", "give a folder with train, val and test in it, each with one folder for each class")
+        raise DataMissing(
+            str(path / split),
+            "no such folder",
+            "give a folder with train, val and test in it, each with one folder for each class",
+        )
     return path / split
 
 
 def _labelled(data: Dataset) -> Dataset:
     if not data.classes:
-        raise BadOption("data", data.name, "a dataset with labels, such as a folder of class folders")
+        raise BadOption(
+            "data", data.name, "a dataset with labels, such as a folder of class folders"
+        )
     return data
 
 
@@ -103,10 +123,26 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
-def passes(count: int, *, batch: int, accumulate: int, rank: int, world: int, seed: int, epoch: int, first: int = 0) -> list[list[tuple[int, int]]]:
-    """Keys of every forward pass of one process from step `first` on: `accumulate` of them make a step. The last, incomplete batch is left out."""
+def passes(
+    count: int,
+    *,
+    batch: int,
+    accumulate: int,
+    rank: int,
+    world: int,
+    seed: int,
+    epoch: int,
+    first: int = 0,
+) -> list[list[tuple[int, int]]]:
+    """Keys of every forward pass of one process from step `first` on: `accumulate` of them make a
+    step. The last, incomplete batch is left out."""
     if batch % (accumulate * world):
-        raise BadOption("batch", batch, f"a multiple of {accumulate * world}: {world} processes with {accumulate} passes each share it")
+        raise BadOption(
+            "batch",
+            batch,
+            f"a multiple of {accumulate * world}: {world} processes with {accumulate} passes each"
+            " share it",
+        )
     if count < batch:
         raise BadOption("batch", batch, f"at most {count}: there are no more training pictures")
     order, share = epoch_order(count, seed, epoch).tolist(), batch // (accumulate * world)
@@ -118,6 +154,9 @@ def passes(count: int, *, batch: int, accumulate: int, rank: int, world: int, se
     return found
 
 
-def feed(data: Training, keys: Sequence[list[Any]], *, workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(images, labels, ids) for each list of keys, in this order whatever the number of reading processes."""
+def feed(
+    data: Training, keys: Sequence[list[Any]], *, workers: int, pin: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(images, labels, ids) for each list of keys, in this order whatever the number of reading
+    processes."""
     yield from read(data, keys, default_collate, workers=workers, pin=pin)

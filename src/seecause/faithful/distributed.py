@@ -1,4 +1,5 @@
-"""One process or many: who I am, on which device, and what the others know. `torchrun` tells each process by its environment."""
+"""One process or many: who I am, on which device, and what the others know. `torchrun` tells each
+process by its environment."""
 
 from __future__ import annotations
 
@@ -53,15 +54,24 @@ def crew(device: str = "auto") -> Iterator[Crew]:
     """Join the others, where `torchrun` started some; NCCL between GPUs, gloo between CPUs."""
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise BadOption("device", device, "a GPU that torch can use; here there is none, so give 'cpu'")
+        raise BadOption(
+            "device", device, "a GPU that torch can use; here there is none, so give 'cpu'"
+        )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Crew(0, 1, torch.device(kind))
         return
-    where = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if kind.startswith("cuda") else torch.device(kind)
+    where = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if kind.startswith("cuda")
+        else torch.device(kind)
+    )
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo", device_id=where if where.type == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if where.type == "cuda" else "gloo",
+        device_id=where if where.type == "cuda" else None,
+    )
     try:
         yield Crew(dist.get_rank(), dist.get_world_size(), where)
     finally:

@@ -9,20 +9,48 @@ from typing import Any
 
 from seecause.errors import MissingExtra
 
-LOSSES = ("total", "class1", "class2", "presence", "background", "total_variation", "entropy", "equivariance", "orthogonality")
+LOSSES = (
+    "total",
+    "class1",
+    "class2",
+    "presence",
+    "background",
+    "total_variation",
+    "entropy",
+    "equivariance",
+    "orthogonality",
+)
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
-EPOCH_COLUMNS = ("epoch", "step", "average", "worst", "stage1_average", "auc", "miou", "miou_pictures", "mask_iou", "kept", "empty", "best")
+EPOCH_COLUMNS = (
+    "epoch",
+    "step",
+    "average",
+    "worst",
+    "stage1_average",
+    "auc",
+    "miou",
+    "miou_pictures",
+    "mask_iou",
+    "kept",
+    "empty",
+    "best",
+)
 
 
 class Rows:
-    """A CSV file. Opening it again drops rows after `step`, which a continued run will write anew."""
+    """A CSV file. Opening it again drops rows after `step`, which a continued run will write
+    anew."""
 
     def __init__(self, path: Path, columns: Sequence[str], *, step: int = 0):
         self.path, self.columns = path, columns
         kept = []
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
-                kept = [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) <= step]
+                kept = [
+                    row
+                    for row in csv.DictReader(file)
+                    if (row.get("step") or "").isdigit() and int(row["step"]) <= step
+                ]
         draft = path.with_suffix(".partial")
         with draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
@@ -33,7 +61,12 @@ class Rows:
     def add(self, row: dict[str, Any]) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, restval="", extrasaction="ignore")
-            writer.writerow({key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()})
+            writer.writerow(
+                {
+                    key: float(f"{value:.6g}") if isinstance(value, float) else value
+                    for key, value in row.items()
+                }
+            )
 
 
 class Board:

@@ -1,7 +1,8 @@
 """Train iFAM on a dataset (arXiv 2506.08915): on a CPU, a GPU, or many under `torchrun`.
 
-Both stages learn together in one run. What is random depends on (seed, epoch, step, sample) alone, so the same weights come out of one process or many
-with the same batch, and of a run that was killed and continued.
+Both stages learn together in one run. What is random depends on (seed, epoch, step, sample) alone,
+so the same weights come out of one process or many with the same batch, and of a run that was
+killed and continued.
 """
 
 from __future__ import annotations
@@ -32,12 +33,21 @@ from seecause.faithful.objective import parameter_groups
 from seecause.faithful.precision import native_bfloat16, precision_for
 from seecause.faithful.rates import normalised_decay, scaled_rate, set_pace
 from seecause.faithful.save import description
-from seecause.faithful.snapshot import CONFIG, Place, Snapshot, read_snapshot, write_best, write_snapshot
+from seecause.faithful.snapshot import (
+    CONFIG,
+    Place,
+    Snapshot,
+    read_snapshot,
+    write_best,
+    write_snapshot,
+)
 from seecause.loading import load
 from seecause.models.preprocess import Preprocess
 
 LARGE = 384  # pixels a side from which ImageNet's test pictures are not cut
-Hear = Callable[[int, int, str], None]  # steps done, steps in all, what the last row of the log said
+Hear = Callable[
+    [int, int, str], None
+]  # steps done, steps in all, what the last row of the log said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +75,32 @@ class Run:
         self.val = open_validation(config.data, config.val, limit=config.val_limit)
         if self.val.classes != train_data.classes:
             other = sorted(set(self.val.classes) ^ set(train_data.classes))
-            raise BadOption("val", self.val.name, f"a dataset with the classes of {config.data}; only one of them has {', '.join(other) or 'this order'}")
+            raise BadOption(
+                "val",
+                self.val.name,
+                f"a dataset with the classes of {config.data}; only one of them has"
+                f" {', '.join(other) or 'this order'}",
+            )
         check_select(config.select, self.val)
         self.net = new_net(config, train_data.classes).to(us.device).train()
         frame = frame_of(self.net).preprocess
         check_grid(self.net.stage1.tower.parts.layout_at(*frame.size).grid)
         self.data = Training(train_data, config.augment, frame, config.seed)
         self.epoch_steps = len(train_data) // config.batch
-        passes(len(train_data), batch=config.batch, accumulate=config.accumulate, rank=us.rank, world=us.world, seed=0, epoch=0)  # refuses a bad batch now
+        passes(
+            len(train_data),
+            batch=config.batch,
+            accumulate=config.accumulate,
+            rank=us.rank,
+            world=us.world,
+            seed=0,
+            epoch=0,
+        )  # refuses a bad batch now
         self.steps = self.epoch_steps * config.epochs
         self.optimizer = new_optimizer(config, self.net, self.steps)
-        self.precision = precision_for(config.precision, us.device.type, native=native_bfloat16(us.device))
+        self.precision = precision_for(
+            config.precision, us.device.type, native=native_bfloat16(us.device)
+        )
         self.scaler = torch.amp.GradScaler(us.device.type, enabled=self.precision is torch.float16)
         self.ema = _average(self.net) if config.ema else None
         self.place = Place()
@@ -83,8 +108,12 @@ class Run:
         self._go_on(read_snapshot(config.folder, config))
         self.lesson: nn.Module = Lesson(self.net, config.loss_weights)
         if us.world > 1:
-            idle = not all(dataclasses.asdict(config.loss_weights).values())  # a loss of weight 0 may leave parameters without a gradient
-            self.lesson = DistributedDataParallel(self.lesson, broadcast_buffers=False, find_unused_parameters=idle)
+            idle = not all(
+                dataclasses.asdict(config.loss_weights).values()
+            )  # a loss of weight 0 may leave parameters without a gradient
+            self.lesson = DistributedDataParallel(
+                self.lesson, broadcast_buffers=False, find_unused_parameters=idle
+            )
         us.wait()
         if us.first:
             config.save(config.folder / CONFIG)
@@ -131,7 +160,11 @@ class Run:
             if place.step % config.hear_every == 0 or place.within == self.epoch_steps:
                 said = self._say(heard.take(us), time.perf_counter() - began)
             hear(place.step, self.steps, said)
-            if config.snapshot_every and place.step % config.snapshot_every == 0 and place.within < self.epoch_steps:
+            if (
+                config.snapshot_every
+                and place.step % config.snapshot_every == 0
+                and place.within < self.epoch_steps
+            ):
                 self._keep()
 
     def _step(self, parts: list[tuple[Tensor, Tensor, Tensor]], heard: _Means) -> None:
@@ -140,10 +173,18 @@ class Run:
         for turn, batch in enumerate(parts):
             images, labels, ids = (tensor.to(device, non_blocking=True) for tensor in batch)
             last = turn == len(parts) - 1
-            wait = contextlib.nullcontext() if last or not isinstance(self.lesson, DistributedDataParallel) else self.lesson.no_sync()
+            wait = (
+                contextlib.nullcontext()
+                if last or not isinstance(self.lesson, DistributedDataParallel)
+                else self.lesson.no_sync()
+            )
             with wait:
-                with torch.autocast(device.type, dtype=self.precision, enabled=self.precision is not torch.float32):
-                    total, found, logits = self.lesson(images, labels, ids, config.seed, self.place.step)
+                with torch.autocast(
+                    device.type, dtype=self.precision, enabled=self.precision is not torch.float32
+                ):
+                    total, found, logits = self.lesson(
+                        images, labels, ids, config.seed, self.place.step
+                    )
                 self.scaler.scale(total / len(parts)).backward()
             heard.add({**found, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
         self.scaler.unscale_(self.optimizer)
@@ -159,17 +200,31 @@ class Run:
         place = self.place
         if not math.isfinite(means["total"]):
             raise Diverged(place.step, f"the loss is {means['total']}")
-        row = {"epoch": place.epoch, "step": place.step, "learning_rate": self.optimizer.param_groups[0]["lr"], **means, "seconds": seconds}
+        row = {
+            "epoch": place.epoch,
+            "step": place.step,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            **means,
+            "seconds": seconds,
+        }
         if self.us.first:
             self.log.add(row)
             self.board.add("train", row)
-        return f"epoch {place.epoch + 1}: loss {means['total']:.3f}  accuracy {means['accuracy']:.3f}"
+        return (
+            f"epoch {place.epoch + 1}: loss {means['total']:.3f}  accuracy {means['accuracy']:.3f}"
+        )
 
     def _validate(self) -> None:
         """Every process examines its share. The best epoch, by validation alone, is kept."""
         config, us, place = self.config, self.us, self.place
         autocast = None if self.precision is torch.float32 else self.precision
-        mine = examine(self.shown, self.val, places=range(us.rank, len(self.val), us.world), autocast=autocast, workers=config.workers)
+        mine = examine(
+            self.shown,
+            self.val,
+            places=range(us.rank, len(self.val), us.world),
+            autocast=autocast,
+            workers=config.workers,
+        )
         numbers = together(us.gather(mine)).table()
         better = numbers[config.select] > place.best
         if better:
@@ -193,7 +248,9 @@ class Run:
                 maps = self.shown(images).maps
             folder = self.config.folder / "parts"
             folder.mkdir(exist_ok=True)
-            sheet(frame_of(self.shown).preprocess.raw(images), maps).save(folder / f"epoch-{self.place.epoch + 1:04d}.png")
+            sheet(frame_of(self.shown).preprocess.raw(images), maps).save(
+                folder / f"epoch-{self.place.epoch + 1:04d}.png"
+            )
 
     def _keep(self) -> None:
         self._check_finite()
@@ -215,7 +272,8 @@ class Run:
             )
 
     def _check_finite(self) -> None:
-        """Weights that are no numbers are never kept: a run could not recover from them. The same in every process, since weights are."""
+        """Weights that are no numbers are never kept: a run could not recover from them. The same
+        in every process, since weights are."""
         kept = [self.net] if self.ema is None else [self.net, self.ema.module]
         for name, value in (pair for module in kept for pair in module.state_dict().items()):
             if value.is_floating_point() and not bool(value.isfinite().all()):
@@ -243,7 +301,9 @@ class _Means:
         self.count = 0
 
     def add(self, values: dict[str, Tensor]) -> None:
-        self.sums = {name: value.double() + self.sums.get(name, 0.0) for name, value in values.items()}
+        self.sums = {
+            name: value.double() + self.sums.get(name, 0.0) for name, value in values.items()
+        }
         self.count += 1
 
     def take(self, us: Crew) -> dict[str, float]:
@@ -254,20 +314,40 @@ class _Means:
 
 
 def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
-    """The untrained network, on the CPU. The seed decides heads and prototypes; the global random state is left as it was."""
+    """The untrained network, on the CPU. The seed decides heads and prototypes; the global random
+    state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = load(config.backbone, weights=config.weights, size=config.size, head=nn.Identity(), pool="cls")  # DINOv2 has no classifier of its own
+        model = load(
+            config.backbone,
+            weights=config.weights,
+            size=config.size,
+            head=nn.Identity(),
+            pool="cls",
+        )  # DINOv2 has no classifier of its own
         frame = _frame(config, model.preprocess)
-        net = IFAM(model.module, config.parts, classes, preprocess=frame, architecture=model.origin or None, **config.options)
+        net = IFAM(
+            model.module,
+            config.parts,
+            classes,
+            preprocess=frame,
+            architecture=model.origin or None,
+            **config.options,
+        )
         description(net)  # what cannot be saved is refused before it is trained
         return net
 
 
 def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.AdamW:
-    """AdamW at the paper's rates, scaled for the batch; weight decay is normalised by the length of the run."""
-    rate, decay = scaled_rate(config.learning_rate, config.batch), normalised_decay(config.weight_decay, steps)
-    groups = parameter_groups(net, rate, decay, prototype_factor=config.prototype_factor, head_factor=config.head_factor)
+    """AdamW at the paper's rates, scaled for the batch; weight decay is normalised by the length of
+    the run."""
+    rate, decay = (
+        scaled_rate(config.learning_rate, config.batch),
+        normalised_decay(config.weight_decay, steps),
+    )
+    groups = parameter_groups(
+        net, rate, decay, prototype_factor=config.prototype_factor, head_factor=config.head_factor
+    )
     return torch.optim.AdamW(groups, betas=(0.9, 0.999))
 
 
@@ -284,7 +364,8 @@ def _average(net: IFAM) -> Any:
 
 
 def _frame(config: TrainConfig, known: Preprocess) -> Preprocess:
-    """How test pictures are prepared: the whole short side (SIIM: both sides; ImageNet below 384 pixels: 1 / 0.875 of the side), the centre."""
+    """How test pictures are prepared: the whole short side (SIIM: both sides; ImageNet below 384
+    pixels: 1 / 0.875 of the side), the centre."""
     imagenet = config.augment == "imagenet"
     return dataclasses.replace(
         known,

@@ -1,14 +1,17 @@
 """iFAM: a classifier that cannot look elsewhere (arXiv 2506.08915).
 
-Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the selected patches alone, so the mask is the explanation, and a guarantee
-(but for the ablation `gradient="soft"`, which reads every patch a little and promises nothing).
-With `stages=1` this is PDiscoFormer, its baseline: the parts' own votes, from features that have seen the whole picture.
+Stage 1 discovers parts; their union is a hard mask; stage 2 answers from the selected patches
+alone, so the mask is the explanation, and a guarantee (but for the ablation `gradient="soft"`,
+which reads every patch a little and promises nothing). With `stages=1` this is PDiscoFormer, its
+baseline: the parts' own votes, from features that have seen the whole picture.
 
-Where paper and released code differ, there is an option for each (docs/faithful.md has the table). The default is the paper's rule in `gradient`,
-`presence` and `eval_noise`; the code's are `"none"`, `"local"` and `True`. Three defaults are not what the paper writes. `mask_noise="own"` is the
-code's: the mask of a training step comes from a Gumbel draw of its own, not from the maps (`"maps"`). `modulation="joint"` is what both repositories
-compute, not `"per_part"`. `orthogonality="parts"` sets part embeddings apart as PDiscoFormer does; the paper's words say `"prototypes"`, iFAM's code
-computes `"ifam_code"`.
+Where paper and released code differ, there is an option for each (docs/faithful.md has the table).
+The default is the paper's rule in `gradient`, `presence` and `eval_noise`; the code's are `"none"`,
+`"local"` and `True`. Three defaults are not what the paper writes. `mask_noise="own"` is the
+code's: the mask of a training step comes from a Gumbel draw of its own, not from the maps
+(`"maps"`). `modulation="joint"` is what both repositories compute, not `"per_part"`.
+`orthogonality="parts"` sets part embeddings apart as PDiscoFormer does; the paper's words say
+`"prototypes"`, iFAM's code computes `"ifam_code"`.
 """
 
 from __future__ import annotations
@@ -47,11 +50,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 class IFAM(nn.Module):
-    """Two copies of `backbone` (a native vision transformer), `parts` prototypes, `classes` answers (a count, or their names).
+    """Two copies of `backbone` (a native vision transformer), `parts` prototypes, `classes` answers
+    (a count, or their names).
 
-    `mask_noise`: where there is noise, the mask is decided by a draw of its `own`, or by that of the `maps` themselves.
-    `freeze`: `stage1` trains its special tokens and positions only, `both` does the same to stage 2, `none` trains everything.
-    `preprocess` and `architecture` are for saving and wrapping, where the backbone does not tell them.
+    `mask_noise`: where there is noise, the mask is decided by a draw of its `own`, or by that of
+    the `maps` themselves.
+    `freeze`: `stage1` trains its special tokens and positions only, `both` does the same to stage
+    2, `none` trains everything. `preprocess` and `architecture` are for saving and wrapping, where
+    the backbone does not tell them.
     """
 
     removed: Tensor
@@ -80,8 +86,10 @@ class IFAM(nn.Module):
         names = () if isinstance(classes, int) else tuple(classes)
         count = classes if isinstance(classes, int) else len(names)
         self.options: dict[str, Any] = {
-            "parts": parts, "classes": count, "stages": stages, "gradient": gradient, "modulation": modulation, "orthogonality": orthogonality,
-            "presence": presence, "eval_noise": eval_noise, "mask_noise": mask_noise, "part_dropout": part_dropout, "part_dropout2": part_dropout2,
+            "parts": parts, "classes": count, "stages": stages, "gradient": gradient,
+            "modulation": modulation, "orthogonality": orthogonality,
+            "presence": presence, "eval_noise": eval_noise, "mask_noise": mask_noise,
+            "part_dropout": part_dropout, "part_dropout2": part_dropout2,
             "freeze": freeze,
         }  # fmt: skip
         _check_options(self.options)
@@ -92,15 +100,25 @@ class IFAM(nn.Module):
         if freeze == "both" and self.stage2 is not None:
             self.stage2.tower.freeze()
         found = self.stage1.tower.parts
-        self.class_names, self.preprocess, self.architecture = names, preprocess or found.preprocess, architecture
+        self.class_names, self.preprocess, self.architecture = (
+            names,
+            preprocess or found.preprocess,
+            architecture,
+        )
         self.gradient: Gradient = gradient
         self.mask_noise: MaskNoise = mask_noise
-        self.eval_noise, self.part_dropout, self.part_dropout2 = eval_noise, part_dropout, part_dropout2
+        self.eval_noise, self.part_dropout, self.part_dropout2 = (
+            eval_noise,
+            part_dropout,
+            part_dropout2,
+        )
         if found.size is not None:
             self._check_layout(found.layout_at(*found.size))
         self.thresholds: dict[tuple[float, By], Thresholds] = {}
         self.intervention = Intervention()
-        self.register_buffer("removed", torch.zeros(parts, dtype=torch.bool), persistent=False)  # buffers, so that kept runs notice them
+        self.register_buffer(
+            "removed", torch.zeros(parts, dtype=torch.bool), persistent=False
+        )  # buffers, so that kept runs notice them
         self.register_buffer("limit_bits", torch.zeros(parts, dtype=torch.int64), persistent=False)
 
     @property
@@ -118,21 +136,31 @@ class IFAM(nn.Module):
 
     @property
     def limits(self) -> Tensor:
-        """[K] float64, kept as bits: a threshold must not be rounded when the network is moved to half precision."""
+        """[K] float64, kept as bits: a threshold must not be rounded when the network is moved to
+        half precision."""
         return self.limit_bits.view(torch.float64)
 
     def forward(
-        self, images: Tensor, *, noise: Noise | None = None, warped: Tensor | None = None, mask: Tensor | None = None, packed: bool | None = None
+        self,
+        images: Tensor,
+        *,
+        noise: Noise | None = None,
+        warped: Tensor | None = None,
+        mask: Tensor | None = None,
+        packed: bool | None = None,
     ) -> IFAMOutput:
         """Normalised images [B, 3, H, W] -> answers, maps and mask, in one pass.
 
-        `noise` keys what training draws; without, torch's generator does. `warped` images bring `warped_maps` for the equivariance loss. `mask`
-        [B, gh, gw] replaces the selection. `packed` runs stage 2 on selected tokens only (default: in eval mode).
+        `noise` keys what training draws; without, torch's generator does. `warped` images bring
+        `warped_maps` for the equivariance loss. `mask` [B, gh, gw] replaces the selection. `packed`
+        runs stage 2 on selected tokens only (default: in eval mode).
         """
         layout = self.stage1.tower.layout(images)
         self._check_layout(layout)
         noise = self._noise(images, noise)
-        features, *moved = self.stage1.tower.features(images if warped is None else torch.cat([images, warped])).split(len(images))  # [B, N, D] each
+        features, *moved = self.stage1.tower.features(
+            images if warped is None else torch.cat([images, warped])
+        ).split(len(images))  # [B, N, D] each
         assigned, maps, embeddings, votes = self.first(features, noise)
         with torch.autocast(images.device.type, enabled=False):
             selection = self._select(assigned, maps, noise) if mask is None else _given(mask, maps)
@@ -140,26 +168,49 @@ class IFAM(nn.Module):
         if moved:
             with torch.autocast(images.device.type, enabled=False):
                 second = self.assign(moved[0], noise, Purpose.WARPED)[1].unflatten(2, layout.grid)
-        logits = self.mean_vote(votes) if self.stage2 is None else self.answer(images, selection, packed, hard=mask is not None)
-        grids = [t.unflatten(-1, layout.grid) for t in (maps, selection.hard, selection.pair, assigned.dots, assigned.distances)]
-        return IFAMOutput(logits, grids[0], grids[1], grids[2], embeddings, votes, grids[3], grids[4], second)
+        logits = (
+            self.mean_vote(votes)
+            if self.stage2 is None
+            else self.answer(images, selection, packed, hard=mask is not None)
+        )
+        grids = [
+            t.unflatten(-1, layout.grid)
+            for t in (maps, selection.hard, selection.pair, assigned.dots, assigned.distances)
+        ]
+        return IFAMOutput(
+            logits, grids[0], grids[1], grids[2], embeddings, votes, grids[3], grids[4], second
+        )
 
-    def first(self, features: Tensor, noise: Noise | None) -> tuple[Assignment, Tensor, Tensor, Tensor]:
-        """Stage 1 from patch features [B, N, D]: distances, maps [B, K + 1, N], modulated embeddings [B, D, K + 1] and votes [B, C, K]."""
-        with torch.autocast(features.device.type, enabled=False):  # distances decide by small differences
+    def first(
+        self, features: Tensor, noise: Noise | None
+    ) -> tuple[Assignment, Tensor, Tensor, Tensor]:
+        """Stage 1 from patch features [B, N, D]: distances, maps [B, K + 1, N], modulated
+        embeddings [B, D, K + 1] and votes [B, C, K]."""
+        with torch.autocast(
+            features.device.type, enabled=False
+        ):  # distances decide by small differences
             assigned, maps = self.assign(features, noise, Purpose.MAPS)
             embeddings = self.stage1.modulation(part_embeddings(maps, features))
             return assigned, maps, embeddings, self.votes(embeddings, noise)
 
     def classify(self, images: Tensor, mask: Tensor, *, packed: bool = True) -> Tensor:
-        """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are hidden, whatever `gradient` is."""
+        """Stage 2 alone: logits [B, C] of images whose patches outside mask [B, gh, gw] (bool) are
+        hidden, whatever `gradient` is."""
         if self.stage2 is None:
-            raise BadOption("stages", 1, "2: PDiscoFormer has no second stage that a mask could go to")
+            raise BadOption(
+                "stages", 1, "2: PDiscoFormer has no second stage that a mask could go to"
+            )
         layout = self.stage2.tower.layout(images)
         if mask.shape != (len(images), *layout.grid) or mask.dtype != torch.bool:
-            raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", f"bool {[len(images), *layout.grid]}")
+            raise BadOption(
+                "mask", f"{mask.dtype} {list(mask.shape)}", f"bool {[len(images), *layout.grid]}"
+            )
         visible = visible_tokens(mask.flatten(1).to(images.device), self.stage2.prefix)
-        return self.stage2.packed(images, visible) if packed else self.stage2.masked(images, reads_only(visible))
+        return (
+            self.stage2.packed(images, visible)
+            if packed
+            else self.stage2.masked(images, reads_only(visible))
+        )
 
     @torch.no_grad()
     def select(self, images: Tensor) -> Tensor:
@@ -173,15 +224,26 @@ class IFAM(nn.Module):
         """Stage 1 alone: the soft maps [B, K + 1, gh, gw], background last."""
         noise, features = self._noise(images, None), self.stage1.tower.features(images)
         with torch.autocast(images.device.type, enabled=False):
-            return self.assign(features, noise)[1].unflatten(2, self.stage1.tower.layout(images).grid)
+            return self.assign(features, noise)[1].unflatten(
+                2, self.stage1.tower.layout(images).grid
+            )
 
-    def assign(self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS) -> tuple[Assignment, Tensor]:
-        """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], with what an intervention does to them."""
+    def assign(
+        self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS
+    ) -> tuple[Assignment, Tensor]:
+        """Patch features [B, N, D] -> distances and soft maps [B, K + 1, N], with what an
+        intervention does to them."""
         assigned = self.stage1.assign(features)
-        limited = None if self.training or self.intervention.quantile is None else self.intervention.by
-        logits = -assigned.distances if limited != "dot" else reject_unlike(assigned.dots, self.limits)
+        limited = (
+            None if self.training or self.intervention.quantile is None else self.intervention.by
+        )
+        logits = (
+            -assigned.distances if limited != "dot" else reject_unlike(assigned.dots, self.limits)
+        )
         maps = part_maps(logits, None if noise is None else noise.gumbel(purpose, logits))
-        return assigned, reject_far(maps, assigned.distances, self.limits) if limited == "distance" else maps
+        return assigned, (
+            reject_far(maps, assigned.distances, self.limits) if limited == "distance" else maps
+        )
 
     def votes(self, embeddings: Tensor, noise: Noise | None = None) -> Tensor:
         """Modulated embeddings [B, D, K + 1] -> what each part votes for [B, C, K]."""
@@ -192,7 +254,11 @@ class IFAM(nn.Module):
 
     def mean_vote(self, votes: Tensor) -> Tensor:
         """[B, C, K] -> [B, C]: the mean over parts that an intervention leaves."""
-        return votes.mean(dim=-1) if self.training or not self.intervention.drop_parts else mean_vote(votes, self.removed)
+        return (
+            votes.mean(dim=-1)
+            if self.training or not self.intervention.drop_parts
+            else mean_vote(votes, self.removed)
+        )
 
     def view_parts(self) -> Parts:
         """How `sc.wrap` splits this module."""
@@ -201,7 +267,8 @@ class IFAM(nn.Module):
         return view_parts(self)
 
     def save(self, folder: str | Path, name: str = "ifam", **told: Any) -> Path:
-        """Write NAME.json and NAME.safetensors, which `sc.load(folder)` reads; returns the card's path. `told` is added to the card."""
+        """Write NAME.json and NAME.safetensors, which `sc.load(folder)` reads; returns the card's
+        path. `told` is added to the card."""
         from seecause.faithful.save import save
 
         return save(self, Path(folder), name, told)
@@ -216,37 +283,79 @@ class IFAM(nn.Module):
             kept = noise.kept(Purpose.DROP_MASK, self.parts, self.part_dropout2, maps)
         return select(maps, kept)
 
-    def answer(self, images: Tensor, selection: Selection, packed: bool | None = None, *, hard: bool = False) -> Tensor:
-        """Stage 2 on what stage 1 selected: logits [B, C]. `hard` takes the selection as a constant, whatever `gradient` is."""
+    def answer(
+        self,
+        images: Tensor,
+        selection: Selection,
+        packed: bool | None = None,
+        *,
+        hard: bool = False,
+    ) -> Tensor:
+        """Stage 2 on what stage 1 selected: logits [B, C]. `hard` takes the selection as a
+        constant, whatever `gradient` is."""
         assert self.stage2 is not None
         stage, gradient = self.stage2, self.gradient
-        constant = hard or gradient == "none" or (gradient == "ste" and not (self.training and torch.is_grad_enabled()))
+        constant = (
+            hard
+            or gradient == "none"
+            or (gradient == "ste" and not (self.training and torch.is_grad_enabled()))
+        )
         if packed and not constant:
-            raise BadOption("packed", packed, f"False: gradient={gradient!r} needs the hidden tokens too")
+            raise BadOption(
+                "packed", packed, f"False: gradient={gradient!r} needs the hidden tokens too"
+            )
         if constant:
             visible = visible_tokens(selection.hard, stage.prefix)
-            return stage.packed(images, visible) if packed or (packed is None and not self.training) else stage.masked(images, reads_only(visible))
+            return (
+                stage.packed(images, visible)
+                if packed or (packed is None and not self.training)
+                else stage.masked(images, reads_only(visible))
+            )
         if gradient == "soft":
-            return stage.masked(images, reads_softly(visible_tokens(selection.pair[:, 0], stage.prefix.to(selection.pair.dtype))))
-        return stage.masked(images, reads_straight_through(visible_tokens(selection.relaxed, stage.prefix.to(selection.surrogate.dtype))))
+            return stage.masked(
+                images,
+                reads_softly(
+                    visible_tokens(selection.pair[:, 0], stage.prefix.to(selection.pair.dtype))
+                ),
+            )
+        return stage.masked(
+            images,
+            reads_straight_through(
+                visible_tokens(selection.relaxed, stage.prefix.to(selection.surrogate.dtype))
+            ),
+        )
 
     def _noise(self, images: Tensor, given: Noise | None) -> Noise | None:
         if given is not None and len(given.ids) != len(images):
-            raise BadOption("noise", f"{len(given.ids)} ids", f"one for each of the {len(images)} images")
+            raise BadOption(
+                "noise", f"{len(given.ids)} ids", f"one for each of the {len(images)} images"
+            )
         if self.training:
             return given or Noise.fresh(len(images), images.device)
         return given or Noise.of(images) if self.eval_noise else None
 
     def _check_layout(self, layout: TokenLayout) -> None:
         if self.parts > layout.n_patches:
-            raise BadOption("parts", self.parts, f"at most {layout.n_patches}: there is one patch for each part at best")
+            raise BadOption(
+                "parts",
+                self.parts,
+                f"at most {layout.n_patches}: there is one patch for each part at best",
+            )
 
 
 def _given(mask: Tensor, maps: Tensor) -> Selection:
     """A mask [B, gh, gw] from outside, beside maps [B, K + 1, N]."""
     if mask.dtype != torch.bool or mask.flatten(1).shape != (len(maps), maps.shape[2]):
-        raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches")
-    return Selection(mask.flatten(1).to(maps.device), torch.stack([maps[:, :-1].amax(dim=1), maps[:, -1]], dim=1), maps[:, :-1].sum(dim=1))
+        raise BadOption(
+            "mask",
+            f"{mask.dtype} {list(mask.shape)}",
+            f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches",
+        )
+    return Selection(
+        mask.flatten(1).to(maps.device),
+        torch.stack([maps[:, :-1].amax(dim=1), maps[:, -1]], dim=1),
+        maps[:, :-1].sum(dim=1),
+    )
 
 
 def _check_options(options: dict[str, Any]) -> None:

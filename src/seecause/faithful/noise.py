@@ -1,7 +1,9 @@
-"""Training noise as a function: every draw is a hash of (seed, step, sample id, purpose), never the state of a generator.
+"""Training noise as a function: every draw is a hash of (seed, step, sample id, purpose), never the
+state of a generator.
 
-A sample's noise is then the same in whatever batch, place or process it is trained, so one process and many with the same global batch take the
-same steps, and a resumed run goes on as if it had never stopped.
+A sample's noise is then the same in whatever batch, place or process it is trained, so one process
+and many with the same global batch take the same steps, and a resumed run goes on as if it had
+never stopped.
 """
 
 from __future__ import annotations
@@ -39,9 +41,15 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32 or not 0 <= self.step < 2**30:
-            raise BadOption("noise", (self.seed, self.step), "a seed in [0, 2**32) and a step in [0, 2**30)")
+            raise BadOption(
+                "noise", (self.seed, self.step), "a seed in [0, 2**32) and a step in [0, 2**30)"
+            )
         if self.ids.ndim != 1 or self.ids.is_floating_point():
-            raise BadOption("ids", f"{self.ids.dtype} {list(self.ids.shape)}", "one whole number for each image, [B]")
+            raise BadOption(
+                "ids",
+                f"{self.ids.dtype} {list(self.ids.shape)}",
+                "one whole number for each image, [B]",
+            )
 
     @classmethod
     def fresh(cls, batch: int, device: torch.device) -> Noise:
@@ -51,9 +59,12 @@ class Noise:
 
     @classmethod
     def of(cls, images: Tensor) -> Noise:
-        """A draw of its own for every image, by its pixels: the same wherever and whenever it is tested, whatever else is in the batch."""
+        """A draw of its own for every image, by its pixels: the same wherever and whenever it is
+        tested, whatever else is in the batch."""
         rows = images.detach().flatten(1).float().cpu().numpy()
-        digests = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows]
+        digests = [
+            int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows
+        ]
         return cls(0, 0, torch.tensor(digests, device=images.device))
 
     @cached_property
@@ -63,7 +74,12 @@ class Noise:
 
     def uniform(self, purpose: Purpose, rows: int, columns: int, like: Tensor) -> Tensor:
         """[B, rows, columns] in (0, 1), without its ends."""
-        return lattice(self._sample.to(like.device), purpose, rows, columns).to(wide_dtype(like.dtype)).add(2.0**-25).clamp(max=1 - 2.0**-24)
+        return (
+            lattice(self._sample.to(like.device), purpose, rows, columns)
+            .to(wide_dtype(like.dtype))
+            .add(2.0**-25)
+            .clamp(max=1 - 2.0**-24)
+        )
 
     def gumbel(self, purpose: Purpose, like: Tensor) -> Tensor:
         """Gumbel(0, 1) noise for logits [B, K + 1, N]."""

@@ -1,6 +1,7 @@
 """The whole objective, and the rates its parts are trained at.
 
-total = c1 CE(parts) + c2 CE(stage 2) + presence + 2 background + total variation + entropy + equivariance + orthogonality
+total = c1 CE(parts) + c2 CE(stage 2) + presence + 2 background + total variation + entropy +
+equivariance + orthogonality
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ class LossWeights:
 
 
 def objective(
-    net: IFAM, out: IFAMOutput, labels: Tensor, *, size: tuple[int, int], moved: Affine | None = None, weights: LossWeights | None = None
+    net: IFAM,
+    out: IFAMOutput,
+    labels: Tensor,
+    *,
+    size: tuple[int, int],
+    moved: Affine | None = None,
+    weights: LossWeights | None = None,
 ) -> dict[str, Tensor]:
-    """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the images `out.warped_maps` are of."""
+    """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
+    images `out.warped_maps` are of."""
     weights = weights or LossWeights()
     found = {
         "class1": F.cross_entropy(out.stage1_logits, labels),
@@ -64,14 +72,24 @@ def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
     return losses.orthogonality_loss(out.embeddings, form=form)
 
 
-def parameter_groups(net: IFAM, base_lr: float, weight_decay: float, *, prototype_factor: float = 1e3, head_factor: float = 1e4) -> list[dict[str, Any]]:
-    """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones and classifiers are decayed."""
+def parameter_groups(
+    net: IFAM,
+    base_lr: float,
+    weight_decay: float,
+    *,
+    prototype_factor: float = 1e3,
+    head_factor: float = 1e4,
+) -> list[dict[str, Any]]:
+    """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones
+    and classifiers are decayed."""
     stage1, stage2 = net.stage1, net.stage2
     groups = [
         *_tower_groups("stage1", stage1.tower, base_lr, weight_decay),
         _group("prototypes", [stage1.prototypes], base_lr * prototype_factor, 0.0),
         _group("modulation", list(stage1.modulation.parameters()), base_lr * head_factor, 0.0),
-        _group("stage1 classifier", [stage1.classifier.weight], base_lr * head_factor, weight_decay),
+        _group(
+            "stage1 classifier", [stage1.classifier.weight], base_lr * head_factor, weight_decay
+        ),
     ]
     if stage2 is not None:
         groups += [
@@ -87,7 +105,11 @@ def _tower_groups(name: str, tower: Tower, lr: float, weight_decay: float) -> li
     tokens = [value for key, value in named if is_token(key)]
     vectors = [value for key, value in named if not is_token(key) and value.ndim < 2]
     matrices = [value for key, value in named if not is_token(key) and value.ndim >= 2]
-    return [_group(f"{name} tokens", tokens, lr, 0.0), _group(f"{name} vectors", vectors, lr, 0.0), _group(f"{name} matrices", matrices, lr, weight_decay)]
+    return [
+        _group(f"{name} tokens", tokens, lr, 0.0),
+        _group(f"{name} vectors", vectors, lr, 0.0),
+        _group(f"{name} matrices", matrices, lr, weight_decay),
+    ]
 
 
 def _group(name: str, params: Sequence[Tensor], lr: float, weight_decay: float) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""A trained network to test, change or ship, with the data it is tested on: a run, a folder with a network, or `builtin:critters-ifam`."""
+"""A trained network to test, change or ship, with the data it is tested on: a run, a folder with a
+network, or `builtin:critters-ifam`."""
 
 from __future__ import annotations
 
@@ -15,14 +16,23 @@ from seecause.faithful.net import IFAM
 from seecause.faithful.snapshot import CONFIG, open_run
 from seecause.models.sources import ZOO, only_card, saved
 
-BALANCED = "critters:balanced"  # every creature on every background equally often: in its own regime, some groups have hardly a picture
+# every creature on every background equally often: in its own regime, some groups have hardly a
+# picture
+BALANCED = "critters:balanced"
 
-_PICTURES = ("data", "val", "test", "limit", "val_limit")  # of `Opened`: what decides which pictures it is trained and tested on
+_PICTURES = (
+    "data",
+    "val",
+    "test",
+    "limit",
+    "val_limit",
+)  # of `Opened`: what decides which pictures it is trained and tested on
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A network in eval mode, by its `name`. `data` is what it was trained on, without the split; None where nothing tells."""
+    """A network in eval mode, by its `name`. `data` is what it was trained on, without the split;
+    None where nothing tells."""
 
     name: str
     net: IFAM
@@ -35,14 +45,22 @@ class Opened:
     run: Path | None = None  # where results are kept
 
     def train_pictures(self, limit: int | None = None) -> Dataset:
-        return open_train(self._known("thresholds from training pictures"), limit=limit or self.limit)
+        return open_train(
+            self._known("thresholds from training pictures"), limit=limit or self.limit
+        )
 
     def val_pictures(self) -> Dataset:
         """What interventions are chosen by."""
-        return open_validation(self._known("choosing an intervention"), self.val, limit=self.val_limit)
+        return open_validation(
+            self._known("choosing an intervention"), self.val, limit=self.val_limit
+        )
 
     def test_pictures(self, limit: int | None = None) -> Dataset:
-        return open_test(self._known("its test pictures"), limit=limit) if self.test is None else open_data(self.test, limit=limit)
+        return (
+            open_test(self._known("its test pictures"), limit=limit)
+            if self.test is None
+            else open_data(self.test, limit=limit)
+        )
 
     def told(self) -> dict[str, Any]:
         """What a card says about the pictures, so that a copy is tested on the same ones."""
@@ -50,19 +68,32 @@ class Opened:
 
     def _known(self, need: str) -> str:
         if self.data is None:
-            raise BadOption("network", self.name, f"one that tells what it was trained on, for {need}")
+            raise BadOption(
+                "network", self.name, f"one that tells what it was trained on, for {need}"
+            )
         return self.data
 
 
 def open_network(text: str) -> Opened:
-    """By name: the folder of a run, one that `faithful export` or `zoo train` wrote, or `builtin:NAME`."""
+    """By name: the folder of a run, one that `faithful export` or `zoo train` wrote, or
+    `builtin:NAME`."""
     library, _, name = text.partition(":")
     if library == "builtin":
         return _from_card(text, ZOO, name)
     folder = Path(text)
     if (folder / CONFIG).is_file():
         config, net = open_run(folder)
-        return Opened(text, net, config.data, config.val, None, config.limit, config.val_limit, config.workers, folder)
+        return Opened(
+            text,
+            net,
+            config.data,
+            config.val,
+            None,
+            config.limit,
+            config.val_limit,
+            config.workers,
+            folder,
+        )
     if not any(folder.glob("*.json")):
         remedy = "Give a folder of `faithful train` or `faithful export`, or builtin:critters-ifam"
         raise MissingWeights(text, f"no run ({CONFIG}) and no network there", remedy)
@@ -72,7 +103,11 @@ def open_network(text: str) -> Opened:
 def _from_card(text: str, folder: Path, name: str) -> Opened:
     net = saved(folder, name, kind="builtin model" if folder == ZOO else "saved model").module
     if not isinstance(net, IFAM):
-        raise BadOption("network", text, f"an iFAM network, such as builtin:critters-ifam; this is a {type(net).__name__}")
+        raise BadOption(
+            "network",
+            text,
+            f"an iFAM network, such as builtin:critters-ifam; this is a {type(net).__name__}",
+        )
     card = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     regime = card.get("recipe", {}).get("regime")
     if regime is not None:  # of the zoo

@@ -17,11 +17,15 @@ class IFAMOutput:
 
     logits: Tensor  # [B, C] the answer: of stage 2, or of the parts where there is one stage
     maps: Tensor  # [B, K + 1, gh, gw] soft part maps, sum to 1
-    mask: Tensor  # [B, gh, gw] bool: the patches that stage 2 reads; with one stage, those that belong to some part
+    # [B, gh, gw] bool: the patches that stage 2 reads; with one stage, those that belong to some
+    # part
+    mask: Tensor
     pair: Tensor  # [B, 2, gh, gw] the best part and the background, which the mask compares
     embeddings: Tensor  # [B, D, K + 1] modulated part embeddings
     part_logits: Tensor  # [B, C, K] what each part votes for
-    dots: Tensor  # [B, K + 1, gh, gw] feature . prototype (the released code calls them part logits; they are not)
+    # [B, K + 1, gh, gw] feature . prototype (the released code calls them part logits; they are
+    # not)
+    dots: Tensor
     distances: Tensor  # [B, K + 1, gh, gw] squared distance to each prototype
     warped_maps: Tensor | None = None  # [B, K + 1, gh, gw] of the second view that `warped` brought
 
@@ -32,14 +36,22 @@ class IFAMOutput:
 
     @property
     def empty(self) -> Tensor:
-        """[B] bool: nothing was selected, so the answer comes from the special tokens and says nothing about the picture."""
+        """[B] bool: nothing was selected, so the answer comes from the special tokens and says
+        nothing about the picture."""
         return ~self.mask.flatten(1).any(dim=1)
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the answers should know."""
         count = int(self.empty.sum())
-        return [f"{count} of {len(self.mask)} images select no patch: their answers do not depend on the picture"] if count else []
+        return (
+            [
+                f"{count} of {len(self.mask)} images select no patch: their answers do not depend"
+                " on the picture"
+            ]
+            if count
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,8 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Per part, how far from its prototype (or how little like it) a token may be; and how many tokens of how many pictures decided it."""
+    """Per part, how far from its prototype (or how little like it) a token may be; and how many
+    tokens of how many pictures decided it."""
 
     quantile: float
     by: By

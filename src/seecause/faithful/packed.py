@@ -1,7 +1,9 @@
-"""Stage 2 on the selected tokens alone, packed end to end without padding: hidden tokens cost nothing.
+"""Stage 2 on the selected tokens alone, packed end to end without padding: hidden tokens cost
+nothing.
 
-Rows of all images form one long sequence [1, R, D] for everything that works on rows; attention keeps images apart, with a kernel for sequences of
-different lengths where there is one, and image by image elsewhere. Same answer as the masked run, whatever else is in the batch.
+Rows of all images form one long sequence [1, R, D] for everything that works on rows; attention
+keeps images apart, with a kernel for sequences of different lengths where there is one, and image
+by image elsewhere. Same answer as the masked run, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Ragged:
 
 
 def packed_class_rows(tower: Tower, images: Tensor, visible: Tensor) -> Tensor:
-    """The class token's row after the last block, [B, D], when only tokens visible [B, T] (bool) exist."""
+    """The class token's row after the last block, [B, D], when only tokens visible [B, T] (bool)
+    exist."""
     layout, blocks = tower.layout(images), tower.parts.blocks
     assert layout.class_index is not None
     ragged = Ragged(visible.sum(dim=1), layout.tokens)
@@ -53,8 +56,13 @@ def packed_class_rows(tower: Tower, images: Tensor, visible: Tensor) -> Tensor:
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether sequences of different lengths have a kernel of their own: half precision, on a GPU from Ampere on."""
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether sequences of different lengths have a kernel of their own: half precision, on a GPU
+    from Ampere on."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def apart(q: Tensor, k: Tensor, v: Tensor, scale: float, ragged: Ragged) -> Tensor:
@@ -64,8 +72,19 @@ def apart(q: Tensor, k: Tensor, v: Tensor, scale: float, ragged: Ragged) -> Tens
         from torch.nn.attention.varlen import varlen_attn
 
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
-        o = varlen_attn(rows_q, rows_k, rows_v, ragged.starts, ragged.starts, ragged.most, ragged.most, scale=scale)
+        o = varlen_attn(
+            rows_q,
+            rows_k,
+            rows_v,
+            ragged.starts,
+            ragged.starts,
+            ragged.most,
+            ragged.most,
+            scale=scale,
+        )
         assert isinstance(o, Tensor)
         return o[None]
     each_q, each_k, each_v = (x.split(ragged.lengths, dim=2) for x in (q, k, v))
-    return torch.cat([fused(a, b, c, scale) for a, b, c in zip(each_q, each_k, each_v, strict=True)], dim=1)
+    return torch.cat(
+        [fused(a, b, c, scale) for a, b, c in zip(each_q, each_k, each_v, strict=True)], dim=1
+    )

@@ -8,7 +8,8 @@ from seecause.faithful.config import Precision
 
 
 def precision_for(asked: Precision, device: str, *, native: bool) -> torch.dtype:
-    """`auto` on a GPU: bfloat16 where its arithmetic is `native`, else float16, which needs a loss scaler; float32 elsewhere."""
+    """`auto` on a GPU: bfloat16 where its arithmetic is `native`, else float16, which needs a loss
+    scaler; float32 elsewhere."""
     if asked != "auto":
         return getattr(torch, asked)
     if device != "cuda":

@@ -1,4 +1,5 @@
-"""How fast iFAM learns, and when (arXiv 2506.08915, appendix; PDiscoFormer's steps): the rules around the parameter groups of `objective.py`."""
+"""How fast iFAM learns, and when (arXiv 2506.08915, appendix; PDiscoFormer's steps): the rules
+around the parameter groups of `objective.py`."""
 
 from __future__ import annotations
 
@@ -15,17 +16,20 @@ def scaled_rate(base: float, batch: int) -> float:
 
 
 def normalised_decay(decay: float, steps: int) -> float:
-    """Weight decay of a run of `steps`: 0.05 over 4,140 steps becomes 7.8e-4, which AdamW multiplies by each group's rate."""
+    """Weight decay of a run of `steps`: 0.05 over 4,140 steps becomes 7.8e-4, which AdamW
+    multiplies by each group's rate."""
     return decay * math.sqrt(1 / max(1, steps))
 
 
 def cosine(epoch: int, epochs: int) -> float:
-    """Share of the rate in an epoch counted from 0: half a cosine to zero, constant inside an epoch, no warm-up."""
+    """Share of the rate in an epoch counted from 0: half a cosine to zero, constant inside an
+    epoch, no warm-up."""
     return (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
 def stepped(epoch: int, *, every: int, factor: float) -> float:
-    """Share of the rate in an epoch counted from 0, multiplied by `factor` after every so many epochs: PDiscoFormer halves it after every 4 of 28."""
+    """Share of the rate in an epoch counted from 0, multiplied by `factor` after every so many
+    epochs: PDiscoFormer halves it after every 4 of 28."""
     return factor ** (epoch // every)
 
 

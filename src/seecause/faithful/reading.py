@@ -1,4 +1,5 @@
-"""Samples read by other processes, with our own errors whole: torch would turn an error of several arguments into a RuntimeError with a traceback in it."""
+"""Samples read by other processes, with our own errors whole: torch would turn an error of several
+arguments into a RuntimeError with a traceback in it."""
 
 from __future__ import annotations
 
@@ -42,8 +43,16 @@ class _Collate:
             return error
 
 
-def read(data: Readable, keys: Sequence[list[Any]], make: Callable[[list[Any]], Any], *, workers: int, pin: bool = False) -> Iterator[Any]:
-    """`make` of the samples of each list of keys, in this order whatever the number of reading processes (0: none but this one)."""
+def read(
+    data: Readable,
+    keys: Sequence[list[Any]],
+    make: Callable[[list[Any]], Any],
+    *,
+    workers: int,
+    pin: bool = False,
+) -> Iterator[Any]:
+    """`make` of the samples of each list of keys, in this order whatever the number of reading
+    processes (0: none but this one)."""
     loader: DataLoader[Any] = DataLoader(
         _Careful(data),  # type: ignore[arg-type]
         batch_sampler=keys,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "nothing", dict: "a table", tuple: "numbers"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    NoneType: "nothing",
+    dict: "a table",
+    tuple: "numbers",
+}
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -18,7 +26,9 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(one, float) for one in value)
     if origin in (int, float):
-        return isinstance(value, int if origin is int else int | float) and not isinstance(value, bool)
+        return isinstance(value, int if origin is int else int | float) and not isinstance(
+            value, bool
+        )
     return isinstance(value, origin)
 
 

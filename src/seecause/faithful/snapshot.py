@@ -1,9 +1,12 @@
 """A run on disk that survives kill -9: files appear whole or not at all.
 
 RUN/config.json       what was asked
-RUN/last.pt           everything needed to go on: weights, average, optimiser, scaler, generators, place in the run
-RUN/best/             the network of the best epoch on validation, as `sc.load("RUN/best")` and `sc.faithful.load("RUN/best")` read it
-RUN/log.csv           losses, a row every few steps          RUN/epochs.csv   validation, a row every epoch
+RUN/last.pt           everything needed to go on: weights, average, optimiser, scaler, generators,
+place in the run
+RUN/best/             the network of the best epoch on validation, as `sc.load("RUN/best")` and
+`sc.faithful.load("RUN/best")` read it
+RUN/log.csv           losses, a row every few steps          RUN/epochs.csv   validation, a row
+every epoch
 RUN/parts/*.png       parts of some validation pictures, after every epoch
 RUN/evaluation.json   what `faithful evaluate` found, by the name of the dataset it was tested on
 """
@@ -63,18 +66,33 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
-    """The last snapshot of this very run, on the CPU; None where there is none. A folder of another run is refused."""
+    """The last snapshot of this very run, on the CPU; None where there is none. A folder of another
+    run is refused."""
     path = folder / LAST
     if not path.is_file():
         return None
     try:
         found = Snapshot(**torch.load(path, map_location="cpu", weights_only=True))
         told = TrainConfig(**found.config)
-    except (RuntimeError, TypeError, ValueError, EOFError, OSError, pickle.UnpicklingError, SeecauseError) as broken:
-        raise MissingWeights(str(path), f"not a snapshot that can be read ({broken})", "Delete it to begin anew, or give another folder") from broken
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        EOFError,
+        OSError,
+        pickle.UnpicklingError,
+        SeecauseError,
+    ) as broken:
+        raise MissingWeights(
+            str(path),
+            f"not a snapshot that can be read ({broken})",
+            "Delete it to begin anew, or give another folder",
+        ) from broken
     different = told.differs(config)
     if different:
-        raise BadOption("out", str(folder), f"a new folder: the run there differs in {', '.join(different)}")
+        raise BadOption(
+            "out", str(folder), f"a new folder: the run there differs in {', '.join(different)}"
+        )
     return found
 
 
@@ -91,13 +109,17 @@ def write_best(folder: Path, net: IFAM, **told: Any) -> None:
 
 
 def keep_thresholds(folder: Path, net: IFAM) -> None:
-    """Write RUN/best again, with what was calibrated since; what its card tells of the training stays."""
+    """Write RUN/best again, with what was calibrated since; what its card tells of the training
+    stays."""
     card = json.loads((folder / BEST / "ifam.json").read_text(encoding="utf-8"))
-    write_best(folder, net, **{name: card[name] for name in ("epoch", "validation") if name in card})
+    write_best(
+        folder, net, **{name: card[name] for name in ("epoch", "validation") if name in card}
+    )
 
 
 def read_evaluations(folder: Path) -> dict[str, Any]:
-    """By the name of the dataset; a file of one evaluation alone, as there was before, is that of its own dataset."""
+    """By the name of the dataset; a file of one evaluation alone, as there was before, is that of
+    its own dataset."""
     path = folder / EVALUATION
     if not path.is_file():
         return {}
@@ -106,7 +128,11 @@ def read_evaluations(folder: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("not a table")
     except ValueError as broken:
-        raise BadOption(EVALUATION, str(path), f"what `faithful evaluate` wrote ({broken}); move it away to begin anew") from broken
+        raise BadOption(
+            EVALUATION,
+            str(path),
+            f"what `faithful evaluate` wrote ({broken}); move it away to begin anew",
+        ) from broken
     return {found["data"]: found} if isinstance(found.get("data"), str) else found
 
 
@@ -114,7 +140,10 @@ def keep_evaluation(folder: Path, found: dict[str, Any]) -> None:
     """Add what was found on `found["data"]`, instead of what is there of the same dataset."""
     path = folder / EVALUATION
     draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps({**read_evaluations(folder), found["data"]: found}, indent=2) + "\n", encoding="utf-8")
+    draft.write_text(
+        json.dumps({**read_evaluations(folder), found["data"]: found}, indent=2) + "\n",
+        encoding="utf-8",
+    )
     draft.replace(path)
 
 
@@ -132,8 +161,16 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, IFAM]:
     """The configuration of a run and its best network, in eval mode."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
-        raise MissingWeights(str(folder), f"no {CONFIG} there", "Give the folder that `seecause faithful train --out` wrote")
+        raise MissingWeights(
+            str(folder),
+            f"no {CONFIG} there",
+            "Give the folder that `seecause faithful train --out` wrote",
+        )
     _mend(folder)
     if not (folder / BEST).is_dir():
-        raise MissingWeights(str(folder), "no epoch of this run is finished", "Run `seecause faithful train` again to go on")
+        raise MissingWeights(
+            str(folder),
+            "no epoch of this run is finished",
+            "Run `seecause faithful train` again to go on",
+        )
     return read_config(folder / CONFIG), load(folder / BEST).eval()

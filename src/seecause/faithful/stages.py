@@ -1,4 +1,5 @@
-"""The two stages of iFAM (arXiv 2506.08915), as modules: parts from patch features, and a classifier that reads selected patches only."""
+"""The two stages of iFAM (arXiv 2506.08915), as modules: parts from patch features, and a
+classifier that reads selected patches only."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class PartStage(nn.Module):
 
 
 class MaskedStage(nn.Module):
-    """Stage 2: the class token of a backbone whose rows see special tokens and selected patches only, from the first block on."""
+    """Stage 2: the class token of a backbone whose rows see special tokens and selected patches
+    only, from the first block on."""
 
     prefix: Tensor
 
@@ -49,11 +51,19 @@ class MaskedStage(nn.Module):
         self.tower = Tower(backbone)
         layout = self.tower.parts.layout_at(*(self.tower.parts.size or self.tower.parts.patch))
         if layout.class_index is None:
-            raise UnsupportedModel(type(backbone).__name__, "stage 2 is read from a class token, and it has none", "use a backbone with one, or stages=1")
+            raise UnsupportedModel(
+                type(backbone).__name__,
+                "stage 2 is read from a class token, and it has none",
+                "use a backbone with one, or stages=1",
+            )
         self.fc_norm = nn.LayerNorm(self.tower.width)
         self.head = new_head(self.tower.width, classes)
-        self.taps = nn.ModuleList(nn.Identity() for _ in self.tower.parts.blocks)  # where a verified view listens
-        self.register_buffer("prefix", torch.ones(layout.prefix, dtype=torch.bool))  # special tokens are always visible
+        self.taps = nn.ModuleList(
+            nn.Identity() for _ in self.tower.parts.blocks
+        )  # where a verified view listens
+        self.register_buffer(
+            "prefix", torch.ones(layout.prefix, dtype=torch.bool)
+        )  # special tokens are always visible
 
     def tokens(self, images: Tensor, attend: Attend) -> Tensor:
         """Every token after the last block, [B, T, D]. Hidden tokens read and are not read."""

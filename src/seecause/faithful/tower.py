@@ -1,4 +1,5 @@
-"""One stage's own copy of a backbone: a native vision transformer, read through its view so that any family works."""
+"""One stage's own copy of a backbone: a native vision transformer, read through its view so that
+any family works."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ from seecause.models.hf_blocks import tower_of
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 
-_TOKENS = re.compile(r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)|pos(ition|itional)?_embed\w*)(\.weight)?$")
-_UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no path leads from them to a patch or class token
+_TOKENS = re.compile(
+    r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)|pos(ition|itional)?_embed\w*)(\.weight)?$"
+)
+_UNUSED = re.compile(
+    r"(^|\.)(pooler|mask_token)(\.|$)"
+)  # no path leads from them to a patch or class token
 
 
 class Tower(nn.Module):
-    """A copy of `backbone` without its classifier, always in eval mode: its own dropout is no part of the method."""
+    """A copy of `backbone` without its classifier, always in eval mode: its own dropout is no part
+    of the method."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -30,20 +36,29 @@ class Tower(nn.Module):
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
         if self.parts.beside or not self.parts.blocks:
-            raise UnsupportedModel(type(backbone).__name__, "it decides by itself what each token sees", "use a plain vision transformer")
+            raise UnsupportedModel(
+                type(backbone).__name__,
+                "it decides by itself what each token sees",
+                "use a plain vision transformer",
+            )
         block = self.parts.blocks[0]
         if block.additive is not None or block.kv_heads != block.heads:
             raise UnsupportedModel(
-                type(backbone).__name__, "its attention has a bias of its own or shares keys between heads", "use a plain vision transformer"
+                type(backbone).__name__,
+                "its attention has a bias of its own or shares keys between heads",
+                "use a plain vision transformer",
             )
 
     @property
     def parts(self) -> Parts:
-        """The view of the native module. It points into that module, so every copy of a tower finds its own."""
+        """The view of the native module. It points into that module, so every copy of a tower finds
+        its own."""
         if self._parts is None:
             found = adapters.find(self.native)
             if not isinstance(found, Parts):
-                raise UnsupportedModel(type(self.native).__name__, "it has no tokens", "use a vision transformer")
+                raise UnsupportedModel(
+                    type(self.native).__name__, "it has no tokens", "use a vision transformer"
+                )
             self._parts = found
         return self._parts
 
@@ -58,15 +73,26 @@ class Tower(nn.Module):
     def width(self) -> int:
         """Channels of a token."""
         native: Any = self.native
-        told = [getattr(native, name, None) for name in ("num_features", "hidden_dim")] + [getattr(getattr(native, "config", None), "hidden_size", None)]
+        told = [getattr(native, name, None) for name in ("num_features", "hidden_dim")] + [
+            getattr(getattr(native, "config", None), "hidden_size", None)
+        ]
         block = self.parts.blocks[0]
         return next((int(value) for value in told if value), block.heads * block.head_dim)
 
     def layout(self, images: Tensor) -> TokenLayout:
         """The tokens of these images, or what is wrong with them."""
         parts, (height, width) = self.parts, images.shape[-2:]
-        if images.ndim != 4 or height % parts.patch[0] or width % parts.patch[1] or (parts.fixed_size and parts.size not in (None, (height, width))):
-            raise BadImage(f"images of shape {list(images.shape)}", f"expected [B, 3, H, W] of {parts.size}, in patches of {parts.patch}", "resize them")
+        if (
+            images.ndim != 4
+            or height % parts.patch[0]
+            or width % parts.patch[1]
+            or (parts.fixed_size and parts.size not in (None, (height, width)))
+        ):
+            raise BadImage(
+                f"images of shape {list(images.shape)}",
+                f"expected [B, 3, H, W] of {parts.size}, in patches of {parts.patch}",
+                "resize them",
+            )
         return parts.layout_at(height, width)
 
     def features(self, images: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """iFAM networks as views, so that every method and metric works on them.
 
-Two stages: what stage 1 decides is part of the embedding. Tokens carry their visibility (models/visibility.py) into the blocks of stage 2, and with them
-their keys, wherever a method puts them: in a blank's run, a hidden patch stays hidden. The mask follows the pixels that a method
+Two stages: what stage 1 decides is part of the embedding. Tokens carry their visibility
+(models/visibility.py) into the blocks of stage 2, and with them their keys, wherever a method puts
+them: in a blank's run, a hidden patch stays hidden. The mask follows the pixels that a method
 changes; its gradient is not followed.
 
-One stage (PDiscoFormer): a patch's share in every part depends on that patch alone, so its features times its shares are a row, their mean over patches
-the part embeddings, and the votes a head.
+One stage (PDiscoFormer): a patch's share in every part depends on that patch alone, so its features
+times its shares are a row, their mean over patches the part embeddings, and the votes a head.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def _two_stages(net: IFAM) -> Parts:
     stage, width = net.stage2, net.stage1.tower.width
     assert stage is not None
     if net.gradient == "soft":
-        raise NotDefined("a view of a soft mask", "every token is read a little, so none is hidden", "Use gradient='ste' or 'none'")
+        raise NotDefined(
+            "a view of a soft mask",
+            "every token is read a little, so none is hidden",
+            "Use gradient='ste' or 'none'",
+        )
     tower = stage.tower.parts
 
     def visible(images: Tensor) -> Tensor:
@@ -64,7 +69,11 @@ def _two_stages(net: IFAM) -> Parts:
 def _one_stage(net: IFAM) -> Parts:
     tower, width = net.stage1.tower.parts, net.stage1.tower.width
     if net.eval_noise:
-        raise NotDefined("a view of PDiscoFormer with eval_noise", "the noise of a patch depends on its place", "Use eval_noise=False")
+        raise NotDefined(
+            "a view of PDiscoFormer with eval_noise",
+            "the noise of a patch depends on its place",
+            "Use eval_noise=False",
+        )
 
     def shares(features: Tensor) -> Tensor:
         """Features [B, R, D] -> what each adds to every part, [B, R, (K + 1) D]."""

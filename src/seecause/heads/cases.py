@@ -1,4 +1,5 @@
-"""Pictures with everything that is known about them, in a model's frame: what audits, repairs and studies start from."""
+"""Pictures with everything that is known about them, in a model's frame: what audits, repairs and
+studies start from."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ class Cases:
     truth: Tensor | None = None  # [N, H, W]: 1 object, 0 background, IGNORE neither
     groups: tuple[Group | None, ...] = ()
     swapped: Swapped | None = None  # exact counterfactuals: Critters only
-    objects: tuple[str, ...] = ()  # names of the first code of groups: the data's classes, whatever the model calls its own
+    objects: tuple[
+        str, ...
+        # names of the first code of groups: the data's classes, whatever the model calls its own
+    ] = ()
     places: tuple[str, ...] = ()  # names of the second code of groups
 
     def __len__(self) -> int:
@@ -45,7 +49,9 @@ class Cases:
     @property
     def oracle(self) -> Masks | None:
         """True masks, where every picture has one."""
-        known = self.truth is not None and not bool((self.truth == IGNORE).flatten(1).all(dim=1).any())
+        known = self.truth is not None and not bool(
+            (self.truth == IGNORE).flatten(1).all(dim=1).any()
+        )
         return Masks.oracle(self.truth) if known and self.truth is not None else None
 
     @property
@@ -57,7 +63,10 @@ class Cases:
         places, here = rows.tolist(), rows.to(self.images.device)
         swapped = self.swapped
         if swapped is not None:
-            swapped = Swapped(swapped.background[here], None if swapped.foreground is None else swapped.foreground[here])
+            swapped = Swapped(
+                swapped.background[here],
+                None if swapped.foreground is None else swapped.foreground[here],
+            )
         return replace(
             self,
             ids=tuple(self.ids[i] for i in places),
@@ -69,23 +78,43 @@ class Cases:
         )
 
 
-def gather(model: ImageModel, data: Dataset, *, progress: Callable[[int], None] | None = None) -> Cases:
-    """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere, and another creature in the same place."""
+def gather(
+    model: ImageModel, data: Dataset, *, progress: Callable[[int], None] | None = None
+) -> Cases:
+    """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere,
+    and another creature in the same place."""
     if data.classes:
-        class_places(model, data)  # a dataset of other classes is refused before its pictures are read
+        class_places(
+            model, data
+        )  # a dataset of other classes is refused before its pictures are read
     if isinstance(data, CrittersData) and model.preprocess.size == (96, 96):
-        found = critter_cases(model, data.latents(0, len(data), device=model.device), name=data.name)
+        found = critter_cases(
+            model, data.latents(0, len(data), device=model.device), name=data.name
+        )
         if progress is not None:
             progress(len(data))
         return _with_labels(model, data, found)
-    images, labels, truth, groups, ids = list[Tensor](), list[Tensor](), list[Tensor](), list[Group | None](), list[str]()
+    images, labels, truth, groups, ids = (
+        list[Tensor](),
+        list[Tensor](),
+        list[Tensor](),
+        list[Group | None](),
+        list[str](),
+    )
     for start in range(0, len(data), _READ):
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
         batch = to_batch(model, samples)
         images.append(batch.images)
         labels += [] if batch.labels is None else [batch.labels]
         truth.append(
-            torch.full((len(samples), *batch.images.shape[-2:]), IGNORE, dtype=torch.int32, device=model.device) if batch.masks is None else batch.masks
+            torch.full(
+                (len(samples), *batch.images.shape[-2:]),
+                IGNORE,
+                dtype=torch.int32,
+                device=model.device,
+            )
+            if batch.masks is None
+            else batch.masks
         )
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]
@@ -94,27 +123,45 @@ def gather(model: ImageModel, data: Dataset, *, progress: Callable[[int], None] 
     masked = any(bool((part != IGNORE).any()) for part in truth)
     if not images:
         raise BadOption("data", data.name, "at least one picture")
-    found = Cases(data.name, tuple(ids), torch.cat(images), torch.cat(labels) if labels else None, torch.cat(truth) if masked else None, tuple(groups))
+    found = Cases(
+        data.name,
+        tuple(ids),
+        torch.cat(images),
+        torch.cat(labels) if labels else None,
+        torch.cat(truth) if masked else None,
+        tuple(groups),
+    )
     found = replace(found, objects=tuple(data.classes), places=tuple(getattr(data, "places", ())))
     return _with_labels(model, data, found)
 
 
-def critter_cases(model: ImageModel, latents: critters.Latents, *, name: str = "critters", swaps: bool = True) -> Cases:
-    """Scenes with their masks, groups (creature, background) and exact counterfactuals; where they go is decided by their place in the batch."""
+def critter_cases(
+    model: ImageModel, latents: critters.Latents, *, name: str = "critters", swaps: bool = True
+) -> Cases:
+    """Scenes with their masks, groups (creature, background) and exact counterfactuals; where they
+    go is decided by their place in the batch."""
 
     def seen(raw: Tensor) -> Tensor:
         return model.preprocess.normalise(raw).to(model.device, model.dtype)
 
     turn = torch.arange(len(latents), device=latents.seed.device)
-    elsewhere = (latents.background + 1 + turn % (len(critters.BACKGROUNDS) - 1)) % len(critters.BACKGROUNDS)
+    elsewhere = (latents.background + 1 + turn % (len(critters.BACKGROUNDS) - 1)) % len(
+        critters.BACKGROUNDS
+    )
     another = (latents.creature + 1 + turn % (len(critters.CLASSES) - 1)) % len(critters.CLASSES)
     scene, swapped = critters.render(latents), None
     if swaps:
-        swapped = Swapped(seen(critters.render(latents.replace(background=elsewhere)).image), seen(critters.render(latents.show(another)).image))
+        swapped = Swapped(
+            seen(critters.render(latents.replace(background=elsewhere)).image),
+            seen(critters.render(latents.show(another)).image),
+        )
     codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
     return Cases(
         name=name,
-        ids=tuple(f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}" for place, (creature, background) in enumerate(codes)),
+        ids=tuple(
+            f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}"
+            for place, (creature, background) in enumerate(codes)
+        ),
         images=seen(scene.image),
         labels=latents.label.to(model.device),
         truth=scene.mask.to(model.device),
@@ -128,20 +175,48 @@ def critter_cases(model: ImageModel, latents: critters.Latents, *, name: str = "
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     """[N, C] on the model's device, as many pictures at a time as fit."""
-    return batched(model, images, fit(len(images), model.forward_bytes(model.check(images)), images.device), what="images")
+    return batched(
+        model,
+        images,
+        fit(len(images), model.forward_bytes(model.check(images)), images.device),
+        what="images",
+    )
 
 
-def right_ones(model: ImageModel, cases: Cases, *, share: float = 0.4, cap: int | None = 512, stratified: bool = False, seed: int = 0) -> Cases:
-    """A share of the pictures that the model answers right (CIGMA, section 1.1); without labels, all of them."""
+def right_ones(
+    model: ImageModel,
+    cases: Cases,
+    *,
+    share: float = 0.4,
+    cap: int | None = 512,
+    stratified: bool = False,
+    seed: int = 0,
+) -> Cases:
+    """A share of the pictures that the model answers right (CIGMA, section 1.1); without labels,
+    all of them."""
     if cases.labels is None:
         return cases
     right = logits_of(model, cases.images).argmax(dim=1) == cases.labels
-    return cases.take(true_positives(right, cases.labels, share=share, cap=cap, stratified=stratified, seed=seed, classes=model.classes))
+    return cases.take(
+        true_positives(
+            right,
+            cases.labels,
+            share=share,
+            cap=cap,
+            stratified=stratified,
+            seed=seed,
+            classes=model.classes,
+        )
+    )
 
 
 def _with_labels(model: ImageModel, data: Dataset, cases: Cases) -> Cases:
     """Labels as places among the model's classes."""
     if cases.labels is None:
         return cases
-    labels = torch.tensor(class_places(model, data), device=cases.labels.device)[cases.labels] if data.classes else cases.labels
+    labels = (
+        torch.tensor(class_places(model, data), device=cases.labels.device)[cases.labels]
+        if data.classes
+        else cases.labels
+    )
     return replace(cases, labels=checked_labels(model, cases.images, labels))

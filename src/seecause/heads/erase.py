@@ -1,16 +1,22 @@
 """Pictures without their background, and without their foreground (CIGMA, phase 2).
 
-    I_-bg = S I + (1 - S) B,      I_-fg = (1 - S) I + S B          for a mask S and a baseline picture B
+    I_-bg = S I + (1 - S) B,      I_-fg = (1 - S) I + S B          for a mask S and a baseline
+    picture B
 
-    mean     each picture's own mean colour (the paper); padding does not count. Most of it is the background's colour, so it can give the background
-             away: on Critters BIG is near 0 with it and large with any other (benchmarks/heads.py). Compare before trusting a small BIR
-    grey     the mean colour of the training set, which normalisation makes 0. The default of scores and gains here
+    mean     each picture's own mean colour (the paper); padding does not count. Most of it is the
+    background's colour, so it can give the background
+             away: on Critters BIG is near 0 with it and large with any other (benchmarks/heads.py).
+             Compare before trusting a small BIR
+    grey     the mean colour of the training set, which normalisation makes 0. The default of scores
+    and gains here
     blur     the picture blurred by a Gaussian of about 10 pixels at 224
     noise    pixels with the mean and deviation the model expects, the same for every picture
     tensor   any pictures [1|B, 3, H, W]
-    Swapped  whole counterfactual pictures, used as they are: another background behind the same object, another object on the same background
+    Swapped  whole counterfactual pictures, used as they are: another background behind the same
+    object, another object on the same background
 
-Colours may be mixed after normalisation: it is affine per channel and commutes with means. Padding (`inside` is False) is never touched.
+Colours may be mixed after normalisation: it is affine per channel and commutes with means. Padding
+(`inside` is False) is never touched.
 """
 
 from __future__ import annotations
@@ -39,7 +45,9 @@ class Swapped:
     foreground: Tensor | None = None  # other objects in the same places: what I_-fg is
 
     def take(self, rows: slice) -> Swapped:
-        return Swapped(self.background[rows], None if self.foreground is None else self.foreground[rows])
+        return Swapped(
+            self.background[rows], None if self.foreground is None else self.foreground[rows]
+        )
 
 
 Baseline = Fill | Tensor | Swapped
@@ -54,28 +62,60 @@ class Erased:
 
 
 def erase(
-    model: ImageModel, images: Tensor, hard: Tensor | None, baseline: Baseline = "grey", *, inside: Tensor | None = None, foreground: bool = True
+    model: ImageModel,
+    images: Tensor,
+    hard: Tensor | None,
+    baseline: Baseline = "grey",
+    *,
+    inside: Tensor | None = None,
+    foreground: bool = True,
 ) -> Erased:
-    """Both pictures for images [B, 3, H, W] and masks `hard` [B, H, W] (bool). Without `foreground`, only the first is made."""
+    """Both pictures for images [B, 3, H, W] and masks `hard` [B, H, W] (bool). Without
+    `foreground`, only the first is made."""
     if isinstance(baseline, Swapped):
         if foreground and baseline.foreground is None:
-            raise BadOption("baseline", "Swapped without a foreground", "other objects on the same backgrounds too, or guard=False and response='big'")
-        return Erased(baseline.background.to(images), baseline.foreground.to(images) if foreground and baseline.foreground is not None else None)
+            raise BadOption(
+                "baseline",
+                "Swapped without a foreground",
+                "other objects on the same backgrounds too, or guard=False and response='big'",
+            )
+        return Erased(
+            baseline.background.to(images),
+            (
+                baseline.foreground.to(images)
+                if foreground and baseline.foreground is not None
+                else None
+            ),
+        )
     assert hard is not None
     base = fill(model, images, baseline, inside=inside)
     padding = torch.zeros_like(hard) if inside is None else ~inside
     no_background = torch.where((hard | padding)[:, None], images, base)
-    return Erased(no_background, torch.where((hard & ~padding)[:, None], base, images) if foreground else None)
+    return Erased(
+        no_background, torch.where((hard & ~padding)[:, None], base, images) if foreground else None
+    )
 
 
-def fill(model: ImageModel, images: Tensor, baseline: Fill | Tensor = "grey", *, inside: Tensor | None = None) -> Tensor:
+def fill(
+    model: ImageModel,
+    images: Tensor,
+    baseline: Fill | Tensor = "grey",
+    *,
+    inside: Tensor | None = None,
+) -> Tensor:
     """The baseline picture of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
     if isinstance(baseline, Tensor):
         if baseline.shape[1:] != images.shape[1:] or len(baseline) not in (1, len(images)):
-            raise BadOption("baseline", list(baseline.shape), f"one picture, or one for each image: {list(images.shape)}")
+            raise BadOption(
+                "baseline",
+                list(baseline.shape),
+                f"one picture, or one for each image: {list(images.shape)}",
+            )
         return baseline.to(images)
     if baseline not in get_args(Fill):
-        raise BadOption("baseline", baseline, f"one of {', '.join(get_args(Fill))}, a tensor, or Swapped")
+        raise BadOption(
+            "baseline", baseline, f"one of {', '.join(get_args(Fill))}, a tensor, or Swapped"
+        )
     if baseline == "grey":
         return images.new_zeros(1, 1, 1, 1).expand(1, images.shape[1], 1, 1)
     if baseline == "noise":
@@ -88,16 +128,26 @@ def fill(model: ImageModel, images: Tensor, baseline: Fill | Tensor = "grey", *,
     if inside is None:
         return pixels.mean(dim=(2, 3), keepdim=True).to(images.dtype)
     weight = inside[:, None].to(pixels)
-    return ((pixels * weight).sum(dim=(2, 3), keepdim=True) / weight.sum(dim=(2, 3), keepdim=True)).to(images.dtype)
+    return (
+        (pixels * weight).sum(dim=(2, 3), keepdim=True) / weight.sum(dim=(2, 3), keepdim=True)
+    ).to(images.dtype)
 
 
 def part(baseline: Baseline, images: int, rows: slice) -> Baseline:
     """The baseline of some of the images."""
     if isinstance(baseline, Swapped):
         return baseline.take(rows)
-    return baseline[rows] if isinstance(baseline, Tensor) and len(baseline) == images > 1 else baseline
+    return (
+        baseline[rows] if isinstance(baseline, Tensor) and len(baseline) == images > 1 else baseline
+    )
 
 
 def describe(baseline: Baseline) -> str:
     """What protocols say."""
-    return baseline if isinstance(baseline, str) else "swapped" if isinstance(baseline, Swapped) else f"tensor {list(baseline.shape)}"
+    return (
+        baseline
+        if isinstance(baseline, str)
+        else "swapped"
+        if isinstance(baseline, Swapped)
+        else f"tensor {list(baseline.shape)}"
+    )

@@ -1,10 +1,12 @@
 """A repaired model on disk, in one of two forms.
 
-    zeroed   (to ship) the same architecture with zeros in the output projections: plain timm, transformers, torchvision or open_clip load it
+    zeroed   (to ship) the same architecture with zeros in the output projections: plain timm,
+    transformers, torchvision or open_clip load it
     sliced   the heads are gone, the file is smaller, and `sc.load(folder)` loads it
 
-Both answer like the ablated model. A README says which heads were removed and how to load what is left; `seecause.json` says it to programs.
-A module that brings its own view and writes itself (iFAM: `save`) does so, and says it in its own card.
+Both answer like the ablated model. A README says which heads were removed and how to load what is
+left; `seecause.json` says it to programs. A module that brings its own view and writes itself
+(iFAM: `save`) does so, and says it in its own card.
 """
 
 from __future__ import annotations
@@ -35,8 +37,16 @@ from seecause.models.view import VisionModel
 Form = Literal["zeroed", "sliced"]
 
 
-def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, form: Form = "zeroed", note: str = "") -> Path:
-    """Write `model` without `heads` to `folder` and return it. `note` goes into the README: how the heads were chosen, say."""
+def export(
+    model: VisionModel,
+    heads: Iterable[Head],
+    folder: str | Path,
+    *,
+    form: Form = "zeroed",
+    note: str = "",
+) -> Path:
+    """Write `model` without `heads` to `folder` and return it. `note` goes into the README: how the
+    heads were chosen, say."""
     heads = checked(model, heads)
     check_form(model, form)
     origin = _origin(model)
@@ -45,7 +55,12 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
     folder = Path(folder)
     check_place(folder, CARD, "ifam.json")
     if any((folder / stale).exists() for stale in ((SLICED,) if form == "zeroed" else (PLAIN,))):
-        raise BadOption("folder", str(folder), f"an empty folder, or one with a model of form={form!r}: this one has weights of the other form")
+        raise BadOption(
+            "folder",
+            str(folder),
+            f"an empty folder, or one with a model of form={form!r}: this one has weights of the"
+            " other form",
+        )
     card = {
         "form": form,
         "model": model.name,
@@ -66,7 +81,13 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
         "seecause": __version__,
     }
     if _writes_itself(model):
-        edited.module.save(folder, **{name: card[name] for name in ("model", "removed", "layers", "fingerprint", "seecause")})  # type: ignore[operator]
+        edited.module.save(
+            folder,
+            **{
+                name: card[name]
+                for name in ("model", "removed", "layers", "fingerprint", "seecause")
+            },
+        )  # type: ignore[operator]
     else:
         folder.mkdir(parents=True, exist_ok=True)
         _save_weights(edited, folder, form, library=origin.get("library"))
@@ -78,11 +99,20 @@ def export(model: VisionModel, heads: Iterable[Head], folder: str | Path, *, for
 
 
 def check_place(folder: Path, *cards: str) -> None:
-    """Refuse a folder with other things in it: one of `cards` says that an earlier export is all there is to replace."""
+    """Refuse a folder with other things in it: one of `cards` says that an earlier export is all
+    there is to replace."""
     if folder.exists() and not folder.is_dir():
         raise BadOption("folder", str(folder), "a folder; this is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not any((folder / card).is_file() for card in cards):
-        raise BadOption("folder", str(folder), "a new folder, an empty one, or one with an earlier export: this one has other files")
+    if (
+        folder.is_dir()
+        and any(folder.iterdir())
+        and not any((folder / card).is_file() for card in cards)
+    ):
+        raise BadOption(
+            "folder",
+            str(folder),
+            "a new folder, an empty one, or one with an earlier export: this one has other files",
+        )
 
 
 def check_form(model: VisionModel, form: str) -> None:
@@ -90,14 +120,26 @@ def check_form(model: VisionModel, form: str) -> None:
     if form not in get_args(Form):
         raise BadOption("form", form, " or ".join(get_args(Form)))
     if model.architecture == "prompt":
-        raise NotDefined("heads.export", f"{model.name} is a vision-language model", "Use lvlm.export, which zeroes heads in the whole model")
+        raise NotDefined(
+            "heads.export",
+            f"{model.name} is a vision-language model",
+            "Use lvlm.export, which zeroes heads in the whole model",
+        )
     need_own_classes(model, "heads.export")
     if form == "zeroed" and "kept" in model.origin:
-        raise NotDefined("form='zeroed'", "heads were cut out of this model before, so no plain architecture fits it", "Use form='sliced'")
+        raise NotDefined(
+            "form='zeroed'",
+            "heads were cut out of this model before, so no plain architecture fits it",
+            "Use form='sliced'",
+        )
     if form == "sliced":
         check_sliceable(model)
         if not _origin(model):
-            raise NotDefined("form='sliced'", "how this module is built is not known", "Load the model by sc.load, or use form='zeroed'")
+            raise NotDefined(
+                "form='sliced'",
+                "how this module is built is not known",
+                "Load the model by sc.load, or use form='zeroed'",
+            )
 
 
 def _writes_itself(model: VisionModel) -> bool:
@@ -105,7 +147,8 @@ def _writes_itself(model: VisionModel) -> bool:
 
 
 def _origin(model: VisionModel) -> dict[str, Any]:
-    """How the module is built: transformers' and those that write themselves know it, the others if `sc.load` made them."""
+    """How the module is built: transformers' and those that write themselves know it, the others if
+    `sc.load` made them."""
     if _writes_itself(model):
         return {"library": "seecause", "class": type(model.module).__name__}
     if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
@@ -129,18 +172,29 @@ def _save_weights(model: VisionModel, folder: Path, form: Form, *, library: str 
 
 
 def _save(module: Any, path: Path) -> None:
-    save_file({name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}, path)
+    save_file(
+        {
+            name: value.detach().cpu().contiguous().clone()
+            for name, value in module.state_dict().items()
+        },
+        path,
+    )
 
 
 def _save_processor(frame: Preprocess, folder: Path) -> None:
-    """What a transformers image processor reads, where it can say it: it knows one short side only."""
+    """What a transformers image processor reads, where it can say it: it knows one short side
+    only."""
     scaled = [int(side / frame.crop + 1e-6) for side in frame.size]
     if not frame.squash and scaled[0] != scaled[1]:
         return
     told = {
         "image_processor_type": "CLIPImageProcessor",
         "do_resize": True,
-        "size": {"height": scaled[0], "width": scaled[1]} if frame.squash else {"shortest_edge": scaled[0]},
+        "size": (
+            {"height": scaled[0], "width": scaled[1]}
+            if frame.squash
+            else {"shortest_edge": scaled[0]}
+        ),
         "do_center_crop": True,
         "crop_size": {"height": frame.size[0], "width": frame.size[1]},
         "resample": int(getattr(Image.Resampling, frame.filter.upper())),
@@ -150,18 +204,25 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
         "image_mean": list(frame.mean),
         "image_std": list(frame.std),
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(told, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
-    """A head that is not part of the native module; a zero-shot head is made again from its texts."""
+    """A head that is not part of the native module; a zero-shot head is made again from its
+    texts."""
     if head is None or isinstance(head, TextHead):
         return None
     if isinstance(head, CosineHead):
         return {"kind": "cosine", "scale": head.scale}
     if isinstance(head, nn.Linear):
         return {"kind": "linear"}
-    raise NotDefined("export", f"the head is a {type(head).__name__}, which no file describes", "Use a linear head or a CosineHead")
+    raise NotDefined(
+        "export",
+        f"the head is a {type(head).__name__}, which no file describes",
+        "Use a linear head or a CosineHead",
+    )
 
 
 def _places(model: VisionModel) -> list[str]:

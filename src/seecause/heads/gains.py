@@ -1,8 +1,10 @@
 """How much of an answer hangs on the foreground, and how much on the background (CIGMA, phase 2).
 
-    FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)                 (eq. 41 averages BIR over images)
+    FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)
+    (eq. 41 averages BIR over images)
 
-With masks the model found itself, BIG measures evidence outside the model's own evidence, not outside the object: see `masks`.
+With masks the model found itself, BIG measures evidence outside the model's own evidence, not
+outside the object: see `masks`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Gains:
     @property
     def bir(self) -> Tensor:
         """[B]; one half where it is degenerate."""
-        return torch.where(self.degenerate, 0.5, self.big / (self.fig + self.big).clamp_min(DEGENERATE))
+        return torch.where(
+            self.degenerate, 0.5, self.big / (self.fig + self.big).clamp_min(DEGENERATE)
+        )
 
     @property
     def bir_mean_of_ratios(self) -> float:
@@ -57,11 +61,17 @@ class Gains:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which says nothing of others."""
-        return (torch.nan, torch.nan) if len(self.big) < 2 else ratio_interval(self.big, self.fig + self.big)
+        """The 95 % bootstrap interval of the ratio of means, over images; NaN for one image, which
+        says nothing of others."""
+        return (
+            (torch.nan, torch.nan)
+            if len(self.big) < 2
+            else ratio_interval(self.big, self.fig + self.big)
+        )
 
     def interval_text(self, digits: int = 3) -> str:
-        """The interval as it may be shown: none for few images or where nothing matters, and never one without width, which would look certain."""
+        """The interval as it may be shown: none for few images or where nothing matters, and never
+        one without width, which would look certain."""
         count, (low, high) = len(self.big), self.interval
         if count < FEW:
             return f"too few for an interval ({count})"
@@ -70,22 +80,38 @@ class Gains:
         shown = [f"{end:.{digits}f}" for end in (low, high)]
         if shown[0] != shown[1]:
             return " to ".join(shown)
-        return f"below {10**-digits:.{digits}f}" if float(shown[1]) == 0 else f"no spread over {count} pictures"
+        return (
+            f"below {10**-digits:.{digits}f}"
+            if float(shown[1]) == 0
+            else f"no spread over {count} pictures"
+        )
 
     def take(self, rows: Tensor) -> Gains:
         """Of some images."""
         return replace(self, fig=self.fig[rows], big=self.big[rows])
 
     def __repr__(self) -> str:
-        ratios = f"BIR {self.bir_mean_of_ratios:.3f} (mean of ratios), {self.bir_ratio_of_means:.3f} (ratio of means)"
-        return f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f}, {ratios}, {int(self.degenerate.sum())} degenerate)"
+        ratios = (
+            f"BIR {self.bir_mean_of_ratios:.3f} (mean of ratios), {self.bir_ratio_of_means:.3f}"
+            " (ratio of means)"
+        )
+        return (
+            f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f},"
+            f" {ratios}, {int(self.degenerate.sum())} degenerate)"
+        )
 
 
 @torch.no_grad()
 def information_gains(
-    model: ImageModel, images: Tensor, masks: Masks | Tensor | None = None, *, temperature: float = 1.0, baseline: Baseline = "grey"
+    model: ImageModel,
+    images: Tensor,
+    masks: Masks | Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    baseline: Baseline = "grey",
 ) -> Gains:
-    """FIG and BIG of normalised images [B, 3, H, W], with masks (a tensor counts as true masks) and a baseline, or with `Swapped` pictures."""
+    """FIG and BIG of normalised images [B, 3, H, W], with masks (a tensor counts as true masks) and
+    a baseline, or with `Swapped` pictures."""
     need_distribution(model, "information_gains")
     images = images.to(model.device, model.dtype)
     views = Views(model, images, masks, baseline)
@@ -98,11 +124,20 @@ def information_gains(
     def some(rows: Tensor) -> Tensor:
         erased = views.erased(slice(int(rows[0]), int(rows[-1]) + 1))
         assert erased.no_foreground is not None
-        plain, no_background, no_foreground = answers(torch.cat([images[rows], erased.no_background, erased.no_foreground])).unflatten(0, (3, len(rows)))
+        plain, no_background, no_foreground = answers(
+            torch.cat([images[rows], erased.no_background, erased.no_foreground])
+        ).unflatten(0, (3, len(rows)))
         again = answers(images[rows].flip(0)).flip(0)  # another packing
-        return torch.stack([jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1)
+        return torch.stack(
+            [jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1
+        )
 
-    fig, big, noise = batched(some, torch.arange(len(images), device=images.device), together, what="images").double().cpu().unbind(1)
+    fig, big, noise = (
+        batched(some, torch.arange(len(images), device=images.device), together, what="images")
+        .double()
+        .cpu()
+        .unbind(1)
+    )
     said = {"temperature": temperature, **views.record(), **protocol(model, images)}
     return Gains(fig, big, float(noise.mean()), said)
 
@@ -110,28 +145,65 @@ def information_gains(
 class Views:
     """Each image beside its erased versions, made when they are asked for."""
 
-    def __init__(self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline):
+    def __init__(
+        self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline
+    ):
         self.model, self.images, self.baseline = model, images, baseline
         self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
         expected = [len(images), *images.shape[-2:]]
         if isinstance(baseline, Swapped):
-            for name, given in (("background", baseline.background), ("foreground", baseline.foreground)):
+            for name, given in (
+                ("background", baseline.background),
+                ("foreground", baseline.foreground),
+            ):
                 if given is not None and given.shape != images.shape:
-                    raise BadOption(f"baseline.{name}", list(given.shape), f"one picture for each image, {list(images.shape)}")
+                    raise BadOption(
+                        f"baseline.{name}",
+                        list(given.shape),
+                        f"one picture for each image, {list(images.shape)}",
+                    )
         elif self.masks is None:
-            raise BadOption("masks", None, "masks of the images (discover_masks, or true ones), or baseline=Swapped(...)")
+            raise BadOption(
+                "masks",
+                None,
+                "masks of the images (discover_masks, or true ones), or baseline=Swapped(...)",
+            )
         elif list(self.masks.hard.shape) != expected:
-            raise BadOption("masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}")
+            raise BadOption(
+                "masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}"
+            )
 
     def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
-        hard, inside = (None, None) if self.masks is None else (self.masks.hard[rows], None if self.masks.inside is None else self.masks.inside[rows])
+        hard, inside = (
+            (None, None)
+            if self.masks is None
+            else (
+                self.masks.hard[rows],
+                None if self.masks.inside is None else self.masks.inside[rows],
+            )
+        )
         hard, inside = (None if t is None else t.to(self.images.device) for t in (hard, inside))
-        return erase(self.model, self.images[rows], hard, part(self.baseline, len(self.images), rows), inside=inside, foreground=foreground)
+        return erase(
+            self.model,
+            self.images[rows],
+            hard,
+            part(self.baseline, len(self.images), rows),
+            inside=inside,
+            foreground=foreground,
+        )
 
     def record(self) -> dict[str, Any]:
-        return {"masks": None if self.masks is None else self.masks.protocol, "baseline": describe(self.baseline)}
+        return {
+            "masks": None if self.masks is None else self.masks.protocol,
+            "baseline": describe(self.baseline),
+        }
 
 
 def need_distribution(model: ImageModel, what: str) -> None:
     if model.sigmoid:
-        raise NotDefined(what, f"the classes of {model.name} answer independently, so there is no distribution to compare", "Wrap the model with sigmoid=False")
+        raise NotDefined(
+            what,
+            f"the classes of {model.name} answer independently, so there is no distribution to"
+            " compare",
+            "Wrap the model with sigmoid=False",
+        )

@@ -1,17 +1,20 @@
-"""Causal Head Gating (Nam et al. 2025, 2505.13737): soft gates on all heads at once, fitted under opposite pressures.
+"""Causal Head Gating (Nam et al. 2025, 2505.13737): soft gates on all heads at once, fitted under
+opposite pressures.
 
     G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
 
-Three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and -strength (G-, pushed down), both from the first and on the same
-batches.
+Three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and -strength
+(G-, pushed down), both from the first and on the same batches.
 
     facilitating   stays open under either pressure         soft: G-
     irrelevant     follows the pressure                     soft: G+ (1 - G-)
     interfering    shut even when pushed open               soft: 1 - G+
-"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+ for them, -G+ for all others.
+"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+
+for them, -G+ for all others.
 
-Contrastive form: keep one task and suppress another, loss = NLL(keep) - min(NLL(suppress), log C): the second is pushed to chance, not beyond,
-where it has no lower bound. Written from the equations. It learns from labels: on biased data a head that reads the background *facilitates*.
+Contrastive form: keep one task and suppress another, loss = NLL(keep) - min(NLL(suppress), log C):
+the second is pushed to chance, not beyond, where it has no lower bound. Written from the equations.
+It learns from labels: on biased data a head that reads the background *facilitates*.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ Task = tuple[Tensor, Tensor]  # images [N, 3, H, W] and labels [N]
 
 @dataclass(frozen=True, eq=False)
 class Gating:
-    """Gates [M, L, H] of M fits each: without pressure, pushed open (G+), pushed shut (G-). NaN where a block has no such head."""
+    """Gates [M, L, H] of M fits each: without pressure, pushed open (G+), pushed shut (G-). NaN
+    where a block has no such head."""
 
     free: Tensor
     opened: Tensor
@@ -65,19 +69,27 @@ class Gating:
         return (1 - self.opened).mean(dim=0)
 
     def scores(self, threshold: float = OPEN) -> Tensor:
-        """[L, H]: interference of heads that are called interfering, and interference less 1, which is 0 or less, of all others."""
+        """[L, H]: interference of heads that are called interfering, and interference less 1, which
+        is 0 or less, of all others."""
         opened, shut = self.opened.mean(dim=0), self.shut.mean(dim=0)
         return torch.where((opened <= threshold) & (shut <= threshold), 1 - opened, -opened)
 
     def roles(self, threshold: float = OPEN) -> list[list[str | None]]:
-        """The role of every head, layer by layer; None where there is no such head. Shut when pushed open, open when pushed shut: "unclear"."""
+        """The role of every head, layer by layer; None where there is no such head. Shut when
+        pushed open, open when pushed shut: "unclear"."""
         opened, shut = self.opened.mean(dim=0), self.shut.mean(dim=0)
-        code = torch.where(opened > threshold, torch.where(shut > threshold, 0, 1), torch.where(shut > threshold, 3, 2))
+        code = torch.where(
+            opened > threshold,
+            torch.where(shut > threshold, 0, 1),
+            torch.where(shut > threshold, 3, 2),
+        )
         code = code.masked_fill(opened.isnan(), -1)
         return [[None if role < 0 else ROLES[role] for role in layer] for layer in code.tolist()]
 
 
-@selector("gating", cost="3 * steps * masks forwards and backwards of a batch, in all", needs="labels")
+@selector(
+    "gating", cost="3 * steps * masks forwards and backwards of a batch, in all", needs="labels"
+)
 def gating(
     model: VisionModel,
     images: Tensor,
@@ -91,16 +103,36 @@ def gating(
     batch: int = 32,
     seed: int = 0,
 ) -> HeadScores:
-    """Interference under Causal Head Gating. Above 0 are only heads that it calls interfering: shut even when all are pushed open."""
-    said: dict[str, Any] = {"masks": masks, "steps": steps, "strength": strength, "rate": rate, "batch": batch, "seed": seed}
+    """Interference under Causal Head Gating. Above 0 are only heads that it calls interfering: shut
+    even when all are pushed open."""
+    said: dict[str, Any] = {
+        "masks": masks,
+        "steps": steps,
+        "strength": strength,
+        "rate": rate,
+        "batch": batch,
+        "seed": seed,
+    }
     found = head_gates(model, (images, labels), suppress=suppress, **said)
     value = found.scores().double().cpu()
     error = standard_error(found.opened.double().cpu())  # over masks
-    roles = {name: getattr(found, name).double().cpu() for name in ("facilitation", "irrelevance", "interference")}
-    return HeadScores(value, error, after=roles, protocol={"selector": "gating", "contrastive": suppress is not None, "open": OPEN, **said})
+    roles = {
+        name: getattr(found, name).double().cpu()
+        for name in ("facilitation", "irrelevance", "interference")
+    }
+    return HeadScores(
+        value,
+        error,
+        after=roles,
+        protocol={"selector": "gating", "contrastive": suppress is not None, "open": OPEN, **said},
+    )
 
 
-@selector("contrastive-gating", cost="6 * steps * fits forwards and backwards of a batch, in all", needs="labels, and masks")
+@selector(
+    "contrastive-gating",
+    cost="6 * steps * fits forwards and backwards of a batch, in all",
+    needs="labels, and masks",
+)
 def contrastive_gating(
     model: VisionModel,
     images: Tensor,
@@ -115,11 +147,21 @@ def contrastive_gating(
     batch: int = 32,
     seed: int = 0,
 ) -> HeadScores:
-    """Interference where the class must be told from the object alone, and must not be told from the background alone."""
+    """Interference where the class must be told from the object alone, and must not be told from
+    the background alone."""
     shown = Views(model, images, masks, baseline).erased(slice(0, len(images)))
     assert shown.no_foreground is not None
-    options: dict[str, Any] = {"masks": fits, "steps": steps, "strength": strength, "rate": rate, "batch": batch, "seed": seed}
-    found = gating(model, shown.no_background, labels, suppress=(shown.no_foreground, labels), **options)
+    options: dict[str, Any] = {
+        "masks": fits,
+        "steps": steps,
+        "strength": strength,
+        "rate": rate,
+        "batch": batch,
+        "seed": seed,
+    }
+    found = gating(
+        model, shown.no_background, labels, suppress=(shown.no_foreground, labels), **options
+    )
     return replace(found, protocol={**found.protocol, "selector": "contrastive-gating"})
 
 
@@ -135,36 +177,79 @@ def head_gates(
     batch: int = 32,
     seed: int = 0,
 ) -> Gating:
-    """Fit `masks` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3) pushed shut, `steps` updates of Adam each."""
-    for name, value in (("masks", masks), ("steps", steps), ("batch", batch), ("strength", strength), ("rate", rate)):
+    """Fit `masks` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
+    pushed shut, `steps` updates of Adam each."""
+    for name, value in (
+        ("masks", masks),
+        ("steps", steps),
+        ("batch", batch),
+        ("strength", strength),
+        ("rate", rate),
+    ):
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
-    tasks = [(images, checked_labels(model, images, labels)) for images, labels in (keep, *((suppress,) if suppress is not None else ()))]
+    tasks = [
+        (images, checked_labels(model, images, labels))
+        for images, labels in (keep, *((suppress,) if suppress is not None else ()))
+    ]
     generator = torch.Generator().manual_seed(seed)
     missing = absent(model).to(model.device)
-    uniform = torch.rand(masks, *missing.shape, generator=generator, dtype=torch.float64).logit().clamp(-CLIP, CLIP)
-    start = uniform.to(model.device, torch.float64 if model.dtype == torch.float64 else torch.float32)
-    told: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch, "generator": generator, "missing": missing}
+    uniform = (
+        torch.rand(masks, *missing.shape, generator=generator, dtype=torch.float64)
+        .logit()
+        .clamp(-CLIP, CLIP)
+    )
+    start = uniform.to(
+        model.device, torch.float64 if model.dtype == torch.float64 else torch.float32
+    )
+    told: dict[str, Any] = {
+        "steps": steps,
+        "rate": rate,
+        "batch": batch,
+        "generator": generator,
+        "missing": missing,
+    }
     free = _fit(model, tasks, start, start.new_zeros(masks), **told)
     pressure = start.new_tensor([strength, -strength]).repeat_interleave(masks)
-    opened, shut = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **told).chunk(2)  # side by side, on the same batches
-    return Gating(*(theta.sigmoid().masked_fill(missing, torch.nan) for theta in (free, opened, shut)))
+    opened, shut = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **told).chunk(
+        2
+    )  # side by side, on the same batches
+    return Gating(
+        *(theta.sigmoid().masked_fill(missing, torch.nan) for theta in (free, opened, shut))
+    )
 
 
 def _fit(
-    model: VisionModel, tasks: list[Task], start: Tensor, strengths: Tensor, *, steps: int, rate: float, batch: int, generator: torch.Generator, missing: Tensor
+    model: VisionModel,
+    tasks: list[Task],
+    start: Tensor,
+    strengths: Tensor,
+    *,
+    steps: int,
+    rate: float,
+    batch: int,
+    generator: torch.Generator,
+    missing: Tensor,
 ) -> Tensor:
-    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every mask; `strengths` [M] push them open."""
+    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every
+    mask; `strengths` [M] push them open."""
     theta = start.clone().requires_grad_()
     adam = torch.optim.Adam([theta], lr=rate)
-    push = (~missing).to(theta.dtype) / (~missing).sum() * strengths[:, None, None]  # [M, L, H]: the slope of the pressure where it is not clipped
+    push = (
+        (~missing).to(theta.dtype) / (~missing).sum() * strengths[:, None, None]
+    )  # [M, L, H]: the slope of the pressure where it is not clipped
     for _ in range(steps):
         drawn = [torch.randperm(len(labels), generator=generator)[:batch] for _, labels in tasks]
-        picked = [(images[rows.to(images.device)], labels[rows.to(labels.device)]) for (images, labels), rows in zip(tasks, drawn, strict=True)]
+        picked = [
+            (images[rows.to(images.device)], labels[rows.to(labels.device)])
+            for (images, labels), rows in zip(tasks, drawn, strict=True)
+        ]
         adam.zero_grad()
         within = (theta.detach().abs() <= CLIP).to(theta.dtype)
         theta.grad = _slopes(model, picked, theta) - within * push
-        theta.grad *= (NORM / theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)).clamp(max=1.0)[:, None, None]
+        theta.grad *= (NORM / theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)).clamp(max=1.0)[
+            :, None, None
+        ]
         adam.step()
     return theta.detach()
 
@@ -172,16 +257,31 @@ def _fit(
 def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
     """The gradient of the loss in `theta` [M, L, H]; as many masks at once as fit."""
     images = tasks[0][0]
-    each = sum(len(x) for x, _ in tasks) * model.forward_bytes(model.check(images)) * model.n_layers * 2
+    each = (
+        sum(len(x) for x, _ in tasks)
+        * model.forward_bytes(model.check(images))
+        * model.n_layers
+        * 2
+    )
 
     def some(start: int, stop: int) -> Tensor:
         part = theta[start:stop].detach().requires_grad_()
         x, y = (torch.cat(parts) for parts in zip(*tasks, strict=True))  # all tasks in one pass
         gates = part.sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
         logits = gated_logits(model, x.repeat(stop - start, 1, 1, 1), gates)
-        nll = F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits, y.repeat(stop - start), reduction="none")
-        keep, *suppress = nll.unflatten(0, (stop - start, len(x))).split([len(labels) for _, labels in tasks], dim=1)  # each [m, B]
-        loss = keep.mean(dim=1) - sum(other.clamp(max=math.log(logits.shape[-1])).mean(dim=1) for other in suppress)
+        nll = F.cross_entropy(
+            logits.float() if logits.dtype != torch.float64 else logits,
+            y.repeat(stop - start),
+            reduction="none",
+        )
+        keep, *suppress = nll.unflatten(0, (stop - start, len(x))).split(
+            [len(labels) for _, labels in tasks], dim=1
+        )  # each [m, B]
+        loss = keep.mean(dim=1) - sum(
+            other.clamp(max=math.log(logits.shape[-1])).mean(dim=1) for other in suppress
+        )
         return torch.autograd.grad(loss.sum(), part)[0]
 
-    return torch.cat(list(in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks")))
+    return torch.cat(
+        list(in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks"))
+    )

@@ -1,8 +1,9 @@
 """Heads chosen one after the other, each scored in the model that the earlier ones have left.
 
-One-shot scores add up only where heads do not stand in for each other. `greedy` scores again after each removal; `additivity` says how far
-one-shot scores were from adding up:
-    gap = (R - R^(-set)) / sum of score(h) over the set            1: they add up; below 1: they overlap; above 1: they back each other up
+One-shot scores add up only where heads do not stand in for each other. `greedy` scores again after
+each removal; `additivity` says how far one-shot scores were from adding up:
+    gap = (R - R^(-set)) / sum of score(h) over the set            1: they add up; below 1: they
+    overlap; above 1: they back each other up
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from seecause.models.view import VisionModel
 
 @dataclass(frozen=True, eq=False)
 class Greedy:
-    """Removals in order: `gains[i]` is the score of `heads[i]` when it was chosen, `rounds[i]` all scores of that round.
+    """Removals in order: `gains[i]` is the score of `heads[i]` when it was chosen, `rounds[i]` all
+    scores of that round.
 
     Where it stopped early, the last round is the one that found no head worth removing.
     """
@@ -47,7 +49,8 @@ def greedy(
     rule: Callable[[HeadScores], HeadScores] | None = None,
     **options: Any,
 ) -> Greedy:
-    """Up to `top` heads; stops early when none has a positive score. `rule` is a guard applied in each round. Options are those of `score`.
+    """Up to `top` heads; stops early when none has a positive score. `rule` is a guard applied in
+    each round. Options are those of `score`.
 
     Chosen heads are gated to zero for the next round, whatever the operator that scores them.
     """
@@ -70,7 +73,9 @@ def greedy(
     return Greedy(chosen, gains, rounds)
 
 
-@selector("greedy", cost="as cigma, once for each of `top` heads", needs="nothing; masks if at hand")
+@selector(
+    "greedy", cost="as cigma, once for each of `top` heads", needs="nothing; masks if at hand"
+)
 def greedy_cigma(
     model: VisionModel,
     images: Tensor,
@@ -83,7 +88,8 @@ def greedy_cigma(
     top: int = 4,
     steps: int = 250,
 ) -> HeadScores:
-    """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those that stay."""
+    """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those
+    that stay."""
     found = masks_at_hand(model, images, masks, baseline, steps=steps)
     options = {"target": labels, "baseline": baseline, "operator": operator, "guard": guard}
     chosen = greedy(model, images, found, top=top, rule=penalised if guard else None, **options)
@@ -93,12 +99,25 @@ def greedy_cigma(
     for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
         value[head], gain[head] = len(chosen.heads) - place, won
     said = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
-    return HeadScores(value, after={"score when chosen": gain}, before=first.before, protocol=said, total=first.total)
+    return HeadScores(
+        value,
+        after={"score when chosen": gain},
+        before=first.before,
+        protocol=said,
+        total=first.total,
+    )
 
 
 @torch.no_grad()
-def joint_effect(model: VisionModel, images: Tensor, masks: Masks | Tensor | None, heads: Sequence[Head], **options: Any) -> Tensor:
-    """What the response of each image loses when all of `heads` go together, [B] float64. Options are those of `score`."""
+def joint_effect(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    **options: Any,
+) -> Tensor:
+    """What the response of each image loses when all of `heads` go together, [B] float64. Options
+    are those of `score`."""
     check_options("joint_effect", Study, options)
     study = Study(model, images, masks, **{"guard": False, **options})
     whole = torch.ones(model.n_layers, model.n_heads, device=model.device)
@@ -107,14 +126,28 @@ def joint_effect(model: VisionModel, images: Tensor, masks: Masks | Tensor | Non
         cut[head] = 0
 
     def some(part: slice) -> Tensor:
-        first, second = (study.gated(part, gates.expand(part.stop - part.start, -1, -1))["response"] for gates in (whole, cut))
+        first, second = (
+            study.gated(part, gates.expand(part.stop - part.start, -1, -1))["response"]
+            for gates in (whole, cut)
+        )
         return (first - second).double().cpu()
 
     return torch.cat(study.over_images(some))
 
 
-def additivity(model: VisionModel, images: Tensor, masks: Masks | Tensor | None, heads: Sequence[Head], scores: HeadScores, **options: Any) -> float:
-    """The additivity gap of a set of heads with one-shot `scores`, measured with the options they were made with. NaN for an empty set."""
+def additivity(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    scores: HeadScores,
+    **options: Any,
+) -> float:
+    """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
+    were made with. NaN for an empty set."""
     if not heads:
         return float("nan")
-    return float(joint_effect(model, images, masks, heads, **options).mean() / sum(float(scores.value[head]) for head in heads))
+    return float(
+        joint_effect(model, images, masks, heads, **options).mean()
+        / sum(float(scores.value[head]) for head in heads)
+    )

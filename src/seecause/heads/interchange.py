@@ -1,8 +1,12 @@
-"""Which heads carry the background, by exchange between pictures: the gold score where exact counterfactuals exist.
+"""Which heads carry the background, by exchange between pictures: the gold score where exact
+counterfactuals exist.
 
-x = (f, b), x' = (f, b') has another background, x'' = (f', b) another foreground. One head of the run on x is given what it carries in the run on x':
-    NIE_bg(h) = E JS(p(x), p_{h <- x'}(x)),    NIE_fg(h) = E JS(p(x), p_{h <- x''}(x)),    selectivity(h) = NIE_bg / (NIE_bg + NIE_fg)
-Nothing leaves the distribution, unlike zeros. For a set of heads, the share of the whole effect JS(p(x), p(x')) that they mediate:
+x = (f, b), x' = (f, b') has another background, x'' = (f', b) another foreground. One head of the
+run on x is given what it carries in the run on x':
+    NIE_bg(h) = E JS(p(x), p_{h <- x'}(x)),    NIE_fg(h) = E JS(p(x), p_{h <- x''}(x)),
+    selectivity(h) = NIE_bg / (NIE_bg + NIE_fg)
+Nothing leaves the distribution, unlike zeros. For a set of heads, the share of the whole effect
+JS(p(x), p(x')) that they mediate:
     mediated(set) = E JS(p(x), p_{set <- x'}(x)) / E JS(p(x), p(x'))
 """
 
@@ -32,28 +36,41 @@ Cue = Literal["background", "foreground"]
 
 @dataclass(frozen=True, eq=False)
 class Interchange:
-    """Effects of exchanging each head, [L, H] float64 on the CPU; NaN where a block has no such head."""
+    """Effects of exchanging each head, [L, H] float64 on the CPU; NaN where a block has no such
+    head."""
 
     background: Tensor  # NIE_bg
     background_error: Tensor  # standard error over pairs
     foreground: Tensor | None = None  # NIE_fg
     foreground_error: Tensor | None = None
-    total: dict[str, float] = field(default_factory=dict)  # JS between the answers of the whole pictures, by cue
+    total: dict[str, float] = field(
+        default_factory=dict
+    )  # JS between the answers of the whole pictures, by cue
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
     def selectivity(self) -> Tensor:
         """NIE_bg / (NIE_bg + NIE_fg), [L, H]; NaN where neither matters."""
         if self.foreground is None:
-            raise BadOption("swapped", "no foreground", "Swapped(background=..., foreground=...) for selectivity")
+            raise BadOption(
+                "swapped",
+                "no foreground",
+                "Swapped(background=..., foreground=...) for selectivity",
+            )
         return self.background / (self.background + self.foreground)
 
 
 @torch.no_grad()
 def interchange(
-    model: VisionModel, images: Tensor, swapped: Swapped, *, temperature: float = 1.0, progress: Callable[[int], None] | None = None
+    model: VisionModel,
+    images: Tensor,
+    swapped: Swapped,
+    *,
+    temperature: float = 1.0,
+    progress: Callable[[int], None] | None = None,
 ) -> Interchange:
-    """Exchange every head between images [B, 3, H, W] and their counterfactuals. `progress` is told how many images are done, each time some are."""
+    """Exchange every head between images [B, 3, H, W] and their counterfactuals. `progress` is told
+    how many images are done, each time some are."""
     cues = _cues(model, images, swapped)
     images = images.to(model.device, model.dtype)
     layout, n, kinds = model.check(images), len(images), len(cues)
@@ -62,16 +79,27 @@ def interchange(
     totals = torch.empty(kinds, n, dtype=torch.float64)
 
     def some(a: int, b: int) -> int:
-        rows = torch.cat([*[images[a:b]] * kinds, *(other[a:b].to(images) for other in cues.values())])  # each image for every cue, then its counterfactuals
+        rows = torch.cat(
+            [*[images[a:b]] * kinds, *(other[a:b].to(images) for other in cues.values())]
+        )  # each image for every cue, then its counterfactuals
         half = kinds * (b - a)
         whole, other = log_probs(model(rows), temperature).split(half)
         totals[:, a:b] = jensen_shannon(whole, other).double().cpu().unflatten(0, (kinds, b - a))
 
         def each(layer: int, some_heads: list[int], logits: Tensor) -> None:
             moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, kinds * b]
-            effects[:, a:b, layer, some_heads] = moved.double().cpu().unflatten(1, (kinds, b - a)).movedim(0, -1)
+            effects[:, a:b, layer, some_heads] = (
+                moved.double().cpu().unflatten(1, (kinds, b - a)).movedim(0, -1)
+            )
 
-        fork(model, rows, heads, each, content=lambda layer, carried, tokens: carried[half:], forking=half)
+        fork(
+            model,
+            rows,
+            heads,
+            each,
+            content=lambda layer, carried, tokens: carried[half:],
+            forking=half,
+        )
         return b - a
 
     size = fit(n, 2 * kinds * model.forward_bytes(layout), images.device, share=HELD)
@@ -81,15 +109,28 @@ def interchange(
     means, errors = effects.mean(dim=1), [standard_error(one) for one in effects]
     both = kinds == 2
     said = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
-    total: dict[str, float] = {cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)}
-    return Interchange(means[0], errors[0], means[1] if both else None, errors[1] if both else None, total, said)
+    total: dict[str, float] = {
+        cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)
+    }
+    return Interchange(
+        means[0], errors[0], means[1] if both else None, errors[1] if both else None, total, said
+    )
 
 
 @torch.no_grad()
-def mediated(model: VisionModel, images: Tensor, others: Tensor, heads: Sequence[Head], *, temperature: float = 1.0) -> float:
-    """The share of the whole effect of `others` (counterfactuals of images, [B, 3, H, W]) that passes through `heads`, all exchanged together.
+def mediated(
+    model: VisionModel,
+    images: Tensor,
+    others: Tensor,
+    heads: Sequence[Head],
+    *,
+    temperature: float = 1.0,
+) -> float:
+    """The share of the whole effect of `others` (counterfactuals of images, [B, 3, H, W]) that
+    passes through `heads`, all exchanged together.
 
-    It may exceed 1: answers need not move by the same path. NaN if the counterfactuals change no answer.
+    It may exceed 1: answers need not move by the same path. NaN if the counterfactuals change no
+    answer.
     """
     _cues(model, images, Swapped(others))
     images, others = images.to(model.device, model.dtype), others.to(model.device, model.dtype)
@@ -100,10 +141,29 @@ def mediated(model: VisionModel, images: Tensor, others: Tensor, heads: Sequence
     def some(a: int, b: int) -> Tensor:
         rows = torch.cat([images[a:b], others[a:b]])
         plain = log_probs(model(rows), temperature).unflatten(0, (2, b - a))
-        mixed = gated_logits(model, rows, gates.expand(b - a, -1, -1), content=lambda layer, carried, tokens: carried[b - a :])
-        return torch.stack([jensen_shannon(plain[0], log_probs(mixed, temperature)), jensen_shannon(plain[0], plain[1])]).double().cpu()
+        mixed = gated_logits(
+            model,
+            rows,
+            gates.expand(b - a, -1, -1),
+            content=lambda layer, carried, tokens: carried[b - a :],
+        )
+        return (
+            torch.stack(
+                [
+                    jensen_shannon(plain[0], log_probs(mixed, temperature)),
+                    jensen_shannon(plain[0], plain[1]),
+                ]
+            )
+            .double()
+            .cpu()
+        )
 
-    parts = in_chunks(some, len(images), fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device), what="images")
+    parts = in_chunks(
+        some,
+        len(images),
+        fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device),
+        what="images",
+    )
     through, whole = torch.cat(list(parts), dim=1).mean(dim=1)
     return float(through / whole)
 
@@ -113,6 +173,8 @@ def _cues(model: VisionModel, images: Tensor, swapped: Swapped) -> dict[Cue, Ten
     need_distribution(model, "interchange")
     for cue, given in (("background", swapped.background), ("foreground", swapped.foreground)):
         if given is not None and given.shape != images.shape:
-            raise BadOption(cue, list(given.shape), f"one counterfactual for each image, {list(images.shape)}")
+            raise BadOption(
+                cue, list(given.shape), f"one counterfactual for each image, {list(images.shape)}"
+            )
     found: dict[Cue, Tensor] = {"background": swapped.background}
     return found if swapped.foreground is None else {**found, "foreground": swapped.foreground}

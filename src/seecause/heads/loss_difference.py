@@ -1,4 +1,5 @@
-"""Loss difference: what the loss on the labels does without each head, by exact ablation (a control of CIGMA, section 1.9).
+"""Loss difference: what the loss on the labels does without each head, by exact ablation (a control
+of CIGMA, section 1.9).
 
 signed     NLL - NLL^(-h): positive where the model does better without the head
 absolute   |NLL - NLL^(-h)|: heads that matter, for better or worse
@@ -27,4 +28,6 @@ def loss_gain(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
 def loss_change(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
     """How much the loss moves without each head, either way, by exact ablation."""
     scores = loss_gain(model, images, labels)
-    return replace(scores, value=scores.value.abs(), protocol={**scores.protocol, "selector": "loss-change"})
+    return replace(
+        scores, value=scores.value.abs(), protocol={**scores.protocol, "selector": "loss-change"}
+    )

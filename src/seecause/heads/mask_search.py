@@ -1,9 +1,12 @@
 """The optimisation behind `discover_masks` (CIGMA, phase 1; after Fong & Vedaldi 2017).
 
-For each image a mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the answer, and little is shown:
-    L(M) = a JS(p(I), p(U(M) I + (1 - U(M)) B)) + b mean(M) + c TV(M),      TV = mean |M_{i+1,j} - M_{ij}| + mean |M_{i,j+1} - M_{ij}|
-by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the baseline picture. Then the rho largest pixels are the foreground S.
-Area and TV are means: as sums they would outweigh JS, which is at most ln 2, and the empty mask would win.
+For each image a mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the answer,
+and little is shown:
+    L(M) = a JS(p(I), p(U(M) I + (1 - U(M)) B)) + b mean(M) + c TV(M),      TV = mean |M_{i+1,j} -
+    M_{ij}| + mean |M_{i,j+1} - M_{ij}|
+by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the baseline picture. Then the rho
+largest pixels are the foreground S. Area and TV are means: as sums they would outweigh JS, which is
+at most ln 2, and the empty mask would win.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
 
 @dataclass(frozen=True)
 class Search:
-    """The optimisation of a batch of masks. Images do not see each other, so the batch does not matter."""
+    """The optimisation of a batch of masks. Images do not see each other, so the batch does not
+    matter."""
 
     model: ImageModel
     steps: int
@@ -42,30 +46,70 @@ class Search:
 
     def record(self) -> dict[str, Any]:
         """Everything that decides the soft masks."""
-        names = ["steps", "rate", "weights", "param", "init", "temperature", "early_stop", "grid", *(["rho", "rule"] if self.early_stop is not None else [])]
+        names = [
+            "steps",
+            "rate",
+            "weights",
+            "param",
+            "init",
+            "temperature",
+            "early_stop",
+            "grid",
+            *(["rho", "rule"] if self.early_stop is not None else []),
+        ]
         return {name: getattr(self, name) for name in names}
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def run(self, images: Tensor, base: Tensor, inside: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def run(
+        self, images: Tensor, base: Tensor, inside: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Images and their baselines -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
         kind = wide_dtype(self.model.dtype)
         images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
         with torch.no_grad():
             plain = log_probs(self.model(images), self.temperature)
-        start = self.init if self.param == "clamp" else torch.logit(torch.tensor(self.init, dtype=torch.float64)).item()
-        raw = torch.full((len(images), self.grid, self.grid), start, dtype=kind, device=images.device)
-        held = (images, base, plain, raw, torch.zeros_like(raw), torch.zeros_like(raw), inside)  # everything that goes with an image, and Adam's moments
+        start = (
+            self.init
+            if self.param == "clamp"
+            else torch.logit(torch.tensor(self.init, dtype=torch.float64)).item()
+        )
+        raw = torch.full(
+            (len(images), self.grid, self.grid), start, dtype=kind, device=images.device
+        )
+        held = (
+            images,
+            base,
+            plain,
+            raw,
+            torch.zeros_like(raw),
+            torch.zeros_like(raw),
+            inside,
+        )  # everything that goes with an image, and Adam's moments
         live = torch.arange(len(images), device=images.device)
-        soft, losses, taken = torch.empty_like(raw), raw.new_empty(len(images), 3), torch.full_like(live, self.steps)
+        soft, losses, taken = (
+            torch.empty_like(raw),
+            raw.new_empty(len(images), 3),
+            torch.full_like(live, self.steps),
+        )
         before: Tensor | None = None
         for step in range(1, self.steps + 1):
             losses[live], held = self._step(step, *held)
             soft[live] = self._mask(held[3])
             if self.early_stop is None or step % CHECK_EVERY or step == self.steps:
                 continue
-            hard, _ = harden(soft[live], (images.shape[-2], images.shape[-1]), rho=self.rho, rule=self.rule, inside=held[6])
-            moving = torch.ones(len(live), dtype=torch.bool, device=live.device) if before is None else self._moved(hard, before)
+            hard, _ = harden(
+                soft[live],
+                (images.shape[-2], images.shape[-1]),
+                rho=self.rho,
+                rule=self.rule,
+                inside=held[6],
+            )
+            moving = (
+                torch.ones(len(live), dtype=torch.bool, device=live.device)
+                if before is None
+                else self._moved(hard, before)
+            )
             taken[live[~moving]] = step
             held = tuple(None if t is None else t[moving] for t in held)  # type: ignore[assignment]
             live, before = live[moving], hard[moving]
@@ -74,17 +118,35 @@ class Search:
         return soft, losses, taken
 
     def _step(
-        self, step: int, images: Tensor, base: Tensor, plain: Tensor, raw: Tensor, first: Tensor, second: Tensor, inside: Tensor | None
+        self,
+        step: int,
+        images: Tensor,
+        base: Tensor,
+        plain: Tensor,
+        raw: Tensor,
+        first: Tensor,
+        second: Tensor,
+        inside: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]]:
-        """One step of Adam on raw masks [B, g, g] -> the losses before it, and everything after it."""
+        """One step of Adam on raw masks [B, g, g] -> the losses before it, and everything after
+        it."""
         raw = raw.detach().requires_grad_()
         mask = self._mask(raw)
         show = enlarge(mask, (images.shape[-2], images.shape[-1]))
         if inside is not None:
             show = torch.where(inside, show, 1)  # padding stays as it is
         shown = (show[:, None] * images + (1 - show[:, None]) * base).to(images.dtype)
-        parts = torch.stack([jensen_shannon(plain, log_probs(self.model(shown), self.temperature)), mask.mean(dim=(1, 2)), total_variation(mask)], dim=1)
-        (slope,) = torch.autograd.grad((parts @ parts.new_tensor(self.weights)).sum(), raw)  # a sum: each mask's gradient is its own
+        parts = torch.stack(
+            [
+                jensen_shannon(plain, log_probs(self.model(shown), self.temperature)),
+                mask.mean(dim=(1, 2)),
+                total_variation(mask),
+            ],
+            dim=1,
+        )
+        (slope,) = torch.autograd.grad(
+            (parts @ parts.new_tensor(self.weights)).sum(), raw
+        )  # a sum: each mask's gradient is its own
         with torch.no_grad():
             first = BETAS[0] * first + (1 - BETAS[0]) * slope
             second = BETAS[1] * second + (1 - BETAS[1]) * slope.square()

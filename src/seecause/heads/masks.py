@@ -1,9 +1,11 @@
-"""Which pixels a model answers from, found by optimisation (CIGMA, phase 1; after Fong & Vedaldi 2017).
+"""Which pixels a model answers from, found by optimisation (CIGMA, phase 1; after Fong & Vedaldi
+2017).
 
-A mask on a coarse grid is fitted to each image so that what it shows keeps the answer, and little is shown (see `mask_search`). Its rho largest
-pixels are the foreground S.
+A mask on a coarse grid is fitted to each image so that what it shows keeps the answer, and little
+is shown (see `mask_search`). Its rho largest pixels are the foreground S.
 
-Read with care: M keeps the model's own answer. If the model reads the background, S may well be background. Where true masks exist, compare: `iou`.
+Read with care: M keeps the model's own answer. If the model reads the background, S may well be
+background. Where true masks exist, compare: `iou`.
 """
 
 from __future__ import annotations
@@ -46,16 +48,24 @@ class Masks:
 
     def take(self, rows: Tensor) -> Masks:
         """Those of some images, by place."""
-        fields = {name: getattr(self, name) for name in ("hard", "soft", "ties", "losses", "steps", "inside")}
-        chosen: dict[str, Any] = {name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()}
+        fields = {
+            name: getattr(self, name)
+            for name in ("hard", "soft", "ties", "losses", "steps", "inside")
+        }
+        chosen: dict[str, Any] = {
+            name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()
+        }
         return replace(self, **chosen)
 
     @classmethod
     def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
-        """True masks [B, H, W]: bool, or integers with 1 on the object. Pixels that are neither (IGNORE) are kept out, like padding."""
+        """True masks [B, H, W]: bool, or integers with 1 on the object. Pixels that are neither
+        (IGNORE) are kept out, like padding."""
         known = truth != IGNORE if truth.dtype != torch.bool else torch.ones_like(truth)
         inside = known if inside is None else known & inside
-        return cls(hard=truth == 1, inside=None if inside.all() else inside, protocol={"source": "oracle"})
+        return cls(
+            hard=truth == 1, inside=None if inside.all() else inside, protocol={"source": "oracle"}
+        )
 
 
 def discover_masks(
@@ -79,21 +89,39 @@ def discover_masks(
 ) -> Masks:
     """Masks of normalised images [B, 3, H, W]; the defaults are the paper's.
 
-    `weights` are those of JS, area and TV. `early_stop`: finish an image when less than this share of its pixels changed sides in 25 steps
-    (0.005 is a good choice). `inside` [B, H, W] is False on padding. `cache`: a folder where masks are kept, by weights, image and options.
-    `progress` is told how many images are done, each time some are.
+    `weights` are those of JS, area and TV. `early_stop`: finish an image when less than this share
+    of its pixels changed sides in 25 steps (0.005 is a good choice). `inside` [B, H, W] is False on
+    padding. `cache`: a folder where masks are kept, by weights, image and options. `progress` is
+    told how many images are done, each time some are.
     """
-    _check(model, steps=steps, grid=grid, param=param, init=init, weights=weights, rate=rate, early_stop=early_stop)
+    _check(
+        model,
+        steps=steps,
+        grid=grid,
+        param=param,
+        init=init,
+        weights=weights,
+        rate=rate,
+        early_stop=early_stop,
+    )
     images = images.to(model.device, model.dtype)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     if inside is not None and inside.shape != (len(images), *size):
-        raise BadOption("inside", list(inside.shape), f"True where the picture is, {[len(images), *size]}")
+        raise BadOption(
+            "inside", list(inside.shape), f"True where the picture is, {[len(images), *size]}"
+        )
     inside = None if inside is None else inside.to(model.device)
     if isinstance(baseline, Tensor):
         baseline = fill(model, images, baseline)  # as many as there are images, or one
     if binarise not in get_args(Rule) or not 0 < rho < 1:
-        raise BadOption("binarise, rho", (binarise, rho), f"one of {', '.join(get_args(Rule))}, and a share of the pixels between 0 and 1")
-    search = Search(model, steps, rate, weights, param, init, temperature, early_stop, grid, rho, binarise)
+        raise BadOption(
+            "binarise, rho",
+            (binarise, rho),
+            f"one of {', '.join(get_args(Rule))}, and a share of the pixels between 0 and 1",
+        )
+    search = Search(
+        model, steps, rate, weights, param, init, temperature, early_stop, grid, rho, binarise
+    )
     options = {**search.record(), "baseline": describe(baseline)}
     kept = MaskCache(cache, model, options) if cache is not None else None
     known = {} if kept is None else kept.read(images, inside, baseline)
@@ -105,27 +133,48 @@ def discover_masks(
     def some(a: int, b: int) -> dict[int, tuple[Tensor, ...]]:
         rows = todo[a:b]
         mine = None if inside is None else inside[rows]
-        base = fill(model, images[rows], baseline[rows] if isinstance(baseline, Tensor) and len(baseline) > 1 else baseline, inside=mine)
+        base = fill(
+            model,
+            images[rows],
+            baseline[rows] if isinstance(baseline, Tensor) and len(baseline) > 1 else baseline,
+            inside=mine,
+        )
         found = zip(*search.run(images[rows], base, mine), strict=True)
         return dict(zip(rows, found, strict=True))
 
-    for found in in_chunks(some, len(todo), fit(max(1, len(todo)), graph * model.forward_bytes(layout), images.device), what="masks"):
+    for found in in_chunks(
+        some,
+        len(todo),
+        fit(max(1, len(todo)), graph * model.forward_bytes(layout), images.device),
+        what="masks",
+    ):
         known.update(found)
         if kept is not None:
             kept.write(images, inside, baseline, found)
         if progress is not None:
             progress(len(found))
-    soft, losses, taken = (torch.stack(parts) for parts in zip(*(known[i] for i in range(len(images))), strict=True))
+    soft, losses, taken = (
+        torch.stack(parts) for parts in zip(*(known[i] for i in range(len(images))), strict=True)
+    )
     hard, ties = harden(soft, size, rho=rho, rule=binarise, inside=inside)
-    said = {"source": "discovered", "rho": rho, "binarise": binarise, **options, **protocol(model, images)}
+    said = {
+        "source": "discovered",
+        "rho": rho,
+        "binarise": binarise,
+        **options,
+        **protocol(model, images),
+    }
     return Masks(hard, soft, ties, losses, taken, inside, said)
 
 
 def iou(masks: Masks | Tensor, truth: Tensor) -> Tensor:
-    """Intersection over union of masks [B, H, W] with true ones, [B] float64; NaN where both are empty. Pixels marked IGNORE do not count."""
+    """Intersection over union of masks [B, H, W] with true ones, [B] float64; NaN where both are
+    empty. Pixels marked IGNORE do not count."""
     hard = masks.hard if isinstance(masks, Masks) else masks
     if hard.shape != truth.shape:
-        raise BadOption("truth", list(truth.shape), f"masks of the same pictures, {list(hard.shape)}")
+        raise BadOption(
+            "truth", list(truth.shape), f"masks of the same pictures, {list(hard.shape)}"
+        )
     truth = truth.to(hard.device)
     counted = torch.ones_like(hard) if truth.dtype == torch.bool else truth != IGNORE
     real = truth == 1
@@ -134,14 +183,30 @@ def iou(masks: Masks | Tensor, truth: Tensor) -> Tensor:
 
 
 def _check(
-    model: ImageModel, *, steps: int, grid: int, param: str, init: float, weights: tuple[float, float, float], rate: float, early_stop: float | None
+    model: ImageModel,
+    *,
+    steps: int,
+    grid: int,
+    param: str,
+    init: float,
+    weights: tuple[float, float, float],
+    rate: float,
+    early_stop: float | None,
 ) -> None:
     if model.sigmoid:
-        raise NotDefined("discover_masks", "classes answer independently, so there is no distribution to keep", "Wrap the model with sigmoid=False")
+        raise NotDefined(
+            "discover_masks",
+            "classes answer independently, so there is no distribution to keep",
+            "Wrap the model with sigmoid=False",
+        )
     if param not in get_args(Param):
         raise BadOption("param", param, f"one of {', '.join(get_args(Param))}")
     if steps < 1 or grid < 2 or rate <= 0:
-        raise BadOption("steps, grid, rate", (steps, grid, rate), "at least one step, a grid of 2 x 2 cells, and a rate above 0")
+        raise BadOption(
+            "steps, grid, rate",
+            (steps, grid, rate),
+            "at least one step, a grid of 2 x 2 cells, and a rate above 0",
+        )
     if not 0 <= init <= 1 or (param == "sigmoid" and init in (0, 1)):
         raise BadOption("init", init, "a value in [0, 1]; inside it for param='sigmoid'")
     if len(weights) != 3 or min(weights) < 0:

@@ -1,7 +1,9 @@
-"""Heads taken out for good: a smaller native module that answers as if they were ablated (CIGMA section 1.8).
+"""Heads taken out for good: a smaller native module that answers as if they were ablated (CIGMA
+section 1.8).
 
-Rows of Q, K and V and columns of O go; the bias of O stays. At the usual sizes this saves little (16 of a ViT-B/16's 144 heads are 4 % of its
-arithmetic): the point is a model that no longer has the heads at all.
+Rows of Q, K and V and columns of O go; the bias of O stays. At the usual sizes this saves little
+(16 of a ViT-B/16's 144 heads are 4 % of its arithmetic): the point is a model that no longer has
+the heads at all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from seecause.models.view import VisionModel
 
 
 def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
-    """A verified view of a copy without `heads`, pairs (layer, head) from 0. Its `module` is smaller and works without this package."""
+    """A verified view of a copy without `heads`, pairs (layer, head) from 0. Its `module` is
+    smaller and works without this package."""
     removed = _removable(model, heads)
     check_sliceable(model)
     keep = kept_heads(model, removed)
@@ -38,17 +41,28 @@ def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
 def check_sliceable(model: VisionModel) -> None:
     """Refuse a model whose heads cannot be cut out, whichever they are."""
     if any(getattr(part, "rope_mixed", False) for part in model.module.modules()):
-        raise UnsupportedModel(f"cutting heads out of {model.family}", "every head has rotary frequencies of its own", ZEROED)
+        raise UnsupportedModel(
+            f"cutting heads out of {model.family}",
+            "every head has rotary frequencies of its own",
+            ZEROED,
+        )
     if hasattr(model.module, "view_parts"):
-        raise UnsupportedModel(f"cutting heads out of {model.family}", "it decides by itself what each head sees", ZEROED)
+        raise UnsupportedModel(
+            f"cutting heads out of {model.family}",
+            "it decides by itself what each head sees",
+            ZEROED,
+        )
 
 
 def zero(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
-    """A verified view of a copy whose output projections no longer read `heads`; the architecture is the same."""
+    """A verified view of a copy whose output projections no longer read `heads`; the architecture
+    is the same."""
     removed = _removable(model, heads)
 
     def cut(block: nn.Module, layer: int) -> None:
-        zero_heads(block, [head for at, head in removed if at == layer], of=model.blocks[layer].heads)
+        zero_heads(
+            block, [head for at, head in removed if at == layer], of=model.blocks[layer].heads
+        )
 
     return _edited(model, cut)
 
@@ -56,14 +70,24 @@ def zero(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
 def kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int]]:
     """The heads that stay, layer by layer."""
     gone = set(removed)
-    return [[head for head in range(block.heads) if (layer, head) not in gone] for layer, block in enumerate(model.blocks)]
+    return [
+        [head for head in range(block.heads) if (layer, head) not in gone]
+        for layer, block in enumerate(model.blocks)
+    ]
 
 
 def original_heads(model: VisionModel, keep: list[list[int]]) -> list[list[int] | None]:
-    """`keep`, numbered as in the module before anything was cut out of it; None where a layer is whole."""
+    """`keep`, numbered as in the module before anything was cut out of it; None where a layer is
+    whole."""
     before = model.origin.get("kept", [None] * model.n_layers)
     return [
-        (None if len(now) == block.heads else now) if earlier is None else [earlier[head] for head in now] if earlier else []
+        (
+            (None if len(now) == block.heads else now)
+            if earlier is None
+            else [earlier[head] for head in now]
+            if earlier
+            else []
+        )
         for earlier, now, block in zip(before, keep, model.blocks, strict=True)
     ]
 
@@ -71,7 +95,11 @@ def original_heads(model: VisionModel, keep: list[list[int]]) -> list[list[int] 
 def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
     removed = checked(model, heads)
     if model.gates is not None:
-        raise NotDefined("cutting heads out", "this model has gates on its heads, which a copy would not have", "Leave the `ablate` block first")
+        raise NotDefined(
+            "cutting heads out",
+            "this model has gates on its heads, which a copy would not have",
+            "Leave the `ablate` block first",
+        )
     return removed
 
 

@@ -3,7 +3,8 @@
     @selector("name", cost="1 forward", needs="labels")
     def name(model, images, labels, *, option=default) -> HeadScores: ...
 
-It gets normalised images [N, 3, H, W] and class indices [N] on the model's device. Higher scores mean more worth removing.
+It gets normalised images [N, 3, H, W] and class indices [N] on the model's device. Higher scores
+mean more worth removing.
 """
 
 from __future__ import annotations
@@ -38,17 +39,25 @@ class Selector:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options and their defaults."""
-        return {p.name: p.default for p in inspect.signature(self.run).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        return {
+            p.name: p.default
+            for p in inspect.signature(self.run).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        }
 
 
 _SELECTORS: dict[str, Selector] = {}
 
 
-def selector(name: str, *, cost: str, needs: str) -> Callable[[Callable[..., HeadScores]], Callable[..., HeadScores]]:
+def selector(
+    name: str, *, cost: str, needs: str
+) -> Callable[[Callable[..., HeadScores]], Callable[..., HeadScores]]:
     """Register a function under `name`."""
 
     def register(run: Callable[..., HeadScores]) -> Callable[..., HeadScores]:
-        _SELECTORS[name] = Selector(name, run, cost, needs, (inspect.getdoc(run) or "").split("\n")[0])
+        _SELECTORS[name] = Selector(
+            name, run, cost, needs, (inspect.getdoc(run) or "").split("\n")[0]
+        )
         return run
 
     return register
@@ -61,7 +70,9 @@ def selectors() -> dict[str, Selector]:
     return dict(_SELECTORS)
 
 
-def select(by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any) -> HeadScores:
+def select(
+    by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
+) -> HeadScores:
     """Scores by the selector called `by`; `HeadScores.top(k)` gives the heads to remove."""
     known = selectors()
     if by not in known:
@@ -69,9 +80,17 @@ def select(by: str, model: ImageModel, images: Tensor, labels: Tensor, **options
     chosen = known[by]
     for name, value in options.items():
         if name not in chosen.options:
-            raise BadOption(f"option {name!r} of {by}", value, f"one of {', '.join(chosen.options) or 'no options'}")
+            raise BadOption(
+                f"option {name!r} of {by}",
+                value,
+                f"one of {', '.join(chosen.options) or 'no options'}",
+            )
     if not isinstance(model, VisionModel):
-        raise NotDefined(f"choosing heads by {by}", f"{model.family} has no attention heads", "Use a vision transformer")
+        raise NotDefined(
+            f"choosing heads by {by}",
+            f"{model.family} has no attention heads",
+            "Use a vision transformer",
+        )
     images = images.to(model.device, model.dtype)
     model.check(images)
     return chosen.run(model, images, checked_labels(model, images, labels), **options)
@@ -81,7 +100,15 @@ def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
     """Class indices [N] on the model's device, one for each image."""
     labels = torch.as_tensor(labels)
     if labels.shape != images.shape[:1] or labels.dtype.is_floating_point:
-        raise BadImage(f"labels of shape {list(labels.shape)}", f"expected a class index for each of the {len(images)} images", "give whole numbers [N]")
+        raise BadImage(
+            f"labels of shape {list(labels.shape)}",
+            f"expected a class index for each of the {len(images)} images",
+            "give whole numbers [N]",
+        )
     if not bool(((labels >= 0) & (labels < model.n_classes)).all()):
-        raise BadOption("labels", f"{int(labels.min())} to {int(labels.max())}", f"class indices 0-{model.n_classes - 1}")
+        raise BadOption(
+            "labels",
+            f"{int(labels.min())} to {int(labels.max())}",
+            f"class indices 0-{model.n_classes - 1}",
+        )
     return labels.long().to(images.device)

@@ -1,8 +1,11 @@
-"""Last-layer retraining, DFR (Kirichenko et al. 2023, 2204.02937): frozen features, a new linear head fitted on data in which all groups are equally frequent.
+"""Last-layer retraining, DFR (Kirichenko et al. 2023, 2204.02937): frozen features, a new linear
+head fitted on data in which all groups are equally frequent.
 
-    standardise -> L1 logistic regression on group-balanced subsets -> C by worst-group accuracy on the other half -> mean of `refits` heads
+    standardise -> L1 logistic regression on group-balanced subsets -> C by worst-group accuracy on
+    the other half -> mean of `refits` heads
 
-It needs group labels, which CIGMA does not: the reference to beat. The plain model (ERM) is the model itself. The standardisation is folded into the head.
+It needs group labels, which CIGMA does not: the reference to beat. The plain model (ERM) is the
+model itself. The standardisation is folded into the head.
 """
 
 from __future__ import annotations
@@ -23,12 +26,21 @@ from seecause.loading import rewrap
 from seecause.metrics.groups import group_accuracy
 from seecause.models.view import VisionModel
 
-STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)  # of the likelihood against the L1 penalty: scikit-learn's C
+STRENGTHS = (
+    1.0,
+    0.7,
+    0.3,
+    0.1,
+    0.07,
+    0.03,
+    0.01,
+)  # of the likelihood against the L1 penalty: scikit-learn's C
 
 
 @dataclass(frozen=True, eq=False)
 class LinearHead:
-    """logits = features @ weight' + bias, and the C that was chosen with the worst-group accuracy each C had."""
+    """logits = features @ weight' + bias, and the C that was chosen with the worst-group accuracy
+    each C had."""
 
     weight: Tensor  # [C, P] float64
     bias: Tensor  # [C]
@@ -37,14 +49,35 @@ class LinearHead:
 
 
 def retrain(
-    model: VisionModel, images: Tensor, labels: Tensor, groups: Tensor, *, refits: int = 20, strengths: Sequence[float] = STRENGTHS, seed: int = 0
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    *,
+    refits: int = 20,
+    strengths: Sequence[float] = STRENGTHS,
+    seed: int = 0,
 ) -> VisionModel:
-    """The model with a new last layer. `images` are held-out ones, `groups` [N] (or [N, k]) says which group each belongs to."""
+    """The model with a new last layer. `images` are held-out ones, `groups` [N] (or [N, k]) says
+    which group each belongs to."""
     labels = checked_labels(model, images, labels)
-    found = fit_head(features(model, images), labels, groups, classes=model.n_classes, refits=refits, strengths=strengths, seed=seed)
+    found = fit_head(
+        features(model, images),
+        labels,
+        groups,
+        classes=model.n_classes,
+        refits=refits,
+        strengths=strengths,
+        seed=seed,
+    )
     module = copy.deepcopy(model.module)
     own = _own_classifier(module)
-    if own is not None and own.weight.shape == found.weight.shape and own.bias is not None and model.extra is None:
+    if (
+        own is not None
+        and own.weight.shape == found.weight.shape
+        and own.bias is not None
+        and model.extra is None
+    ):
         with torch.no_grad():
             own.weight.copy_(found.weight)
             own.bias.copy_(found.bias)
@@ -63,21 +96,41 @@ def features(model: VisionModel, images: Tensor) -> Tensor:
 
 
 def fit_head(
-    features: Tensor, labels: Tensor, groups: Tensor, *, classes: int, refits: int = 20, strengths: Sequence[float] = STRENGTHS, seed: int = 0
+    features: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    *,
+    classes: int,
+    refits: int = 20,
+    strengths: Sequence[float] = STRENGTHS,
+    seed: int = 0,
 ) -> LinearHead:
-    """DFR on features [N, P]. One half of the data chooses C, then all of it gives the head, averaged over `refits` balanced subsets."""
+    """DFR on features [N, P]. One half of the data chooses C, then all of it gives the head,
+    averaged over `refits` balanced subsets."""
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     codes = torch.as_tensor(groups).cpu()
     if len(codes) != len(y) or len(y) != len(x):
         raise BadOption("groups", f"{len(codes)} of them", f"one for each of the {len(x)} images")
-    member = (codes[:, None] if codes.ndim == 1 else codes).unique(dim=0, return_inverse=True)[1].numpy()
+    member = (
+        (codes[:, None] if codes.ndim == 1 else codes).unique(dim=0, return_inverse=True)[1].numpy()
+    )
     if set(y.tolist()) != set(range(classes)):
-        raise BadOption("labels", f"classes {sorted(set(y.tolist()))}", f"images of all {classes} classes")
+        raise BadOption(
+            "labels", f"classes {sorted(set(y.tolist()))}", f"images of all {classes} classes"
+        )
     if refits < 1 or not strengths or min(strengths) <= 0:
-        raise BadOption("refits, strengths", (refits, tuple(strengths)), "at least one refit and strengths above 0")
+        raise BadOption(
+            "refits, strengths",
+            (refits, tuple(strengths)),
+            "at least one refit and strengths above 0",
+        )
     smallest = np.bincount(member).min()
     if smallest < 2:
-        raise BadOption("groups", f"a group of {smallest}", "at least two images of every group: one half chooses C")
+        raise BadOption(
+            "groups",
+            f"a group of {smallest}",
+            "at least two images of every group: one half chooses C",
+        )
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     deviation[deviation == 0] = 1
     z = (x - mean) / deviation
@@ -88,35 +141,56 @@ def fit_head(
         rows = first[_balanced(member[first], draw)]
         weight, bias = _logistic(z[rows], y[rows], strength, classes)
         right = (z[second] @ weight.T + bias).argmax(axis=1) == y[second]
-        tried[strength] = group_accuracy(torch.from_numpy(right), torch.from_numpy(member[second])).worst
+        tried[strength] = group_accuracy(
+            torch.from_numpy(right), torch.from_numpy(member[second])
+        ).worst
     best = max(tried, key=lambda strength: tried[strength])
-    fitted = [_logistic(z[rows], y[rows], best, classes) for rows in (_balanced(member, draw) for _ in range(refits))]
+    fitted = [
+        _logistic(z[rows], y[rows], best, classes)
+        for rows in (_balanced(member, draw) for _ in range(refits))
+    ]
     weight = np.mean([w for w, _ in fitted], axis=0) / deviation
     bias = np.mean([b for _, b in fitted], axis=0) - weight @ mean
     return LinearHead(torch.from_numpy(weight), torch.from_numpy(bias), best, tried)
 
 
-def _logistic(x: np.ndarray, y: np.ndarray, strength: float, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _logistic(
+    x: np.ndarray, y: np.ndarray, strength: float, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """L1 logistic regression: weight [C, P] and bias [C]."""
     from sklearn.linear_model import LogisticRegression
 
     if classes == 2:
-        fitted = LogisticRegression(C=strength, l1_ratio=1.0, solver="liblinear", max_iter=1000).fit(x, y)
-        return np.concatenate([-fitted.coef_, fitted.coef_]) / 2, np.concatenate([-fitted.intercept_, fitted.intercept_]) / 2
-    fitted = LogisticRegression(C=strength, l1_ratio=1.0, solver="saga", max_iter=2000, tol=1e-3, random_state=0).fit(x, y)
+        fitted = LogisticRegression(
+            C=strength, l1_ratio=1.0, solver="liblinear", max_iter=1000
+        ).fit(x, y)
+        return (
+            np.concatenate([-fitted.coef_, fitted.coef_]) / 2,
+            np.concatenate([-fitted.intercept_, fitted.intercept_]) / 2,
+        )
+    fitted = LogisticRegression(
+        C=strength, l1_ratio=1.0, solver="saga", max_iter=2000, tol=1e-3, random_state=0
+    ).fit(x, y)
     return fitted.coef_, fitted.intercept_
 
 
 def _balanced(member: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Rows of a random subset with as many of each group as the smallest group has."""
     size = np.bincount(member).min()
-    return np.concatenate([draw.permutation(np.flatnonzero(member == group))[:size] for group in range(member.max() + 1)])
+    return np.concatenate(
+        [
+            draw.permutation(np.flatnonzero(member == group))[:size]
+            for group in range(member.max() + 1)
+        ]
+    )
 
 
 def _halves(member: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Two halves of every group."""
     rows = [draw.permutation(np.flatnonzero(member == group)) for group in range(member.max() + 1)]
-    return np.concatenate([r[: len(r) // 2] for r in rows]), np.concatenate([r[len(r) // 2 :] for r in rows])
+    return np.concatenate([r[: len(r) // 2] for r in rows]), np.concatenate(
+        [r[len(r) // 2 :] for r in rows]
+    )
 
 
 def _own_classifier(module: Any) -> nn.Linear | None:

@@ -1,13 +1,16 @@
-"""What decides the result of CIGMA? The paper's Tables 3 to 6 and its two other ablations, one function each.
+"""What decides the result of CIGMA? The paper's Tables 3 to 6 and its two other ablations, one
+function each.
 
     k            how many heads go, with as many random ones beside them
     fraction     how many right answers the scores are made from
     masks        kept share, grid, weights and fill of the mask search (Table 3)
-    temperature  of the answers that are compared (Table 4). Accuracy can only change because other heads are chosen
+    temperature  of the answers that are compared (Table 4). Accuracy can only change because other
+    heads are chosen
     layers       heads of the first, middle and last third of the blocks alone (Table 5)
     stability    scores from other halves of the pictures (Table 6)
 
-Heads are scored on `train`, numbers are those of `test`; both come with the model's right answers or without.
+Heads are scored on `train`, numbers are those of `test`; both come with the model's right answers
+or without.
 """
 
 from __future__ import annotations
@@ -70,11 +73,19 @@ class Setup:
     cache: str | Path | None = None  # of masks that were found
     seed: int = 0
 
-    def scores(self, *, train: Cases | None = None, masks: Masks | None = None, fill: Fill | None = None, temperature: float = 1.0) -> HeadScores:
+    def scores(
+        self,
+        *,
+        train: Cases | None = None,
+        masks: Masks | None = None,
+        fill: Fill | None = None,
+        temperature: float = 1.0,
+    ) -> HeadScores:
         """Of every head, with the setting that a study changes."""
         cases = train or self.train
         found = score(
-            self.model, cases.images, masks or self.masks, target=cases.labels, baseline=fill or self.fill, guard=self.guard, temperature=temperature
+            self.model, cases.images, masks or self.masks, target=cases.labels,
+            baseline=fill or self.fill, guard=self.guard, temperature=temperature
         )  # fmt: skip
         return penalised(found) if self.guard else found
 
@@ -83,12 +94,15 @@ class Setup:
 
     def without(self, chosen: Sequence[HeadScores]) -> list[Outcome]:
         """The model without the top heads of each."""
-        return outcomes(self.model, self.test, [scores.top(self.top) for scores in chosen], self.looks)
+        return outcomes(
+            self.model, self.test, [scores.top(self.top) for scores in chosen], self.looks
+        )
 
 
 @dataclass(frozen=True)
 class Found:
-    """A study's table. `x` names the column that charts run along; the first column of a table names its rows."""
+    """A study's table. `x` names the column that charts run along; the first column of a table
+    names its rows."""
 
     name: str
     question: str
@@ -114,7 +128,9 @@ def run_study(name: str, setup: Setup) -> Found:
 def _k(setup: Setup) -> Found:
     total = sum(block.heads for block in setup.model.blocks)
     ks = sorted({k for k in (*KS, setup.top) if k <= total})
-    found = curve(setup.model, setup.test, setup.scores(), ks, setup.looks, draws=setup.draws, seed=setup.seed)
+    found = curve(
+        setup.model, setup.test, setup.scores(), ks, setup.looks, draws=setup.draws, seed=setup.seed
+    )
     rows: list[Row] = []
     for place, (k, chosen) in enumerate(zip(ks, found.chosen, strict=True)):
         row: Row = {"K": k, **chosen.numbers()}
@@ -123,52 +139,95 @@ def _k(setup: Setup) -> Found:
                 mean, spread = found.band(name)[place]
                 row |= {f"{name}, random": mean, f"{name}, random sd": spread}
         rows.append(row)
-    note = f"Heads with a score of 0 or less stay, so `removed` may be below K. Beside them: mean and deviation of {setup.draws} random sets of as many."
+    note = (
+        "Heads with a score of 0 or less stay, so `removed` may be below K. Beside them: mean and"
+        f" deviation of {setup.draws} random sets of as many."
+    )
     return Found("k", "How many heads should go?", rows, "K", note)
 
 
 def _fraction(setup: Setup) -> Found:
     order = torch.randperm(len(setup.train), generator=torch.Generator().manual_seed(setup.seed))
-    counts = {max(2, round(share * len(order))): share for share in FRACTIONS}  # of few pictures, several shares are the same ones
+    counts = {
+        max(2, round(share * len(order))): share for share in FRACTIONS
+    }  # of few pictures, several shares are the same ones
     chosen = []
     for count in counts:
         cases, masks = setup.subset(order[:count].sort().values)
         chosen.append(setup.scores(train=cases, masks=masks))
     rows: list[Row] = [
-        {"share": share, "pictures": count, "rank correlation with all": _agreement(scores, chosen[-1]), **outcome.numbers()}
-        for (count, share), scores, outcome in zip(counts.items(), chosen, setup.without(chosen), strict=True)
+        {
+            "share": share,
+            "pictures": count,
+            "rank correlation with all": _agreement(scores, chosen[-1]),
+            **outcome.numbers(),
+        }
+        for (count, share), scores, outcome in zip(
+            counts.items(), chosen, setup.without(chosen), strict=True
+        )
     ]
-    return Found("fraction", "How many pictures do scores need?", rows, "share", "Each smaller set is part of the larger ones.")
+    return Found(
+        "fraction",
+        "How many pictures do scores need?",
+        rows,
+        "share",
+        "Each smaller set is part of the larger ones.",
+    )
 
 
 def _masks(setup: Setup) -> Found:
     chosen, about = [], []
     for options in MASKS.values():
-        found = discover_masks(setup.model, setup.train.images, steps=setup.steps, cache=setup.cache, **options)
+        found = discover_masks(
+            setup.model, setup.train.images, steps=setup.steps, cache=setup.cache, **options
+        )
         fill = options.get("baseline", setup.fill)
         chosen.append(setup.scores(masks=found, fill=fill))
         gains = information_gains(setup.model, setup.train.images, found, baseline=fill)
-        row: Row = {"FIG": float(gains.fig.mean()), "BIG": float(gains.big.mean()), "BIR": gains.bir_ratio_of_means}
+        row: Row = {
+            "FIG": float(gains.fig.mean()),
+            "BIG": float(gains.big.mean()),
+            "BIR": gains.bir_ratio_of_means,
+        }
         if setup.train.truth is not None:
             row = {"IoU": float(iou(found, setup.train.truth).nanmean()), **row}
         about.append(row)
     rows: list[Row] = [
-        {"setting": name, **row, "rank correlation with default": _agreement(scores, chosen[0]), **outcome.numbers()}
-        for name, row, scores, outcome in zip(MASKS, about, chosen, setup.without(chosen), strict=True)
+        {
+            "setting": name,
+            **row,
+            "rank correlation with default": _agreement(scores, chosen[0]),
+            **outcome.numbers(),
+        }
+        for name, row, scores, outcome in zip(
+            MASKS, about, chosen, setup.without(chosen), strict=True
+        )
     ]
     return Found(
-        "masks", "Does the mask search decide the result?", rows, note="Masks are always discovered here; FIG, BIG and BIR are those of the scored pictures."
+        "masks",
+        "Does the mask search decide the result?",
+        rows,
+        note="Masks are always discovered here; FIG, BIG and BIR are those of the scored pictures.",
     )
 
 
 def _temperature(setup: Setup) -> Found:
     chosen = [setup.scores(temperature=t) for t in TEMPERATURES]
     rows: list[Row] = [
-        {"temperature": t, "rank correlation with 1": _agreement(scores, chosen[TEMPERATURES.index(1.0)]), **outcome.numbers()}
+        {
+            "temperature": t,
+            "rank correlation with 1": _agreement(scores, chosen[TEMPERATURES.index(1.0)]),
+            **outcome.numbers(),
+        }
         for t, scores, outcome in zip(TEMPERATURES, chosen, setup.without(chosen), strict=True)
     ]
-    note = "The largest logit does not depend on the temperature: numbers differ only where other heads are chosen."
-    return Found("temperature", "Does the temperature decide the result?", rows, "temperature", note)
+    note = (
+        "The largest logit does not depend on the temperature: numbers differ only where other"
+        " heads are chosen."
+    )
+    return Found(
+        "temperature", "Does the temperature decide the result?", rows, "temperature", note
+    )
 
 
 def _layers(setup: Setup) -> Found:
@@ -176,37 +235,61 @@ def _layers(setup: Setup) -> Found:
     third = torch.tensor([min(2, 3 * layer // depth) for layer in range(depth)])
     parts = {"all": scores}
     for place, name in enumerate(THIRDS):
-        parts[name] = replace(scores, value=torch.where((third == place)[:, None] | scores.value.isnan(), scores.value, -torch.inf))
+        parts[name] = replace(
+            scores,
+            value=torch.where(
+                (third == place)[:, None] | scores.value.isnan(), scores.value, -torch.inf
+            ),
+        )
     whole = outcomes(setup.model, setup.test, [[]], setup.looks)
     found = dict(zip(["none", *parts], [*whole, *setup.without(list(parts.values()))], strict=True))
     rows: list[Row] = [{"blocks": name, **outcome.numbers()} for name, outcome in found.items()]
-    note = f"The {setup.top} best heads of those blocks alone go; fewer where fewer have a score above 0."
+    note = (
+        f"The {setup.top} best heads of those blocks alone go; fewer where fewer have a score"
+        " above 0."
+    )
     return Found("layers", "Where do the heads sit that matter?", rows, note=note)
 
 
 def _stability(setup: Setup) -> Found:
     count, generator = len(setup.train), torch.Generator().manual_seed(setup.seed)
-    halves = [torch.randperm(count, generator=generator)[: max(2, count // 2)].sort().values for _ in range(HALVES)]
-    chosen = [setup.scores(train=cases, masks=masks) for cases, masks in (setup.subset(rows) for rows in halves)]
+    halves = [
+        torch.randperm(count, generator=generator)[: max(2, count // 2)].sort().values
+        for _ in range(HALVES)
+    ]
+    chosen = [
+        setup.scores(train=cases, masks=masks)
+        for cases, masks in (setup.subset(rows) for rows in halves)
+    ]
     whole = setup.scores()
     exists = ~whole.value.isnan()
-    ranks = torch.stack([s.value[exists].argsort(descending=True).argsort() for s in chosen]).double()  # [halves, heads]
+    ranks = torch.stack(
+        [s.value[exists].argsort(descending=True).argsort() for s in chosen]
+    ).double()  # [halves, heads]
     top = whole.value[exists].argsort(descending=True)[: setup.top]
     rows: list[Row] = []
     for place, (scores, outcome) in enumerate(zip(chosen, setup.without(chosen), strict=True)):
         others = [_agreement(scores, other) for other in chosen if other is not scores]
         moved = float(((ranks[place] - ranks.mean(dim=0)).abs() > FAR).double().mean())
         same = len(set(scores.top(setup.top)) & set(whole.top(setup.top)))
-        told: Row = {"half": place, "rank correlation with the others": sum(others) / len(others), f"heads that moved over {FAR} ranks": moved}
+        told: Row = {
+            "half": place,
+            "rank correlation with the others": sum(others) / len(others),
+            f"heads that moved over {FAR} ranks": moved,
+        }
         rows.append({**told, "in the top of all pictures": same, **outcome.numbers()})
     spread = float(ranks[:, top].std(dim=0, correction=0).mean())
     return Found(
-        "stability", "Would other pictures choose other heads?", rows, note=f"The rank of the top {setup.top} heads varies by {spread:.1f} between halves."
+        "stability",
+        "Would other pictures choose other heads?",
+        rows,
+        note=f"The rank of the top {setup.top} heads varies by {spread:.1f} between halves.",
     )
 
 
 STUDIES: Mapping[str, Callable[[Setup], Found]] = {
-    "k": _k, "fraction": _fraction, "masks": _masks, "temperature": _temperature, "layers": _layers, "stability": _stability,
+    "k": _k, "fraction": _fraction, "masks": _masks, "temperature": _temperature,
+    "layers": _layers, "stability": _stability,
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Which heads carry the picture into the words of a vision-language model, from which image tokens into which words (head attribution)."""
+"""Which heads carry the picture into the words of a vision-language model, from which image tokens
+into which words (head attribution)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,23 @@ from seecause.lvlm.look import Look
 from seecause.lvlm.masks import draw_masks
 from seecause.lvlm.places import coverage, object_share, picture_map, seen_mask, seen_picture
 from seecause.lvlm.prompt import Prompt
-from seecause.lvlm.tokens import TextEffects, TokenAttribution, attribute_tokens, sufficiency, text_effects, weighted_attention
+from seecause.lvlm.tokens import (
+    TextEffects,
+    TokenAttribution,
+    attribute_tokens,
+    sufficiency,
+    text_effects,
+    weighted_attention,
+)
 from seecause.lvlm.trace import HeadTrace, TokenTrace, trace_heads, trace_tokens
-from seecause.lvlm.validate import Curves, essential_heads, first_crossing, ratio_study, scan, threshold_study
+from seecause.lvlm.validate import (
+    Curves,
+    essential_heads,
+    first_crossing,
+    ratio_study,
+    scan,
+    threshold_study,
+)
 from seecause.lvlm.verify import verify
 from seecause.lvlm.view import LVLM
 from seecause.lvlm.wordings import Wordings, compare_wordings

@@ -1,6 +1,7 @@
 """Which heads carry the picture into the answer (head attribution, Kim et al. 2025).
 
-beta_n = mean of F over masks with head n on, less the mean with it off, the other heads at random            (a q-weighted Banzhaf value)
+beta_n = mean of F over masks with head n on, less the mean with it off, the other heads at random
+(a q-weighted Banzhaf value)
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Head = tuple[int, int]  # (layer, head), both from 0
 
 @dataclass(frozen=True, eq=False)
 class HeadAttribution:
-    """One coefficient for each head: the share of the picture's effect on the answer that it brings."""
+    """One coefficient for each head: the share of the picture's effect on the answer that it
+    brings."""
 
     coefficients: Tensor  # [L, H] float64, on the CPU
     intercept: float
@@ -56,7 +58,11 @@ class HeadAttribution:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / VALUES).write_bytes(save({"coefficients": self.coefficients.contiguous()}))
-        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "coefficients"}
+        rest = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name != "coefficients"
+        }
         (folder / CARD).write_text(json.dumps(rest, indent=2) + "\n", encoding="utf-8")
         return folder
 
@@ -64,8 +70,15 @@ class HeadAttribution:
     def load(cls, folder: str | Path) -> HeadAttribution:
         folder = Path(folder)
         if not (folder / CARD).is_file() or not (folder / VALUES).is_file():
-            raise DataMissing(str(folder), f"no {VALUES} and {CARD} there", "give a folder that HeadAttribution.save wrote")
-        return cls(load_file(folder / VALUES)["coefficients"], **json.loads((folder / CARD).read_text(encoding="utf-8")))
+            raise DataMissing(
+                str(folder),
+                f"no {VALUES} and {CARD} there",
+                "give a folder that HeadAttribution.save wrote",
+            )
+        return cls(
+            load_file(folder / VALUES)["coefficients"],
+            **json.loads((folder / CARD).read_text(encoding="utf-8")),
+        )
 
 
 def attribute_heads(
@@ -82,16 +95,31 @@ def attribute_heads(
     agreement: float = 0.9,
     step: int = 1000,
 ) -> HeadAttribution:
-    """Ablate a share `p` of all heads at random, `masks` times, and fit. Use another `seed` for each picture: shared masks correlate their errors.
+    """Ablate a share `p` of all heads at random, `masks` times, and fit. Use another `seed` for
+    each picture: shared masks correlate their errors.
 
-    `adaptive` asks `step` masks at a time, at most `masks`, until coefficients from two halves of them correlate by `agreement`.
+    `adaptive` asks `step` masks at a time, at most `masks`, until coefficients from two halves of
+    them correlate by `agreement`.
     """
     how = Sampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
     found = regress(engine.evaluate, engine.n_components, how, engine.lvlm.device)
     grid = found.coefficients.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads)
-    return HeadAttribution(grid, found.intercept, found.r2, found.pearson, found.masks, found.agreement, protocol(engine, how, found))
+    return HeadAttribution(
+        grid,
+        found.intercept,
+        found.r2,
+        found.pearson,
+        found.masks,
+        found.agreement,
+        protocol(engine, how, found),
+    )
 
 
 def protocol(engine: MaskEngine, how: Sampling, found: Regression) -> dict[str, Any]:
     """How a fit was made."""
-    return {**engine.protocol(), "sampling": dataclasses.asdict(how), "converged": found.converged, "history": found.history}
+    return {
+        **engine.protocol(),
+        "sampling": dataclasses.asdict(how),
+        "converged": found.converged,
+        "history": found.history,
+    }

@@ -1,6 +1,8 @@
-"""A vision-language model without some heads, on disk: the same architecture, zeros where the output projections read those heads.
+"""A vision-language model without some heads, on disk: the same architecture, zeros where the
+output projections read those heads.
 
-transformers loads it like any other; so does `sc.lvlm.load`. Nothing is copied but the weights that change, so this needs no more memory than saving does.
+transformers loads it like any other; so does `sc.lvlm.load`. Nothing is copied but the weights that
+change, so this needs no more memory than saving does.
 """
 
 from __future__ import annotations
@@ -24,11 +26,18 @@ from seecause.models.slicing import columns, output_weight
 CARD = "seecause-heads.json"
 
 
-def export(model: PromptClassifier, heads: Iterable[Head], folder: str | Path, *, note: str = "") -> Path:
-    """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the classifier's scope."""
+def export(
+    model: PromptClassifier, heads: Iterable[Head], folder: str | Path, *, note: str = ""
+) -> Path:
+    """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
+    classifier's scope."""
     removed = checked(model, heads)
     if model.gates is not None:
-        raise NotDefined("export", "this model has gates on its heads, which a file would not have", "Leave the `ablate` block first")
+        raise NotDefined(
+            "export",
+            "this model has gates on its heads, which a file would not have",
+            "Leave the `ablate` block first",
+        )
     folder = Path(folder)
     check_place(folder, CARD)
     module, state = model.lvlm.module, dict(model.lvlm.module.state_dict())
@@ -64,8 +73,15 @@ def _readme(card: dict[str, Any], kind: str, note: str) -> str:
     part = "vision tower" if card["scope"] == "vision" else "language model"
     template = "" if card["template"] is None else f", template={card['template']!r}"
     how = (
-        f"from transformers import AutoProcessor, {kind}\nmodel = {kind}.from_pretrained(FOLDER)\n"
-        f"processor = AutoProcessor.from_pretrained(FOLDER)\n\n# or\nimport seecause as sc\nlvlm = sc.lvlm.load(FOLDER{template})"
+        f"from transformers import AutoProcessor, {kind}\nmodel ="
+        f" {kind}.from_pretrained(FOLDER)\nprocessor = AutoProcessor.from_pretrained(FOLDER)\n\n#"
+        f" or\nimport seecause as sc\nlvlm = sc.lvlm.load(FOLDER{template})"
     )
     more = [f"It came from weights {card['fingerprint']} (seecause {card['seecause']})."]
-    return page(card, note, of=f"the {sum(card['layers'])} attention heads of its {part}", how=how, more=more)
+    return page(
+        card,
+        note,
+        of=f"the {sum(card['layers'])} attention heads of its {part}",
+        how=how,
+        more=more,
+    )

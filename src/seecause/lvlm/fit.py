@@ -2,8 +2,9 @@
 
     1 / (2n) |y - Xw - b|^2 + alpha l1_ratio |w|_1 + alpha (1 - l1_ratio) / 2 |w|^2
 
-The data enter only through X'X and X'y, which a GPU makes at once: X is 0 and 1, so X'X is a count and exact in any precision that holds it.
-scikit-learn's coordinate descent then runs on the Gram matrix, which is small. Its rules of convergence are kept.
+The data enter only through X'X and X'y, which a GPU makes at once: X is 0 and 1, so X'X is a count
+and exact in any precision that holds it. scikit-learn's coordinate descent then runs on the Gram
+matrix, which is small. Its rules of convergence are kept.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Fit:
 
 
 class Moments:
-    """Sums over masks x [n, P] and responses y [n], which are all a fit needs; more can be added at any time."""
+    """Sums over masks x [n, P] and responses y [n], which are all a fit needs; more can be added at
+    any time."""
 
     def __init__(self, size: int, device: torch.device | str = "cpu"):
         self.count = 0
@@ -90,13 +92,21 @@ def elastic_net(x: Tensor, y: Tensor, penalty: Penalty | None = None) -> Fit:
     return Moments(x.shape[1], x.device).add(x, y).fit(penalty)
 
 
-def _descend(gram: np.ndarray, products: np.ndarray, squares: float, count: int, penalty: Penalty) -> tuple[np.ndarray, int, bool]:
-    """scikit-learn's coordinate descent on X'X and X'y. Of X itself it would read the number of rows, of y its length: one row stands in for both."""
+def _descend(
+    gram: np.ndarray, products: np.ndarray, squares: float, count: int, penalty: Penalty
+) -> tuple[np.ndarray, int, bool]:
+    """scikit-learn's coordinate descent on X'X and X'y. Of X itself it would read the number of
+    rows, of y its length: one row stands in for both."""
     stand_in, length = np.zeros((1, len(products)), order="F"), np.array([max(squares, 0.0) ** 0.5])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         _, weights, _, sweeps = enet_path(
-            stand_in, length, l1_ratio=penalty.l1_ratio, alphas=[penalty.alpha * count], precompute=np.ascontiguousarray(gram), Xy=products,
+            stand_in, length, l1_ratio=penalty.l1_ratio, alphas=[penalty.alpha * count],
+            precompute=np.ascontiguousarray(gram), Xy=products,
             check_input=False, return_n_iter=True, tol=penalty.tol, max_iter=penalty.max_iter,
         )  # fmt: skip
-    return np.ascontiguousarray(weights[:, 0]), int(sweeps[0]), not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    return (
+        np.ascontiguousarray(weights[:, 0]),
+        int(sweeps[0]),
+        not any(issubclass(w.category, ConvergenceWarning) for w in caught),
+    )

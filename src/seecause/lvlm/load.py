@@ -1,4 +1,5 @@
-"""`sc.lvlm.wrap` and `sc.lvlm.load`: from a module or a name to a verified view of a vision-language model."""
+"""`sc.lvlm.wrap` and `sc.lvlm.load`: from a module or a name to a verified view of a
+vision-language model."""
 
 from __future__ import annotations
 
@@ -28,15 +29,23 @@ def wrap(
     inputs: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A verified view of a transformers vision-language model. The module is put into eval mode and its parameters are frozen.
+    """A verified view of a transformers vision-language model. The module is put into eval mode and
+    its parameters are frozen.
 
-    `template` replaces the processor's chat template: a text with {image} and {question}. Without a processor, give native `inputs` to
-    verify with, and make prompts from native inputs (`lvlm.read`).
+    `template` replaces the processor's chat template: a text with {image} and {question}. Without a
+    processor, give native `inputs` to verify with, and make prompts from native inputs
+    (`lvlm.read`).
     """
     module.eval().requires_grad_(False)
     if template is not None and not all(field in template for field in ("{image}", "{question}")):
         raise BadOption("template", template, "a text with {image} and {question} in it")
-    view = LVLM(module=module, decoder=decoder.find(module), name=name or type(module).__name__, processor=processor, template=template)
+    view = LVLM(
+        module=module,
+        decoder=decoder.find(module),
+        name=name or type(module).__name__,
+        processor=processor,
+        template=template,
+    )
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view
@@ -50,11 +59,14 @@ def load(
     template: str | None = None,
     check: bool = True,
 ) -> LVLM:
-    """A vision-language model by name: `builtin:critters-llava`, `hf:NAME-OR-FOLDER`, or a folder that transformers wrote."""
+    """A vision-language model by name: `builtin:critters-llava`, `hf:NAME-OR-FOLDER`, or a folder
+    that transformers wrote."""
     library, _, where = spec.partition(":")
     if library not in LIBRARIES or not where:
         if not Path(spec).is_dir():
-            raise UnknownName("vision-language model", spec, [f"{library}:NAME" for library in LIBRARIES])
+            raise UnknownName(
+                "vision-language model", spec, [f"{library}:NAME" for library in LIBRARIES]
+            )
         library, where = "hf", spec
     if library == "builtin":
         folder = ZOO / where
@@ -62,13 +74,19 @@ def load(
             make = f"Make it with `seecause zoo train {where} --out DIR`, then name DIR/{where}"
             raise MissingWeights(spec, "this copy of the package does not hold it", make)
         if not (folder / "config.json").is_file():
-            raise UnknownName("builtin vision-language model", where, [path.parent.name for path in ZOO.glob("*/config.json")])
+            raise UnknownName(
+                "builtin vision-language model",
+                where,
+                [path.parent.name for path in ZOO.glob("*/config.json")],
+            )
         where = str(folder)
     module, processor = _open(where)
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not isinstance(kind, torch.dtype):
         raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
-    module.to(device=device, dtype=kind or (torch.float32 if library == "builtin" else None))  # builtin files are in half precision
+    module.to(
+        device=device, dtype=kind or (torch.float32 if library == "builtin" else None)
+    )  # builtin files are in half precision
     return wrap(module, processor, name=spec, template=template, check=check)
 
 
@@ -79,7 +97,10 @@ def _open(where: str) -> tuple[Any, Any]:
 
     module, processor = fetched(
         f"hf:{where}",
-        lambda: (AutoModelForImageTextToText.from_pretrained(where, dtype="auto"), AutoProcessor.from_pretrained(where)),
+        lambda: (
+            AutoModelForImageTextToText.from_pretrained(where, dtype="auto"),
+            AutoProcessor.from_pretrained(where),
+        ),
         repo=None if Path(where).is_dir() else where,
         remedy="Give a name or folder of transformers",
     )

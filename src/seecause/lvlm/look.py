@@ -1,6 +1,7 @@
 """What the heads of one masked run do: how much of the picture they attend to, and what they write.
 
-The share of attention that falls on the picture needs no attention matrix: exp(lse of image keys - lse of all keys)        (eq. 10)
+The share of attention that falls on the picture needs no attention matrix: exp(lse of image keys -
+lse of all keys)        (eq. 10)
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Look:
         return self.mass.mean(dim=1)
 
     def attention(self, layer: int, head: int) -> Tensor:
-        """[T, N]: attention of one head's text rows on image tokens. The run must be the intact one at this head."""
+        """[T, N]: attention of one head's text rows on image tokens. The run must be the intact one
+        at this head."""
         block = self.lvlm.blocks[layer]
         if not 0 <= head < block.heads:
             raise BadOption("head", head, f"0 to {block.heads - 1}")
@@ -51,11 +53,14 @@ class Look:
 
     @torch.no_grad()
     def written(self, *, row: int = -1, image_only: bool = False) -> Tensor:
-        """[L, H, D]: what each head adds to the residual stream at one text row, through its slice of the output projection."""
+        """[L, H, D]: what each head adds to the residual stream at one text row, through its slice
+        of the output projection."""
         outputs = (self.from_image if image_only else self.heads)[:, row]  # [L, H, dh]
         found = []
         for block, heads in zip(self.lvlm.blocks, outputs, strict=True):
-            alone = torch.diag_embed(heads.T).permute(1, 2, 0).flatten(1)[None]  # [1, H, H*dh]: one head at a time, the others silent
+            alone = (
+                torch.diag_embed(heads.T).permute(1, 2, 0).flatten(1)[None]
+            )  # [1, H, H*dh]: one head at a time, the others silent
             found.append((block.mix(alone) - block.mix(torch.zeros_like(alone[:, :1])))[0])
         return torch.stack(found)
 
@@ -70,17 +75,37 @@ class Look:
 def look(lvlm: LVLM, stage: Stage, on: Tensor) -> Look:
     """Run one mask `on` [L, H] and keep what its heads do."""
     image, h = stage.image, stage.states
-    mass, heads, from_image, states, queries, keys, lses, biases = [], [], [], [h[0]], [], [], [], []
+    mass, heads, from_image, states, queries, keys, lses, biases = (
+        [],
+        [],
+        [],
+        [h[0]],
+        [],
+        [],
+        [],
+        [],
+    )
     for index, block in enumerate(lvlm.blocks):
         q, k, v = block.qkv(h, stage.at)
         bias = None if block.additive is causal else block.bias(stage.at, stage.keys_at)
 
-        def read(bank: tuple[Tensor, Tensor], columns: slice, q: Tensor = q, bias: Tensor | None = bias, scale: float = block.scale) -> Part:
+        def read(
+            bank: tuple[Tensor, Tensor],
+            columns: slice,
+            q: Tensor = q,
+            bias: Tensor | None = bias,
+            scale: float = block.scale,
+        ) -> Part:
             hidden = None if bias is None else bias[..., columns]
-            return attend(q, [Bank(bank[0][:, :, columns], bank[1][:, :, columns], bias=hidden)], scale=scale)
+            return attend(
+                q, [Bank(bank[0][:, :, columns], bank[1][:, :, columns], bias=hidden)], scale=scale
+            )
 
         true, mean = read(stage.picture[index], image), read(stage.average[index], image)
-        seen = torch.where(on[index][:, None], true[0], mean[0]), torch.where(on[index], true[1], mean[1])
+        seen = (
+            torch.where(on[index][:, None], true[0], mean[0]),
+            torch.where(on[index], true[1], mean[1]),
+        )
         parts = [seen, read_own(q, k, v, scale=block.scale)]
         if image.start:
             parts.append(read(stage.picture[index], slice(0, image.start)))
@@ -95,4 +120,14 @@ def look(lvlm: LVLM, stage: Stage, on: Tensor) -> Look:
         biases.append(None if bias is None else bias[0, :, :, image])
         h = block.finish(h, o.to(q.dtype))
         states.append(h[0])
-    return Look(lvlm, torch.stack(mass), torch.stack(heads), torch.stack(from_image), torch.stack(states), queries, keys, torch.stack(lses), biases)
+    return Look(
+        lvlm,
+        torch.stack(mass),
+        torch.stack(heads),
+        torch.stack(from_image),
+        torch.stack(states),
+        queries,
+        keys,
+        torch.stack(lses),
+        biases,
+    )

@@ -15,10 +15,14 @@ from seecause.errors import BadOption
 Law = Literal["bernoulli", "fixed"]
 
 
-def draw_masks(count: int, size: int, *, p: float = 0.75, law: Law = "bernoulli", seed: int = 0, start: int = 0) -> Tensor:
-    """Masks [count, size] that ablate a share p: each entry by itself (`bernoulli`), or exactly so many in each mask (`fixed`).
+def draw_masks(
+    count: int, size: int, *, p: float = 0.75, law: Law = "bernoulli", seed: int = 0, start: int = 0
+) -> Tensor:
+    """Masks [count, size] that ablate a share p: each entry by itself (`bernoulli`), or exactly so
+    many in each mask (`fixed`).
 
-    Row i depends on `seed` and i + `start` only, in blocks of a thousand, so more masks can be asked for later.
+    Row i depends on `seed` and i + `start` only, in blocks of a thousand, so more masks can be
+    asked for later.
     """
     if not 0 < p < 1:
         raise BadOption("p", p, "the share of heads to ablate, between 0 and 1")
@@ -27,7 +31,9 @@ def draw_masks(count: int, size: int, *, p: float = 0.75, law: Law = "bernoulli"
     check_seed(seed)
     stop, rows = start + count, []
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
-        lots = torch.rand(_BLOCK, size, generator=torch.Generator().manual_seed((seed << 20) + block))
+        lots = torch.rand(
+            _BLOCK, size, generator=torch.Generator().manual_seed((seed << 20) + block)
+        )
         drawn = lots >= p if law == "bernoulli" else _largest(lots, round((1 - p) * size))
         rows.append(drawn[max(0, start - block * _BLOCK) : stop - block * _BLOCK])
     return torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.bool)
@@ -43,12 +49,15 @@ def check_seed(seed: int) -> None:
 
 
 def _largest(lots: Tensor, kept: int) -> Tensor:
-    return torch.zeros_like(lots, dtype=torch.bool).scatter_(1, lots.argsort(dim=1, descending=True)[:, :kept], True)
+    return torch.zeros_like(lots, dtype=torch.bool).scatter_(
+        1, lots.argsort(dim=1, descending=True)[:, :kept], True
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """M masks on the CPU: heads [M, L, H], text [M, T] or None (all), image [M, N] or None (all). A first axis of 1 serves all."""
+    """M masks on the CPU: heads [M, L, H], text [M, T] or None (all), image [M, N] or None (all). A
+    first axis of 1 serves all."""
 
     heads: Tensor
     text: Tensor | None = None
@@ -72,19 +81,33 @@ class Masks:
 
     def block(self, start: int, stop: int, size: int) -> Masks:
         """Masks `start` to `stop`, the last one repeated up to `size`."""
-        return self._each(lambda mask: torch.cat([mask[start:stop], mask[stop - 1 : stop].expand(size - (stop - start), *mask.shape[1:])]))
+        return self._each(
+            lambda mask: torch.cat(
+                [
+                    mask[start:stop],
+                    mask[stop - 1 : stop].expand(size - (stop - start), *mask.shape[1:]),
+                ]
+            )
+        )
 
     def to(self, device: torch.device) -> Masks:
-        return Masks(self.heads.to(device), *(None if mask is None else mask.to(device) for mask in (self.text, self.image)))
+        return Masks(
+            self.heads.to(device),
+            *(None if mask is None else mask.to(device) for mask in (self.text, self.image)),
+        )
 
     def _each(self, do: Callable[[Tensor], Tensor]) -> Masks:
         """The same to every mask that does not serve all."""
-        heads, text, image = (mask if mask is None or len(mask) == 1 else do(mask) for mask in (self.heads, self.text, self.image))
+        heads, text, image = (
+            mask if mask is None or len(mask) == 1 else do(mask)
+            for mask in (self.heads, self.text, self.image)
+        )
         assert heads is not None
         return Masks(heads, text, image)
 
     def shared_layers(self) -> int:
-        """How many of the first blocks give every mask the same states: the heads agree, and no row or token mask matters yet."""
+        """How many of the first blocks give every mask the same states: the heads agree, and no row
+        or token mask matters yet."""
         same = (self.heads == self.heads[:1]).flatten(2).all(dim=2).all(dim=0)  # [L]
         if any(mask is not None and len(mask) > 1 for mask in (self.text, self.image)):
             same &= ~self.heads.flatten(2).any(dim=2).any(dim=0)
@@ -101,15 +124,34 @@ class Masks:
         return (~self.heads).any(dim=2).any(dim=0).tolist()
 
 
-def check_masks(heads: Tensor | None, text: Tensor | None, image: Tensor | None, grid: tuple[int, int], n_text: int, n_image: int) -> Masks:
+def check_masks(
+    heads: Tensor | None,
+    text: Tensor | None,
+    image: Tensor | None,
+    grid: tuple[int, int],
+    n_text: int,
+    n_image: int,
+) -> Masks:
     """Masks as given by a user, or what is wrong with them."""
     if heads is not None and heads.ndim == 3 and tuple(heads.shape[1:]) == grid:
         heads = heads.flatten(1)
-    for name, mask, width in (("heads", heads, grid[0] * grid[1]), ("text", text, n_text), ("image", image, n_image)):
+    for name, mask, width in (
+        ("heads", heads, grid[0] * grid[1]),
+        ("text", text, n_text),
+        ("image", image, n_image),
+    ):
         if mask is not None and (mask.ndim != 2 or mask.shape[1] != width or len(mask) == 0):
             raise BadOption(name, list(mask.shape), f"masks of shape [M, {width}]")
     given = {len(mask) for mask in (heads, text, image) if mask is not None} - {1}
     if len(given) > 1:
-        raise BadOption("masks", sorted(given), "as many heads, text and image masks, or one that serves all")
-    on = torch.ones(1, *grid, dtype=torch.bool) if heads is None else heads.detach().cpu().bool().unflatten(1, grid)
-    return Masks(on, *(None if mask is None else mask.detach().cpu().bool() for mask in (text, image)))
+        raise BadOption(
+            "masks", sorted(given), "as many heads, text and image masks, or one that serves all"
+        )
+    on = (
+        torch.ones(1, *grid, dtype=torch.bool)
+        if heads is None
+        else heads.detach().cpu().bool().unflatten(1, grid)
+    )
+    return Masks(
+        on, *(None if mask is None else mask.detach().cpu().bool() for mask in (text, image))
+    )

@@ -15,12 +15,23 @@ KeyValues = list[tuple[Tensor, Tensor]]  # for each block, unrotated keys and va
 
 @torch.no_grad()
 def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
-    """Keys (before rotation) and values of every row up to the last image token, for prompts of one shape at once."""
+    """Keys (before rotation) and values of every row up to the last image token, for prompts of one
+    shape at once."""
     first = prompts[0]
     end = first.image.stop
     found: KeyValues = []
     states = torch.cat([prompt.embeddings[:, :end] for prompt in prompts])
-    deepstack = tuple(torch.cat(features) for features in zip(*(prompt.deepstack for prompt in prompts), strict=True))
+    deepstack = tuple(
+        torch.cat(features)
+        for features in zip(*(prompt.deepstack for prompt in prompts), strict=True)
+    )
     at = first.at.take(first.at.index[:end])
-    run(decoder, states, at, deepstack=deepstack, image=first.image, record=lambda _, k, v: found.append((k, v)))
+    run(
+        decoder,
+        states,
+        at,
+        deepstack=deepstack,
+        image=first.image,
+        record=lambda _, k, v: found.append((k, v)),
+    )
     return found

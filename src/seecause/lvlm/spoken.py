@@ -47,7 +47,8 @@ class Spoken(Readout):
 
 @dataclass(eq=False)
 class Described(Readout):
-    """Hands all states of a vision tower to the rest of the model. No single token is read, and no mean of them."""
+    """Hands all states of a vision tower to the rest of the model. No single token is read, and no
+    mean of them."""
 
     rest: Callable[[Tensor], Tensor] = same  # states [B, T, D] -> logits [B, C]
 
@@ -61,4 +62,9 @@ class Described(Readout):
 
 def refuse(pooled: Tensor) -> Tensor:
     """In place of a head on pooled features, for methods that pool by themselves."""
-    raise NotDefined("this method", "the answer is read from all image tokens by a language model, which no pooled features replace", "Use head scores")
+    raise NotDefined(
+        "this method",
+        "the answer is read from all image tokens by a language model, which no pooled features"
+        " replace",
+        "Use head scores",
+    )

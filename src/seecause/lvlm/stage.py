@@ -21,7 +21,8 @@ KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Text rows from `start` on, and two banks for each block: what came before them, with the picture or with its average."""
+    """Text rows from `start` on, and two banks for each block: what came before them, with the
+    picture or with its average."""
 
     start: int
     states: Tensor  # [1, R, D] entering the first block
@@ -32,15 +33,19 @@ class Stage:
     average: list[KeyValue]
 
     def mixed(self, image: Tensor, rows: int) -> tuple[Mask, Mask]:
-        """Which keys of the picture's and of the average's bank `rows` rows read, where some image tokens [B, N] are averaged."""
-        picture = torch.ones(len(image), len(self.keys_at.index), dtype=torch.bool, device=image.device)
+        """Which keys of the picture's and of the average's bank `rows` rows read, where some image
+        tokens [B, N] are averaged."""
+        picture = torch.ones(
+            len(image), len(self.keys_at.index), dtype=torch.bool, device=image.device
+        )
         picture[:, self.image] = image
         spread = picture[:, None, None].expand(-1, 1, rows, -1)  # [B, 1, R, K]
         return Mask(spread), Mask(~spread)
 
     @torch.no_grad()
     def from_row(self, blocks: Sequence[Block], row: int) -> Stage:
-        """The stage of text rows `row` and later, when no row before may see the picture: those run once, and their keys join both banks."""
+        """The stage of text rows `row` and later, when no row before may see the picture: those run
+        once, and their keys join both banks."""
         h, at = self.states[:, :row], self.at.take(self.at.index[:row])
         picture: list[KeyValue] = []
         average: list[KeyValue] = []
@@ -73,7 +78,12 @@ def first_stage(decoder: Decoder, prompt: Prompt, mean_keys: Tensor, mean_values
         keys = rotate(unrotated, at)
         picture.append((keys, values))
         mean = rotate(mean_keys[None, index], image_at)
-        average.append((torch.cat([keys[:, :, before], mean], dim=2), torch.cat([values[:, :, before], mean_values[None, index]], dim=2)))
+        average.append(
+            (
+                torch.cat([keys[:, :, before], mean], dim=2),
+                torch.cat([values[:, :, before], mean_values[None, index]], dim=2),
+            )
+        )
     return Stage(
         start=0,
         states=prompt.embeddings[:, text],

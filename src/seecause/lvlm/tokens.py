@@ -1,9 +1,13 @@
-"""From which image tokens, into which words (head attribution, sections 5.1 and 5.2, given the heads x* that matter).
+"""From which image tokens, into which words (head attribution, sections 5.1 and 5.2, given the
+heads x* that matter).
 
-Delta_i = 1 - F(x*, all but text row i) / F(x*)                              what blocking one text row costs        (eq. 11)
+Delta_i = 1 - F(x*, all but text row i) / F(x*)                              what blocking one text
+row costs        (eq. 11)
 u*_i    = Delta_i > 0.05,   sufficiency = F(x*, u*) / F(x*)
-gamma   : elastic net of F(x*, u*, v) / F(x*, u*) on image-token masks v                                             (eq. 12)
-w       = sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i                         attention, weighted by what matters     (eq. 13)
+gamma   : elastic net of F(x*, u*, v) / F(x*, u*) on image-token masks v
+(eq. 12)
+w       = sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i                         attention, weighted by
+what matters     (eq. 13)
 """
 
 from __future__ import annotations
@@ -59,7 +63,14 @@ class TokenAttribution:
 def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> TextEffects:
     """Delta of every text row, given the heads [L*H] that may see (None: all)."""
     rows = ~torch.eye(engine.n_text, dtype=torch.bool)
-    found = engine.evaluate(heads=_one(heads), text=torch.cat([torch.ones(1, engine.n_text, dtype=torch.bool), rows])).double().cpu()
+    found = (
+        engine.evaluate(
+            heads=_one(heads),
+            text=torch.cat([torch.ones(1, engine.n_text, dtype=torch.bool), rows]),
+        )
+        .double()
+        .cpu()
+    )
     response = _substantial(engine, float(found[0]))
     return TextEffects(1 - found[1:] / response, engine.prompt.pieces, response)
 
@@ -87,7 +98,8 @@ def attribute_tokens(
     agreement: float = 0.9,
     step: int = 1000,
 ) -> TokenAttribution:
-    """gamma of every image token, given heads x* [L*H] and text rows u* [T] that may see (None: all)."""
+    """gamma of every image token, given heads x* [L*H] and text rows u* [T] that may see (None:
+    all)."""
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
     how = Sampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
@@ -97,18 +109,40 @@ def attribute_tokens(
         return engine.evaluate(heads=_one(heads), text=_one(text), image=image) / whole
 
     found = regress(respond, engine.n_image, how, engine.lvlm.device)
-    made = {**protocol(engine, how, found), "heads": None if heads is None else int(heads.sum()), "text": None if text is None else text.int().tolist()}
-    return TokenAttribution(found.coefficients, found.intercept, found.r2, found.pearson, found.masks, found.agreement, engine.prompt.tokens, made)
+    made = {
+        **protocol(engine, how, found),
+        "heads": None if heads is None else int(heads.sum()),
+        "text": None if text is None else text.int().tolist(),
+    }
+    return TokenAttribution(
+        found.coefficients,
+        found.intercept,
+        found.r2,
+        found.pearson,
+        found.masks,
+        found.agreement,
+        engine.prompt.tokens,
+        made,
+    )
 
 
-def weighted_attention(engine: MaskEngine, coefficients: Tensor, heads: Tensor, effects: TextEffects, text: Tensor | None = None) -> Tensor:
-    """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H] and by the effects of text rows u* [T]."""
+def weighted_attention(
+    engine: MaskEngine,
+    coefficients: Tensor,
+    heads: Tensor,
+    effects: TextEffects,
+    text: Tensor | None = None,
+) -> Tensor:
+    """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H]
+    and by the effects of text rows u* [T]."""
     rows = effects.kept() if text is None else text.bool()
     weights = (effects.deltas * rows).to(engine.lvlm.device)
     seen, width = engine.look(), engine.lvlm.n_heads
     total = torch.zeros(engine.n_image, dtype=torch.float64, device=engine.lvlm.device)
     for component in heads.flatten().nonzero()[:, 0].tolist():
-        total += float(coefficients.flatten()[component]) * (weights @ seen.attention(*divmod(component, width)).double())
+        total += float(coefficients.flatten()[component]) * (
+            weights @ seen.attention(*divmod(component, width)).double()
+        )
     return total.cpu()
 
 

@@ -2,10 +2,13 @@
 
 Heads are switched on, or off, one after the other, the best first; x^(k) has the top k on:
 
-    faithfulness F(x^(k)) -> 1,    k_faith = min {k : F(x^(k)) > 0.8}          the heads that are enough
-    completeness F(1 - x^(k)) -> 0,    k_comp = min {k : F(1 - x^(k)) < 0.2}   the heads without which nothing is left
+    faithfulness F(x^(k)) -> 1,    k_faith = min {k : F(x^(k)) > 0.8}          the heads that are
+    enough
+    completeness F(1 - x^(k)) -> 0,    k_comp = min {k : F(1 - x^(k)) < 0.2}   the heads without
+    which nothing is left
 
-The curves are not monotone, so both counts are the first crossing of a scan from k = 1 on. x* = x^(k_faith).
+The curves are not monotone, so both counts are the first crossing of a scan from k = 1 on. x* =
+x^(k_faith).
 """
 
 from __future__ import annotations
@@ -54,15 +57,24 @@ class RankedRatio:
 
 
 def scan(engine: MaskEngine, orders: Tensor) -> Curves:
-    """Both curves in full for orders [P] or [O, P] of component indices, the best first. Orders share the masks' common blocks."""
+    """Both curves in full for orders [P] or [O, P] of component indices, the best first. Orders
+    share the masks' common blocks."""
     orders = orders.reshape(-1, engine.n_components).cpu()
     on = torch.stack([_top(order, range(len(order) + 1)) for order in orders])  # [O, P + 1, P]
     found = engine.evaluate(heads=torch.cat([on, ~on]).flatten(0, 1)).double().cpu()
     return Curves(*found.reshape(2, len(orders), -1))
 
 
-def first_crossing(engine: MaskEngine, order: Tensor, *, level: float = FAITHFUL, completeness: bool = False, chunk: int = 128) -> int:
-    """One of the counts without the rest of the curve: masks are asked `chunk` at a time until it is there. For models with a thousand heads."""
+def first_crossing(
+    engine: MaskEngine,
+    order: Tensor,
+    *,
+    level: float = FAITHFUL,
+    completeness: bool = False,
+    chunk: int = 128,
+) -> int:
+    """One of the counts without the rest of the curve: masks are asked `chunk` at a time until it
+    is there. For models with a thousand heads."""
     _share("level", level)
     order = order.flatten().cpu()
     for start in range(1, len(order) + 1, chunk):
@@ -75,19 +87,41 @@ def first_crossing(engine: MaskEngine, order: Tensor, *, level: float = FAITHFUL
 
 
 def essential_heads(found: HeadAttribution, curves: Curves, level: float = FAITHFUL) -> Tensor:
-    """x* [L*H]: the fewest heads, in order of their coefficients, that alone bring more than `level` of the effect."""
+    """x* [L*H]: the fewest heads, in order of their coefficients, that alone bring more than
+    `level` of the effect."""
     return found.mask(int(curves.enough(level)[0]))
 
 
 def threshold_study(curves: Curves, levels: Sequence[float] = LEVELS) -> Tensor:
-    """[levels, 2] float64: heads that are enough for a level, and heads to take away until 1 - level is left; means over orders."""
-    return torch.stack([torch.stack([curves.enough(level).double().mean(), curves.needed(1 - level).double().mean()]) for level in levels])
+    """[levels, 2] float64: heads that are enough for a level, and heads to take away until 1 -
+    level is left; means over orders."""
+    return torch.stack(
+        [
+            torch.stack(
+                [curves.enough(level).double().mean(), curves.needed(1 - level).double().mean()]
+            )
+            for level in levels
+        ]
+    )
 
 
-def ratio_study(engine: MaskEngine, ratios: Sequence[float] = RATIOS, *, masks: int = 10_000, seed: int = 0) -> list[RankedRatio]:
-    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks of its own: the same lots would be nested."""
-    found = [attribute_heads(engine, masks=masks, p=ratio, seed=seed + place) for place, ratio in enumerate(ratios)]
-    return [RankedRatio(one, first_crossing(engine, one.order()), first_crossing(engine, one.order(), level=COMPLETE, completeness=True)) for one in found]
+def ratio_study(
+    engine: MaskEngine, ratios: Sequence[float] = RATIOS, *, masks: int = 10_000, seed: int = 0
+) -> list[RankedRatio]:
+    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks
+    of its own: the same lots would be nested."""
+    found = [
+        attribute_heads(engine, masks=masks, p=ratio, seed=seed + place)
+        for place, ratio in enumerate(ratios)
+    ]
+    return [
+        RankedRatio(
+            one,
+            first_crossing(engine, one.order()),
+            first_crossing(engine, one.order(), level=COMPLETE, completeness=True),
+        )
+        for one in found
+    ]
 
 
 def _top(order: Tensor, counts: range) -> Tensor:

@@ -1,7 +1,8 @@
-"""Does the same question in other words use the same heads? (head attribution, section 4.3 and appendix C.3)
+"""Does the same question in other words use the same heads? (head attribution, section 4.3 and
+appendix C.3)
 
-cosine(beta_first, beta_other) for every other wording. Coefficients are noisy, so the cosine to expect is not 1 but that of the first wording with itself,
-fitted again on fresh masks: the ceiling.
+cosine(beta_first, beta_other) for every other wording. Coefficients are noisy, so the cosine to
+expect is not 1 but that of the first wording with itself, fitted again on fresh masks: the ceiling.
 """
 
 from __future__ import annotations
@@ -40,12 +41,22 @@ def compare_wordings(
     floor: float | None = 1.0,
     seed: int = 0,
 ) -> Wordings:
-    """Head attributions of one picture for several wordings of a question; without `answer`, of whatever the model says to the first one."""
+    """Head attributions of one picture for several wordings of a question; without `answer`, of
+    whatever the model says to the first one."""
     if len(questions) < 2:
         raise BadOption("questions", len(questions), "at least two wordings")
     first = MaskEngine(lvlm, image, questions[0], bank, answer=answer, floor=floor)
-    engines = [first, *(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor) for question in questions[1:])]
-    found = [attribute_heads(engine, masks=masks, seed=seed + place) for place, engine in enumerate(engines)]
+    engines = [
+        first,
+        *(
+            MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor)
+            for question in questions[1:]
+        ),
+    ]
+    found = [
+        attribute_heads(engine, masks=masks, seed=seed + place)
+        for place, engine in enumerate(engines)
+    ]
     again = attribute_heads(first, masks=masks, seed=seed + len(engines))
     vectors = torch.stack([one.coefficients for one in (*found, again)])
     alike = cosines(vectors[:1].expand_as(vectors[1:]), vectors[1:])

@@ -4,8 +4,9 @@
     found = sc.metrics.localization(maps, masks)
     sc.metrics.summarise(curves.difference), sc.metrics.bootstrap_interval(found.aupr1)
 
-Every number is given for each image first; means, errors and intervals come from `statistics`. `METRICS` lists what there is: what each
-needs, and which way is better. Metrics that explain again take the method as a function, `explain(images, target) -> maps`.
+Every number is given for each image first; means, errors and intervals come from `statistics`.
+`METRICS` lists what there is: what each needs, and which way is better. Metrics that explain again
+take the method as a function, `explain(images, target) -> maps`.
 """
 
 from seecause.metrics.auc import auroc
@@ -16,7 +17,13 @@ from seecause.metrics.energy import Energy, energy
 from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
 from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
 from seecause.metrics.insertion_deletion import Curves, insertion_deletion
-from seecause.metrics.keypoints import KeyPointError, Located, keypoint_error, locate, part_agreement
+from seecause.metrics.keypoints import (
+    KeyPointError,
+    Located,
+    keypoint_error,
+    locate,
+    part_agreement,
+)
 from seecause.metrics.localization import Localization, localization
 from seecause.metrics.parts import PartScores, PartTruth, measure_truth, part_truth
 from seecause.metrics.perturbation import Perturbation, Removal, perturbation, removal

@@ -1,8 +1,11 @@
 """What insertion starts from: the picture, blurred.
 
-rise       RISE's 11 x 11 kernel (Petsiuk et al. 2018): a point filtered with sigma 5 inside an 11 x 11 window whose borders reflect. The
-           mass folds back, so it is nearly a box: 0.0077 to 0.0088. Zeros (the mean colour) beyond the edge of the normalised picture.
-gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. The picture is reflected at its edge.
+rise       RISE's 11 x 11 kernel (Petsiuk et al. 2018): a point filtered with sigma 5 inside an 11 x
+11 window whose borders reflect. The
+           mass folds back, so it is nearly a box: 0.0077 to 0.0088. Zeros (the mean colour) beyond
+           the edge of the normalised picture.
+gaussian   the truncated Gaussian of the same size and sigma: 0.0044 to 0.0120. The picture is
+reflected at its edge.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     NLL = -log p(y | x)
     ECE = sum_b n_b / n |accuracy_b - confidence_b|          (Naeini et al. 2015; Guo et al. 2017)
-The confidence of a photo is the largest probability. It is binned into `bins` intervals of equal width on [0, 1], each closed on the left; the
-last one is closed on both sides. 15 bins and L1 as in torchmetrics, which differs in one thing: there a confidence of exactly 1 has a bin of its own.
+The confidence of a photo is the largest probability. It is binned into `bins` intervals of equal
+width on [0, 1], each closed on the left; the last one is closed on both sides. 15 bins and L1 as in
+torchmetrics, which differs in one thing: there a confidence of exactly 1 has a bin of its own.
 Lower is better, both.
 """
 
@@ -19,7 +20,8 @@ from seecause.errors import BadOption
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What each bin holds: how many photos [bins], and their mean confidence and accuracy [bins] float64 (NaN for an empty bin)."""
+    """What each bin holds: how many photos [bins], and their mean confidence and accuracy [bins]
+    float64 (NaN for an empty bin)."""
 
     count: Tensor
     confidence: Tensor
@@ -52,14 +54,25 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibratio
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
     member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
     count = torch.bincount(member, minlength=bins)
-    sure, right = (torch.zeros(bins, dtype=torch.float64).index_add(0, member, values) for values in (confidence, (answer == labels).double()))
+    sure, right = (
+        torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
+        for values in (confidence, (answer == labels).double())
+    )
     return Calibration(count, sure / count, right / count)
 
 
 def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Both on the CPU, logits in float64; or what is wrong with them."""
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
-        raise BadOption("labels", list(labels.shape), f"[N] beside logits [N, C], which are {list(logits.shape)}, and at least one")
+        raise BadOption(
+            "labels",
+            list(labels.shape),
+            f"[N] beside logits [N, C], which are {list(logits.shape)}, and at least one",
+        )
     if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
-        raise BadOption("labels", f"{int(labels.min())} to {int(labels.max())}", f"classes 0 to {logits.shape[1] - 1}")
+        raise BadOption(
+            "labels",
+            f"{int(labels.min())} to {int(labels.max())}",
+            f"classes 0 to {logits.shape[1] - 1}",
+        )
     return logits.detach().double().cpu(), labels.detach().cpu().long()

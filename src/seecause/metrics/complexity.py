@@ -1,8 +1,12 @@
-"""How much of the picture does a map point at? Of the sizes a = |A| of its values, whatever it explains:
+"""How much of the picture does a map point at? Of the sizes a = |A| of its values, whatever it
+explains:
 
-    Gini    = 1 - 2 sum_k a_(k) / sum(a) * (n - k + 1/2) / n      a_(1) <= ... <= a_(n)     (Chalasani et al. 2020)
-    entropy = - sum_k p_k ln p_k,   p = a / sum(a)                                          (Bhatt et al. 2020)
-Gini is 0 for a flat map and 1 - 1/n for one patch (higher is sparser); entropy is ln n and 0 (lower is simpler). Simple is not the same as
+    Gini    = 1 - 2 sum_k a_(k) / sum(a) * (n - k + 1/2) / n      a_(1) <= ... <= a_(n)
+    (Chalasani et al. 2020)
+    entropy = - sum_k p_k ln p_k,   p = a / sum(a)                                          (Bhatt
+    et al. 2020)
+Gini is 0 for a flat map and 1 - 1/n for one patch (higher is sparser); entropy is ln n and 0 (lower
+is simpler). Simple is not the same as
 right: read both beside a faithfulness metric. An empty map has neither: NaN.
 """
 

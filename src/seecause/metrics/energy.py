@@ -1,11 +1,13 @@
-"""How much of a map's mass, and of its peaks, lies on the object? With pixels P, the object M and the map A,
+"""How much of a map's mass, and of its peaks, lies on the object? With pixels P, the object M and
+the map A,
 
     energy pointing game  = sum_M max(A, 0) / sum_P max(A, 0)     (Wang et al. 2020, Score-CAM)
     relevance mass        = sum_M |A| / sum_P |A|                 (Arras et al. 2022, CLEVR-XAI)
     relevance rank        = |top_|M|(A) and M| / |M|              (the same)
-    top-k intersection    = |top_k(A) and M| / k                  (Theiner et al. 2022; k = 1000 as in Quantus)
-All from 0 to 1, higher is better. A flat map scores the share of the object in the first two. Mass depends on the scale and zero of the map:
-A + c scores otherwise, unlike in ranks.
+    top-k intersection    = |top_k(A) and M| / k                  (Theiner et al. 2022; k = 1000 as
+    in Quantus)
+All from 0 to 1, higher is better. A flat map scores the share of the object in the first two. Mass
+depends on the scale and zero of the map: A + c scores otherwise, unlike in ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +38,16 @@ class Energy:
 
 
 @torch.no_grad()
-def energy(maps: Tensor, masks: Tensor, *, k: int = 1000, upsample: Upsampling = "bilinear", ignore: int | None = IGNORE) -> Energy:
-    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W], as in `localization`; ignored pixels count nowhere. Of equals, the first goes first."""
+def energy(
+    maps: Tensor,
+    masks: Tensor,
+    *,
+    k: int = 1000,
+    upsample: Upsampling = "bilinear",
+    ignore: int | None = IGNORE,
+) -> Energy:
+    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W], as in `localization`; ignored pixels
+    count nowhere. Of equals, the first goes first."""
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
     size = (masks.shape[1], masks.shape[2])
@@ -54,7 +64,14 @@ def energy(maps: Tensor, masks: Tensor, *, k: int = 1000, upsample: Upsampling =
         hits = on.gather(1, order).cumsum(dim=1)  # [b, P]: object pixels among the first
         objects = on.sum(dim=1)
         first = valid.sum(dim=1).clamp(max=k)
-        return torch.stack([_share(pixels.clamp(min=0), on, valid), _share(pixels.abs(), on, valid), _part(hits, objects), _part(hits, first)])
+        return torch.stack(
+            [
+                _share(pixels.clamp(min=0), on, valid),
+                _share(pixels.abs(), on, valid),
+                _part(hits, objects),
+                _part(hits, first),
+            ]
+        )
 
     chunk = fit(len(maps), size[0] * size[1] * _PIXEL_BYTES, maps.device)
     scores = torch.cat(list(in_chunks(some, len(maps), chunk, what="maps")), dim=1).cpu()  # [4, B]

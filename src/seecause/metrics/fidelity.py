@@ -1,15 +1,21 @@
-"""Does the sum of a map over some patches say how much the score falls without them? With S random sets of patches and
+"""Does the sum of a map over some patches say how much the score falls without them? With S random
+sets of patches and
 
     a(S) = sum_{j in S} A_j,      d(S) = f(x) - f(x without S)
 
-mu_fidelity            correlation of a and d over sets of one size (Bhatt et al. 2020; higher is better). xplique: 20 % of the cells, 200
+mu_fidelity            correlation of a and d over sets of one size (Bhatt et al. 2020; higher is
+better). xplique: 20 % of the cells, 200
                        sets, Spearman; Quantus calls it faithfulness correlation: 100 sets, Pearson
-sensitivity_n          the same by Pearson, averaged over set sizes up to 80 % (Ancona et al. 2018; higher is better)
-faithfulness_estimate  Pearson over single patches, S = {j} (Alvarez-Melis & Jaakkola 2018; higher is better)
-infidelity             mean (a - d)^2 (Yeh et al. 2019; lower is better), 10 sets as in captum; `scaled` first multiplies the map by the best
+sensitivity_n          the same by Pearson, averaged over set sizes up to 80 % (Ancona et al. 2018;
+higher is better)
+faithfulness_estimate  Pearson over single patches, S = {j} (Alvarez-Melis & Jaakkola 2018; higher
+is better)
+infidelity             mean (a - d)^2 (Yeh et al. 2019; lower is better), 10 sets as in captum;
+`scaled` first multiplies the map by the best
                        factor sum a d / sum a^2
 
-Sets are drawn from the seed alone and are the same for every image. A map or answer that never varies has no correlation: NaN.
+Sets are drawn from the seed alone and are the same for every image. A map or answer that never
+varies has no correlation: NaN.
 """
 
 from __future__ import annotations
@@ -45,7 +51,8 @@ def mu_fidelity(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], -1 to 1: the correlation of summed attributions and drops over random sets of `share` of the patches."""
+    """[B], -1 to 1: the correlation of summed attributions and drops over random sets of `share` of
+    the patches."""
     if correlation not in get_args(Correlation):
         raise BadOption("correlation", correlation, f"one of {', '.join(get_args(Correlation))}")
     asked = probe(model, images, target, score=score)
@@ -66,19 +73,34 @@ def sensitivity_n(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], -1 to 1: Pearson's correlation of sums and drops at each set size, averaged over the sizes."""
+    """[B], -1 to 1: Pearson's correlation of sums and drops at each set size, averaged over the
+    sizes."""
     asked = probe(model, images, target, score=score)
     summed, drops = _sums_and_drops(asked, asked.cells(maps), shares, subsets, fill, seed)
-    each = [pearson(a, d) for a, d in zip(summed.split(subsets, dim=1), drops.split(subsets, dim=1), strict=True)]
+    each = [
+        pearson(a, d)
+        for a, d in zip(summed.split(subsets, dim=1), drops.split(subsets, dim=1), strict=True)
+    ]
     return torch.stack(each).mean(dim=0)
 
 
 @torch.no_grad()
-def faithfulness_estimate(model: ImageModel, images: Tensor, maps: Tensor, target: Spec = None, *, fill: Fill = 0.0, score: Score = "prob") -> Tensor:
-    """[B], -1 to 1: Pearson's correlation of the attribution of each patch and the drop without it."""
+def faithfulness_estimate(
+    model: ImageModel,
+    images: Tensor,
+    maps: Tensor,
+    target: Spec = None,
+    *,
+    fill: Fill = 0.0,
+    score: Score = "prob",
+) -> Tensor:
+    """[B], -1 to 1: Pearson's correlation of the attribution of each patch and the drop without
+    it."""
     asked = probe(model, images, target, score=score)
     cells = asked.cells(maps)
-    single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])[None]  # [1, N, gh, gw]
+    single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])[
+        None
+    ]  # [1, N, gh, gw]
     return pearson(cells.flatten(1).cpu(), asked.drops(single, fill))
 
 
@@ -96,7 +118,8 @@ def infidelity(
     score: Score = "prob",
     seed: int = 0,
 ) -> Tensor:
-    """[B], from 0: the mean squared gap of sums and drops. The map is taken as contributions in units of the score; a pixel map is summed."""
+    """[B], from 0: the mean squared gap of sums and drops. The map is taken as contributions in
+    units of the score; a pixel map is summed."""
     asked = probe(model, images, target, score=score)
     cells = asked.cells(maps)
     if tuple(maps.shape[1:]) == asked.size:  # `cells` averages over the pixels of a patch
@@ -108,13 +131,17 @@ def infidelity(
     return (summed - drops).square().mean(dim=1)
 
 
-def random_subsets(shares: Sequence[float], subsets: int, grid: tuple[int, int], seed: int) -> Tensor:
+def random_subsets(
+    shares: Sequence[float], subsets: int, grid: tuple[int, int], seed: int
+) -> Tensor:
     """[K * subsets, gh, gw] bool: for each share, that many random sets of so many patches."""
     if subsets < 2:
         raise BadOption("subsets", subsets, "at least 2 sets")
     count = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)
-    ranks = torch.rand(len(shares), subsets, count, generator=generator).argsort(dim=2).argsort(dim=2)
+    ranks = (
+        torch.rand(len(shares), subsets, count, generator=generator).argsort(dim=2).argsort(dim=2)
+    )
     return (ranks < patch_counts(shares, count)[:, None, None]).view(-1, *grid)
 
 
@@ -122,11 +149,15 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's correlation of rows [B, M] and [B, M]; NaN for a row without variation."""
     x, y = (rows - rows.mean(dim=1, keepdim=True) for rows in (first.double(), second.double()))
     found = (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
-    flat = (first == first[:, :1]).all(dim=1) | (second == second[:, :1]).all(dim=1)  # rounding would correlate with rounding
+    flat = (first == first[:, :1]).all(dim=1) | (second == second[:, :1]).all(
+        dim=1
+    )  # rounding would correlate with rounding
     return found.masked_fill(flat, torch.nan)
 
 
-def _sums_and_drops(asked: Probe, cells: Tensor, shares: Sequence[float], subsets: int, fill: Fill, seed: int) -> tuple[Tensor, Tensor]:
+def _sums_and_drops(
+    asked: Probe, cells: Tensor, shares: Sequence[float], subsets: int, fill: Fill, seed: int
+) -> tuple[Tensor, Tensor]:
     """a(S) and d(S), both [B, K * subsets] float64."""
     gone = random_subsets(shares, subsets, (cells.shape[1], cells.shape[2]), seed)
     summed = cells.flatten(1).cpu() @ gone.flatten(1).double().T

@@ -1,7 +1,8 @@
 """Accuracy by group: an average hides the groups a shortcut fails on.
 
-Two numbers go by the name "adjusted average" and are told apart here: `train_weighted_average` weighs the groups of the test set as the training
-set has them (Sagawa et al. 2020), `unweighted_average` weighs them all the same (SubpopBench).
+Two numbers go by the name "adjusted average" and are told apart here: `train_weighted_average`
+weighs the groups of the test set as the training set has them (Sagawa et al. 2020),
+`unweighted_average` weighs them all the same (SubpopBench).
 """
 
 from __future__ import annotations
@@ -46,19 +47,26 @@ class GroupAccuracy:
         return self.groups[int(self.accuracy.argmin())]
 
     def worst_among(self, groups: Iterable[Group]) -> float:
-        """The accuracy of the worst of these groups. iFAM's public code looks at two groups of Waterbirds only, (0, 1) and (1, 0)."""
+        """The accuracy of the worst of these groups. iFAM's public code looks at two groups of
+        Waterbirds only, (0, 1) and (1, 0)."""
         chosen = list(groups)
         untested = [group for group in chosen if group not in self.groups]
         if untested or not chosen:
-            raise BadOption("groups", chosen, f"groups that were tested: {', '.join(map(str, self.groups))}")
+            raise BadOption(
+                "groups", chosen, f"groups that were tested: {', '.join(map(str, self.groups))}"
+            )
         return min(float(self.accuracy[self.groups.index(group)]) for group in chosen)
 
     @property
     def by_class(self) -> GroupAccuracy:
-        """Groups with the same first code as one. iFAM's public code calls the worst of these the worst group of MetaShift."""
+        """Groups with the same first code as one. iFAM's public code calls the worst of these the
+        worst group of MetaShift."""
         names = sorted({group[:1] for group in self.groups})
         member = torch.tensor([names.index(group[:1]) for group in self.groups])
-        right, total = (torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts) for counts in (self.right, self.total))
+        right, total = (
+            torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts)
+            for counts in (self.right, self.total)
+        )
         return GroupAccuracy(tuple(names), right, total)
 
     @property
@@ -67,11 +75,16 @@ class GroupAccuracy:
         return float(self.accuracy.mean())
 
     def train_weighted_average(self, train: Mapping[Group, float]) -> float:
-        """Over groups, each as often as training met it: `train` holds counts or probabilities. A group met there must have been tested."""
-        untested = [group for group, share in train.items() if share > 0 and group not in self.groups]
+        """Over groups, each as often as training met it: `train` holds counts or probabilities. A
+        group met there must have been tested."""
+        untested = [
+            group for group, share in train.items() if share > 0 and group not in self.groups
+        ]
         if untested:
             raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
-        weights = torch.tensor([float(train.get(group, 0.0)) for group in self.groups], dtype=torch.float64)
+        weights = torch.tensor(
+            [float(train.get(group, 0.0)) for group in self.groups], dtype=torch.float64
+        )
         return float((weights * self.accuracy).sum() / weights.sum())
 
     def intervals(self, confidence: float = 0.95) -> Tensor:
@@ -80,14 +93,23 @@ class GroupAccuracy:
 
 
 def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
-    """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a number, or a row of [N, k]."""
+    """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
+    number, or a row of [N, k]."""
     right = right.detach().cpu().bool()
     if not isinstance(groups, Tensor) and None in groups:
-        raise BadOption("groups", f"none for sample {list(groups).index(None)}", "a group for every sample; not every dataset has them")
+        raise BadOption(
+            "groups",
+            f"none for sample {list(groups).index(None)}",
+            "a group for every sample; not every dataset has them",
+        )
     codes = torch.as_tensor(groups).cpu()
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
-        raise BadOption("groups", f"{len(codes)} of them", f"one for each of the {len(right)} samples, and at least one")
+        raise BadOption(
+            "groups",
+            f"{len(codes)} of them",
+            f"one for each of the {len(right)} samples, and at least one",
+        )
     names, member = codes.unique(dim=0, return_inverse=True)
     count = len(names)
     return GroupAccuracy(
@@ -98,11 +120,14 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
 
 
 def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> Tensor:
-    """The exact interval of a share, [..., 2]: it covers the truth at least as often as promised, also for few samples and none right."""
+    """The exact interval of a share, [..., 2]: it covers the truth at least as often as promised,
+    also for few samples and none right."""
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
     tail = (1 - confidence) / 2
     k, n = right.double().numpy(), total.double().numpy()
     low = torch.from_numpy(beta.ppf(tail, k, n - k + 1)).nan_to_num(nan=0.0)  # undefined for k = 0
-    high = torch.from_numpy(beta.ppf(1 - tail, k + 1, n - k)).nan_to_num(nan=1.0)  # undefined for k = n
+    high = torch.from_numpy(beta.ppf(1 - tail, k + 1, n - k)).nan_to_num(
+        nan=1.0
+    )  # undefined for k = n
     return torch.stack([low, high], dim=-1)

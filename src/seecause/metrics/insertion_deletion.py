@@ -1,11 +1,14 @@
-"""Insertion and deletion (RISE, Petsiuk et al. 2018): does the answer come and go with the pixels the map puts first?
+"""Insertion and deletion (RISE, Petsiuk et al. 2018): does the answer come and go with the pixels
+the map puts first?
 
-Deletion starts from the picture and covers its most important pixels with a constant, step by step; insertion starts from the blurred picture
-and uncovers them. With class scores y_0 .. y_n,
+Deletion starts from the picture and covers its most important pixels with a constant, step by step;
+insertion starts from the blurred picture and uncovers them. With class scores y_0 .. y_n,
     area = (y_0 / 2 + y_1 + ... + y_{n-1} + y_n / 2) / n
-so every step weighs the same, also a short last one. Low deletion and high insertion are good; the difference is taken for each image.
+so every step weighs the same, also a short last one. Low deletion and high insertion are good; the
+difference is taken for each image.
 
-Not done here: curves are not normalised or made monotone, and misclassified images are not left out.
+Not done here: curves are not normalised or made monotone, and misclassified images are not left
+out.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from seecause.target import Score, Spec, parse
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Class scores of each image, float64 [B, n + 1], after each step; `shares` [n + 1] of the picture changed by then."""
+    """Class scores of each image, float64 [B, n + 1], after each step; `shares` [n + 1] of the
+    picture changed by then."""
 
     deletion: Tensor
     insertion: Tensor
@@ -45,7 +49,8 @@ class Curves:
 
     @property
     def difference(self) -> Tensor:
-        """Insertion less deletion, [B]; its standard error is that of the difference, not of the parts."""
+        """Insertion less deletion, [B]; its standard error is that of the difference, not of the
+        parts."""
         return self.insertion_area - self.deletion_area
 
 
@@ -64,16 +69,20 @@ def insertion_deletion(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Curves:
-    """Curves of maps [B, gh, gw] or [B, H, W] for normalised images [B, 3, H, W]; `target` as in `sc.attribute`.
+    """Curves of maps [B, gh, gw] or [B, H, W] for normalised images [B, 3, H, W]; `target` as in
+    `sc.attribute`.
 
-    `fill` is in normalised units, so 0 is the mean colour. With `order="patch"` whole patches change, most important first. Images and steps run
-    together, as many as the memory budget allows; the three ends (picture, blurred, constant) are run once for each image.
+    `fill` is in normalised units, so 0 is the mean colour. With `order="patch"` whole patches
+    change, most important first. Images and steps run together, as many as the memory budget
+    allows; the three ends (picture, blurred, constant) are run once for each image.
     """
     images = images.to(model.device, model.dtype)
     grid, size = model.check(images).grid, (images.shape[-2], images.shape[-1])
     if len(maps) != len(images):
         raise BadOption("maps", list(maps.shape), f"one map for each of the {len(images)} images")
-    ranks, count = importance_ranks(maps.to(images.device), size, grid, order=order, upsample=upsample, ties=ties)
+    ranks, count = importance_ranks(
+        maps.to(images.device), size, grid, order=order, upsample=upsample, ties=ties
+    )
     taken = thresholds(count, size, grid, steps)
     soft, constant = blurred(images, blur), torch.full_like(images[:1], fill)
 
@@ -84,11 +93,16 @@ def insertion_deletion(
     def scored(logits: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         return bound.take(rows).score(logits, score, sigmoid=model.sigmoid)
 
-    ends = [scored(logits) for logits in (plain, batched(model, soft, chunk), model(constant).expand_as(plain))]
+    ends = [
+        scored(logits)
+        for logits in (plain, batched(model, soft, chunk), model(constant).expand_as(plain))
+    ]
     whole, hazy, empty = (end.double().cpu()[:, None] for end in ends)  # [B, 1]
 
     def between(start: Tensor, goal: Tensor) -> Tensor:
-        return _between(lambda mixed, rows: scored(model(mixed), rows), start, goal, ranks, taken, chunk)
+        return _between(
+            lambda mixed, rows: scored(model(mixed), rows), start, goal, ranks, taken, chunk
+        )
 
     return Curves(
         deletion=torch.cat([whole, between(images, constant), empty], dim=1),
@@ -114,15 +128,26 @@ def area(curves: Tensor) -> Tensor:
     return torch.trapezoid(curves, dim=1) / (curves.shape[1] - 1)
 
 
-def _between(answer: Callable[[Tensor, Tensor], Tensor], start: Tensor, goal: Tensor, ranks: Tensor, taken: Tensor, chunk: int) -> Tensor:
-    """Scores [B, n - 1] of the pictures between `start` and `goal` [1|B, 3, H, W], whose most important pixels have changed already."""
+def _between(
+    answer: Callable[[Tensor, Tensor], Tensor],
+    start: Tensor,
+    goal: Tensor,
+    ranks: Tensor,
+    taken: Tensor,
+    chunk: int,
+) -> Tensor:
+    """Scores [B, n - 1] of the pictures between `start` and `goal` [1|B, 3, H, W], whose most
+    important pixels have changed already."""
     taken = taken[1:-1].to(start.device)
 
     def some(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=start.device)  # of B * (n - 1)
         image, step = item // len(taken), item % len(taken)
         changed = ranks[image] < taken[step][:, None, None]  # [m, H, W]
-        return answer(torch.where(changed[:, None], goal if len(goal) == 1 else goal[image], start[image]), image)
+        return answer(
+            torch.where(changed[:, None], goal if len(goal) == 1 else goal[image], start[image]),
+            image,
+        )
 
     scores = torch.cat(list(in_chunks(some, len(start) * len(taken), chunk, what="curve steps")))
     return scores.double().cpu().view(len(start), len(taken))

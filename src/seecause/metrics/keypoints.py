@@ -1,14 +1,20 @@
-"""Are discovered parts the parts a person would name? Key points of CUB against part maps (Huang & Li 2020; PDiscoFormer, Aniraj et al. 2024).
+"""Are discovered parts the parts a person would name? Key points of CUB against part maps (Huang &
+Li 2020; PDiscoFormer, Aniraj et al. 2024).
 
-Regression: the centre of part k is the mean place weighted by its map A_k. For each key point, over the photos where it is visible:
-    standardise the centres [N, 2K] and the key point [N, 2] with the statistics of the fitted photos
-    set the centres of absent parts (max A_k <= 0.5) to 0, fit linear least squares without intercept, predict, undo the scaling
-    error = mean distance of predicted and true place, in units of the object's box
-The final number is 100 times the mean over key points, weighted by how often each is visible; lower is better.
+Regression: the centre of part k is the mean place weighted by its map A_k. For each key point, over
+the photos where it is visible:
+    standardise the centres [N, 2K] and the key point [N, 2] with the statistics of the fitted
+    photos set the centres of absent parts (max A_k <= 0.5) to 0, fit linear least squares without
+    intercept, predict, undo the scaling error = mean distance of predicted and true place, in units
+    of the object's box
+The final number is 100 times the mean over key points, weighted by how often each is visible; lower
+is better.
 
-Agreement: which part wins at each visible key point, against which key point it is: NMI and ARI (higher is better; 1 is the same partition).
+Agreement: which part wins at each visible key point, against which key point it is: NMI and ARI
+(higher is better; 1 is the same partition).
 
-Both public codes feed pictures that are not normalised by mean and std here, unlike in training; `locate(normalised=False)` reproduces that.
+Both public codes feed pictures that are not normalised by mean and std here, unlike in training;
+`locate(normalised=False)` reproduces that.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ _READ = 16  # photos at once
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Parts and key points of N photos, float64 on the CPU; places are x, y with (0, 0) and (1, 1) the corners of the object's box."""
+    """Parts and key points of N photos, float64 on the CPU; places are x, y with (0, 0) and (1, 1)
+    the corners of the object's box."""
 
     centers: Tensor  # [N, K, 2]
     active: Tensor  # [N, K] bool
@@ -49,21 +56,30 @@ class Located:
 
 @dataclass(frozen=True, eq=False)
 class KeyPointError:
-    """Of each key point: its mean distance [P] (NaN where none is visible), and in how many tested photos it is visible [P]."""
+    """Of each key point: its mean distance [P] (NaN where none is visible), and in how many tested
+    photos it is visible [P]."""
 
     distance: Tensor
     visible: Tensor
 
     @property
     def mean(self) -> float:
-        """In percent of the box, weighted by visibility, over the key points that could be measured; NaN where none could."""
+        """In percent of the box, weighted by visibility, over the key points that could be
+        measured; NaN where none could."""
         known = ~self.distance.isnan()
         return 100 * float((self.distance * self.visible)[known].sum() / self.visible[known].sum())
 
 
 @torch.no_grad()
-def locate(model: ImageModel, data: Dataset, part_maps: Callable[[Tensor], Tensor], *, normalised: bool = True) -> Located:
-    """`part_maps(images [B, 3, H, W]) -> [B, K + 1, h, w]`, background last, over photos with box and key points, in the model's frame."""
+def locate(
+    model: ImageModel,
+    data: Dataset,
+    part_maps: Callable[[Tensor], Tensor],
+    *,
+    normalised: bool = True,
+) -> Located:
+    """`part_maps(images [B, 3, H, W]) -> [B, K + 1, h, w]`, background last, over photos with box
+    and key points, in the model's frame."""
     parts = []
     for start in range(0, len(data), _READ):
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
@@ -77,11 +93,17 @@ def locate(model: ImageModel, data: Dataset, part_maps: Callable[[Tensor], Tenso
 
 def together(parts: Sequence[Located]) -> Located:
     """Photos of several batches, as one."""
-    return Located(*(torch.cat([getattr(part, name) for part in parts]) for name in Located.__dataclass_fields__))
+    return Located(
+        *(
+            torch.cat([getattr(part, name) for part in parts])
+            for name in Located.__dataclass_fields__
+        )
+    )
 
 
 def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Centres x, y [B, K, 2] in pixels of a picture of `size`, and whether each part is there [B, K], from maps [B, K + 1, h, w].
+    """Centres x, y [B, K, 2] in pixels of a picture of `size`, and whether each part is there [B,
+    K], from maps [B, K + 1, h, w].
 
     As in the public code a cell stands at its upper left corner. A part with no mass lies at 0, 0.
     """
@@ -89,7 +111,11 @@ def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     grid = parts.shape[-2:]
     mass = parts.sum(dim=(2, 3)).clamp(min=torch.finfo(torch.float64).tiny)
     y, x = (
-        (parts.sum(dim=other) * torch.arange(cells, dtype=torch.float64, device=parts.device)).sum(dim=2) / mass * (side / cells)
+        (parts.sum(dim=other) * torch.arange(cells, dtype=torch.float64, device=parts.device)).sum(
+            dim=2
+        )
+        / mass
+        * (side / cells)
         for cells, side, other in zip(grid, size, (3, 2), strict=True)
     )
     return torch.stack([x, y], dim=-1), parts.amax(dim=(2, 3)) > ACTIVE
@@ -97,8 +123,15 @@ def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 def keypoint_error(fit: Located, test: Located) -> KeyPointError:
     """Fit on one set of photos (CUB train), measure on another (CUB or Waterbird200 test)."""
-    if fit.centers.shape[1:] != test.centers.shape[1:] or fit.points.shape[1:] != test.points.shape[1:]:
-        raise BadOption("test", f"{test.centers.shape[1]} parts, {test.points.shape[1]} key points", "as many as in the photos fitted")
+    if (
+        fit.centers.shape[1:] != test.centers.shape[1:]
+        or fit.points.shape[1:] != test.points.shape[1:]
+    ):
+        raise BadOption(
+            "test",
+            f"{test.centers.shape[1]} parts, {test.points.shape[1]} key points",
+            "as many as in the photos fitted",
+        )
     distance = [_distance(fit, test, point) for point in range(test.points.shape[1])]
     return KeyPointError(torch.tensor(distance, dtype=torch.float64), test.visible.sum(dim=0))
 
@@ -121,7 +154,9 @@ def _distance(fit: Located, test: Located, point: int) -> float:
     x = centers.fit_transform(_flat(fit.centers[seen])) * _twice(fit.active[seen])
     y = places.fit_transform(fit.points[seen, point].numpy())
     found = LinearRegression(fit_intercept=False).fit(x, y)
-    predicted = places.inverse_transform(found.predict(centers.transform(_flat(test.centers[tested])) * _twice(test.active[tested])))
+    predicted = places.inverse_transform(
+        found.predict(centers.transform(_flat(test.centers[tested])) * _twice(test.active[tested]))
+    )
     return float(np.linalg.norm(predicted - test.points[tested, point].numpy(), axis=1).mean())
 
 
@@ -150,7 +185,9 @@ def marks_of(frame: Preprocess, samples: Sequence[Sample]) -> Marks:
             raise BadOption("data", sample.id, "photos with box and key points, such as cub")
         size = (sample.image.shape[1], sample.image.shape[2])
         x, y, wide, high = sample.box
-        corners = frame.points(torch.tensor([[x, y], [x + wide, y + high]], dtype=torch.float64), *size)
+        corners = frame.points(
+            torch.tensor([[x, y], [x + wide, y + high]], dtype=torch.float64), *size
+        )
         place = frame.points(sample.points[:, :2].double(), *size)
         inside = ((place >= 0) & (place < place.new_tensor([width, height]))).all(dim=1)
         boxes.append(torch.cat([corners[0], corners[1] - corners[0]]))
@@ -163,7 +200,16 @@ def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
     """Of part maps [B, K + 1, h, w] of photos of `size`, on the CPU."""
     centers, active = part_centers(maps, size)
     labels = part_labels(maps, size)
-    x, y = (marks.points[..., axis].long().clamp(0, side - 1) for axis, side in ((0, size[1]), (1, size[0])))
+    x, y = (
+        marks.points[..., axis].long().clamp(0, side - 1)
+        for axis, side in ((0, size[1]), (1, size[0]))
+    )
     winners = labels[torch.arange(len(labels))[:, None], y, x]
     corner, extent = marks.boxes[:, None, :2], marks.boxes[:, None, 2:]
-    return Located((centers - corner) / extent, active, (marks.points - corner) / extent, marks.visible, winners)
+    return Located(
+        (centers - corner) / extent,
+        active,
+        (marks.points - corner) / extent,
+        marks.visible,
+        winners,
+    )

@@ -1,11 +1,12 @@
 """Does the map lie on the object? Average precision and the pointing game against a mask.
 
     AUPR_1 = AP(M, A)      AUPR_0 = AP(1 - M, -A)      AP = sum_k (R_k - R_{k-1}) P_k
-with k over the distinct values of the map, ties taken together (scikit-learn's average precision, not the trapezoid). Ranks alone
-matter, so maps are not normalised. A random map scores the share of the object, a constant one exactly that.
+with k over the distinct values of the map, ties taken together (scikit-learn's average precision,
+not the trapezoid). Ranks alone matter, so maps are not normalised. A random map scores the share of
+the object, a constant one exactly that.
 
-Pointing game: whether the first maximum lies on the object, without tolerance. In a block-constant map the first maximum would be the
-corner of a patch, so the middle of the patch is taken.
+Pointing game: whether the first maximum lies on the object, without tolerance. In a block-constant
+map the first maximum would be the corner of a patch, so the middle of the patch is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map i
 
 @dataclass(frozen=True, eq=False)
 class Localization:
-    """Scores of each image, float64 [B]; NaN where an image could not be scored, and `reasons` says why."""
+    """Scores of each image, float64 [B]; NaN where an image could not be scored, and `reasons` says
+    why."""
 
     aupr1: Tensor
     aupr0: Tensor
@@ -41,10 +43,14 @@ class Localization:
 
 
 @torch.no_grad()
-def localization(maps: Tensor, masks: Tensor, *, upsample: Upsampling = "bilinear", ignore: int | None = IGNORE) -> Localization:
-    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W]: bool, or integers where `ignore` is neither object nor background.
+def localization(
+    maps: Tensor, masks: Tensor, *, upsample: Upsampling = "bilinear", ignore: int | None = IGNORE
+) -> Localization:
+    """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W]: bool, or integers where `ignore` is
+    neither object nor background.
 
-    Ignored pixels count nowhere. Images without any object or background are skipped: they have no precision and cannot be missed.
+    Ignored pixels count nowhere. Images without any object or background are skipped: they have no
+    precision and cannot be missed.
     """
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
@@ -53,29 +59,45 @@ def localization(maps: Tensor, masks: Tensor, *, upsample: Upsampling = "bilinea
     blocks = upsample == "nearest" and tuple(maps.shape[1:]) != size
     counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
     wanted = (masks != 0) & counted
-    spots = counted & patch_centres((maps.shape[1], maps.shape[2]), size, maps.device) if blocks else counted
+    spots = (
+        counted & patch_centres((maps.shape[1], maps.shape[2]), size, maps.device)
+        if blocks
+        else counted
+    )
 
     def some(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size, upsample).flatten(1)  # [b, H * W]
         on, valid = wanted[a:b].flatten(1), counted[a:b].flatten(1)
         best = pixels.masked_fill(~spots[a:b].flatten(1), -torch.inf).argmax(dim=1, keepdim=True)
         hit = on.gather(1, best)[:, 0].double()
-        return torch.stack([average_precision(pixels, on, valid), average_precision(-pixels, ~on, valid), hit])
+        return torch.stack(
+            [average_precision(pixels, on, valid), average_precision(-pixels, ~on, valid), hit]
+        )
 
     reasons = _reasons(wanted, counted, spots)
     fitting = fit(len(maps), height * width * _PIXEL_BYTES, maps.device)
-    scores = torch.cat(list(in_chunks(some, len(maps), fitting, what="maps")), dim=1).cpu()  # [3, B]
+    scores = torch.cat(
+        list(in_chunks(some, len(maps), fitting, what="maps")), dim=1
+    ).cpu()  # [3, B]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
-    protocol = {"metric": "localization", "upsample": upsample, "ignore": ignore, "pointing": "patch centre" if blocks else "first maximum"}
+    protocol = {
+        "metric": "localization",
+        "upsample": upsample,
+        "ignore": ignore,
+        "pointing": "patch centre" if blocks else "first maximum",
+    }
     return Localization(scores[0], scores[1], scores[2], reasons, protocol)
 
 
 def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tensor:
-    """AP [B] of scores [B, P] for the positives among the counted entries, both [B, P] bool; NaN without positives."""
+    """AP [B] of scores [B, P] for the positives among the counted entries, both [B, P] bool; NaN
+    without positives."""
     ordered, order = scores.sort(dim=1, descending=True)
     found = (positive & counted).gather(1, order).double()
     hits, seen = found.cumsum(dim=1), counted.gather(1, order).double().cumsum(dim=1)
-    precision = (hits / seen.clamp(min=1)).gather(1, tie_ends(ordered))  # of the whole run of equals
+    precision = (hits / seen.clamp(min=1)).gather(
+        1, tie_ends(ordered)
+    )  # of the whole run of equals
     return (found * precision).sum(dim=1) / hits[:, -1]
 
 
@@ -86,4 +108,7 @@ def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
         "no background in the frame": ~(counted & ~wanted).flatten(1).any(dim=1),
         "every patch centre is ignored": ~spots.flatten(1).any(dim=1),
     }
-    return tuple(next((reason for reason, rows in found.items() if rows[image]), "") for image in range(len(wanted)))
+    return tuple(
+        next((reason for reason, rows in found.items() if rows[image]), "")
+        for image in range(len(wanted))
+    )

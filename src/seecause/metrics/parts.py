@@ -1,22 +1,30 @@
-"""Maps against the truth: what each part of a Critter is worth to the model is measured by drawing the picture again without it.
+"""Maps against the truth: what each part of a Critter is worth to the model is measured by drawing
+the picture again without it.
 
-The protocol of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body says nothing about the class and is always drawn).
-All 16 sets of visible parts are rendered for each latent, so every number below is read from one table of exact counterfactuals.
+The protocol of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body says
+nothing about the class and is always drawn). All 16 sets of visible parts are rendered for each
+latent, so every number below is read from one table of exact counterfactuals.
 
     true importance of a part   = target logit - target logit without the part
     the map's importance        = attribution summed over the part's pixels, dilated by 5 x 5
     correctness                 = (1 + Spearman of the two over the parts) / 2
-    contrastivity               : for two other classes a, b that share disjoint pairs of parts with the creature, the pair shared with a must be more
-                                  important in the map of a than in that of b, and the other way round; counted where the model agrees
-    completeness                = 1/2 [(CSDC + PC + DC) / 3 + D], with the parts declared important: importance > t * sum of the map
+    contrastivity               : for two other classes a, b that share disjoint pairs of parts with
+    the creature, the pair shared with a must be more
+                                  important in the map of a than in that of b, and the other way
+                                  round; counted where the model agrees
+    completeness                = 1/2 [(CSDC + PC + DC) / 3 + D], with the parts declared important:
+    importance > t * sum of the map
       CSDC  the best share of a minimal sufficient set of parts that is declared important
       PC    keeping only the important parts keeps the answer       DC    removing them changes it
-      D     1 - share of irrelevant parts declared important; irrelevant: without it the logit falls by less than 5 % of itself, or rises
-t is the one of 80 values in [0.01, 0.5] with the best completeness over all images. Everything is 0 to 1, higher is better.
+      D     1 - share of irrelevant parts declared important; irrelevant: without it the logit falls
+      by less than 5 % of itself, or rises
+t is the one of 80 values in [0.01, 0.5] with the best completeness over all images. Everything is 0
+to 1, higher is better.
 
-The background counts as one more part in D: irrelevant if no other background lowers the logit by 5 %, its pixels those of the background.
-`background_independence` says that of the model: 1 - share of other backgrounds that lower it. The target is the class of the creature shown;
-CSDC, PC and DC are counted where the model answers it (NaN elsewhere), for they speak of the answer.
+The background counts as one more part in D: irrelevant if no other background lowers the logit by 5
+%, its pixels those of the background. `background_independence` says that of the model: 1 - share
+of other backgrounds that lower it. The target is the class of the creature shown; CSDC, PC and DC
+are counted where the model answers it (NaN elsewhere), for they speak of the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +36,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.data.critters import BACKGROUNDS, CLASSES, CODEWORDS, PARTS, Do, Latents, minimal_sufficient_sets, render
+from seecause.data.critters import (
+    BACKGROUNDS,
+    CLASSES,
+    CODEWORDS,
+    PARTS,
+    Do,
+    Latents,
+    minimal_sufficient_sets,
+    render,
+)
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.metrics.pixels import to_pixels
@@ -37,7 +54,9 @@ from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
 REMOVABLE = PARTS[1:]
-SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))  # of parts removed; the first removes none
+SETS = tuple(
+    itertools.product((False, True), repeat=len(REMOVABLE))
+)  # of parts removed; the first removes none
 DILATION = 5
 NEGLIGIBLE = 0.05  # of the target logit
 
@@ -62,7 +81,13 @@ class PartTruth:
     def drops(self) -> Tensor:
         """True importances [B, P] for the creature's class."""
         whole = self._logits(self.removed[:, :1])
-        return whole - torch.stack([self.logit_without(gone.expand(len(whole), -1), self.creature) for gone in torch.eye(len(REMOVABLE)).bool()], dim=1)
+        return whole - torch.stack(
+            [
+                self.logit_without(gone.expand(len(whole), -1), self.creature)
+                for gone in torch.eye(len(REMOVABLE)).bool()
+            ],
+            dim=1,
+        )
 
     @property
     def background_drops(self) -> Tensor:
@@ -79,7 +104,8 @@ class PartTruth:
 
 @dataclass(frozen=True, eq=False)
 class PartScores:
-    """For each image, float64, NaN where a question does not arise. Those of the completeness block are [B, 80], one for each threshold."""
+    """For each image, float64, NaN where a question does not arise. Those of the completeness block
+    are [B, 80], one for each threshold."""
 
     correctness: Tensor  # [B]
     contrastivity: Tensor  # [B]
@@ -94,14 +120,20 @@ class PartScores:
     @property
     def completeness_at(self) -> Tensor:
         """[80]: completeness over all images at each threshold."""
-        checks = torch.stack([values.nanmean(dim=0) for values in (self.csdc, self.preservation, self.deletion)])
+        checks = torch.stack(
+            [values.nanmean(dim=0) for values in (self.csdc, self.preservation, self.deletion)]
+        )
         return (checks.mean(dim=0) + self.distractibility.nanmean(dim=0)) / 2
 
     @property
     def threshold(self) -> float:
         """The one with the best completeness; the smallest of equals. NaN like completeness."""
         found = self.completeness_at
-        return torch.nan if found.isnan().all() else float(self.thresholds[found.nan_to_num(nan=-1.0).argmax()])
+        return (
+            torch.nan
+            if found.isnan().all()
+            else float(self.thresholds[found.nan_to_num(nan=-1.0).argmax()])
+        )
 
     @property
     def completeness(self) -> float:
@@ -112,11 +144,18 @@ class PartScores:
     @property
     def overall(self) -> float:
         """The mean of completeness, correctness and contrastivity."""
-        return (self.completeness + float(self.correctness.nanmean()) + float(self.contrastivity.nanmean())) / 3
+        return (
+            self.completeness
+            + float(self.correctness.nanmean())
+            + float(self.contrastivity.nanmean())
+        ) / 3
 
 
-def part_truth(model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None) -> PartScores:
-    """Judge `explain(images, target) -> maps` on Critters. `truth` is worth keeping when several methods are judged on the same latents."""
+def part_truth(
+    model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None
+) -> PartScores:
+    """Judge `explain(images, target) -> maps` on Critters. `truth` is worth keeping when several
+    methods are judged on the same latents."""
     truth = measure_truth(model, latents) if truth is None else truth
     side = _side(model)
     picture = render(latents, size=side)
@@ -124,18 +163,28 @@ def part_truth(model: ImageModel, latents: Latents, explain: Explain, *, truth: 
     creature, (first, second) = truth.creature, neighbours(truth.creature)
 
     def importances(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pixels = to_pixels(explain(images, classes.to(model.device)), (side, side)).to(picture.parts.device)
+        pixels = to_pixels(explain(images, classes.to(model.device)), (side, side)).to(
+            picture.parts.device
+        )
         return tuple(values.cpu() for values in part_importances(pixels, picture.parts))  # type: ignore[return-value]
 
     parts, background, total = importances(creature)
     thresholds = torch.linspace(0.01, 0.5, 80, dtype=torch.float64)
     bar = (total[:, None] * thresholds)[..., None]  # [B, 80, 1]
-    important, background_important = parts[:, None] > bar, background[:, None, None] > bar  # [B, 80, P], [B, 80, 1]
+    important, background_important = (
+        parts[:, None] > bar,
+        background[:, None, None] > bar,
+    )  # [B, 80, P], [B, 80, 1]
     right = truth.answer == creature
-    csdc, kept, changed = (values.double().masked_fill(~right[:, None], torch.nan) for values in _checks(truth, important))
+    csdc, kept, changed = (
+        values.double().masked_fill(~right[:, None], torch.nan)
+        for values in _checks(truth, important)
+    )
     return PartScores(
         correctness=(1 + rank_correlation(parts, truth.drops)) / 2,
-        contrastivity=_contrast(truth, importances(first)[0], importances(second)[0], first, second),
+        contrastivity=_contrast(
+            truth, importances(first)[0], importances(second)[0], first, second
+        ),
         csdc=csdc,
         preservation=kept,
         deletion=changed,
@@ -152,23 +201,42 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
     side = _side(model)
 
     def logits(do: Do) -> Tensor:
-        images = model.preprocess.normalise(render(latents, size=side, do=do).image).to(model.device, model.dtype)
+        images = model.preprocess.normalise(render(latents, size=side, do=do).image).to(
+            model.device, model.dtype
+        )
         chunk = fit(len(images), model.forward_bytes(model.check(images)), images.device)
         return batched(model, images, chunk).double().cpu()
 
-    removed = [logits(Do(without=tuple(part for part, gone in zip(REMOVABLE, chosen, strict=True) if gone))) for chosen in SETS]
+    removed = [
+        logits(
+            Do(without=tuple(part for part, gone in zip(REMOVABLE, chosen, strict=True) if gone))
+        )
+        for chosen in SETS
+    ]
     if removed[0].shape[1] != len(CLASSES):
         raise BadOption("model", model.name, f"a classifier of the {len(CLASSES)} Critters")
-    elsewhere = [logits(Do(background=(latents.background + step) % len(BACKGROUNDS))) for step in range(1, len(BACKGROUNDS))]
-    return PartTruth(torch.stack(removed, dim=1), torch.stack(elsewhere, dim=1), latents.creature.cpu())
+    elsewhere = [
+        logits(Do(background=(latents.background + step) % len(BACKGROUNDS)))
+        for step in range(1, len(BACKGROUNDS))
+    ]
+    return PartTruth(
+        torch.stack(removed, dim=1), torch.stack(elsewhere, dim=1), latents.creature.cpu()
+    )
 
 
 def part_importances(pixels: Tensor, part_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Attribution [B, H, W] summed over each dilated part [B, P], over the background [B], and over all [B]."""
-    names = torch.arange(len(PARTS) - len(REMOVABLE) + 1, len(PARTS) + 1, device=part_map.device)  # numbers in the part map
+    """Attribution [B, H, W] summed over each dilated part [B, P], over the background [B], and over
+    all [B]."""
+    names = torch.arange(
+        len(PARTS) - len(REMOVABLE) + 1, len(PARTS) + 1, device=part_map.device
+    )  # numbers in the part map
     masks = (part_map[:, None] == names[:, None, None]).to(pixels)  # [B, P, H, W]
     wide = F.max_pool2d(masks, DILATION, stride=1, padding=DILATION // 2)
-    return (wide * pixels[:, None]).sum(dim=(2, 3)), (pixels * (part_map == 0)).sum(dim=(1, 2)), pixels.sum(dim=(1, 2))
+    return (
+        (wide * pixels[:, None]).sum(dim=(2, 3)),
+        (pixels * (part_map == 0)).sum(dim=(1, 2)),
+        pixels.sum(dim=(1, 2)),
+    )
 
 
 def neighbours(creature: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,26 +256,40 @@ def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor
     batch, answers = torch.arange(len(important))[:, None], truth.removed.argmax(dim=-1)  # [B, 16]
     kept = answers[batch, _set_index(~important)] == truth.answer[:, None]
     changed = answers[batch, _set_index(important)] != truth.answer[:, None]
-    csdc = torch.stack([_best_overlap(rows, int(creature)) for rows, creature in zip(important, truth.creature, strict=True)])
+    csdc = torch.stack(
+        [
+            _best_overlap(rows, int(creature))
+            for rows, creature in zip(important, truth.creature, strict=True)
+        ]
+    )
     return csdc, kept, changed
 
 
 def _best_overlap(important: Tensor, creature: int) -> Tensor:
     """[80]: the largest share of a minimal sufficient set that lies in `important` [80, P]."""
-    sets = [[REMOVABLE.index(part) for part in chosen] for chosen in minimal_sufficient_sets(creature)]
+    sets = [
+        [REMOVABLE.index(part) for part in chosen] for chosen in minimal_sufficient_sets(creature)
+    ]
     return torch.stack([important[:, chosen].double().mean(dim=1) for chosen in sets]).amax(dim=0)
 
 
 def _undistracted(truth: PartTruth, important: Tensor) -> Tensor:
-    """D [B, 80] of what is declared important [B, 80, P + 1], background last; NaN where everything matters."""
+    """D [B, 80] of what is declared important [B, 80, P + 1], background last; NaN where everything
+    matters."""
     background = truth.matters(truth.background_drops).any(dim=1, keepdim=True)
     idle = ~torch.cat([truth.matters(truth.drops), background], dim=1)[:, None]  # [B, 1, P + 1]
     return 1 - (important & idle).sum(dim=2) / idle.sum(dim=2).double()
 
 
-def _contrast(truth: PartTruth, of_first: Tensor, of_second: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Contrastivity [B] from the importances [B, P] in the maps of the two neighbours; NaN where the model itself does not tell them apart."""
-    with_first, with_second = shared_parts(truth.creature, first), shared_parts(truth.creature, second)
+def _contrast(
+    truth: PartTruth, of_first: Tensor, of_second: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """Contrastivity [B] from the importances [B, P] in the maps of the two neighbours; NaN where
+    the model itself does not tell them apart."""
+    with_first, with_second = (
+        shared_parts(truth.creature, first),
+        shared_parts(truth.creature, second),
+    )
     agrees = (truth.logit_without(with_first, first) < truth.logit_without(with_second, first)) & (
         truth.logit_without(with_second, second) < truth.logit_without(with_first, second)
     )
@@ -218,9 +300,18 @@ def _contrast(truth: PartTruth, of_first: Tensor, of_second: Tensor, first: Tens
 
 def _pair(creature: int) -> tuple[int, int]:
     """The first two classes whose shared parts with `creature` exist and are disjoint."""
-    alike = {other: {place for place, (x, y) in enumerate(zip(CODEWORDS[creature], word, strict=True)) if x == y} for other, word in enumerate(CODEWORDS)}
+    alike = {
+        other: {
+            place
+            for place, (x, y) in enumerate(zip(CODEWORDS[creature], word, strict=True))
+            if x == y
+        }
+        for other, word in enumerate(CODEWORDS)
+    }
     others = [other for other, places in alike.items() if places and other != creature]
-    return next(pair for pair in itertools.combinations(others, 2) if not alike[pair[0]] & alike[pair[1]])
+    return next(
+        pair for pair in itertools.combinations(others, 2) if not alike[pair[0]] & alike[pair[1]]
+    )
 
 
 def _set_index(gone: Tensor) -> Tensor:
@@ -231,5 +322,7 @@ def _set_index(gone: Tensor) -> Tensor:
 def _side(model: ImageModel) -> int:
     height, width = model.preprocess.size
     if height != width:
-        raise BadOption("model", f"input of {height} x {width}", "a square input: Critters are drawn on squares")
+        raise BadOption(
+            "model", f"input of {height} x {width}", "a square input: Critters are drawn on squares"
+        )
     return height

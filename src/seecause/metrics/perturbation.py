@@ -1,9 +1,12 @@
-"""Patches removed in the order of the map: AOPC, pixel flipping, comprehensiveness, sufficiency, log-odds.
+"""Patches removed in the order of the map: AOPC, pixel flipping, comprehensiveness, sufficiency,
+log-odds.
 
-Region perturbation (Samek et al. 2017) removes patches most important first (MoRF) or least important first (LeRF). With x_k the picture
-after k steps,
-    AOPC = mean_{k=0..n} [f(x) - f(x_k)]        ABPC = AOPC_MoRF - AOPC_LeRF = mean_k [f(x_k^LeRF) - f(x_k^MoRF)]
-Higher AOPC_MoRF, lower AOPC_LeRF and higher ABPC are better. The MoRF curve is also pixel flipping (Bach et al. 2015): a low area is good.
+Region perturbation (Samek et al. 2017) removes patches most important first (MoRF) or least
+important first (LeRF). With x_k the picture after k steps,
+    AOPC = mean_{k=0..n} [f(x) - f(x_k)]        ABPC = AOPC_MoRF - AOPC_LeRF = mean_k [f(x_k^LeRF) -
+    f(x_k^MoRF)]
+Higher AOPC_MoRF, lower AOPC_LeRF and higher ABPC are better. The MoRF curve is also pixel flipping
+(Bach et al. 2015): a low area is good.
 
 ERASER (DeYoung et al. 2020), averaged over shares k of the patches, 10 to 90 %:
     comprehensiveness = f(x) - f(x without the top k)   (higher is better)
@@ -33,7 +36,8 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 10))
 
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """Scores [B, n + 1], float64, after each step of removal; `shares` [n + 1] of the picture gone by then."""
+    """Scores [B, n + 1], float64, after each step of removal; `shares` [n + 1] of the picture gone
+    by then."""
 
     morf: Tensor
     lerf: Tensor
@@ -95,33 +99,61 @@ def perturbation(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Perturbation:
-    """MoRF and LeRF curves of maps [B, gh, gw] or [B, H, W]; one patch a step unless told otherwise."""
+    """MoRF and LeRF curves of maps [B, gh, gw] or [B, H, W]; one patch a step unless told
+    otherwise."""
     asked = probe(model, images, target, score=score)
     asked.cells(maps)
-    ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order=order, upsample=upsample, ties=ties)
+    ranks, count = importance_ranks(
+        maps.to(asked.images.device),
+        asked.size,
+        asked.grid,
+        order=order,
+        upsample=upsample,
+        ties=ties,
+    )
     taken = thresholds(count, asked.size, asked.grid, steps)
     later = taken[1:]  # before the first step nothing is gone
-    morf, lerf = (torch.cat([asked.plain[:, None], _curve(asked, places, later, fill)], dim=1) for places in (ranks, count - 1 - ranks))
-    said = asked.protocol("perturbation", steps=steps, order=order, upsample=upsample, fill=fill, ties=ties)
+    morf, lerf = (
+        torch.cat([asked.plain[:, None], _curve(asked, places, later, fill)], dim=1)
+        for places in (ranks, count - 1 - ranks)
+    )
+    said = asked.protocol(
+        "perturbation", steps=steps, order=order, upsample=upsample, fill=fill, ties=ties
+    )
     return Perturbation(morf, lerf, taken.double() / count, said)
 
 
 @torch.no_grad()
 def removal(
-    model: ImageModel, images: Tensor, maps: Tensor, target: Spec = None, *, shares: Sequence[float] = TENTHS, fill: Fill = 0.0, ties: Ties = "raster"
+    model: ImageModel,
+    images: Tensor,
+    maps: Tensor,
+    target: Spec = None,
+    *,
+    shares: Sequence[float] = TENTHS,
+    fill: Fill = 0.0,
+    ties: Ties = "raster",
 ) -> Removal:
     """Comprehensiveness, sufficiency and log-odds in probabilities of the target class."""
     asked = probe(model, images, target, score="logprob")
     if asked.target.classes is None or asked.target.against is not None:
         raise BadOption("target", target, "a class: a contrast or a function has no log-odds")
     asked.cells(maps)
-    ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties)
+    ranks, count = importance_ranks(
+        maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties
+    )
     taken = patch_counts(shares, count)
     whole = asked.plain[:, None]
     without_top = _curve(asked, ranks, taken, fill)
     only_top = _curve(asked, count - 1 - ranks, count - taken, fill)
     said = asked.protocol("removal", shares=list(shares), fill=fill, ties=ties)
-    return Removal(whole.exp() - without_top.exp(), whole.exp() - only_top.exp(), whole - without_top, tuple(shares), said)
+    return Removal(
+        whole.exp() - without_top.exp(),
+        whole.exp() - only_top.exp(),
+        whole - without_top,
+        tuple(shares),
+        said,
+    )
 
 
 def patch_counts(shares: Sequence[float], count: int) -> Tensor:

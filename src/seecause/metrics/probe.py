@@ -1,4 +1,5 @@
-"""What a model answers when its pictures are changed: the one question behind every perturbation metric."""
+"""What a model answers when its pictures are changed: the one question behind every perturbation
+metric."""
 
 from __future__ import annotations
 
@@ -17,12 +18,15 @@ from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, Target, parse
 
 Fill = float | Literal["mean", "blur"]
-Explain = Callable[[Tensor, Spec], Tensor]  # images [B, 3, H, W], target -> maps [B, gh, gw] or [B, H, W]
+Explain = Callable[
+    [Tensor, Spec], Tensor
+]  # images [B, 3, H, W], target -> maps [B, gh, gw] or [B, H, W]
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model, its pictures [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of the pictures as they are."""
+    """A model, its pictures [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of
+    the pictures as they are."""
 
     model: ImageModel
     images: Tensor
@@ -37,13 +41,17 @@ class Probe:
         return self.images.shape[-2], self.images.shape[-1]
 
     def cells(self, maps: Tensor) -> Tensor:
-        """Maps as patches [B, gh, gw], float64, on the pictures' device: one for each image, or an error."""
+        """Maps as patches [B, gh, gw], float64, on the pictures' device: one for each image, or an
+        error."""
         if len(maps) != len(self.images):
-            raise BadOption("maps", list(maps.shape), f"one map for each of the {len(self.images)} images")
+            raise BadOption(
+                "maps", list(maps.shape), f"one map for each of the {len(self.images)} images"
+            )
         return to_grid(maps.to(self.images.device), self.size, self.grid)
 
     def each(self, variants: int, picture: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from two index vectors [m]."""
+        """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from
+        two index vectors [m]."""
 
         def some(a: int, b: int) -> Tensor:
             item = torch.arange(a, b, device=self.images.device)  # of B * variants
@@ -51,7 +59,9 @@ class Probe:
             logits = self.model(picture(image, variant))
             return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
 
-        scores = torch.cat(list(in_chunks(some, len(self.images) * variants, self.chunk, what="changed pictures")))
+        scores = torch.cat(
+            list(in_chunks(some, len(self.images) * variants, self.chunk, what="changed pictures"))
+        )
         return scores.double().cpu().view(len(self.images), variants)
 
     def without(self, gone: Tensor, fill: Fill = 0.0) -> Tensor:
@@ -60,7 +70,9 @@ class Probe:
 
         def picture(image: Tensor, variant: Tensor) -> Tensor:
             patches = gone[image if len(gone) > 1 else 0, variant]
-            return torch.where(spread_out(patches, self.size)[:, None], goal[image], self.images[image])
+            return torch.where(
+                spread_out(patches, self.size)[:, None], goal[image], self.images[image]
+            )
 
         return self.each(gone.shape[1], picture)
 
@@ -69,10 +81,17 @@ class Probe:
         return self.plain[:, None] - self.without(gone, fill)
 
     def protocol(self, metric: str, **options: Any) -> dict[str, Any]:
-        return {"metric": metric, **options, "score": self.score, "target": self.target.record(self.model)}
+        return {
+            "metric": metric,
+            **options,
+            "score": self.score,
+            "target": self.target.record(self.model),
+        }
 
 
-def probe(model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob") -> Probe:
+def probe(
+    model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob"
+) -> Probe:
     """Run the pictures once and bind the target: the predicted class if none is given."""
     images = images.to(model.device, model.dtype)
     grid = model.check(images).grid
@@ -84,8 +103,9 @@ def probe(model: ImageModel, images: Tensor, target: Spec = None, *, score: Scor
 
 
 def filled(images: Tensor, fill: Fill) -> Tensor:
-    """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is the mean colour of the model's training
-    data), each picture's own mean colour, or its RISE blur."""
+    """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
+    the mean colour of the model's training data), each picture's own mean colour, or its RISE
+    blur."""
     if fill == "blur":
         return blurred(images)
     if fill == "mean":
@@ -96,5 +116,6 @@ def filled(images: Tensor, fill: Fill) -> Tensor:
 
 
 def bound_spec(target: Target, spec: Spec) -> Spec:
-    """What a method is told when it explains changed pictures: the class the plain picture was given, never a new prediction."""
+    """What a method is told when it explains changed pictures: the class the plain picture was
+    given, never a new prediction."""
     return target.classes if spec is None else spec

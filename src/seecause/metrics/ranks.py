@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def tie_ends(ordered: Tensor) -> Tensor:
-    """For rows [B, P] whose equal values lie side by side: where the run of equals of each entry ends, [B, P]."""
+    """For rows [B, P] whose equal values lie side by side: where the run of equals of each entry
+    ends, [B, P]."""
     count = ordered.shape[1]
     ends = torch.ones_like(ordered, dtype=torch.bool)
     ends[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
@@ -20,4 +21,6 @@ def average_ranks(values: Tensor) -> Tensor:
     ordered, order = values.sort(dim=1)
     last = tie_ends(ordered)
     first = ordered.shape[1] - 1 - tie_ends(ordered.flip(1)).flip(1)
-    return torch.zeros_like(values, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)
+    return torch.zeros_like(values, dtype=torch.float64).scatter_(
+        1, order, (first + last).double() / 2
+    )

@@ -1,9 +1,11 @@
 """The list of metrics: what each needs, what it gives, and which way is better.
 
     given = Given(model, images, maps, target, masks=masks)
-    measure("insertion-deletion", given)            # {"insertion": [B], "deletion": [B], "ins-del": [B]}
+    measure("insertion-deletion", given)            # {"insertion": [B], "deletion": [B], "ins-del":
+    [B]}
 
-A new metric is a function in its own file and an entry here. One entry gives several columns where they share their forwards.
+A new metric is a function in its own file and an entry here. One entry gives several columns where
+they share their forwards.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Column:
-    """One number for each image: where the result holds it (nowhere: it is the result), and which way is better."""
+    """One number for each image: where the result holds it (nowhere: it is the result), and which
+    way is better."""
 
     better: Direction
     field: str = ""
@@ -59,7 +62,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Metric:
-    """One entry of the registry. `takes` names the fields of `Given` that the function is called with, in order."""
+    """One entry of the registry. `takes` names the fields of `Given` that the function is called
+    with, in order."""
 
     name: str
     run: Callable[..., Any]
@@ -69,15 +73,22 @@ class Metric:
     @property
     def needs(self) -> tuple[str, ...]:
         """Of masks, model, explain, attribute and latents: what it cannot do without."""
-        return tuple(name for name in ("masks", "model", "explain", "attribute", "latents") if name in self.takes)
+        return tuple(
+            name
+            for name in ("masks", "model", "explain", "attribute", "latents")
+            if name in self.takes
+        )
 
     @property
     def summary(self) -> str:
         return (self.run.__doc__ or "").split("\n")[0]
 
     def missing(self, given: Given) -> tuple[str, ...]:
-        """What it takes and `given` does not have; without a target the predicted class is meant."""
-        return tuple(need for need in self.takes if need != "target" and getattr(given, need) is None)
+        """What it takes and `given` does not have; without a target the predicted class is
+        meant."""
+        return tuple(
+            need for need in self.takes if need != "target" and getattr(given, need) is None
+        )
 
     def result(self, given: Given, **options: Any) -> Any:
         """What the function returns, with everything it knows beside its columns."""
@@ -87,7 +98,10 @@ class Metric:
 
     def read(self, found: Any) -> dict[str, Tensor]:
         """The columns of a result, each [B]."""
-        return {name: attrgetter(column.field)(found) if column.field else found for name, column in self.columns.items()}
+        return {
+            name: attrgetter(column.field)(found) if column.field else found
+            for name, column in self.columns.items()
+        }
 
 
 _MAP = ("maps",)
@@ -104,7 +118,11 @@ METRICS = {
             "insertion-deletion",
             insertion_deletion,
             _MODEL,
-            {"insertion": Column("higher", "insertion_area"), "deletion": Column("lower", "deletion_area"), "ins-del": Column("higher", "difference")},
+            {
+                "insertion": Column("higher", "insertion_area"),
+                "deletion": Column("lower", "deletion_area"),
+                "ins-del": Column("higher", "difference"),
+            },
         ),
         Metric(
             "perturbation",
@@ -129,20 +147,30 @@ METRICS = {
         ),
         Metric("mu-fidelity", mu_fidelity, _MODEL, {"mu-fidelity": _HIGH}),
         Metric("sensitivity-n", sensitivity_n, _MODEL, {"sensitivity-n": _HIGH}),
-        Metric("faithfulness-estimate", faithfulness_estimate, _MODEL, {"faithfulness-estimate": _HIGH}),
+        Metric(
+            "faithfulness-estimate", faithfulness_estimate, _MODEL, {"faithfulness-estimate": _HIGH}
+        ),
         Metric("infidelity", infidelity, _MODEL, {"infidelity": _LOW}),
         Metric("saco", saco, _MODEL, {"saco": _HIGH}),
         Metric(
             "road",
             road,
             _MODEL,
-            {"road-morf": Column("lower", "morf_mean"), "road-lerf": Column("higher", "lerf_mean"), "road": Column("higher", "combined")},
+            {
+                "road-morf": Column("lower", "morf_mean"),
+                "road-lerf": Column("higher", "lerf_mean"),
+                "road": Column("higher", "combined"),
+            },
         ),
         Metric(
             "localization",
             localization,
             _MASK,
-            {"aupr1": Column("higher", "aupr1"), "aupr0": Column("higher", "aupr0"), "pointing": Column("higher", "pointing")},
+            {
+                "aupr1": Column("higher", "aupr1"),
+                "aupr0": Column("higher", "aupr0"),
+                "pointing": Column("higher", "pointing"),
+            },
         ),
         Metric(
             "energy",
@@ -155,14 +183,30 @@ METRICS = {
                 "top-k": Column("higher", "top"),
             },
         ),
-        Metric("complexity", complexity, _MAP, {"gini": Column("higher", "gini"), "entropy": Column("lower", "entropy")}),
+        Metric(
+            "complexity",
+            complexity,
+            _MAP,
+            {"gini": Column("higher", "gini"), "entropy": Column("lower", "entropy")},
+        ),
         Metric(
             "stability",
             stability,
             _EXPLAIN,
-            {"max-sensitivity": Column("lower", "max_sensitivity"), "avg-sensitivity": Column("lower", "avg_sensitivity")},
+            {
+                "max-sensitivity": Column("lower", "max_sensitivity"),
+                "avg-sensitivity": Column("lower", "avg_sensitivity"),
+            },
         ),
-        Metric("random-logit", random_logit, _EXPLAIN, {"random-logit": Column("lower", "signed"), "random-logit-abs": Column("lower", "absolute")}),
+        Metric(
+            "random-logit",
+            random_logit,
+            _EXPLAIN,
+            {
+                "random-logit": Column("lower", "signed"),
+                "random-logit-abs": Column("lower", "absolute"),
+            },
+        ),
         Metric(
             "parameter-randomisation",
             parameter_randomisation,

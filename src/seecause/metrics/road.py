@@ -1,11 +1,16 @@
-"""ROAD, remove and debias (Rong et al. 2022): patches are removed by interpolating them from what is left, so that the hole itself says little.
+"""ROAD, remove and debias (Rong et al. 2022): patches are removed by interpolating them from what
+is left, so that the hole itself says little.
 
-Each missing pixel is the weighted mean of its eight neighbours, 1/6 for those beside it and 1/12 for those across a corner (those beyond the
-edge of the picture are left out). That is one sparse linear system for each picture,
-    sum_j w_ij x_i - sum_{j missing} w_ij x_j = sum_{j known} w_ij x_j                     i missing, j its neighbours
-solved for all channels, then Gaussian noise of deviation 0.01 is added to what was filled in. With f after removing a share of the patches,
+Each missing pixel is the weighted mean of its eight neighbours, 1/6 for those beside it and 1/12
+for those across a corner (those beyond the edge of the picture are left out). That is one sparse
+linear system for each picture,
+    sum_j w_ij x_i - sum_{j missing} w_ij x_j = sum_{j known} w_ij x_j                     i
+    missing, j its neighbours
+solved for all channels, then Gaussian noise of deviation 0.01 is added to what was filled in. With
+f after removing a share of the patches,
     MoRF: most important first (lower is better)      LeRF: least important first (higher is better)
-    combined = (LeRF - MoRF) / 2, averaged over shares of 10 to 90 % (higher is better; pytorch-grad-cam)
+    combined = (LeRF - MoRF) / 2, averaged over shares of 10 to 90 % (higher is better;
+    pytorch-grad-cam)
 Noise is drawn from the seed alone, the same for every picture.
 """
 
@@ -28,7 +33,12 @@ from seecause.metrics.probe import probe
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
-_NEIGHBOURS = [(down, right, 1 / 6 if down * right == 0 else 1 / 12) for down in (-1, 0, 1) for right in (-1, 0, 1) if (down, right) != (0, 0)]
+_NEIGHBOURS = [
+    (down, right, 1 / 6 if down * right == 0 else 1 / 12)
+    for down in (-1, 0, 1)
+    for right in (-1, 0, 1)
+    if (down, right) != (0, 0)
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +76,28 @@ def road(
     ties: Ties = "raster",
     seed: int = 0,
 ) -> Road:
-    """Whole patches are removed; `noise` is in normalised units. The systems are solved on the CPU, two for each picture and share."""
+    """Whole patches are removed; `noise` is in normalised units. The systems are solved on the CPU,
+    two for each picture and share."""
     asked = probe(model, images, target, score=score)
     asked.cells(maps)
-    ranks, count = importance_ranks(maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties)
+    ranks, count = importance_ranks(
+        maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties
+    )
     taken = patch_counts(shares, count).to(ranks.device)
     if int(taken.max()) == count:
-        raise BadOption("shares", list(shares), "shares that leave at least one patch to interpolate from")
-    grain = noise * torch.randn(asked.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        raise BadOption(
+            "shares", list(shares), "shares that leave at least one patch to interpolate from"
+        )
+    grain = noise * torch.randn(
+        asked.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
     def after(places: Tensor) -> Tensor:
         def picture(image: Tensor, step: Tensor) -> Tensor:
             gone = places[image] < taken[step][:, None, None]  # [m, H, W]
-            return torch.stack([impute(x, hole, grain) for x, hole in zip(asked.images[image], gone, strict=True)])
+            return torch.stack(
+                [impute(x, hole, grain) for x, hole in zip(asked.images[image], gone, strict=True)]
+            )
 
         return asked.each(len(taken), picture)
 
@@ -87,15 +106,22 @@ def road(
 
 
 def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
-    """A picture [C, H, W] whose pixels `gone` [H, W] are interpolated from the others; `grain` [C, H, W] is added to them."""
+    """A picture [C, H, W] whose pixels `gone` [H, W] are interpolated from the others; `grain` [C,
+    H, W] is added to them."""
     hole = gone.cpu().numpy()
     if hole.all():
-        raise BadOption("shares", "the whole picture", "shares that leave at least one patch to interpolate from")
+        raise BadOption(
+            "shares",
+            "the whole picture",
+            "shares that leave at least one patch to interpolate from",
+        )
     if not hole.any():
         return image
     pixels = image.detach().cpu().double().numpy()
     matrix, known = _system(pixels, hole)
-    solver = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})  # w_ij = w_ji: no pivoting needed
+    solver = splu(
+        matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+    )  # w_ij = w_ji: no pivoting needed
     filled = solver.solve(known)  # [n, C]
     pixels[:, hole] = filled.T if grain is None else filled.T + grain.numpy()[:, hole]
     return torch.from_numpy(pixels).to(image)

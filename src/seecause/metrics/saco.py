@@ -1,7 +1,8 @@
-"""SaCo, salience-guided faithfulness coefficient (Wu et al. 2024): are groups of patches as influential as the map says, by as much?
+"""SaCo, salience-guided faithfulness coefficient (Wu et al. 2024): are groups of patches as
+influential as the map says, by as much?
 
-Patches in descending order are cut into K groups G_1 .. G_K of equal size; s(G) is the salience of G and drop(G) the fall of the score when
-G alone is replaced by the picture's mean colour.
+Patches in descending order are cut into K groups G_1 .. G_K of equal size; s(G) is the salience of
+G and drop(G) the fall of the score when G alone is replaced by the picture's mean colour.
     w_ij = s_i - s_j   if drop_i >= drop_j   else   -(s_i - s_j)          i < j
     SaCo = sum_{i<j} w_ij / sum_{i<j} |w_ij|                              -1 to 1, higher is better
 Defaults: K = 10, probability, mean fill. A constant map makes no claim and has no score: NaN.
@@ -31,14 +32,17 @@ def saco(
     score: Score = "prob",
     ties: Ties = "raster",
 ) -> Tensor:
-    """[B]. Where the number of patches is no multiple of `groups`, groups differ by one patch: salience is therefore their mean, not their sum."""
+    """[B]. Where the number of patches is no multiple of `groups`, groups differ by one patch:
+    salience is therefore their mean, not their sum."""
     asked = probe(model, images, target, score=score)
     cells = asked.cells(maps)
     grid, count = (cells.shape[1], cells.shape[2]), cells[0].numel()
     if not 2 <= groups <= count:
         raise BadOption("groups", groups, f"2 to {count}, the number of patches")
     places, _ = importance_ranks(cells, grid, grid, order="patch", ties=ties)  # [B, gh, gw]
-    member = (places[:, None] * groups // count) == torch.arange(groups, device=places.device)[:, None, None]  # [B, K, gh, gw]
+    member = (places[:, None] * groups // count) == torch.arange(groups, device=places.device)[
+        :, None, None
+    ]  # [B, K, gh, gw]
     salience = (cells[:, None] * member).sum(dim=(2, 3)) / member.sum(dim=(2, 3))
     flat = (cells == cells[:, :1, :1]).flatten(1).all(dim=1).cpu()
     return coefficient(salience.cpu(), asked.drops(member, fill)).masked_fill(flat, torch.nan)

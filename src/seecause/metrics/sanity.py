@@ -1,11 +1,15 @@
-"""Does a map depend on what the model learned, and on the class it is asked for? Both checks compare maps by Spearman's correlation, of the
-signed values and of their sizes. A similarity near 1 is bad: the map would be the same for another model, or for another answer.
+"""Does a map depend on what the model learned, and on the class it is asked for? Both checks
+compare maps by Spearman's correlation, of the signed values and of their sizes. A similarity near 1
+is bad: the map would be the same for another model, or for another answer.
 
-random logit               A(x, y) against A(x, y') for another class (Sixt et al. 2020; lower is better)
-parameter randomisation    A(x) against maps of models whose layers are redrawn one after the other, from the head down to the embedding
+random logit               A(x, y) against A(x, y') for another class (Sixt et al. 2020; lower is
+better)
+parameter randomisation    A(x) against maps of models whose layers are redrawn one after the other,
+from the head down to the embedding
                            (Adebayo et al. 2018; lower is better)
-Each parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that activations keep their scale. Buffers
-stay. The randomised model is a wrapped deep copy; the model itself is not touched.
+Each parameter tensor is redrawn from a normal distribution with its own mean and deviation, so that
+activations keep their scale. Buffers stay. The randomised model is a wrapped deep copy; the model
+itself is not touched.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ class Similarity:
 
 @dataclass(frozen=True, eq=False)
 class Randomisation:
-    """Similarity to the plain map, float64 [B, steps], after each of `layers` was redrawn, and all above it."""
+    """Similarity to the plain map, float64 [B, steps], after each of `layers` was redrawn, and all
+    above it."""
 
     layers: tuple[str, ...]
     signed_steps: Tensor
@@ -54,16 +59,29 @@ class Randomisation:
         return self.absolute_steps.mean(dim=1)
 
 
-def random_logit(model: ImageModel, images: Tensor, explain: Explain, target: Spec = None, *, other: Spec = None, seed: int = 0) -> Similarity:
-    """Maps of the target against those of `other`; if that is None, of a class drawn once: the same step away from each image's own."""
+def random_logit(
+    model: ImageModel,
+    images: Tensor,
+    explain: Explain,
+    target: Spec = None,
+    *,
+    other: Spec = None,
+    seed: int = 0,
+) -> Similarity:
+    """Maps of the target against those of `other`; if that is None, of a class drawn once: the same
+    step away from each image's own."""
     with torch.no_grad():
         asked = probe(model, images, target)
     if other is None:
         if asked.target.classes is None:
-            raise NotDefined("random logit", "a function of logits has no other class", "Give other=")
+            raise NotDefined(
+                "random logit", "a function of logits has no other class", "Give other="
+            )
         step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
         other = (asked.target.classes + int(step)) % model.n_classes
-    return _similarity(explain(asked.images, bound_spec(asked.target, target)), explain(asked.images, other))
+    return _similarity(
+        explain(asked.images, bound_spec(asked.target, target)), explain(asked.images, other)
+    )
 
 
 def parameter_randomisation(
@@ -76,9 +94,9 @@ def parameter_randomisation(
     seed: int = 0,
     rewrap: Callable[[nn.Module], ImageModel] | None = None,
 ) -> Randomisation:
-    """`attribute(model, images, target)` explains the model and each randomised copy: one for each layer, or only `steps` of them, evenly spread, the
-    last with all layers redrawn. `rewrap` makes a view of the copied module where `wrap` alone
-    cannot (zero-shot heads)."""
+    """`attribute(model, images, target)` explains the model and each randomised copy: one for each
+    layer, or only `steps` of them, evenly spread, the last with all layers redrawn. `rewrap` makes
+    a view of the copied module where `wrap` alone cannot (zero-shot heads)."""
     stops = _stops(len(layer_groups(model)), steps)
     with torch.no_grad():
         asked = probe(model, images, target)
@@ -92,7 +110,10 @@ def parameter_randomisation(
             redraw(parameter, generator)
         if place in stops:
             found[layer] = _similarity(plain, attribute(other, asked.images, spec))
-    signed, absolute = (torch.stack([getattr(step, kind) for step in found.values()], dim=1) for kind in ("signed", "absolute"))
+    signed, absolute = (
+        torch.stack([getattr(step, kind) for step in found.values()], dim=1)
+        for kind in ("signed", "absolute")
+    )
     return Randomisation(tuple(found), signed, absolute)
 
 
@@ -111,16 +132,34 @@ def copied(model: ImageModel) -> ImageModel:
     module, head = copy.deepcopy((model.module, model.extra))
     pool = model.readout.kind if head is not None and isinstance(model, VisionModel) else None
     try:
-        other = wrap(module, name=model.name, preprocess=model.preprocess, classes=model.classes, head=head, pool=pool, sigmoid=model.sigmoid, check=False)
+        other = wrap(
+            module,
+            name=model.name,
+            preprocess=model.preprocess,
+            classes=model.classes,
+            head=head,
+            pool=pool,
+            sigmoid=model.sigmoid,
+            check=False,
+        )
     except UnsupportedModel as refused:
-        raise NotDefined("parameter randomisation", f"a copy of {model.name} cannot be wrapped ({refused})", "Give rewrap=") from refused
-    if isinstance(model, VisionModel) and isinstance(other, VisionModel) and model.gates is not None:
+        raise NotDefined(
+            "parameter randomisation",
+            f"a copy of {model.name} cannot be wrapped ({refused})",
+            "Give rewrap=",
+        ) from refused
+    if (
+        isinstance(model, VisionModel)
+        and isinstance(other, VisionModel)
+        and model.gates is not None
+    ):
         other.gates = model.gates.clone()
     return other
 
 
 def layer_groups(model: ImageModel) -> dict[str, list[nn.Parameter]]:
-    """Parameters by layer, last layer first: a block of a numbered list is one layer, and so is any other module with parameters of its own."""
+    """Parameters by layer, last layer first: a block of a numbered list is one layer, and so is any
+    other module with parameters of its own."""
     named = [(_layer(name), parameter) for name, parameter in model.module.named_parameters()]
     if model.extra is not None:
         named += [("added head", parameter) for parameter in model.extra.parameters()]
@@ -132,14 +171,16 @@ def layer_groups(model: ImageModel) -> dict[str, list[nn.Parameter]]:
 
 @torch.no_grad()
 def redraw(parameter: nn.Parameter, generator: torch.Generator) -> None:
-    """In place, from a normal distribution with the tensor's own mean and deviation; a single number is left as it is."""
+    """In place, from a normal distribution with the tensor's own mean and deviation; a single
+    number is left as it is."""
     if parameter.numel() > 1:
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
         parameter.copy_(parameter.mean() + noise * parameter.std())
 
 
 def _layer(name: str) -> str:
-    """`blocks.3.attn.qkv.weight` -> `blocks.3`; `patch_embed.proj.weight` -> `patch_embed.proj`; `cls_token` -> `cls_token`."""
+    """`blocks.3.attn.qkv.weight` -> `blocks.3`; `patch_embed.proj.weight` -> `patch_embed.proj`;
+    `cls_token` -> `cls_token`."""
     path = name.split(".")
     numbered = next((place for place, part in enumerate(path) if part.isdigit()), None)
     return ".".join(path[:-1] or path) if numbered is None else ".".join(path[: numbered + 1])

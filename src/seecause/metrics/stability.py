@@ -1,9 +1,12 @@
-"""Do small changes of the picture change the map? Max- and average-sensitivity (Yeh et al. 2019, Bhatt et al. 2020).
+"""Do small changes of the picture change the map? Max- and average-sensitivity (Yeh et al. 2019,
+Bhatt et al. 2020).
 
-    sensitivity(x, e) = |A(x + e) - A(x)| / |A(x)|,      e uniform in [-radius, radius] for each pixel, in normalised units
-Norms are Euclidean over the map; the maximum and the mean are over the draws of e; lower is better. Defaults are captum's: radius 0.02,
-10 draws. The class explained stays the one of the plain picture. Draws come from the seed alone, the same for every image. An empty map has
-no sensitivity: NaN.
+    sensitivity(x, e) = |A(x + e) - A(x)| / |A(x)|,      e uniform in [-radius, radius] for each
+    pixel, in normalised units
+Norms are Euclidean over the map; the maximum and the mean are over the draws of e; lower is better.
+Defaults are captum's: radius 0.02, 10 draws. The class explained stays the one of the plain
+picture. Draws come from the seed alone, the same for every image. An empty map has no sensitivity:
+NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +40,16 @@ class Stability:
         return self.changes.mean(dim=1)
 
 
-def stability(model: ImageModel, images: Tensor, explain: Explain, target: Spec = None, *, radius: float = 0.02, draws: int = 10, seed: int = 0) -> Stability:
+def stability(
+    model: ImageModel,
+    images: Tensor,
+    explain: Explain,
+    target: Spec = None,
+    *,
+    radius: float = 0.02,
+    draws: int = 10,
+    seed: int = 0,
+) -> Stability:
     """`explain` runs once on the images and once for each draw, on the whole batch."""
     if radius <= 0 or draws < 1:
         raise BadOption("radius, draws", (radius, draws), "a positive radius and at least one draw")
@@ -47,10 +59,15 @@ def stability(model: ImageModel, images: Tensor, explain: Explain, target: Spec 
     plain = _flat(explain(asked.images, spec))
     changes = []
     for _ in range(draws):
-        shift = radius * (2 * torch.rand(asked.images.shape[1:], generator=generator, dtype=torch.float64) - 1)
+        shift = radius * (
+            2 * torch.rand(asked.images.shape[1:], generator=generator, dtype=torch.float64) - 1
+        )
         moved = _flat(explain(asked.images + shift.to(asked.images), spec))
         changes.append((moved - plain).norm(dim=1) / plain.norm(dim=1))
-    return Stability(torch.stack(changes, dim=1), asked.protocol("stability", radius=radius, draws=draws, seed=seed))
+    return Stability(
+        torch.stack(changes, dim=1),
+        asked.protocol("stability", radius=radius, draws=draws, seed=seed),
+    )
 
 
 def _flat(maps: Tensor) -> Tensor:

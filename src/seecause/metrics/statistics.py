@@ -1,4 +1,5 @@
-"""From one number for each image to a line of a table. NaN marks an image that was skipped: it is left out and counted."""
+"""From one number for each image to a line of a table. NaN marks an image that was skipped: it is
+left out and counted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _KEPT = 8_000_000  # weights of its resamplings that are kept for the next colum
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean over images. The standard error is the sample deviation (n - 1) over sqrt(n): NaN below two images, for one says nothing of others."""
+    """A mean over images. The standard error is the sample deviation (n - 1) over sqrt(n): NaN
+    below two images, for one says nothing of others."""
 
     mean: float
     standard_error: float
@@ -28,7 +30,10 @@ class Summary:
 
     def text(self, digits: int = 3, *, scale: float = 1.0, sign: str = "") -> str:
         """`0.603 ± 0.017`; a dash stands for an error that is not known."""
-        return f"{self.mean * scale:{sign}.{digits}f} ± {error_text(self.standard_error * scale, digits)}"
+        return (
+            f"{self.mean * scale:{sign}.{digits}f} ±"
+            f" {error_text(self.standard_error * scale, digits)}"
+        )
 
 
 def summarise(values: Tensor) -> Summary:
@@ -36,12 +41,19 @@ def summarise(values: Tensor) -> Summary:
     known = _known(values)
     if len(known) == 0:
         return Summary(torch.nan, torch.nan, 0, len(values))
-    return Summary(float(known.mean()), float(standard_error(known)), len(known), len(values) - len(known))
+    return Summary(
+        float(known.mean()), float(standard_error(known)), len(known), len(values) - len(known)
+    )
 
 
 def standard_error(values: Tensor) -> Tensor:
-    """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below two images."""
-    return values.std(dim=0, correction=1) / len(values) ** 0.5 if len(values) > 1 else values.new_full(values.shape[1:], torch.nan)
+    """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below
+    two images."""
+    return (
+        values.std(dim=0, correction=1) / len(values) ** 0.5
+        if len(values) > 1
+        else values.new_full(values.shape[1:], torch.nan)
+    )
 
 
 def error_text(error: float, digits: int) -> str:
@@ -50,14 +62,20 @@ def error_text(error: float, digits: int) -> str:
 
 
 def paired_difference(first: Tensor, second: Tensor) -> Summary:
-    """first - second image by image, over the images both have. Images vary far more than methods do, so this is much sharper than
-    comparing two means with their own errors."""
+    """first - second image by image, over the images both have. Images vary far more than methods
+    do, so this is much sharper than comparing two means with their own errors."""
     if first.shape != second.shape:
-        raise BadOption("second", list(second.shape), f"values of the same images as the first, {list(first.shape)}")
+        raise BadOption(
+            "second",
+            list(second.shape),
+            f"values of the same images as the first, {list(first.shape)}",
+        )
     return summarise(first.double() - second.double())
 
 
-def bootstrap_interval(values: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(
+    values: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
     """The percentile interval of the mean of values [B], over `draws` resamplings of the images."""
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
@@ -70,24 +88,41 @@ def bootstrap_interval(values: Tensor, *, confidence: float = 0.95, draws: int =
     return _middle(means, confidence)
 
 
-def ratio_interval(first: Tensor, second: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """The same of the ratio of two means over the same images, mean(first) / mean(second). NaN where a resampling has nothing to divide by."""
+def ratio_interval(
+    first: Tensor, second: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """The same of the ratio of two means over the same images, mean(first) / mean(second). NaN
+    where a resampling has nothing to divide by."""
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
     if first.shape != second.shape:
-        raise BadOption("second", list(second.shape), f"values of the same images as the first, {list(first.shape)}")
+        raise BadOption(
+            "second",
+            list(second.shape),
+            f"values of the same images as the first, {list(first.shape)}",
+        )
     kept = ~(first.isnan() | second.isnan())
     top, bottom = _known(first[kept]), _known(second[kept])
     if len(top) == 0:
         return torch.nan, torch.nan
-    ratios = torch.cat([top[rows].mean(dim=1) / bottom[rows].mean(dim=1) for rows in _resampled(len(top), draws, seed)])
+    ratios = torch.cat(
+        [
+            top[rows].mean(dim=1) / bottom[rows].mean(dim=1)
+            for rows in _resampled(len(top), draws, seed)
+        ]
+    )
     return _middle(ratios, confidence)
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's correlation of two maps for each image: [B, ...] and [B, ...] -> [B]. Ties share their mean rank; NaN for a constant map."""
+    """Spearman's correlation of two maps for each image: [B, ...] and [B, ...] -> [B]. Ties share
+    their mean rank; NaN for a constant map."""
     if first.shape != second.shape:
-        raise BadOption("second", list(second.shape), f"maps of the same shape as the first, {list(first.shape)}")
+        raise BadOption(
+            "second",
+            list(second.shape),
+            f"maps of the same shape as the first, {list(first.shape)}",
+        )
     x, y = (average_ranks(maps.detach().flatten(1)) for maps in (first, second.to(first.device)))
     x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
     return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
@@ -110,9 +145,12 @@ def _resampled(count: int, draws: int, seed: int) -> Iterator[Tensor]:
 
 @lru_cache(maxsize=2)
 def _shares(count: int, draws: int, seed: int) -> Tensor:
-    """How much each image weighs in each resampling, [draws, count]: a table has hundreds of cells over the same images, and draws them once."""
+    """How much each image weighs in each resampling, [draws, count]: a table has hundreds of cells
+    over the same images, and draws them once."""
     rows = torch.cat(list(_resampled(count, draws, seed)))
-    return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(1, rows, torch.full_like(rows, 1 / count, dtype=torch.float64))
+    return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(
+        1, rows, torch.full_like(rows, 1 / count, dtype=torch.float64)
+    )
 
 
 def _middle(values: Tensor, confidence: float) -> tuple[float, float]:

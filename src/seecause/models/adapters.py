@@ -1,4 +1,5 @@
-"""Which adapter reads which library's modules, found by where a class is defined, so that nothing is imported in vain.
+"""Which adapter reads which library's modules, found by where a class is defined, so that nothing
+is imported in vain.
 
 A module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`.
 """
@@ -25,7 +26,8 @@ WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a t
 
 
 def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvParts:
-    """The parts of a native module, by the adapter of the library it (or a class it derives from) comes from.
+    """The parts of a native module, by the adapter of the library it (or a class it derives from)
+    comes from.
 
     `text` is what a model with a text tower makes its classifier of.
     """
@@ -37,7 +39,9 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
         if library in ADAPTERS:
             parts = _find(module, library, cls.__name__, text)
             if text is not None and not isinstance(parts.extra, TextHead):
-                raise BadOption("tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower")
+                raise BadOption(
+                    "tokenizer", text.tokenize, f"None: {type(module).__name__} has no text tower"
+                )
             return parts
     raise UnsupportedModel(
         f"{type(module).__module__}.{type(module).__name__}",

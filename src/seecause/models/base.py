@@ -1,4 +1,5 @@
-"""What every model view has: a native module, how pictures enter it, and what its answers are called."""
+"""What every model view has: a native module, how pictures enter it, and what its answers are
+called."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
-Architecture = Literal["transformer", "conv", "prompt"]  # prompt: a vision-language model that is asked for classes
+Architecture = Literal[
+    "transformer", "conv", "prompt"
+]  # prompt: a vision-language model that is asked for classes
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -31,14 +34,22 @@ class ImageModel:
     preprocess: Preprocess
     layout_at: Callable[[int, int], TokenLayout]  # image height, width -> layout
     patch: tuple[int, int]
-    native: Callable[[Tensor], Tensor]  # the module's own way to logits; the verified wrap compares with it
+    native: Callable[
+        [Tensor], Tensor
+    ]  # the module's own way to logits; the verified wrap compares with it
     classes: tuple[str, ...] = ()
-    sigmoid: bool = False  # classes answer independently (SigLIP, multi-label): `prob` is the sigmoid
+    sigmoid: bool = (
+        False  # classes answer independently (SigLIP, multi-label): `prob` is the sigmoid
+    )
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     extra: nn.Module | None = None  # a head that is not part of the native module
-    texts: dict[str, Any] = field(default_factory=dict, repr=False)  # templates and tokenizer that a zero-shot head was made with
-    origin: dict[str, Any] = field(default_factory=dict, repr=False)  # how its library builds the module, if `sc.load` did
+    texts: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # templates and tokenizer that a zero-shot head was made with
+    origin: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # how its library builds the module, if `sc.load` did
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
 
     @property
@@ -56,7 +67,13 @@ class ImageModel:
     @property
     def n_classes(self) -> int:
         if "n_classes" not in self.memo:
-            blank = torch.zeros(1, len(self.preprocess.mean), *self.preprocess.size, device=self.device, dtype=self.dtype)
+            blank = torch.zeros(
+                1,
+                len(self.preprocess.mean),
+                *self.preprocess.size,
+                device=self.device,
+                dtype=self.dtype,
+            )
             with torch.no_grad():
                 self.memo["n_classes"] = self(blank).shape[-1]
         return self.memo["n_classes"]
@@ -77,9 +94,15 @@ class ImageModel:
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them."""
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
-            raise BadImage(f"images of shape {list(images.shape)}", "expected [B, 3, H, W], normalised", "use model.preprocess(picture)")
+            raise BadImage(
+                f"images of shape {list(images.shape)}",
+                "expected [B, 3, H, W], normalised",
+                "use model.preprocess(picture)",
+            )
         if len(images) == 0:
-            raise BadImage("an empty batch", "there is nothing to explain", "give at least one image")
+            raise BadImage(
+                "an empty batch", "there is nothing to explain", "give at least one image"
+            )
         height, width = images.shape[-2:]
         if self.fixed_size and (height, width) != self.preprocess.size:
             raise BadImage(
@@ -88,19 +111,30 @@ class ImageModel:
                 "use model.preprocess(picture), or load the model with size=(height, width)",
             )
         if height % self.patch[0] or width % self.patch[1]:
-            raise BadImage(f"images of {height} x {width}", f"not a multiple of the patch {self.patch}", "resize them")
+            raise BadImage(
+                f"images of {height} x {width}",
+                f"not a multiple of the patch {self.patch}",
+                "resize them",
+            )
         return self.layout_at(height, width)
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.preprocess.size))
-        return f"{type(self).__name__}({self.name!r}, {self.family}, {size} pixels, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+        return (
+            f"{type(self).__name__}({self.name!r}, {self.family}, {size} pixels, {self.device},"
+            f" {str(self.dtype).removeprefix('torch.')})"
+        )
 
     def prepare(self, pictures: Image.Image | Sequence[Image.Image]) -> Tensor:
         """Pictures -> one normalised batch on the model's device and in its dtype."""
         pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
         if not pictures or not all(isinstance(p, Image.Image) for p in pictures):
             kinds = ", ".join(sorted({type(p).__name__ for p in pictures})) or "nothing"
-            raise BadImage(f"pictures: {kinds}", "expected PIL images", "open files with seecause.data.images.read_image")
+            raise BadImage(
+                f"pictures: {kinds}",
+                "expected PIL images",
+                "open files with seecause.data.images.read_image",
+            )
         return torch.cat([self.preprocess(p) for p in pictures]).to(self.device, self.dtype)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
@@ -114,7 +148,8 @@ class ImageModel:
         return self.classes[index] if index < len(self.classes) else f"class {index}"
 
     def class_index(self, name: str | SupportsIndex) -> int:
-        """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat" is enough if only one class has it."""
+        """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat"
+        is enough if only one class has it."""
         count = self.n_classes
         if isinstance(name, str) and name.lstrip("-").isdigit() and name not in self.classes:
             name = int(name)
@@ -126,17 +161,27 @@ class ImageModel:
             return index
         folded = [c.casefold() for c in self.classes]
         having = [i for i, known in enumerate(folded) if known == name.casefold()]
-        having = having or [i for i, known in enumerate(folded) if name.casefold() in (part.strip() for part in known.split(","))]
+        having = having or [
+            i
+            for i, known in enumerate(folded)
+            if name.casefold() in (part.strip() for part in known.split(","))
+        ]
         if len(having) > 1:
-            raise BadOption("class", name, f"an index: classes {', '.join(map(str, having))} are all called so")
+            raise BadOption(
+                "class", name, f"an index: classes {', '.join(map(str, having))} are all called so"
+            )
         if not having:
             raise UnknownClass(name, self.classes, count)
         return having[0]
 
     def state_key(self) -> tuple[Any, ...]:
-        """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data` leave no trace: call `forget` after them."""
+        """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data`
+        leave no trace: call `forget` after them."""
         tensors = [t for m in self._modules() for t in (*m.parameters(), *m.buffers())]
-        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device) for t in tensors)
+        return tuple(
+            (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device)
+            for t in tensors
+        )
 
     def forget(self) -> None:
         """Drop everything that is kept between calls (runs of blank images, the fingerprint)."""
@@ -148,7 +193,9 @@ class ImageModel:
         if self.memo.get("fingerprint", (None,))[0] != key:
             digest = hashlib.sha256(self.name.encode())
             for tensor in self._weights():
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+                digest.update(
+                    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+                )
             self.memo["fingerprint"] = (key, digest.hexdigest()[:16])
         return self.memo["fingerprint"][1]
 
@@ -158,5 +205,8 @@ class ImageModel:
     def _weights(self) -> list[Tensor]:
         """Everything that decides an answer: what is saved, and buffers that are not."""
         saved = [module.state_dict() for module in self._modules()]
-        unsaved = [{name: b for name, b in module.named_buffers() if name not in state} for module, state in zip(self._modules(), saved, strict=True)]
+        unsaved = [
+            {name: b for name, b in module.named_buffers() if name not in state}
+            for module, state in zip(self._modules(), saved, strict=True)
+        ]
         return [tensor for state in (*saved, *unsaved) for tensor in state.values()]

@@ -2,8 +2,9 @@
 
     qkv -> attend -> finish
 
-Nothing is re-implemented: every field holds a native module, or a short chain of native modules. Both halves work on any
-set of rows (tokens), so an engine can run a few rows against keys that come from another run.
+Nothing is re-implemented: every field holds a native module, or a short chain of native modules.
+Both halves work on any set of rows (tokens), so an engine can run a few rows against keys that come
+from another run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def chain(*steps: Fn) -> Fn:
 class Block:
     """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
 
-    `native` is the module whose output equals this block's output; the verified wrap listens there. Its weights are in `owner`.
+    `native` is the module whose output equals this block's output; the verified wrap listens there.
+    Its weights are in `owner`.
     """
 
     name: str
@@ -51,7 +53,9 @@ class Block:
     heads: int
     head_dim: int
     scale: float
-    project: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # [B, R, D] -> q [B, R, H, dh], k, v [B, R, Hkv, dh]
+    project: Callable[
+        [Tensor], tuple[Tensor, Tensor, Tensor]
+    ]  # [B, R, D] -> q [B, R, H, dh], k, v [B, R, Hkv, dh]
     mix: Fn  # output projection, [B, R, H*dh] -> [B, R, D]
     feed: Fn  # the whole MLP branch with its norm and LayerScale, [B, R, D] -> [B, R, D]
     kv_heads: int = 0  # 0: as many as heads
@@ -61,10 +65,14 @@ class Block:
     rotate: Callable[[Tensor, At], Tensor] | None = None  # [B, H, R, dh] and its positions
     additive: Callable[[At, At], Tensor | None] | None = None  # attention bias for (rows, keys)
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
-    out_gate: Fn | None = None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
+    out_gate: Fn | None = (
+        None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
+    )
     branch: Fn = same  # LayerScale or post-norm of the attention branch
     parallel: bool = False  # the MLP reads the block's input, not the attention's sum
-    holder: nn.Module | None = None  # the native block with the weights, where `native` is only a place to listen
+    holder: nn.Module | None = (
+        None  # the native block with the weights, where `native` is only a place to listen
+    )
 
     def __post_init__(self) -> None:
         self.kv_heads = self.kv_heads or self.heads
@@ -75,7 +83,8 @@ class Block:
         return self.native if self.holder is None else self.holder
 
     def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows h [B, R, D] -> q [B, H, R, dh], k and v [B, Hkv, R, dh], after every norm and rotation; unscaled."""
+        """Rows h [B, R, D] -> q [B, H, R, dh], k and v [B, Hkv, R, dh], after every norm and
+        rotation; unscaled."""
         q, k, v = self.unrotated(h)
         if self.rotate is not None:
             q, k = self.rotate(q, at), self.rotate(k, at)
@@ -99,14 +108,16 @@ class Block:
         return self.close(h, heads if gate is None else heads * gate[..., None])
 
     def carried(self, h: Tensor, o: Tensor) -> Tensor:
-        """What each head brings to the output projection, [B, R, H, dh]: the first half of `finish`. Removing a head is exact here."""
+        """What each head brings to the output projection, [B, R, H, dh]: the first half of
+        `finish`. Removing a head is exact here."""
         heads = self.sub_norm(o.flatten(2))
         if self.out_gate is not None:
             heads = heads * self.out_gate(self.norm(h))
         return heads.unflatten(2, (self.heads, self.head_dim))
 
     def close(self, h: Tensor, carried: Tensor) -> Tensor:
-        """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's output [B, R, D]."""
+        """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's
+        output [B, R, D]."""
         middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(h if self.parallel else middle)
 
@@ -119,7 +130,9 @@ class Block:
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Plain attention of q [B, H, R, dh] on k, v [B, Hkv, K, dh] -> [B, R, H, dh]."""
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped
+    ).transpose(1, 2)
 
 
 @dataclass(eq=False)
@@ -135,5 +148,6 @@ class CompiledBlock(Block):
 
 @cache
 def _compiled(half: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph serves all blocks of a model that are built alike; the second shape makes it general."""
+    """One graph serves all blocks of a model that are built alike; the second shape makes it
+    general."""
     return torch.compile(half)

@@ -1,4 +1,5 @@
-"""A block whose attention has lost its last head: what is left is the bias of its output projection."""
+"""A block whose attention has lost its last head: what is left is the bias of its output
+projection."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from seecause.models.block import Block, Fn
 
 
 class Constant(nn.Module):
-    """In place of an attention module: its output bias, [D], for every row. Some libraries return the attention weights too, as a `pair`."""
+    """In place of an attention module: its output bias, [D], for every row. Some libraries return
+    the attention weights too, as a `pair`."""
 
     def __init__(self, bias: Tensor, *, pair: bool) -> None:
         super().__init__()
@@ -27,8 +29,15 @@ class Constant(nn.Module):
 
 
 def silent(mix: Fn) -> dict[str, Any]:
-    """What a `Block` needs for such an attention. One head of width one stays, which says nothing: engines and methods need no special case."""
-    return {"heads": 1, "head_dim": 1, "scale": 1.0, "project": _nothing, "mix": lambda heads: mix(heads[..., :0])}
+    """What a `Block` needs for such an attention. One head of width one stays, which says nothing:
+    engines and methods need no special case."""
+    return {
+        "heads": 1,
+        "head_dim": 1,
+        "scale": 1.0,
+        "project": _nothing,
+        "mix": lambda heads: mix(heads[..., :0]),
+    }
 
 
 def is_silent(block: Block) -> bool:

@@ -1,10 +1,12 @@
-"""Where torchvision's and timm's ResNet, DenseNet and VGG are split, and how a view is put together from it.
+"""Where torchvision's and timm's ResNet, DenseNet and VGG are split, and how a view is put together
+from it.
 
     ResNet     stem, layer1 ... layer4
     DenseNet   stem, denseblock1, transition1 ... denseblock4; the last norm belongs to the rest
     VGG        conv1 ... conv5, each with its pooling
 
-The cells are those of the block at two thirds of the depth (layer3, denseblock3, conv4: stride 16, so 14 x 14 at 224 pixels).
+The cells are those of the block at two thirds of the depth (layer3, denseblock3, conv4: stride 16,
+so 14 x 14 at 224 pixels).
 """
 
 from __future__ import annotations
@@ -48,13 +50,21 @@ def find(module: Any, library: str, kind: str) -> ConvParts:
     else:  # torchvision has no method for the rest of its forward
         head, preprocess = module.fc if kind == "ResNet" else module.classifier, None
         rest = chain(*behind, _relu_mean if kind == "DenseNet" else module.avgpool, _flat, head)
-    return ConvParts(f"{library}.{kind}", stages, rest, _two_thirds(stages), _classifies(head), preprocess)
+    return ConvParts(
+        f"{library}.{kind}", stages, rest, _two_thirds(stages), _classifies(head), preprocess
+    )
 
 
 def _resnet(module: Any) -> tuple[list[Stage], list[nn.Module]]:
     activation = module.relu if hasattr(module, "relu") else module.act1
     stem = Stage("stem", (module.conv1, module.bn1, activation, module.maxpool))
-    return [stem, *(Stage(name, (getattr(module, name),)) for name in ("layer1", "layer2", "layer3", "layer4"))], []
+    return [
+        stem,
+        *(
+            Stage(name, (getattr(module, name),))
+            for name in ("layer1", "layer2", "layer3", "layer4")
+        ),
+    ], []
 
 
 def _densenet(module: Any) -> tuple[list[Stage], list[nn.Module]]:
@@ -63,7 +73,9 @@ def _densenet(module: Any) -> tuple[list[Stage], list[nn.Module]]:
     order = list(named)
     before, behind = order[: order.index(blocks[0])], order[order.index(blocks[-1]) + 1 :]
     stem = Stage("stem", tuple(named[name] for name in before))
-    return [stem, *(Stage(name, (named[name],)) for name in blocks)], [named[name] for name in behind]
+    return [stem, *(Stage(name, (named[name],)) for name in blocks)], [
+        named[name] for name in behind
+    ]
 
 
 def _vgg(module: Any) -> tuple[list[Stage], list[nn.Module]]:
@@ -77,12 +89,20 @@ def _vgg(module: Any) -> tuple[list[Stage], list[nn.Module]]:
 
 
 LIBRARIES = ("torchvision", "timm")
-SPLITS: dict[str, Callable[[Any], tuple[list[Stage], list[nn.Module]]]] = {"ResNet": _resnet, "DenseNet": _densenet, "VGG": _vgg}
+SPLITS: dict[str, Callable[[Any], tuple[list[Stage], list[nn.Module]]]] = {
+    "ResNet": _resnet,
+    "DenseNet": _densenet,
+    "VGG": _vgg,
+}
 
 
 def _two_thirds(stages: Sequence[Stage]) -> str:
     """The block at two thirds of the depth; the stem and transitions do not count."""
-    blocks = [stage.name for stage in stages if stage.name != "stem" and not stage.name.startswith("transition")]
+    blocks = [
+        stage.name
+        for stage in stages
+        if stage.name != "stem" and not stage.name.startswith("transition")
+    ]
     return blocks[math.ceil(2 * len(blocks) / 3) - 1]
 
 
@@ -91,7 +111,9 @@ def _classifies(head: nn.Module) -> bool:
 
 
 def _relu_mean(features: Tensor) -> Tensor:
-    return F.adaptive_avg_pool2d(F.relu(features), (1, 1))  # not in place: the features may be someone's
+    return F.adaptive_avg_pool2d(
+        F.relu(features), (1, 1)
+    )  # not in place: the features may be someone's
 
 
 def _flat(features: Tensor) -> Tensor:
@@ -112,14 +134,26 @@ def assemble_conv(
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,
 ) -> ConvModel:
-    """A view from what the adapter found and what the caller adds. `head` is for networks whose own classifier was taken off."""
+    """A view from what the adapter found and what the caller adds. `head` is for networks whose own
+    classifier was taken off."""
     kind = type(module).__name__
     if pool is not None:
-        raise BadOption("pool", pool, f"None: {kind} pools by itself; it is a convolutional network, not a vision transformer with a class token")
+        raise BadOption(
+            "pool",
+            pool,
+            f"None: {kind} pools by itself; it is a convolutional network, not a vision transformer"
+            " with a class token",
+        )
     if head is None and not parts.classifies:
-        raise UnsupportedModel(kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)")
+        raise UnsupportedModel(
+            kind, "it has no classifier", "pass head= (a matrix [classes, width] or a module)"
+        )
     if head is not None and parts.classifies:
-        raise BadOption("head", type(head).__name__, f"None: {kind} has a classifier of its own; replace that by nn.Identity() first")
+        raise BadOption(
+            "head",
+            type(head).__name__,
+            f"None: {kind} has a classifier of its own; replace that by nn.Identity() first",
+        )
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
         like = next(module.parameters())
@@ -134,7 +168,9 @@ def assemble_conv(
         rest=parts.rest if added is None else chain(parts.rest, added),
         cells=parts.cells,
         preprocess=steps,
-        layout_at=lambda height, width: TokenLayout(grid=(height // cell[0], width // cell[1]), prefix=0),
+        layout_at=lambda height, width: TokenLayout(
+            grid=(height // cell[0], width // cell[1]), prefix=0
+        ),
         patch=cell,
         native=module if added is None else chain(module, added),
         classes=tuple(classes or ()),
@@ -155,5 +191,10 @@ def _cell(module: nn.Module, parts: ConvParts, shape: tuple[int, int, int]) -> t
             break
     (height, width), (rows, columns) = shape[1:], features.shape[-2:]
     if height % rows or width % columns:
-        raise BadOption("size", shape[1:], f"a multiple of the stride at {parts.cells}: {rows} x {columns} cells do not tile {height} x {width} pixels")
+        raise BadOption(
+            "size",
+            shape[1:],
+            f"a multiple of the stride at {parts.cells}: {rows} x {columns} cells do not tile"
+            f" {height} x {width} pixels",
+        )
     return height // rows, width // columns

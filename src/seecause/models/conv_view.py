@@ -1,9 +1,10 @@
-"""A native convolutional network, named and split: stages, one after the other, then the rest to logits.
+"""A native convolutional network, named and split: stages, one after the other, then the rest to
+logits.
 
     stem -> layer1 -> ... -> layer4 -> rest
 
-A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage (`cells`), so that maps and pixel
-interventions use the same cells whatever stage is patched.
+A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage
+(`cells`), so that maps and pixel interventions use the same cells whatever stage is patched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from seecause.models.layout import TokenLayout
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Native modules that run one after the other; the last one's output is the stage's feature map."""
+    """Native modules that run one after the other; the last one's output is the stage's feature
+    map."""
 
     name: str
     modules: tuple[nn.Module, ...]
@@ -35,7 +37,8 @@ class Stage:
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class ConvModel(ImageModel):
-    """A view of a native convolutional classifier. `model(images)` gives logits, through the native modules."""
+    """A view of a native convolutional classifier. `model(images)` gives logits, through the native
+    modules."""
 
     architecture: ClassVar[Architecture] = "conv"
 
@@ -77,17 +80,23 @@ class ConvModel(ImageModel):
         return names.index(stage) + 1
 
     def forward_bytes(self, layout: TokenLayout, after: str | None = None) -> int:
-        """What one image holds at its widest; with `after`, in the part of the run that follows that stage.
+        """What one image holds at its widest; with `after`, in the part of the run that follows
+        that stage.
 
-        Stages end in a pooling or stride that quarters their maps, and keep about two of them: eight times the largest feature map
-        between stages.
+        Stages end in a pooling or stride that quarters their maps, and keep about two of them:
+        eight times the largest feature map between stages.
         """
         key = ("feature sizes", layout.grid)
         if key not in self.memo:
             size = (layout.grid[0] * self.patch[0], layout.grid[1] * self.patch[1])
-            blank = torch.zeros(1, len(self.preprocess.mean), *size, device=self.device, dtype=self.dtype)
+            blank = torch.zeros(
+                1, len(self.preprocess.mean), *size, device=self.device, dtype=self.dtype
+            )
             with torch.no_grad():
-                self.memo[key] = [blank.numel(), *(features.numel() for features in self.stage_outputs(blank).values())]
+                self.memo[key] = [
+                    blank.numel(),
+                    *(features.numel() for features in self.stage_outputs(blank).values()),
+                ]
         first = 0 if after is None else self.after(after)
         return 8 * max(self.memo[key][first:]) * torch.finfo(self.dtype).bits // 8
 

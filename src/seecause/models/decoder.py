@@ -1,9 +1,10 @@
-"""The language decoder of a transformers vision-language model, as blocks: Llama, Qwen2, Qwen2-VL, Qwen3-VL and their like.
+"""The language decoder of a transformers vision-language model, as blocks: Llama, Qwen2, Qwen2-VL,
+Qwen3-VL and their like.
 
     embeddings (words and picture) -> blocks, causal, rotary -> norm -> vocabulary
 
-A head is a query head; grouped queries share keys. Positions may have one axis or three: the native rotary module turns them into one table
-per sequence, and rows take theirs from it.
+A head is a query head; grouped queries share keys. Positions may have one axis or three: the native
+rotary module turns them into one table per sequence, and rows take theirs from it.
 """
 
 from __future__ import annotations
@@ -46,13 +47,21 @@ class Decoder:
     window: int | None = None  # sequences longer than this would be cut by a sliding window
 
     def at(self, positions: Tensor, like: Tensor) -> At:
-        """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model puts them."""
+        """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
+        puts them."""
         tokens = positions.shape[-1]
         cos, sin = self.rotary(like, positions)  # [1, S, dh]
         if cos.shape[-1] != self.blocks[0].head_dim:
-            raise UnsupportedModel(type(self.native).__name__, f"it rotates {cos.shape[-1]} of {self.blocks[0].head_dim} dimensions of a head")
+            raise UnsupportedModel(
+                type(self.native).__name__,
+                f"it rotates {cos.shape[-1]} of {self.blocks[0].head_dim} dimensions of a head",
+            )
         table = torch.stack([cos[0], sin[0]])  # [2, S, dh]
-        return At(torch.arange(tokens, device=like.device), TokenLayout(grid=(0, 0), prefix=tokens), {"rope": table})
+        return At(
+            torch.arange(tokens, device=like.device),
+            TokenLayout(grid=(0, 0), prefix=tokens),
+            {"rope": table},
+        )
 
 
 def find(module: Any) -> Decoder:
@@ -62,16 +71,24 @@ def find(module: Any) -> Decoder:
     config = getattr(text, "config", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if any("linear" in kind or "mamba" in kind for kind in kinds):
-        raise UnsupportedModel(name, "its decoder is a hybrid with linear attention, which has no keys to exchange")
+        raise UnsupportedModel(
+            name, "its decoder is a hybrid with linear attention, which has no keys to exchange"
+        )
     if not any(cls.__name__ in CLASSES for cls in type(module).__mro__):
-        raise UnsupportedModel(name, "no decoder view knows it", f"classes that work: {', '.join(CLASSES)}")
+        raise UnsupportedModel(
+            name, "no decoder view knows it", f"classes that work: {', '.join(CLASSES)}"
+        )
     return Decoder(
         native=text,
         blocks=[_block(native, index, config) for index, native in enumerate(text.layers)],
         norm=text.norm,
         head=module.get_output_embeddings(),
         rotary=text.rotary_emb,
-        window=getattr(config, "sliding_window", None) if not kinds or "sliding_attention" in kinds else None,
+        window=(
+            getattr(config, "sliding_window", None)
+            if not kinds or "sliding_attention" in kinds
+            else None
+        ),
     )
 
 
@@ -82,7 +99,11 @@ def _block(native: Any, index: int, config: Any) -> Block:
     few = planted_span(config) is not None
 
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q(x).unflatten(-1, (-1, width)), k(x).unflatten(-1, (-1, width)), v(x).unflatten(-1, (-1, width))
+        return (
+            q(x).unflatten(-1, (-1, width)),
+            k(x).unflatten(-1, (-1, width)),
+            v(x).unflatten(-1, (-1, width)),
+        )
 
     return Block(
         name=f"layers.{index}",
@@ -103,8 +124,13 @@ def _block(native: Any, index: int, config: Any) -> Block:
 
 
 def planted_span(config: Any) -> tuple[int, int] | None:
-    """Where a decoder whose text may read the picture through a few heads only expects it; None for all other decoders."""
-    return tuple(config.image_span) if getattr(config, "_attn_implementation", None) == FEW_READERS else None
+    """Where a decoder whose text may read the picture through a few heads only expects it; None for
+    all other decoders."""
+    return (
+        tuple(config.image_span)
+        if getattr(config, "_attn_implementation", None) == FEW_READERS
+        else None
+    )
 
 
 def rotate(x: Tensor, at: At) -> Tensor:
@@ -125,16 +151,26 @@ def _causal_for_readers(config: Any, layer: int, rows: At, keys: At) -> Tensor:
 
 
 def _hide(hidden: Tensor, rows: At) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=rows.memo["rope"].dtype, device=hidden.device).masked_fill(hidden, -torch.inf)
+    return torch.zeros(
+        hidden.shape, dtype=rows.memo["rope"].dtype, device=hidden.device
+    ).masked_fill(hidden, -torch.inf)
 
 
 def look_back(block: Block, q: Tensor, k: Tensor, v: Tensor, at: At) -> Tensor:
-    """All rows of a sequence from its first on, each seeing itself and what came before: [B, R, H, dh]."""
+    """All rows of a sequence from its first on, each seeing itself and what came before: [B, R, H,
+    dh]."""
     if block.additive is not causal:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=block.bias(at, at), scale=block.scale, enable_gqa=block.heads != block.kv_heads).transpose(
-            1, 2
-        )
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=block.scale, enable_gqa=block.heads != block.kv_heads).transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=block.bias(at, at),
+            scale=block.scale,
+            enable_gqa=block.heads != block.kv_heads,
+        ).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=block.scale, enable_gqa=block.heads != block.kv_heads
+    ).transpose(1, 2)
 
 
 class _Arrived(Exception):
@@ -143,7 +179,8 @@ class _Arrived(Exception):
 
 
 def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the native model hands to its decoder: embeddings with the picture in them, positions, deepstack features. The decoder itself does not run."""
+    """What the native model hands to its decoder: embeddings with the picture in them, positions,
+    deepstack features. The decoder itself does not run."""
 
     def stop(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise _Arrived(given)
@@ -161,13 +198,25 @@ def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> d
 Record = Callable[[int, Tensor, Tensor], None]  # layer, unrotated keys and values [B, Hkv, R, dh]
 
 
-def run(decoder: Decoder, h: Tensor, at: At, *, deepstack: tuple[Tensor, ...] = (), image: slice = slice(0, 0), record: Record | None = None) -> Tensor:
-    """States h [B, R, D] of a sequence's first rows through every block. Deepstack features [B, N, D] are added to image rows behind the first blocks."""
+def run(
+    decoder: Decoder,
+    h: Tensor,
+    at: At,
+    *,
+    deepstack: tuple[Tensor, ...] = (),
+    image: slice = slice(0, 0),
+    record: Record | None = None,
+) -> Tensor:
+    """States h [B, R, D] of a sequence's first rows through every block. Deepstack features [B, N,
+    D] are added to image rows behind the first blocks."""
     for index, block in enumerate(decoder.blocks):
         q, k, v = block.unrotated(h)
         if record is not None:
             record(index, k, v)
         h = block.finish(h, look_back(block, rotate(q, at), rotate(k, at), v, at))
         if index < len(deepstack):
-            h = torch.cat([h[:, : image.start], h[:, image] + deepstack[index].to(h), h[:, image.stop :]], dim=1)
+            h = torch.cat(
+                [h[:, : image.start], h[:, image] + deepstack[index].to(h), h[:, image.stop :]],
+                dim=1,
+            )
     return h

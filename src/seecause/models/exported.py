@@ -1,6 +1,7 @@
 """Folders that `heads.export` writes, read back: a card (`seecause.json`) beside weights.
 
-zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head of our own, if there is one
+zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head of our
+own, if there is one
 sliced   smaller weights; the module is built whole, loses the same heads, and is then filled
 """
 
@@ -28,7 +29,11 @@ def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     origin = card["origin"]
     if not origin:
-        raise MissingWeights(str(folder), "its card does not say how the module is built", "Build it, load model.safetensors into it, and sc.wrap it")
+        raise MissingWeights(
+            str(folder),
+            "its card does not say how the module is built",
+            "Build it, load model.safetensors into it, and sc.wrap it",
+        )
     if card["form"] == "sliced":
         module = _built(origin, folder)
         for place, keep in zip(card["blocks"], card["kept"], strict=True):
@@ -52,7 +57,9 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
     if library == "transformers":
         import transformers
 
-        return getattr(transformers, origin["class"])(transformers.AutoConfig.from_pretrained(folder))
+        return getattr(transformers, origin["class"])(
+            transformers.AutoConfig.from_pretrained(folder)
+        )
     if library == "torchvision":
         from torchvision import models
 
@@ -75,7 +82,10 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
 
 
 def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> dict[str, Any]:
-    frame: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in card["preprocess"].items()}
+    frame: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in card["preprocess"].items()
+    }
     told: dict[str, Any] = {
         "preprocess": Preprocess(**frame),
         "classes": tuple(classes) if classes is not None else tuple(card["classes"]),

@@ -1,4 +1,5 @@
-"""Heads for backbones that have none: a matrix, texts or prototypes by cosine, or likeness to reference pictures."""
+"""Heads for backbones that have none: a matrix, texts or prototypes by cosine, or likeness to
+reference pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 
 class CosineHead(nn.Module):
-    """`scale * cos(pooled, row)` for every row of `matrix` [C, D]: text, prototype or reference-image embeddings."""
+    """`scale * cos(pooled, row)` for every row of `matrix` [C, D]: text, prototype or
+    reference-image embeddings."""
 
     matrix: Tensor
 
@@ -26,7 +28,8 @@ class CosineHead(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Likeness to reference pictures, one "class" each: normalised images [K, 3, H, W], embedded by the backbone itself when it is wrapped.
+    """Likeness to reference pictures, one "class" each: normalised images [K, 3, H, W], embedded by
+    the backbone itself when it is wrapped.
 
     Each is judged by itself (`prob` is a sigmoid), so that one reference is enough.
     """

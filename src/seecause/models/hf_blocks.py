@@ -1,4 +1,5 @@
-"""Blocks of transformers' vision towers, found by structure: releases rename modules, but a block keeps its shape.
+"""Blocks of transformers' vision towers, found by structure: releases rename modules, but a block
+keeps its shape.
 
 norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 """
@@ -38,16 +39,22 @@ def first(module: Any, *names: str) -> Any:
     found = first_or_none(module, *names)
     if found is not None:
         return found
-    raise UnsupportedModel(f"transformers {type(module).__name__}", f"none of {', '.join(names)} is in it, so its parts are not where they were")
+    raise UnsupportedModel(
+        f"transformers {type(module).__name__}",
+        f"none of {', '.join(names)} is in it, so its parts are not where they were",
+    )
 
 
 def tower_of(module: nn.Module) -> Any:
-    """The outermost module that embeds patches: the vision tower, with or without a classifier or text tower around it."""
+    """The outermost module that embeds patches: the vision tower, with or without a classifier or
+    text tower around it."""
     for part in module.modules():
         inside = getattr(part, "embeddings", None)
         if any(hasattr(inside, name) for name in ("patch_embeddings", "patch_embedding")):
             return part
-    raise UnsupportedModel(f"transformers {type(module).__name__}", "no module in it embeds patches")
+    raise UnsupportedModel(
+        f"transformers {type(module).__name__}", "no module in it embeds patches"
+    )
 
 
 def blocks_of(tower: nn.Module) -> list[Block]:
@@ -62,25 +69,46 @@ def blocks_of(tower: nn.Module) -> list[Block]:
 
 def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
     outer = first(native, "attention", "self_attn")
-    attention = getattr(outer, "attention", outer)  # some releases keep the output projection in an outer module
+    attention = getattr(
+        outer, "attention", outer
+    )  # some releases keep the output projection in an outer module
     shared: dict[str, Any] = {
         "name": name,
         "native": native,
         "norm": first(native, "norm1", "layernorm_before", "layer_norm1"),
         "branch": getattr(native, "layer_scale1", same),
-        "feed": chain(first(native, "norm2", "layernorm_after", "layer_norm2"), native.mlp, getattr(native, "layer_scale2", same)),
+        "feed": chain(
+            first(native, "norm2", "layernorm_after", "layer_norm2"),
+            native.mlp,
+            getattr(native, "layer_scale2", same),
+        ),
     }
-    mix = outer.rows if isinstance(outer, Constant) else first(outer, "o_proj", "out_proj", "output.dense")
+    mix = (
+        outer.rows
+        if isinstance(outer, Constant)
+        else first(outer, "o_proj", "out_proj", "output.dense")
+    )
     if isinstance(attention, Constant):
         return Block(**shared, **silent(mix))
-    q, k, v = (first(attention, *names) for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")))
+    q, k, v = (
+        first(attention, *names)
+        for names in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"))
+    )
     heads = first(attention, "num_attention_heads", "num_heads")
     shape = (heads, q.out_features // heads)
 
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q(x).unflatten(-1, shape), k(x).unflatten(-1, shape), v(x).unflatten(-1, shape)
 
-    return Block(**shared, heads=heads, head_dim=shape[1], scale=first(attention, "scaling", "scale"), project=project, rotate=rotate, mix=mix)
+    return Block(
+        **shared,
+        heads=heads,
+        head_dim=shape[1],
+        scale=first(attention, "scaling", "scale"),
+        project=project,
+        rotate=rotate,
+        mix=mix,
+    )
 
 
 def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:
@@ -90,11 +118,17 @@ def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:
     if "rope" not in at.memo:
         patch = rope.config.patch_size
         high, wide = (patch, patch) if isinstance(patch, int) else patch
-        empty = x.new_empty(1, 0, at.layout.grid[0] * high, at.layout.grid[1] * wide)  # only its shape is read
+        empty = x.new_empty(
+            1, 0, at.layout.grid[0] * high, at.layout.grid[1] * wide
+        )  # only its shape is read
         cos, sin = rope(empty)  # [N, dh]
         still = cos.new_zeros(at.layout.prefix, cos.shape[-1])
-        at.memo["rope"] = torch.stack([torch.cat([still + 1, cos]), torch.cat([still, sin])])  # [2, T, dh]
-    cos, sin = at.memo["rope"][:, at.index]  # [R, dh], or [B, R, dh] with one set of positions per image
+        at.memo["rope"] = torch.stack(
+            [torch.cat([still + 1, cos]), torch.cat([still, sin])]
+        )  # [2, T, dh]
+    cos, sin = at.memo["rope"][
+        :, at.index
+    ]  # [R, dh], or [B, R, dh] with one set of positions per image
     if at.index.ndim == 2:
         cos, sin = cos[:, None], sin[:, None]
     return x * cos + rotate_half(x) * sin

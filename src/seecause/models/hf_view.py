@@ -1,4 +1,5 @@
-"""Views of transformers' vision towers: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and SigLIP.
+"""Views of transformers' vision towers: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and
+SigLIP.
 
 The classes of one library differ in what follows the tower, so a table says how each is read:
 
@@ -41,7 +42,9 @@ READINGS = {
     "ViTForImageClassification": Reading("cls", CLASSIFIER),
     "DeiTModel": Reading("cls"),
     "DeiTForImageClassification": Reading("cls", CLASSIFIER),
-    "DeiTForImageClassificationWithTeacher": Reading("cls+dist", ("cls_classifier", "distillation_classifier")),
+    "DeiTForImageClassificationWithTeacher": Reading(
+        "cls+dist", ("cls_classifier", "distillation_classifier")
+    ),
     "Dinov2Model": Reading("cls"),
     "Dinov2ForImageClassification": Reading("cls+mean", CLASSIFIER),
     "Dinov2WithRegistersModel": Reading("cls"),
@@ -59,9 +62,18 @@ REFUSED = {  # beginnings of class names, and why
     "Beit": "its attention carries a relative position bias",
     "Data2VecVision": "its attention carries a relative position bias",
     "Swin": "its attention is windowed",
-    "Siglip2": "it packs patches of any shape into padded sequences (fixed-size SigLIP 2 checkpoints load as SiglipModel)",
-    "Llava": "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`) asks it for classes",
-    "InternVL": "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`) asks it for classes",
+    "Siglip2": (
+        "it packs patches of any shape into padded sequences (fixed-size SigLIP 2 checkpoints load"
+        " as SiglipModel)"
+    ),
+    "Llava": (
+        "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
+        " name_ll`) asks it for classes"
+    ),
+    "InternVL": (
+        "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
+        " name_ll`) asks it for classes"
+    ),
     "TimmWrapper": "it holds a timm model; wrap its `timm_model`",
 }
 
@@ -71,7 +83,14 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
     reading = _reading(module)
     tower = tower_of(module)
     patch, size = _pair(tower.config.patch_size), _pair(tower.config.image_size)
-    norm = chain(first(tower, "layernorm", "norm", "post_layernorm"), getattr(module, "visual_projection", same)) if reading.normed else same
+    norm = (
+        chain(
+            first(tower, "layernorm", "norm", "post_layernorm"),
+            getattr(module, "visual_projection", same),
+        )
+        if reading.normed
+        else same
+    )
     before = getattr(tower, "pre_layrnorm", same)
     resize = partial(_resize, tower.embeddings, size)
 
@@ -88,12 +107,16 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
         patch=patch,
         native_tokens=native_tokens,
         pool=reading.pool,
-        latent=latent_pool(tower.head) if isinstance(getattr(tower, "head", None), nn.Module) else None,
+        latent=(
+            latent_pool(tower.head) if isinstance(getattr(tower, "head", None), nn.Module) else None
+        ),
         head=_head([getattr(module, name) for name in reading.heads], tower.config.hidden_size),
         native_logits=lambda images: module(images, return_dict=True, **resize(images)).logits,
         classes=_class_names(module.config) if reading.heads else (),
         sigmoid=getattr(module.config, "problem_type", None) == "multi_label_classification",
-        fixed_size=not (hasattr(tower, "rope_embeddings") or _interpolates(tower.config, patch, size)),
+        fixed_size=not (
+            hasattr(tower, "rope_embeddings") or _interpolates(tower.config, patch, size)
+        ),
         size=size,
     )
     if reading.zero_shot:
@@ -108,8 +131,12 @@ def _reading(module: Any) -> Reading:
         if cls.__name__ in READINGS:
             return READINGS[cls.__name__]
     name = type(module).__name__
-    reason = next((why for start, why in REFUSED.items() if name.startswith(start)), "no adapter knows it")
-    raise UnsupportedModel(f"transformers {name}", reason, f"classes that work: {', '.join(READINGS)}")
+    reason = next(
+        (why for start, why in REFUSED.items() if name.startswith(start)), "no adapter knows it"
+    )
+    raise UnsupportedModel(
+        f"transformers {name}", reason, f"classes that work: {', '.join(READINGS)}"
+    )
 
 
 def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) -> TokenLayout:
@@ -127,7 +154,8 @@ def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) ->
 
 
 def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, bool]:
-    """Ask for interpolated positions where the tower wants to be asked and the pictures have another size."""
+    """Ask for interpolated positions where the tower wants to be asked and the pictures have
+    another size."""
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
     return {"interpolate_pos_encoding": True} if asks and tuple(images.shape[-2:]) != size else {}
 
@@ -152,20 +180,31 @@ def _add_text(module: Any, parts: Parts, text: TextInput, resize: Any) -> None:
     length = module.config.text_config.max_position_embeddings
 
     def encode(prompts: list[str]) -> Tensor:
-        return module.get_text_features(**as_inputs(_tokens(text, prompts, length), device), return_dict=True).pooler_output
+        return module.get_text_features(
+            **as_inputs(_tokens(text, prompts, length), device), return_dict=True
+        ).pooler_output
 
-    head = TextHead(text_matrix(encode, text.classes, text.templates), module.logit_scale, getattr(module, "logit_bias", None))
+    head = TextHead(
+        text_matrix(encode, text.classes, text.templates),
+        module.logit_scale,
+        getattr(module, "logit_bias", None),
+    )
     parts.head = parts.extra = head
-    parts.native_logits = lambda images: head(module.get_image_features(images, return_dict=True, **resize(images)).pooler_output)
+    parts.native_logits = lambda images: head(
+        module.get_image_features(images, return_dict=True, **resize(images)).pooler_output
+    )
     parts.classes, parts.sigmoid = text.classes, head.bias is not None
 
 
 def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
-    """Tokens of prompts. A transformers tokenizer is asked to pad to the full length, which SigLIP was trained on."""
+    """Tokens of prompts. A transformers tokenizer is asked to pad to the full length, which SigLIP
+    was trained on."""
     from transformers import PreTrainedTokenizerBase
 
     if isinstance(text.tokenize, PreTrainedTokenizerBase):
-        return text.tokenize(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        return text.tokenize(
+            prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+        )
     return text.tokenize(prompts)
 
 

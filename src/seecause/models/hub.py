@@ -1,4 +1,5 @@
-"""Weights from the network: fetched by the library that knows them, or refused within seconds, in one clear line."""
+"""Weights from the network: fetched by the library that knows them, or refused within seconds, in
+one clear line."""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ LONGEST = 600  # characters of what a library says
 REMEDY = "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
 
 
-def fetched(what: str, fetch: Callable[[], Any], *, repo: str | None = None, remedy: str = REMEDY) -> Any:
+def fetched(
+    what: str, fetch: Callable[[], Any], *, repo: str | None = None, remedy: str = REMEDY
+) -> Any:
     """What a library's own loader gives; being offline or unknown becomes one clear line.
 
-    `repo` is where the Hugging Face hub has it, if it does. Its client would ask an unreachable hub again and again, for up to a minute.
+    `repo` is where the Hugging Face hub has it, if it does. Its client would ask an unreachable hub
+    again and again, for up to a minute.
     """
     if repo is not None and not _kept(repo):
         _need_hub(what, remedy)
@@ -33,7 +37,8 @@ def fetched(what: str, fetch: Callable[[], Any], *, repo: str | None = None, rem
 
 
 def _kept(repo: str) -> bool:
-    """Whether something of this repository is on disk already; the libraries then use it, online or not."""
+    """Whether something of this repository is on disk already; the libraries then use it, online or
+    not."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -54,8 +59,13 @@ def _need_hub(what: str, remedy: str) -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=WAIT)
     except (OSError, httpx.TransportError) as failure:
-        reason = f"they are not on this machine, and {constants.ENDPOINT} cannot be reached ({_said(failure)})"
-        raise MissingWeights(what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}") from failure
+        reason = (
+            f"they are not on this machine, and {constants.ENDPOINT} cannot be reached"
+            f" ({_said(failure)})"
+        )
+        raise MissingWeights(
+            what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}"
+        ) from failure
 
 
 def _said(failure: Exception) -> str:

@@ -1,6 +1,7 @@
 """Packed attention weights (`nn.MultiheadAttention` and its relatives), split exactly.
 
-`nn.MultiheadAttention` never calls its output projection as a module, so hooks there never fire; weights are read at each call instead.
+`nn.MultiheadAttention` never calls its output projection as a module, so hooks there never fire;
+weights are read at each call instead.
 """
 
 from __future__ import annotations
@@ -16,15 +17,26 @@ from seecause.errors import UnsupportedModel
 
 def check(attention: Any, where: str) -> None:
     """Refuse the rare options that add keys or change the order of axes."""
-    extra = getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False)
+    extra = getattr(attention, "bias_k", None) is not None or getattr(
+        attention, "add_zero_attn", False
+    )
     if attention.in_proj_weight is None or extra or not getattr(attention, "batch_first", True):
-        raise UnsupportedModel(f"{type(attention).__name__} ({where})", "only packed, batch-first attention without extra keys is split")
+        raise UnsupportedModel(
+            f"{type(attention).__name__} ({where})",
+            "only packed, batch-first attention without extra keys is split",
+        )
 
 
 def described(attention: Any) -> dict[str, Any]:
     """What a `Block` is told of such an attention."""
     width = attention.head_dim
-    return {"heads": attention.num_heads, "head_dim": width, "scale": width**-0.5, "project": partial(project, attention), "mix": partial(mix, attention)}
+    return {
+        "heads": attention.num_heads,
+        "head_dim": width,
+        "scale": width**-0.5,
+        "project": partial(project, attention),
+        "mix": partial(mix, attention),
+    }
 
 
 def project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,13 +74,23 @@ class Packed(nn.Module):
 
     batch_first = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, out: nn.Linear, *, heads: int, head_dim: int) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, out: nn.Linear, *, heads: int, head_dim: int
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.out_proj = heads, head_dim, out
         self.in_proj_weight = nn.Parameter(weight, requires_grad=False)  # [3 * H * dh, D]
         self.in_proj_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, None]:
         q, k, v = (part.transpose(1, 2) for part in project(self, query))
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
         return self.out_proj(o.transpose(1, 2).flatten(2)), None

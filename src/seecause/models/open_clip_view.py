@@ -1,4 +1,5 @@
-"""Views of open_clip's CLIP models: their own vision transformer, or a timm one, with a zero-shot text head.
+"""Views of open_clip's CLIP models: their own vision transformer, or a timm one, with a zero-shot
+text head.
 
 A bare visual tower takes `head=` on its projected embedding.
 """
@@ -32,23 +33,37 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
     visual = module.visual if kind in DUAL else module
     tower = type(visual).__name__
     if tower not in TOWERS:
-        raise UnsupportedModel(f"open_clip {tower}", "no adapter knows it", f"what works: {', '.join(DUAL)} with {' or '.join(TOWERS)} as visual tower")
+        raise UnsupportedModel(
+            f"open_clip {tower}",
+            "no adapter knows it",
+            f"what works: {', '.join(DUAL)} with {' or '.join(TOWERS)} as visual tower",
+        )
     parts, project = _own(visual) if tower == "VisionTransformer" else _timm(visual)
     parts.family = f"open_clip.{kind}"
     if kind in DUAL:
         _add_text(module, parts, project, require_text(module, text))
     elif project is not same:
-        raise UnsupportedModel(f"open_clip {kind} alone", "it projects after pooling, where head= would be", "wrap the whole CLIP with classes= and tokenizer=")
+        raise UnsupportedModel(
+            f"open_clip {kind} alone",
+            "it projects after pooling, where head= would be",
+            "wrap the whole CLIP with classes= and tokenizer=",
+        )
     return parts
 
 
 def _own(visual: Any) -> tuple[Parts, Fn]:
-    """open_clip's vision transformer, and what follows its pool. Per-token norm and projection come before, where rows are cheap to read."""
+    """open_clip's vision transformer, and what follows its pool. Per-token norm and projection come
+    before, where rows are cheap to read."""
     if visual.attn_pool is not None or visual.pool_type not in POOLS:
-        raise UnsupportedModel("open_clip VisionTransformer", f"pool_type={visual.pool_type!r} with attentional pooling or none is not split")
+        raise UnsupportedModel(
+            "open_clip VisionTransformer",
+            f"pool_type={visual.pool_type!r} with attentional pooling or none is not split",
+        )
     layout = TokenLayout(grid=tuple(visual.grid_size), prefix=1, class_index=0)
     ending = chain(visual.ln_post, same if visual.proj is None else partial(_times, visual))
-    late = visual.final_ln_after_pool and visual.pool_type == "avg"  # the norm of one token is the same before and after
+    late = (
+        visual.final_ln_after_pool and visual.pool_type == "avg"
+    )  # the norm of one token is the same before and after
 
     def native_tokens(images: Tensor) -> Tensor:
         tokens = visual.transformer(visual._embeds(images))
@@ -58,7 +73,9 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
         family="",
         embed=visual._embeds,
         layout_at=lambda height, width: layout,
-        blocks=[_block(native, f"blocks.{i}") for i, native in enumerate(visual.transformer.resblocks)],
+        blocks=[
+            _block(native, f"blocks.{i}") for i, native in enumerate(visual.transformer.resblocks)
+        ],
         norm=same if late else ending,
         patch=tuple(visual.patch_size),
         native_tokens=native_tokens,
@@ -72,8 +89,14 @@ def _own(visual: Any) -> tuple[Parts, Fn]:
 def _timm(visual: Any) -> tuple[Parts, Fn]:
     """A timm tower (SigLIP, EVA): timm's view of the trunk, then open_clip's projection."""
     trunk = visual.trunk
-    parts = replace(timm_view.find(trunk), head=None, native_logits=None, preprocess=_preprocess(visual))
-    steps = [step for step in (trunk.fc_norm, trunk.head, *visual.head) if not isinstance(step, nn.Identity)]
+    parts = replace(
+        timm_view.find(trunk), head=None, native_logits=None, preprocess=_preprocess(visual)
+    )
+    steps = [
+        step
+        for step in (trunk.fc_norm, trunk.head, *visual.head)
+        if not isinstance(step, nn.Identity)
+    ]
     return parts, chain(*steps) if steps else same
 
 
@@ -84,12 +107,20 @@ def _times(visual: Any, x: Tensor) -> Tensor:
 def _block(native: Any, name: str) -> Block:
     attention = native.attn
     branch = chain(getattr(native, "ln_attn", same), native.ls_1)
-    shared: dict[str, Any] = {"name": name, "native": native, "norm": native.ln_1, "branch": branch, "feed": chain(native.ln_2, native.mlp, native.ls_2)}
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": native.ln_1,
+        "branch": branch,
+        "feed": chain(native.ln_2, native.mlp, native.ls_2),
+    }
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
     multihead.check(attention, name)
     if getattr(attention, "scaled_cosine", False):
-        raise UnsupportedModel(f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine")
+        raise UnsupportedModel(
+            f"open_clip {type(native).__name__} ({name})", "its attention is a scaled cosine"
+        )
     return Block(
         **shared,
         **multihead.described(attention),
@@ -112,7 +143,9 @@ def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
     def encode(prompts: list[str]) -> Tensor:
         return module.encode_text(as_inputs(text.tokenize(prompts), device)["input_ids"])
 
-    head = TextHead(text_matrix(encode, text.classes, text.templates), module.logit_scale, module.logit_bias)
+    head = TextHead(
+        text_matrix(encode, text.classes, text.templates), module.logit_scale, module.logit_bias
+    )
     parts.extra, parts.head = head, chain(project, head)
     parts.native_logits = lambda images: head(module.encode_image(images))
     parts.classes, parts.sigmoid = text.classes, head.bias is not None
@@ -121,7 +154,9 @@ def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
 def _preprocess(visual: Any) -> Preprocess | None:
     """What the factory noted on the tower, if it made it."""
     told = getattr(visual, "preprocess_cfg", None)
-    if not told or told.get("resize_mode", "shortest") == "longest":  # padding has no place in our frame
+    if (
+        not told or told.get("resize_mode", "shortest") == "longest"
+    ):  # padding has no place in our frame
         return None
     size = told["size"]
     return Preprocess(

@@ -18,7 +18,8 @@ from seecause.models.view import VisionModel
 
 @dataclass
 class Parts:
-    """The named pieces of one native backbone. `head` and `native_logits` are None for a bare backbone."""
+    """The named pieces of one native backbone. `head` and `native_logits` are None for a bare
+    backbone."""
 
     family: str
     embed: Callable[[Tensor], Tensor]
@@ -26,13 +27,19 @@ class Parts:
     blocks: list[Block]
     norm: Fn  # final norm on rows
     patch: tuple[int, int]
-    native_tokens: Callable[[Tensor], Tensor]  # the module's own final tokens, after `norm`: [B, T, D]
+    native_tokens: Callable[
+        [Tensor], Tensor
+    ]  # the module's own final tokens, after `norm`: [B, T, D]
     preprocess: Preprocess | None = None
     pool: Kind | None = None  # the module's own pooling
     head: Fn | None = None  # pooled -> logits
     native_logits: Callable[[Tensor], Tensor] | None = None
-    after_pool: Fn = same  # what the module does between pooling and classifier; stays in front of a given head
-    native_pooled: Callable[[Tensor], Tensor] | None = None  # the module's own pooled features, after `after_pool`, for its own pooling
+    after_pool: Fn = (
+        same  # what the module does between pooling and classifier; stays in front of a given head
+    )
+    native_pooled: Callable[[Tensor], Tensor] | None = (
+        None  # the module's own pooled features, after `after_pool`, for its own pooling
+    )
     latent: LatentPool | None = None
     over_prefix: bool = False
     classes: Sequence[str] = ()
@@ -57,16 +64,34 @@ def assemble(
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,
 ) -> VisionModel:
-    """A view from what the adapter found and what the caller adds. `head` is a module on pooled features, a matrix [C, D] or a `Similarity`."""
+    """A view from what the adapter found and what the caller adds. `head` is a module on pooled
+    features, a matrix [C, D] or a `Similarity`."""
     if head is None and parts.head is None:
-        raise UnsupportedModel(type(module).__name__, "it has no classifier", "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))")
+        raise UnsupportedModel(
+            type(module).__name__,
+            "it has no classifier",
+            "pass head= (a matrix [classes, width], a module, or sc.Similarity(images))",
+        )
     kind = pool or parts.pool
     if kind is None:
-        raise BadOption("pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read")
+        raise BadOption(
+            "pool", pool, "cls, mean or cls+mean: this backbone does not say how it is read"
+        )
     if pool is not None and head is None and pool != parts.pool:
-        raise BadOption("pool", pool, f"{parts.pool!r}, which this model's own classifier reads; pass head= with another pool")
+        raise BadOption(
+            "pool",
+            pool,
+            f"{parts.pool!r}, which this model's own classifier reads; pass head= with another"
+            " pool",
+        )
     like = next(module.parameters())
-    readout = Readout(kind=kind, head=parts.head or same, norm=parts.norm, over_prefix=parts.over_prefix, latent=parts.latent if kind == "latent" else None)
+    readout = Readout(
+        kind=kind,
+        head=parts.head or same,
+        norm=parts.norm,
+        over_prefix=parts.over_prefix,
+        latent=parts.latent if kind == "latent" else None,
+    )
 
     def by_native_tokens(images: Tensor, last: Fn) -> Tensor:
         layout = parts.layout_at(images.shape[-2], images.shape[-1])
@@ -97,7 +122,11 @@ def assemble(
     def native(images: Tensor) -> Tensor:
         if head is not None:
             return head(pooled(images))
-        return parts.native_logits(images) if parts.native_logits is not None else by_native_tokens(images, readout.head)
+        return (
+            parts.native_logits(images)
+            if parts.native_logits is not None
+            else by_native_tokens(images, readout.head)
+        )
 
     return VisionModel(
         module=module,

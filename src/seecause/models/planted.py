@@ -1,12 +1,18 @@
-"""A vision transformer whose heads have known roles: planted truth for head scores (spec: region-restricted attention).
+"""A vision transformer whose heads have known roles: planted truth for head scores (spec:
+region-restricted attention).
 
-Every patch is `object` or `background`, decided by its pixels: it is object if one of them is more vivid than any background. Then
+Every patch is `object` or `background`, decided by its pixels: it is object if one of them is more
+vivid than any background. Then
 
-    local blocks    a token sees tokens of its own kind only: object, background, or the class token alone
-    router blocks   patches see themselves; the class token reads through heads with roles: `background` heads see background
-                    patches only, `object` heads object patches only, the others only the class token
+    local blocks    a token sees tokens of its own kind only: object, background, or the class token
+    alone
+    router blocks   patches see themselves; the class token reads through heads with roles:
+    `background` heads see background
+                    patches only, `object` heads object patches only, the others only the class
+                    token
 
-So everything the answer knows of the background came through background heads. A head whose region is empty sees the class token.
+So everything the answer knows of the background came through background heads. A head whose region
+is empty sees the class token.
 """
 
 from __future__ import annotations
@@ -29,25 +35,52 @@ _STEP = 0.006  # 1.5 / 255: rounding to whole pixel values makes nothing vivid
 
 
 class PlantedViT(VisionTransformer):
-    """timm's network with attention restricted. `routers` lists blocks with their heads: {"block": 3, "background": [0], "object": [1, 2]}."""
+    """timm's network with attention restricted. `routers` lists blocks with their heads: {"block":
+    3, "background": [0], "object": [1, 2]}."""
 
-    def __init__(self, *, routers: Sequence[dict[str, Any]], mean: Sequence[float], std: Sequence[float], **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        routers: Sequence[dict[str, Any]],
+        mean: Sequence[float],
+        std: Sequence[float],
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
         if self.num_prefix_tokens != 1 or self.cls_token is None:
-            raise BadOption("reg_tokens", self.num_prefix_tokens - 1, "0 and a class token: registers would mix regions")
+            raise BadOption(
+                "reg_tokens",
+                self.num_prefix_tokens - 1,
+                "0 and a class token: registers would mix regions",
+            )
         self.mean, self.std = tuple(mean), tuple(std)
-        self.readers: dict[int, tuple[int, ...]] = {}  # router block -> the kind of token each head reads
+        self.readers: dict[
+            int, tuple[int, ...]
+        ] = {}  # router block -> the kind of token each head reads
         for router in routers:
             if set(router["background"]) & set(router["object"]):
                 raise BadOption("routers", router, "heads with one role each")
             heads = range(arguments["num_heads"])
-            kinds = [BACKGROUND if head in router["background"] else OBJECT if head in router["object"] else CLASS for head in heads]
+            kinds = [
+                (
+                    BACKGROUND
+                    if head in router["background"]
+                    else OBJECT
+                    if head in router["object"]
+                    else CLASS
+                )
+                for head in heads
+            ]
             self.readers[router["block"]] = tuple(kinds)
 
     @property
     def roles(self) -> dict[tuple[int, int], str]:
         """(block, head) -> background, object or self, for every head of the router blocks."""
-        return {(block, head): ROLES[kind] for block, kinds in self.readers.items() for head, kind in enumerate(kinds)}
+        return {
+            (block, head): ROLES[kind]
+            for block, kinds in self.readers.items()
+            for head, kind in enumerate(kinds)
+        }
 
     def kinds(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> the kind of every token [B, 1 + N]."""
@@ -66,12 +99,17 @@ class PlantedViT(VisionTransformer):
         itself = torch.eye(kinds.shape[1], dtype=torch.bool, device=kinds.device)
         return torch.where((kinds == CLASS)[:, None, :, None], match[:, :, None, :], itself)
 
-    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Images [B, 3, H, W] -> final tokens; each block gets its own mask, so none can be given."""
+    def forward_features(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Images [B, 3, H, W] -> final tokens; each block gets its own mask, so none can be
+        given."""
         if attn_mask is not None or is_causal:
             raise BadOption("attn_mask", "a mask", "None: this network makes its own")
         tokens = self._pos_embed(self.patch_embed(x))
-        tagged = self.patch_drop(torch.cat([tokens, self.kinds(x)[..., None].to(tokens.dtype)], dim=-1))  # a patch that is left out takes its kind along
+        tagged = self.patch_drop(
+            torch.cat([tokens, self.kinds(x)[..., None].to(tokens.dtype)], dim=-1)
+        )  # a patch that is left out takes its kind along
         h, kinds = self.norm_pre(tagged[..., :-1]), tagged[..., -1].detach().round().long()
         for index, block in enumerate(self.blocks):
             h = block(h, attn_mask=self.visible(kinds, index))
@@ -85,7 +123,8 @@ class PlantedViT(VisionTransformer):
 
 
 def vivid_patches(raw: Tensor, patch: tuple[int, int]) -> Tensor:
-    """[B, N] bool: patches of pictures [B, 3, H, W] with raw pixels in [0, 1] that hold a vivid pixel. A flat mean colour is not vivid."""
+    """[B, N] bool: patches of pictures [B, 3, H, W] with raw pixels in [0, 1] that hold a vivid
+    pixel. A flat mean colour is not vivid."""
     high, low = raw.amax(dim=1), raw.amin(dim=1)  # [B, H, W]
     vivid = high - low > _VIVID * high + _STEP
     return F.max_pool2d(vivid[:, None].float(), patch).flatten(1) > 0

@@ -36,7 +36,9 @@ class Preprocess:
         """A mask [H, W] of the original picture (bool or integer ids) in the model's frame."""
         array = np.asarray(mask)
         kind = Image.fromarray(array.astype(np.int32), mode="I")
-        return torch.from_numpy(np.asarray(self._fit(kind, Image.Resampling.NEAREST)).copy()).to(torch.int32)
+        return torch.from_numpy(np.asarray(self._fit(kind, Image.Resampling.NEAREST)).copy()).to(
+            torch.int32
+        )
 
     def __call__(self, image: Image.Image) -> Tensor:
         """One picture -> [1, 3, H, W], normalised."""
@@ -54,34 +56,55 @@ class Preprocess:
         return images * std + mean
 
     def _stats(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, dtype=like.dtype, device=like.device)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(v, dtype=like.dtype, device=like.device)[:, None, None]
+            for v in (self.mean, self.std)
+        )
         return mean, std
 
     def points(self, points: Tensor, height: int, width: int) -> Tensor:
-        """Places x, y [..., 2] in a picture of height x width -> in the model's frame; those that were cut away lie outside it."""
+        """Places x, y [..., 2] in a picture of height x width -> in the model's frame; those that
+        were cut away lie outside it."""
         high, wide, top, left = self._frame(height, width)
-        return points * points.new_tensor([wide / width, high / height]) - points.new_tensor([left, top])
+        return points * points.new_tensor([wide / width, high / height]) - points.new_tensor(
+            [left, top]
+        )
 
     def _fit(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
         high, wide, top, left = self._frame(image.height, image.width)
-        return image.resize((wide, high), resample).crop((left, top, left + self.size[1], top + self.size[0]))
+        return image.resize((wide, high), resample).crop(
+            (left, top, left + self.size[1], top + self.size[0])
+        )
 
     def _frame(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Height and width of the whole picture once it is resized, and where the model's frame begins in it."""
-        high, wide = (int(side / self.crop + 1e-6) for side in self.size)  # whole pixels, as timm and torchvision cut them
+        """Height and width of the whole picture once it is resized, and where the model's frame
+        begins in it."""
+        high, wide = (
+            int(side / self.crop + 1e-6) for side in self.size
+        )  # whole pixels, as timm and torchvision cut them
         if not self.squash:
             scale = max(high / height, wide / width)
             high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
         return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
 
 
-def complete(known: Preprocess | None, *, mean: Sequence[float] | None, std: Sequence[float] | None, size: tuple[int, int] | None, of: str) -> Preprocess:
-    """What is known of a model's preprocessing with what the caller adds; what neither tells is asked for."""
+def complete(
+    known: Preprocess | None,
+    *,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    size: tuple[int, int] | None,
+    of: str,
+) -> Preprocess:
+    """What is known of a model's preprocessing with what the caller adds; what neither tells is
+    asked for."""
     if known is not None:
         mean, std, size = mean or known.mean, std or known.std, size or known.size
     for what, value in (("mean", mean), ("std", std), ("size", size)):
         if value is None:
-            raise BadOption(what, None, f"a value: {of} does not tell its {what}, so pass {what}= to wrap")
+            raise BadOption(
+                what, None, f"a value: {of} does not tell its {what}, so pass {what}= to wrap"
+            )
     assert mean is not None and std is not None and size is not None
     base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
     return replace(base, size=size, mean=tuple(mean), std=tuple(std))
@@ -103,14 +126,20 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
 def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     """The config of a transformers image processor (`preprocessor_config.json`).
 
-    Processors resize (both sides, or the short one) and may cut the centre; where only the short side is given, the centre is cut here.
+    Processors resize (both sides, or the short one) and may cut the centre; where only the short
+    side is given, the centre is cut here.
     """
     cuts = bool(config.get("do_center_crop"))
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled
-    if config.get("do_rescale", True) and abs(config.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
-        raise BadOption("rescale_factor", config["rescale_factor"], "1/255: raw pixels are in [0, 1] here")
+    if (
+        config.get("do_rescale", True)
+        and abs(config.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3
+    ):
+        raise BadOption(
+            "rescale_factor", config["rescale_factor"], "1/255: raw pixels are in [0, 1] here"
+        )
     normalises = config.get("do_normalize", True)
     return Preprocess(
         size=final,
@@ -123,10 +152,18 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Height and width of a size as processors write it: a number, both sides, or the short side alone."""
+    """Height and width of a size as processors write it: a number, both sides, or the short side
+    alone."""
     if isinstance(size, dict) and {"height", "width"} <= set(size):
         return size["height"], size["width"]
-    side = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else size
+    side = (
+        size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else size
+    )
     if not isinstance(side, int):
-        raise BadOption("size", size, "a number, height and width, or shortest_edge: pictures of varying shape have no fixed frame")
+        raise BadOption(
+            "size",
+            size,
+            "a number, height and width, or shortest_edge: pictures of varying shape have no fixed"
+            " frame",
+        )
     return side, side

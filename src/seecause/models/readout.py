@@ -2,8 +2,8 @@
 
     class token | class + distillation token | mean | class + mean | latent query
 
-Every kind is `head(pool(norm(h)))`: `norm` acts on rows, `pool` picks or averages, `head` does the rest (a norm after pooling,
-a projection, a text matrix).
+Every kind is `head(pool(norm(h)))`: `norm` acts on rows, `pool` picks or averages, `head` does the
+rest (a norm after pooling, a projection, a text matrix).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch import Tensor
 from seecause.models.block import Fn, fused, same
 from seecause.models.layout import TokenLayout
 
-Kind = Literal["cls", "cls+dist", "mean", "cls+mean", "latent", "words"]  # words: through a language model (lvlm.classifier)
+Kind = Literal[
+    "cls", "cls+dist", "mean", "cls+mean", "latent", "words"
+]  # words: through a language model (lvlm.classifier)
 
 
 @dataclass(eq=False)
@@ -55,7 +57,8 @@ class Readout:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether a few rows are read, each for itself: the last block need not compute the others."""
+        """Whether a few rows are read, each for itself: the last block need not compute the
+        others."""
         return not self.has_mean and self.latent is None
 
     @property

@@ -1,11 +1,14 @@
-"""Attention with fewer heads: rows of Q, K and V and columns of O are cut out of native modules, in place.
+"""Attention with fewer heads: rows of Q, K and V and columns of O are cut out of native modules, in
+place.
 
-The bias of O belongs to no head and stays. A block that loses its last head adds that bias and nothing else: `Constant`. Projections are found by
-structure, since releases rename them:
+The bias of O belongs to no head and stays. A block that loses its last head adds that bias and
+nothing else: `Constant`. Projections are found by structure, since releases rename them:
 
     packed qkv        timm
-    q, k, v apart     transformers, timm without fusion; grouped keys and values go with their whole group
-    in_proj_weight    `nn.MultiheadAttention` (torchvision, open_clip), which fixes its own width, so `Packed` takes its place
+    q, k, v apart     transformers, timm without fusion; grouped keys and values go with their whole
+    group
+    in_proj_weight    `nn.MultiheadAttention` (torchvision, open_clip), which fixes its own width,
+    so `Packed` takes its place
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from seecause.models.multihead import Packed
 PLACES = ("attn", "attention", "self_attn", "self_attention")
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
 OUTPUT = ("proj", "o_proj", "out_proj", "output.dense", "projection_layer")
-COUNTS = ("num_heads", "num_attention_heads", "attn_dim", "all_head_size")  # whichever a module keeps
+COUNTS = (
+    "num_heads",
+    "num_attention_heads",
+    "attn_dim",
+    "all_head_size",
+)  # whichever a module keeps
 ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
 
 
@@ -33,14 +41,22 @@ def find_attention(block: nn.Module) -> tuple[str, Any]:
     for name in PLACES:
         if isinstance(getattr(block, name, None), nn.Module):
             return name, getattr(block, name)
-    raise UnsupportedModel(f"cutting heads out of {type(block).__name__}", "its attention is not a module of its own", ZEROED)
+    raise UnsupportedModel(
+        f"cutting heads out of {type(block).__name__}",
+        "its attention is not a module of its own",
+        ZEROED,
+    )
 
 
 def find_output(attention: nn.Module) -> Any:
     """The output projection of an attention module."""
     found = first_or_none(attention, *OUTPUT)
     if not isinstance(found, nn.Linear):
-        raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "no linear output projection is in it", ZEROED)
+        raise UnsupportedModel(
+            f"cutting heads out of {type(attention).__name__}",
+            "no linear output projection is in it",
+            ZEROED,
+        )
     return found
 
 
@@ -53,7 +69,9 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
     if type(attention).__name__ == "EvaAttention":
         attention = _free_width(attention)
         setattr(block, name, attention)
-    inner = getattr(attention, "attention", attention)  # DINOv2 has its output projection in an outer module
+    inner = getattr(
+        attention, "attention", attention
+    )  # DINOv2 has its output projection in an outer module
     if isinstance(inner, Constant):
         return
     out = find_output(attention)
@@ -64,7 +82,9 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
             _keep_columns(out, torch.tensor([], dtype=torch.long))
             attention.attention = Constant(bias[:0], pair=True)
         else:
-            setattr(block, name, Constant(bias, pair=not hasattr(attention, "qkv")))  # timm returns rows alone
+            setattr(
+                block, name, Constant(bias, pair=not hasattr(attention, "qkv"))
+            )  # timm returns rows alone
     elif hasattr(inner, "in_proj_weight"):
         setattr(block, name, _packed(inner, keep))
     elif getattr(inner, "qkv", None) is not None:
@@ -74,8 +94,11 @@ def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:
 
 
 def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
-    """Zero the columns of the output projection that read `heads`, of as many as the block has: the architecture stays, the bias of O too."""
-    if not heads or any(isinstance(part, Constant) for part in block.modules()):  # what is left of the latter says nothing already
+    """Zero the columns of the output projection that read `heads`, of as many as the block has: the
+    architecture stays, the bias of O too."""
+    if not heads or any(
+        isinstance(part, Constant) for part in block.modules()
+    ):  # what is left of the latter says nothing already
         return
     weight = output_weight(block)  # [D, H * dh]
     with torch.no_grad():
@@ -84,17 +107,21 @@ def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
 
 def columns(heads: Sequence[int], head_dim: int) -> Tensor:
     """The places of `heads` among H * dh features."""
-    return (torch.tensor(list(heads), dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)).flatten()
+    return (
+        torch.tensor(list(heads), dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)
+    ).flatten()
 
 
 def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
-    """Which keys and values stay when the query heads `keep` do. Groups that stay must stay equally large."""
+    """Which keys and values stay when the query heads `keep` do. Groups that stay must stay equally
+    large."""
     share = heads // kv_heads
     sizes = [sum(head // share == group for head in keep) for group in range(kv_heads)]
     if len({size for size in sizes if size}) > 1:
         raise UnsupportedModel(
             f"keeping query heads {list(keep)} of {heads} with {kv_heads} keys and values",
-            f"keys and values are shared by {share} query heads each, and groups of {[s for s in sizes if s]} are not equally large",
+            f"keys and values are shared by {share} query heads each, and groups of"
+            f" {[s for s in sizes if s]} are not equally large",
             f"remove whole groups, or {ZEROED}",
         )
     return [group for group, size in enumerate(sizes) if size]
@@ -102,18 +129,39 @@ def kept_groups(keep: Sequence[int], heads: int, kv_heads: int) -> list[int]:
 
 def output_weight(block: Any) -> Tensor:
     """The weights [D, H * dh] that read a native block's heads."""
-    if hasattr(block, "in_split"):  # timm's parallel block: a projection of its own, or one shared with the MLP, attention first
-        return block.attn_out_proj.weight if block.out_proj is None else block.out_proj.weight[:, : block.in_split[1]]
+    if hasattr(
+        block,
+        "in_split",
+        # timm's parallel block: a projection of its own, or one shared with the MLP, attention
+        # first
+    ):
+        return (
+            block.attn_out_proj.weight
+            if block.out_proj is None
+            else block.out_proj.weight[:, : block.in_split[1]]
+        )
     return find_output(find_attention(block)[1]).weight
 
 
 def _refuse_what_sees_all_heads(attention: Any) -> None:
-    """A norm over all heads' outputs would see other numbers, and a table of its own for each head would not fit."""
+    """A norm over all heads' outputs would see other numbers, and a table of its own for each head
+    would not fit."""
     norm = getattr(attention, "norm", getattr(attention, "ln_inner", None))
     if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
-        raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "a norm before its output projection sees all heads at once", ZEROED)
-    if getattr(attention, "head_scale", None) is not None or getattr(attention, "ln_q", None) is not None:
-        raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "its forward fixes the width of all heads together", ZEROED)
+        raise UnsupportedModel(
+            f"cutting heads out of {type(attention).__name__}",
+            "a norm before its output projection sees all heads at once",
+            ZEROED,
+        )
+    if (
+        getattr(attention, "head_scale", None) is not None
+        or getattr(attention, "ln_q", None) is not None
+    ):
+        raise UnsupportedModel(
+            f"cutting heads out of {type(attention).__name__}",
+            "its forward fixes the width of all heads together",
+            ZEROED,
+        )
 
 
 def _slice_fused(attention: Any, keep: Sequence[int]) -> None:
@@ -125,25 +173,33 @@ def _slice_fused(attention: Any, keep: Sequence[int]) -> None:
 
 
 def _free_width(eva: Any) -> nn.Module:
-    """The same function as timm's `EvaAttention`, whose forward fixes the width of all heads together, as an `AttentionRope`, whose does not."""
+    """The same function as timm's `EvaAttention`, whose forward fixes the width of all heads
+    together, as an `AttentionRope`, whose does not."""
     from timm.layers import AttentionRope
 
     fused = eva.qkv is not None
     twin: Any = AttentionRope(
-        eva.proj.out_features, num_heads=eva.num_heads, attn_head_dim=eva.head_dim, qkv_fused=fused, num_prefix_tokens=eva.num_prefix_tokens,
+        eva.proj.out_features, num_heads=eva.num_heads, attn_head_dim=eva.head_dim,
+        qkv_fused=fused, num_prefix_tokens=eva.num_prefix_tokens,
         rotate_half=eva.rotate_half,
     )  # fmt: skip
     for name in ("qkv", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "gate", "proj"):
         setattr(twin, name, getattr(eva, name))
     if eva.q_bias is not None:  # the key bias is zero and lives outside the linear layer
-        twin.qkv.bias = nn.Parameter(torch.cat([eva.q_bias, torch.zeros_like(eva.q_bias), eva.v_bias]), requires_grad=False)
+        twin.qkv.bias = nn.Parameter(
+            torch.cat([eva.q_bias, torch.zeros_like(eva.q_bias), eva.v_bias]), requires_grad=False
+        )
     return twin.eval()
 
 
 def _slice_apart(attention: Any, out: nn.Linear, keep: Sequence[int]) -> None:
     q, k, v = (first_or_none(attention, *names) for names in (QUERY, KEY, VALUE))
     if not all(isinstance(layer, nn.Linear) for layer in (q, k, v)):
-        raise UnsupportedModel(f"cutting heads out of {type(attention).__name__}", "its query, key and value projections are not where they were", ZEROED)
+        raise UnsupportedModel(
+            f"cutting heads out of {type(attention).__name__}",
+            "its query, key and value projections are not where they were",
+            ZEROED,
+        )
     head_dim = _head_dim(attention, q)
     heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
     groups = kept_groups(keep, heads, kv_heads)
@@ -163,20 +219,39 @@ def _head_dim(attention: Any, q: nn.Linear) -> int:
 def _packed(attention: Any, keep: Sequence[int]) -> Packed:
     heads, head_dim = attention.num_heads, attention.head_dim
     rows = columns(keep, head_dim)
-    all_rows = torch.cat([rows + part * heads * head_dim for part in range(3)]).to(attention.in_proj_weight.device)
+    all_rows = torch.cat([rows + part * heads * head_dim for part in range(3)]).to(
+        attention.in_proj_weight.device
+    )
     bias = attention.in_proj_bias
     _keep_columns(attention.out_proj, rows)
     weight = attention.in_proj_weight[all_rows].clone()
-    return Packed(weight, None if bias is None else bias[all_rows].clone(), attention.out_proj, heads=len(keep), head_dim=head_dim)
+    return Packed(
+        weight,
+        None if bias is None else bias[all_rows].clone(),
+        attention.out_proj,
+        heads=len(keep),
+        head_dim=head_dim,
+    )
 
 
-def _finish_slicing(attention: Any, out: nn.Linear, keep: Sequence[int], head_dim: int, *, of: int, groups: int | None = None) -> None:
+def _finish_slicing(
+    attention: Any,
+    out: nn.Linear,
+    keep: Sequence[int],
+    head_dim: int,
+    *,
+    of: int,
+    groups: int | None = None,
+) -> None:
     """Columns of O, rows of an output gate, and the numbers a module keeps about its heads."""
     kept = columns(keep, head_dim)
     _keep_columns(out, kept)
     if isinstance(getattr(attention, "gate", None), nn.Linear):
         _keep_rows(attention.gate, kept)
-    for name, count in (("num_key_value_heads", groups), ("num_key_value_groups", None if groups is None else len(keep) // groups)):
+    for name, count in (
+        ("num_key_value_heads", groups),
+        ("num_key_value_groups", None if groups is None else len(keep) // groups),
+    ):
         if hasattr(attention, name):
             setattr(attention, name, count)
     for name in COUNTS:
@@ -193,5 +268,7 @@ def _keep_rows(layer: nn.Linear, rows: Tensor) -> None:
 
 
 def _keep_columns(layer: nn.Linear, kept: Tensor) -> None:
-    layer.weight = nn.Parameter(layer.weight.detach()[:, kept.to(layer.weight.device)].clone(), requires_grad=False)
+    layer.weight = nn.Parameter(
+        layer.weight.detach()[:, kept.to(layer.weight.device)].clone(), requires_grad=False
+    )
     layer.in_features = len(kept)

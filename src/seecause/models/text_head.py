@@ -2,8 +2,8 @@
 
     logits = exp(scale) * cos(picture, text) (+ bias)
 
-Each class is the mean of its prompts' unit embeddings, brought back to unit length. The matrix is made when the model is wrapped: wrap again
-after changing the text tower.
+Each class is the mean of its prompts' unit embeddings, brought back to unit length. The matrix is
+made when the model is wrapped: wrap again after changing the text tower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TEMPLATES = ("a photo of a {}.",)
 
 @dataclass(frozen=True)
 class TextInput:
-    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for the text tower."""
+    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for
+    the text tower."""
 
     classes: tuple[str, ...]
     templates: tuple[str, ...]
@@ -36,11 +37,14 @@ class TextInput:
 
 
 class TextHead(nn.Module):
-    """Scaled cosine similarity to the rows of `matrix` [C, D]; scale and bias are the native parameters, so edits to them are seen."""
+    """Scaled cosine similarity to the rows of `matrix` [C, D]; scale and bias are the native
+    parameters, so edits to them are seen."""
 
     matrix: Tensor
 
-    def __init__(self, matrix: Tensor, scale: nn.Parameter, bias: nn.Parameter | None = None) -> None:
+    def __init__(
+        self, matrix: Tensor, scale: nn.Parameter, bias: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.scale, self.bias = scale, bias
@@ -51,10 +55,18 @@ class TextHead(nn.Module):
 
 
 @torch.no_grad()
-def text_matrix(encode: Callable[[list[str]], Tensor], classes: Sequence[str], templates: Sequence[str] = TEMPLATES, *, batch: int = 256) -> Tensor:
+def text_matrix(
+    encode: Callable[[list[str]], Tensor],
+    classes: Sequence[str],
+    templates: Sequence[str] = TEMPLATES,
+    *,
+    batch: int = 256,
+) -> Tensor:
     """Unit rows [C, D], one per class. `encode` turns prompts into embeddings [n, D]."""
     prompts = [template.format(name) for name in classes for template in templates]
-    rows = [F.normalize(encode(prompts[i : i + batch]), dim=-1) for i in range(0, len(prompts), batch)]
+    rows = [
+        F.normalize(encode(prompts[i : i + batch]), dim=-1) for i in range(0, len(prompts), batch)
+    ]
     per_class = torch.cat(rows).unflatten(0, (len(classes), len(templates)))
     return F.normalize(per_class.mean(dim=1), dim=-1)
 
@@ -65,12 +77,14 @@ def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
         raise UnsupportedModel(
             f"{type(module).__name__} without class names",
             "it compares pictures with texts and has no classes of its own",
-            "pass classes=[...] and tokenizer= (templates= too, if not 'a photo of a {}.'), or wrap its vision tower with head=",
+            "pass classes=[...] and tokenizer= (templates= too, if not 'a photo of a {}.'), or wrap"
+            " its vision tower with head=",
         )
     return text
 
 
 def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
-    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a device."""
+    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a
+    device."""
     named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
     return {name: torch.as_tensor(value, device=device) for name, value in named.items()}

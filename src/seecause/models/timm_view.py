@@ -1,4 +1,5 @@
-"""Views of timm's `VisionTransformer` (with its distilled DeiT) and `Eva` (rotary: EVA-02, DINOv3, PE ...)."""
+"""Views of timm's `VisionTransformer` (with its distilled DeiT) and `Eva` (rotary: EVA-02, DINOv3,
+PE ...)."""
 
 from __future__ import annotations
 
@@ -27,10 +28,15 @@ def find(module: Any, *, kind: str | None = None) -> Parts:
     kind = kind or type(module).__name__
     if kind not in FAMILIES:
         raise UnsupportedModel(
-            f"timm {kind}", "its attention is windowed, hybrid or carries a relative bias", f"timm families that work: {', '.join(FAMILIES)}"
+            f"timm {kind}",
+            "its attention is windowed, hybrid or carries a relative bias",
+            f"timm families that work: {', '.join(FAMILIES)}",
         )
     rope = getattr(module, "rope", None)
-    blocks = [_block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i)) for i, native in enumerate(module.blocks)]
+    blocks = [
+        _block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i))
+        for i, native in enumerate(module.blocks)
+    ]
     distilled = kind == "VisionTransformerDistilled"
     pool: Kind = "cls+dist" if distilled else _pool(module)
     dynamic = bool(getattr(module, "dynamic_img_size", False))
@@ -42,7 +48,9 @@ def find(module: Any, *, kind: str | None = None) -> Parts:
         norm=module.norm,
         patch=tuple(module.patch_embed.patch_size),
         native_tokens=module.forward_features,
-        preprocess=from_timm(module.pretrained_cfg) if getattr(module, "pretrained_cfg", None) else None,
+        preprocess=(
+            from_timm(module.pretrained_cfg) if getattr(module, "pretrained_cfg", None) else None
+        ),
         pool=pool,
         head=_head(module, distilled),
         native_logits=module,
@@ -64,7 +72,9 @@ def _embed(module: Any, images: Tensor) -> Tensor:
 
 def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int) -> TokenLayout:
     patch = module.patch_embed.patch_size
-    grid = (height // patch[0], width // patch[1]) if dynamic else tuple(module.patch_embed.grid_size)
+    grid = (
+        (height // patch[0], width // patch[1]) if dynamic else tuple(module.patch_embed.grid_size)
+    )
     prefix = int(module.num_prefix_tokens)
     has_class = getattr(module, "cls_token", None) is not None
     special = int(has_class) + int(distilled)
@@ -84,7 +94,9 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
     attention = getattr(native, "attn", None)
     constant = isinstance(attention, Constant)
     if attention is None or not (constant or type(attention).__name__ in ATTENTIONS):
-        raise UnsupportedModel(f"timm {kind} ({name})", f"its attention is {type(attention).__name__}")
+        raise UnsupportedModel(
+            f"timm {kind} ({name})", f"its attention is {type(attention).__name__}"
+        )
     if kind == "Block":
         norm, branch, feed = native.norm1, native.ls1, chain(native.norm2, native.mlp, native.ls2)
     elif kind == "EvaBlock":
@@ -94,7 +106,13 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
         norm, branch, feed = same, native.norm1, chain(native.mlp, native.norm2)
     else:
         raise UnsupportedModel(f"timm {kind} ({name})", "no adapter for this kind of block")
-    shared: dict[str, Any] = {"name": name, "native": native, "norm": norm, "branch": branch, "feed": feed}
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": norm,
+        "branch": branch,
+        "feed": feed,
+    }
     if constant:
         return Block(**shared, **silent(attention.rows))
     return Block(
@@ -107,7 +125,9 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
         k_norm=attention.k_norm,
         rotate=rotate,
         sub_norm=attention.norm,
-        out_gate=None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention),
+        out_gate=(
+            None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention)
+        ),
         mix=attention.proj,
     )
 
@@ -115,12 +135,19 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
 def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = (attention.num_heads, attention.head_dim)
     if attention.qkv is None:
-        q, k, v = (layer(x).unflatten(-1, shape) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+        q, k, v = (
+            layer(x).unflatten(-1, shape)
+            for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
         return q, k, v
     if getattr(attention, "q_bias", None) is None:
         packed = attention.qkv(x)
     else:  # EVA keeps the key bias at zero, outside the linear layer
-        packed = F.linear(x, attention.qkv.weight, torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)))
+        packed = F.linear(
+            x,
+            attention.qkv.weight,
+            torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)),
+        )
     q, k, v = packed.unflatten(-1, (3, *shape)).unbind(2)
     return q, k, v
 
@@ -141,12 +168,18 @@ def _parallel_block(native: Any, name: str) -> Block:
         return q, k, v
 
     def mix(x: Tensor) -> Tensor:
-        return F.linear(x, fused.weight[:, :width], fused.bias) if fused is not None else native.attn_out_proj(x)
+        return (
+            F.linear(x, fused.weight[:, :width], fused.bias)
+            if fused is not None
+            else native.attn_out_proj(x)
+        )
 
     def feed(h: Tensor) -> Tensor:
         bias = native.mlp_bias if native.in_proj.bias is None else native.in_proj.bias[:hidden]
         x = native.mlp_act(F.linear(native.in_norm(h), native.in_proj.weight[:hidden], bias))
-        return native.ls(F.linear(x, fused.weight[:, width:]) if fused is not None else native.mlp_out_proj(x))
+        return native.ls(
+            F.linear(x, fused.weight[:, width:]) if fused is not None else native.mlp_out_proj(x)
+        )
 
     return Block(
         name=name,
@@ -170,10 +203,22 @@ def _rotate(module: Any, layer: int, x: Tensor, at: At) -> Tensor:
     from timm.layers import apply_rot_embed_cat
 
     if "rope" not in at.memo:
-        table = module.rope.get_embed(shape=at.layout.grid) if module.dynamic_img_size else module.rope.get_embed()
-        rest = torch.zeros(*table.shape[:-2], at.layout.prefix, table.shape[-1], dtype=table.dtype, device=table.device)
+        table = (
+            module.rope.get_embed(shape=at.layout.grid)
+            if module.dynamic_img_size
+            else module.rope.get_embed()
+        )
+        rest = torch.zeros(
+            *table.shape[:-2],
+            at.layout.prefix,
+            table.shape[-1],
+            dtype=table.dtype,
+            device=table.device,
+        )
         rest[..., table.shape[-1] // 2 :] = 1  # [sin | cos]: no rotation
-        at.memo["rope"] = torch.cat([rest, table], dim=-2)  # [T, 2dh], or [depth, H, T, 2dh] when learnt per block
+        at.memo["rope"] = torch.cat(
+            [rest, table], dim=-2
+        )  # [T, 2dh], or [depth, H, T, 2dh] when learnt per block
     table = at.memo["rope"]
     if getattr(module, "rope_mixed", False):
         table = table[layer]
@@ -187,13 +232,19 @@ def _rotate(module: Any, layer: int, x: Tensor, at: At) -> Tensor:
 def _pool(module: Any) -> Kind:
     if getattr(module, "attn_pool", None) is not None:
         if type(module.attn_pool).__name__ != "AttentionPoolLatent":
-            raise UnsupportedModel(f"timm pool {type(module.attn_pool).__name__}", "it mixes tokens again before pooling")
+            raise UnsupportedModel(
+                f"timm pool {type(module.attn_pool).__name__}",
+                "it mixes tokens again before pooling",
+            )
         return "latent"
     if module.global_pool == "token":
         return "cls"
     if module.global_pool == "avg":
         return "mean"
-    raise UnsupportedModel(f"timm global_pool={module.global_pool!r}", "only token, avg and map pooling are read exactly")
+    raise UnsupportedModel(
+        f"timm global_pool={module.global_pool!r}",
+        "only token, avg and map pooling are read exactly",
+    )
 
 
 def _pooled(module: Any, images: Tensor) -> Tensor:
@@ -205,7 +256,9 @@ def _head(module: Any, distilled: bool) -> Fn | None:
         return None
     if distilled:
         width = module.embed_dim
-        return lambda pooled: (module.head(pooled[..., :width]) + module.head_dist(pooled[..., width:])) / 2
+        return lambda pooled: (
+            (module.head(pooled[..., :width]) + module.head_dist(pooled[..., width:])) / 2
+        )
     return chain(module.fc_norm, module.head)
 
 
@@ -230,5 +283,6 @@ def _latent(pool: Any) -> LatentPool:
 
 
 def _times(owner: Any, name: str) -> Fn:
-    """Multiplication by a parameter that may be absent, read at each call so that edits are seen."""
+    """Multiplication by a parameter that may be absent, read at each call so that edits are
+    seen."""
     return lambda x: x if getattr(owner, name) is None else getattr(owner, name) * x

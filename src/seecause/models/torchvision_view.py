@@ -20,7 +20,11 @@ def find(module: Any) -> Parts:
     """The parts of a torchvision vision transformer."""
     kind = type(module).__name__
     if not any(cls.__name__ == "VisionTransformer" for cls in type(module).__mro__):
-        raise UnsupportedModel(f"torchvision {kind}", "its rows do not attend to all rows of one token sequence", "torchvision's VisionTransformer works")
+        raise UnsupportedModel(
+            f"torchvision {kind}",
+            "its rows do not attend to all rows of one token sequence",
+            "torchvision's VisionTransformer works",
+        )
     patch, size = (module.patch_size,) * 2, (module.image_size,) * 2
     layout = TokenLayout(grid=(size[0] // patch[0], size[1] // patch[1]), prefix=1, class_index=0)
     classifies = any(not isinstance(layer, nn.Identity) for layer in module.heads.children())
@@ -40,7 +44,9 @@ def find(module: Any) -> Parts:
 
 
 def _with_class(module: Any, images: Tensor) -> Tensor:
-    return torch.cat([module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1)
+    return torch.cat(
+        [module.class_token.expand(len(images), -1, -1), module._process_input(images)], dim=1
+    )
 
 
 def _embed(module: Any, images: Tensor) -> Tensor:
@@ -49,7 +55,12 @@ def _embed(module: Any, images: Tensor) -> Tensor:
 
 def _block(native: Any, name: str) -> Block:
     attention = native.self_attention
-    shared: dict[str, Any] = {"name": name, "native": native, "norm": native.ln_1, "feed": chain(native.ln_2, native.mlp)}
+    shared: dict[str, Any] = {
+        "name": name,
+        "native": native,
+        "norm": native.ln_1,
+        "feed": chain(native.ln_2, native.mlp),
+    }
     if isinstance(attention, Constant):
         return Block(**shared, **silent(attention.rows))
     multihead.check(attention, name)

@@ -1,9 +1,11 @@
-"""The vision tower of a transformers vision-language model, as blocks: LLaVA's (CLIP or SigLIP) and InternVL's.
+"""The vision tower of a transformers vision-language model, as blocks: LLaVA's (CLIP or SigLIP) and
+InternVL's.
 
-    picture -> embed -> blocks -> the states of one layer, without the class token -> projector -> image tokens of the decoder
+    picture -> embed -> blocks -> the states of one layer, without the class token -> projector ->
+    image tokens of the decoder
 
-LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the list as one that nobody reads: rows leave it as they
-came, so its heads do nothing, exactly.
+LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the
+list as one that nobody reads: rows leave it as they came, so its heads do nothing, exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Tower:
 
     def tokens(self, images: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] -> image tokens [B, N, D']."""
-        at, h = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device), self.embed(images)
+        at, h = (
+            self.layout_at(images.shape[-2], images.shape[-1]).at(images.device),
+            self.embed(images),
+        )
         for block in self.blocks[: self.read]:
             h = block(h, at)
         return self.features(h)
@@ -47,15 +52,31 @@ def find(module: Any) -> Tower:
     """The tower of a vision-language model, or why it cannot be split."""
     name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in CLASSES), None)
     if name is None:
-        raise UnsupportedModel(type(module).__name__, "its pictures are tiled or packed; masks need one in one piece", f"use {' or '.join(CLASSES)}")
+        raise UnsupportedModel(
+            type(module).__name__,
+            "its pictures are tiled or packed; masks need one in one piece",
+            f"use {' or '.join(CLASSES)}",
+        )
     config, inner = module.config, module.model
     layer = config.vision_feature_layer
     if not isinstance(layer, int):
-        raise UnsupportedModel(type(module).__name__, f"it reads several layers of its tower at once, {list(layer)}")
+        raise UnsupportedModel(
+            type(module).__name__, f"it reads several layers of its tower at once, {list(layer)}"
+        )
     drop = int(config.vision_feature_select_strategy == "default")  # the class token
     found = _internvl(inner, layer, drop) if name == CLASSES[1] else _llava(inner, drop)
-    read, width = layer if layer >= 0 else len(found.blocks) + 1 + layer, config.vision_config.hidden_size
-    return replace(found, read=read, blocks=[block if index < read else _unread(block, width) for index, block in enumerate(found.blocks)])
+    read, width = (
+        (layer if layer >= 0 else len(found.blocks) + 1 + layer),
+        config.vision_config.hidden_size,
+    )
+    return replace(
+        found,
+        read=read,
+        blocks=[
+            block if index < read else _unread(block, width)
+            for index, block in enumerate(found.blocks)
+        ],
+    )
 
 
 def _llava(inner: Any, drop: int) -> Tower:
@@ -65,35 +86,56 @@ def _llava(inner: Any, drop: int) -> Tower:
     def features(states: Tensor) -> Tensor:
         return inner.multi_modal_projector(states[:, drop:])
 
-    return Tower(parts.embed, parts.blocks, features, parts.layout_at, parts.patch, parts.size, len(parts.blocks))
+    return Tower(
+        parts.embed,
+        parts.blocks,
+        features,
+        parts.layout_at,
+        parts.patch,
+        parts.size,
+        len(parts.blocks),
+    )
 
 
 def _internvl(inner: Any, layer: int, drop: int) -> Tower:
     tower = inner.vision_tower
-    size, patch = ((value, value) if isinstance(value, int) else tuple(value) for value in (tower.config.image_size, tower.config.patch_size))
+    size, patch = (
+        (value, value) if isinstance(value, int) else tuple(value)
+        for value in (tower.config.image_size, tower.config.patch_size)
+    )
     grid = (size[0] // patch[0], size[1] // patch[1])
     norm = tower.layernorm if layer == -1 else same  # earlier layers are read as they are
 
     def features(states: Tensor) -> Tensor:
         picture = norm(states)[:, drop:].unflatten(1, grid).contiguous()
-        return inner.multi_modal_projector(inner.pixel_shuffle(picture, scale_factor=inner.config.downsample_ratio).flatten(1, 2))
+        return inner.multi_modal_projector(
+            inner.pixel_shuffle(picture, scale_factor=inner.config.downsample_ratio).flatten(1, 2)
+        )
 
     def layout_at(height: int, width: int) -> TokenLayout:
         return TokenLayout(grid=(height // patch[0], width // patch[1]), prefix=1, class_index=0)
 
-    blocks = [_internvl_block(native, f"blocks.{index}") for index, native in enumerate(tower.encoder.layer)]
+    blocks = [
+        _internvl_block(native, f"blocks.{index}")
+        for index, native in enumerate(tower.encoder.layer)
+    ]
     return Tower(tower.embeddings, blocks, features, layout_at, patch, size, len(blocks))
 
 
 def _internvl_block(native: Any, name: str) -> Block:
-    """InternViT: LayerScale under names of its own, and norms of queries and keys over all heads at once (so removing a head leaves the others alone
-    only at the output projection, which is where heads are removed)."""
+    """InternViT: LayerScale under names of its own, and norms of queries and keys over all heads at
+    once (so removing a head leaves the others alone only at the output projection, which is where
+    heads are removed)."""
     attention = native.attention
     shape = (attention.num_heads, attention.head_dim)
 
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k = attention.q_norm(attention.q_proj(x)), attention.k_norm(attention.k_proj(x))
-        return q.unflatten(-1, shape), k.unflatten(-1, shape), attention.v_proj(x).unflatten(-1, shape)
+        return (
+            q.unflatten(-1, shape),
+            k.unflatten(-1, shape),
+            attention.v_proj(x).unflatten(-1, shape),
+        )
 
     return Block(
         name=name,

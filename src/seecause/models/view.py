@@ -22,20 +22,28 @@ from seecause.models.readout import Readout
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class VisionModel(ImageModel):
-    """A view of a native vision transformer. `model(images)` gives logits, through the native modules.
+    """A view of a native vision transformer. `model(images)` gives logits, through the native
+    modules.
 
-    `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every method. H is that of the widest block; a block with
-    fewer heads reads as many as it has.
+    `gates` [L, H], when set, multiplies the heads everywhere: in `model(images)` and in every
+    method. H is that of the widest block; a block with fewer heads reads as many as it has.
     """
 
     architecture: ClassVar[Architecture] = "transformer"
 
-    embed: Callable[[Tensor], Tensor]  # images [B, 3, H, W] -> tokens entering the first block [B, T, D]
+    embed: Callable[
+        [Tensor], Tensor
+    ]  # images [B, 3, H, W] -> tokens entering the first block [B, T, D]
     blocks: list[Block]
     readout: Readout
     gates: Tensor | None = None
-    merged: tuple[int, ...] = ()  # which answer each class of the module counts for, where several count as one (heads.backgrounds)
-    beside: int = 0  # channels of a state after the residual stream, which say things about tokens (visibility.py)
+    merged: tuple[
+        int, ...
+        # which answer each class of the module counts for, where several count as one
+        # (heads.backgrounds)
+    ] = ()
+    # channels of a state after the residual stream, which say things about tokens (visibility.py)
+    beside: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -69,7 +77,11 @@ class VisionModel(ImageModel):
 
     def gate(self, layer: int) -> Tensor | None:
         """The gates of one block, [H], or None."""
-        return None if self.gates is None else self.gates[layer, : self.blocks[layer].heads].to(self.device, self.dtype)
+        return (
+            None
+            if self.gates is None
+            else self.gates[layer, : self.blocks[layer].heads].to(self.device, self.dtype)
+        )
 
     @contextmanager
     def gated(self, gates: Tensor) -> Iterator[VisionModel]:
@@ -82,7 +94,8 @@ class VisionModel(ImageModel):
             self.gates = before
 
     def compile(self) -> VisionModel:
-        """Compile both halves of every block, in place; the first run at each shape takes a while."""
+        """Compile both halves of every block, in place; the first run at each shape takes a
+        while."""
         self.blocks = [CompiledBlock(**vars(block)) for block in self.blocks]
         return self
 
@@ -92,7 +105,11 @@ class VisionModel(ImageModel):
 
     def fingerprint(self) -> str:
         """Of the weights, of the gates, and of which classes count as one."""
-        told = [hashlib.sha256(repr(values).encode()).hexdigest()[:8] for values in (self._gate_values(), self.merged) if values]
+        told = [
+            hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+            for values in (self._gate_values(), self.merged)
+            if values
+        ]
         return "-".join([super().fingerprint(), *told])
 
     def _gate_values(self) -> tuple[float, ...] | None:

@@ -1,12 +1,15 @@
-"""Blocks whose keys can be hidden, token by token and head by head, by facts that travel with the token.
+"""Blocks whose keys can be hidden, token by token and head by head, by facts that travel with the
+token.
 
-A state is [content | flags]: after the residual stream come a few channels that say of each token whether it may be read. `embed` decides
-them, from pixels or anything else; blocks pass them on untouched. Keys get one more lane that holds 0 or a large negative number, and queries a 1
-there, so hidden keys weigh exactly nothing:
+A state is [content | flags]: after the residual stream come a few channels that say of each token
+whether it may be read. `embed` decides them, from pixels or anything else; blocks pass them on
+untouched. Keys get one more lane that holds 0 or a large negative number, and queries a 1 there, so
+hidden keys weigh exactly nothing:
 
     q' = [q, 1, 0 ...],    k' = [k, 0 or HIDDEN, 0 ...],    v' = [v, 0 ...]
 
-Everything stays row-wise, so that visibility goes with the keys wherever another run borrows them, and no engine has to know.
+Everything stays row-wise, so that visibility goes with the keys wherever another run borrows them,
+and no engine has to know.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ def flagged(content: Tensor, hidden: Tensor) -> Tensor:
 
 
 def hiding(block: Block, width: int, flags: int, hides: Callable[[Tensor], Tensor] = same) -> Block:
-    """`block` for states of `width` channels and `flags` flags. `hides` turns flags [B, R, F] (bool) into hidden keys [B, R, 1 or Hkv]."""
+    """`block` for states of `width` channels and `flags` flags. `hides` turns flags [B, R, F]
+    (bool) into hidden keys [B, R, 1 or Hkv]."""
 
     def lanes(flag: Tensor) -> tuple[Tensor, Tensor]:
         hidden = hides(flag > 0).to(flag.dtype)[..., None] * HIDDEN  # [B, R, 1 or Hkv, 1]
@@ -41,10 +45,14 @@ def hiding(block: Block, width: int, flags: int, hides: Callable[[Tensor], Tenso
     return laned(block, width, flags, lanes)
 
 
-def laned(block: Block, width: int, flags: int, more: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Block:
-    """`block` with more lanes in queries and keys: `more` makes them of the flags [B, R, F], [B, R, 1 or H, n] each, n at most LANES.
+def laned(
+    block: Block, width: int, flags: int, more: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> Block:
+    """`block` with more lanes in queries and keys: `more` makes them of the flags [B, R, F], [B, R,
+    1 or H, n] each, n at most LANES.
 
-    What they add to a score says who sees whom, where a key is hidden from some queries and not from others.
+    What they add to a score says who sees whom, where a key is hidden from some queries and not
+    from others.
     """
     heads, lanes = block.heads, block.head_dim
 

@@ -1,4 +1,5 @@
-"""The page of an ablation: scores and paired differences, how alike the maps are, and for layers where the class token looks."""
+"""The page of an ablation: scores and paired differences, how alike the maps are, and for layers
+where the class token looks."""
 
 from __future__ import annotations
 
@@ -35,15 +36,27 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     alike = agreement(store, plan)
     sections = [
         bench.table_section(table, title="Do the scores change?", what="setting"),
-        *(sweep_section(table, plan) if plan.request.study == "layers" else differences_section(table)),
+        *(
+            sweep_section(table, plan)
+            if plan.request.study == "layers"
+            else differences_section(table)
+        ),
         agreement_section(alike),
         *(depth_section(read_depth(store), plan) if plan.request.study == "layers" else []),
         gallery_section(store, plan, reference=table.reference),
         bench.run_protocol(plan),
         bench.holes_section(status, plan),
     ]
-    opening = f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings; {len(plan.samples)} images of {plan.data['name']}."
-    page = write_page(store.folder / "report.html", STUDIES[plan.request.study], sections, lead=bench.lead(plan, status, opening))
+    opening = (
+        f"CAAP on {plan.request.model} with {len(plan.request.methods)} settings;"
+        f" {len(plan.samples)} images of {plan.data['name']}."
+    )
+    page = write_page(
+        store.folder / "report.html",
+        STUDIES[plan.request.study],
+        sections,
+        lead=bench.lead(plan, status, opening),
+    )
     (store.folder / "agreement.csv").write_text(agreement_csv(alike), encoding="utf-8")
     return [page, *bench.write_tables(store.folder, table), store.folder / "agreement.csv"]
 
@@ -53,17 +66,45 @@ def differences_section(table: Table) -> list[Section]:
     charts = []
     for metric in table.metrics:
         known = {name: cells[metric].difference for name, cells in table.cells.items()}
-        rows = [Difference(name, gap.mean, INTERVAL * gap.standard_error) for name, gap in known.items() if gap is not None and gap.n]
+        rows = [
+            Difference(name, gap.mean, INTERVAL * gap.standard_error)
+            for name, gap in known.items()
+            if gap is not None and gap.n
+        ]
         if rows:
             better = "higher" if higher_is_better(metric) else "lower"
-            charts.append(forest(rows, title=f"{metric} ({better} is better)", x_title=f"difference to {table.reference}"))
-    note = f"Differences to {table.reference}, image by image, with 95 % intervals. A hollow dot may be no difference at all."
-    return [Section("How far from the default?", fragment("bench_charts.html.j2", charts=charts, keys={}), note)] if charts else []
+            charts.append(
+                forest(
+                    rows,
+                    title=f"{metric} ({better} is better)",
+                    x_title=f"difference to {table.reference}",
+                )
+            )
+    note = (
+        f"Differences to {table.reference}, image by image, with 95 % intervals. A hollow dot may"
+        " be no difference at all."
+    )
+    return (
+        [
+            Section(
+                "How far from the default?",
+                fragment("bench_charts.html.j2", charts=charts, keys={}),
+                note,
+            )
+        ]
+        if charts
+        else []
+    )
 
 
 def sweep_section(table: Table, plan: Plan) -> list[Section]:
     """Scores against the first patched layer, where it has an effect, and against the last."""
-    kinds = {kind: plan.request.methods[name] for kind in ("from", "to") for name in table.methods if name.startswith(kind)}  # options of one of each
+    kinds = {
+        kind: plan.request.methods[name]
+        for kind in ("from", "to")
+        for name in table.methods
+        if name.startswith(kind)
+    }  # options of one of each
     looks = styled(list(kinds))
     charts = []
     for metric in table.metrics:
@@ -71,42 +112,95 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
         drawn = [one for one in series if one.x]
         if drawn:
             better = "higher" if higher_is_better(metric) else "lower"
-            charts.append(chart(drawn, title=f"{metric} ({better} is better)", x_title="layer; 0 is the embedding", y_title=metric))
+            charts.append(
+                chart(
+                    drawn,
+                    title=f"{metric} ({better} is better)",
+                    x_title="layer; 0 is the embedding",
+                    y_title=metric,
+                )
+            )
     told = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
     if "from" in kinds:
         last = kinds["from"]["layers"][1]
-        told = {"from": f"From l: layers l to {'the end' if last is None else last} are patched (tail={kinds['from']['tail']}).", **told}
+        told = {
+            "from": (
+                f"From l: layers l to {'the end' if last is None else last} are patched"
+                f" (tail={kinds['from']['tail']})."
+            ),
+            **told,
+        }
     else:
-        told["to"] += " The first patched layer has no effect here: this model has no class token that is computed meanwhile."
+        told["to"] += (
+            " The first patched layer has no effect here: this model has no class token that is"
+            " computed meanwhile."
+        )
     note = f"{' '.join(told.values())} Bands are standard errors."
     names = {"from": "from this layer on", "to": "up to this layer"}
     keys = {f"{names[kind]}, tail {kinds[kind]['tail']}": look for kind, look in looks.items()}
-    return [Section("Which layers are needed?", fragment("bench_charts.html.j2", charts=charts, keys=keys), note)] if charts else []
+    return (
+        [
+            Section(
+                "Which layers are needed?",
+                fragment("bench_charts.html.j2", charts=charts, keys=keys),
+                note,
+            )
+        ]
+        if charts
+        else []
+    )
 
 
 def agreement_section(found: Agreement) -> Section:
     rows = []
-    for name, means, errors in zip(found.names, found.mean.tolist(), found.error.tolist(), strict=True):
-        rows.append((name, [_shade(mean, error) for mean, error in zip(means, errors, strict=True)]))
+    for name, means, errors in zip(
+        found.names, found.mean.tolist(), found.error.tolist(), strict=True
+    ):
+        rows.append(
+            (name, [_shade(mean, error) for mean, error in zip(means, errors, strict=True)])
+        )
     note = (
-        f"Spearman's rank correlation between the maps under two settings, mean over {found.images} images: 1 is the same order of patches, 0 is no relation. "
-        "Point at a cell for its standard error."
+        f"Spearman's rank correlation between the maps under two settings, mean over {found.images}"
+        " images: 1 is the same order of patches, 0 is no relation. Point at a cell for its"
+        " standard error."
     )
-    return Section("Are the maps the same?", fragment("shaded.html.j2", corner="", names=found.names, rows=rows), note)
+    return Section(
+        "Are the maps the same?",
+        fragment("shaded.html.j2", corner="", names=found.names, rows=rows),
+        note,
+    )
 
 
 def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
     """Attention of the class token to object and background, block by block."""
     title = "Where does the class token look?"
     if found is None:
-        why = f"This needs masks and a class token that is read; {plan.data['name']} or {plan.request.model} has none."
+        why = (
+            f"This needs masks and a class token that is read; {plan.data['name']} or"
+            f" {plan.request.model} has none."
+        )
         return [Section(title, fragment("bench_charts.html.j2", charts=[], keys={}), why)]
-    looks = styled(["a patch of the object", "a patch of the background", "any patch, if all were alike"])
+    looks = styled(
+        ["a patch of the object", "a patch of the background", "any patch, if all were alike"]
+    )
     blocks = list(range(1, found.on_object.shape[1] + 1))
-    curves = [_curve(name, values, looks[name]) for name, values in zip(looks, (found.on_object, found.on_background), strict=False)]
-    curves.append(Series(list(looks)[2], blocks, [found.uniform] * len(blocks), (), *looks[list(looks)[2]]))
-    drawn = chart(curves, title="attention to one patch, mean over images and heads", x_title="block", y_title="attention of the class token")
-    note = "Where the first curve is above the second, the class token takes more from the object. Bands are standard errors."
+    curves = [
+        _curve(name, values, looks[name])
+        for name, values in zip(looks, (found.on_object, found.on_background), strict=False)
+    ]
+    curves.append(
+        Series(list(looks)[2], blocks, [found.uniform] * len(blocks), (), *looks[list(looks)[2]])
+    )
+    drawn = chart(
+        curves,
+        title="attention to one patch, mean over images and heads",
+        x_title="block",
+        y_title="attention of the class token",
+    )
+    note = (
+        "Where the first curve is above the second, the class token takes more from the object."
+        " Bands are standard errors."
+    )
     return [Section(title, fragment("bench_charts.html.j2", charts=[drawn], keys=looks), note)]
 
 
@@ -116,24 +210,53 @@ def agreement_csv(found: Agreement) -> str:
     writer.writerow(["setting", "other setting", "rank correlation", "standard error", "images"])
     for i, name in enumerate(found.names):
         for j in range(i):
-            writer.writerow([name, found.names[j], float(found.mean[i, j]), float(found.error[i, j]), found.images])
+            writer.writerow(
+                [
+                    name,
+                    found.names[j],
+                    float(found.mean[i, j]),
+                    float(found.error[i, j]),
+                    found.images,
+                ]
+            )
     return text.getvalue()
 
 
 def _sweep(table: Table, metric: str, kind: str, look: tuple[str, str]) -> Series:
     """The settings called `from l` or `to l`, in order of l."""
-    cells = {int(name.split()[1]): table.cells[name][metric] for name in table.methods if name.split()[0] == kind}
+    cells = {
+        int(name.split()[1]): table.cells[name][metric]
+        for name in table.methods
+        if name.split()[0] == kind
+    }
     known = {layer: cell for layer, cell in sorted(cells.items()) if cell.n}
-    return Series(kind, list(known), [cell.mean for cell in known.values()], [cell.error for cell in known.values()], *look)
+    return Series(
+        kind,
+        list(known),
+        [cell.mean for cell in known.values()],
+        [cell.error for cell in known.values()],
+        *look,
+    )
 
 
 def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
     found = [summarise(column) for column in values.T]
-    return Series(name, range(1, len(found) + 1), [one.mean for one in found], [one.standard_error for one in found], *look)
+    return Series(
+        name,
+        range(1, len(found) + 1),
+        [one.mean for one in found],
+        [one.standard_error for one in found],
+        *look,
+    )
 
 
 def _shade(mean: float, error: float) -> Cell:
     """What a cell says, and how dark it is; a correlation below 0 is as light as 0."""
     if mean != mean:
         return Cell(0, "none", "--", "no value")
-    return Cell(round(60 * max(0.0, mean)), "for", f"{mean:z.2f}", f"{mean:z.4f}" + ("" if error != error else f" ± {error:.4f}"))
+    return Cell(
+        round(60 * max(0.0, mean)),
+        "for",
+        f"{mean:z.2f}",
+        f"{mean:z.4f}" + ("" if error != error else f" ± {error:.4f}"),
+    )

@@ -1,4 +1,5 @@
-"""The page of a benchmark run: table, curves, cost, pictures, protocol and holes. Made from the run folder alone, finished or not."""
+"""The page of a benchmark run: table, curves, cost, pictures, protocol and holes. Made from the run
+folder alone, finished or not."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from seecause.report.page import Section, fragment, write_page
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the truth was measured."""
+    """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
+    truth was measured."""
     plan = store.plan()
     status = inspect(store, plan)
     table, truth = make_table(store.rows(plan), plan, against=against), against_truth(store, plan)
@@ -40,14 +42,26 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         run_protocol(plan),
         holes_section(status, plan),
     ]
-    opening = f"{_counted(len(plan.samples), 'image')} of {plan.data['name']}, {_counted(len(plan.request.methods), 'method')}."
-    page = write_page(store.folder / "report.html", f"Which method is faithful on {plan.request.model}?", sections, lead=lead(plan, status, opening))
+    opening = (
+        f"{_counted(len(plan.samples), 'image')} of {plan.data['name']},"
+        f" {_counted(len(plan.request.methods), 'method')}."
+    )
+    page = write_page(
+        store.folder / "report.html",
+        f"Which method is faithful on {plan.request.model}?",
+        sections,
+        lead=lead(plan, status, opening),
+    )
     return [page, *write_tables(store.folder, table), *write_truth(store.folder, truth)]
 
 
 def write_tables(folder: Path, table: Table) -> list[Path]:
     """table.csv, table.tex and table.md."""
-    texts = {"table.csv": to_csv(table), "table.tex": to_latex(table), "table.md": to_markdown(table)}
+    texts = {
+        "table.csv": to_csv(table),
+        "table.tex": to_latex(table),
+        "table.md": to_markdown(table),
+    }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
@@ -63,29 +77,59 @@ def write_truth(folder: Path, found: Truth) -> list[Path]:
     return [path]
 
 
-def table_section(table: Table, *, title: str = "Which method is best?", what: str = "method", methods: Mapping[str, str] | None = None) -> Section:
-    """Every method by every metric. Below it: what the metrics measure, and what the `methods` are."""
+def table_section(
+    table: Table,
+    *,
+    title: str = "Which method is best?",
+    what: str = "method",
+    methods: Mapping[str, str] | None = None,
+) -> Section:
+    """Every method by every metric. Below it: what the metrics measure, and what the `methods`
+    are."""
     note = (
-        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it; none where all images are alike in the digits shown, which "
-        "does not make the mean certain. ↑ higher is better, ↓ lower is. ★ marks the best mean, all of them where several are equal as shown, none where all "
-        "are. Intervals that overlap much are no ranking. "
-        f"The last line of a cell is the difference to {table.reference}, image by image: the sharpest comparison of two {what}s."
+        "Mean ± standard error over images, and the 95 % bootstrap interval of the mean under it;"
+        " none where all images are alike in the digits shown, which does not make the mean"
+        " certain. ↑ higher is better, ↓ lower is. ★ marks the best mean, all of them where"
+        " several are equal as shown, none where all are. Intervals that overlap much are no"
+        f" ranking. The last line of a cell is the difference to {table.reference}, image by image:"
+        f" the sharpest comparison of two {what}s."
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
-    terms = {metric: MEANINGS[metric] for metric in table.metrics if metric in MEANINGS} | dict(methods or {})
-    return Section(title, fragment("bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what), note, terms)
+    terms = {metric: MEANINGS[metric] for metric in table.metrics if metric in MEANINGS} | dict(
+        methods or {}
+    )
+    return Section(
+        title,
+        fragment(
+            "bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what
+        ),
+        note,
+        terms,
+    )
 
 
 def _digits(table: Table) -> dict[str, int]:
     """Decimals to read: those of the table, but no more than four digits of the largest mean."""
-    largest = {metric: max((abs(cells[metric].mean) for cells in table.cells.values() if cells[metric].n), default=1.0) for metric in table.metrics}
-    room = {metric: 3 - math.floor(math.log10(value)) if value > 0 else 6 for metric, value in largest.items()}
+    largest = {
+        metric: max(
+            (abs(cells[metric].mean) for cells in table.cells.values() if cells[metric].n),
+            default=1.0,
+        )
+        for metric in table.metrics
+    }
+    room = {
+        metric: 3 - math.floor(math.log10(value)) if value > 0 else 6
+        for metric, value in largest.items()
+    }
     return {metric: max(3, min(table.digits(metric), room[metric])) for metric in table.metrics}
 
 
 def summaries(plan: Plan) -> dict[str, str]:
     """What each method of a run does."""
-    return {name: find(plan.request.method(name), plan.model["architecture"]).summary.replace("`", "") for name in plan.request.methods}
+    return {
+        name: find(plan.request.method(name), plan.model["architecture"]).summary.replace("`", "")
+        for name in plan.request.methods
+    }
 
 
 def truth_section(found: Truth) -> list[Section]:
@@ -97,16 +141,26 @@ def truth_section(found: Truth) -> list[Section]:
     best = [place for place, mean in enumerate(means) if mean == top]
     rows = [(method, *shown(row)) for method, row in found.items()]
     note = (
-        "What each part of a creature is worth to the model is measured by drawing the picture again without it. Completeness: are the parts that decide "
-        "declared important, and no others? Correctness: are the parts ranked by what they are worth? Contrastivity: does the map follow the class it is asked "
-        "about? All from 0 to 1, over all pictures; read them beside those of a control such as random. The best mean of the three is shaded."
+        "What each part of a creature is worth to the model is measured by drawing the picture"
+        " again without it. Completeness: are the parts that decide declared important, and no"
+        " others? Correctness: are the parts ranked by what they are worth? Contrastivity: does the"
+        " map follow the class it is asked about? All from 0 to 1, over all pictures; read them"
+        " beside those of a control such as random. The best mean of the three is shaded."
     )
-    return [Section("Against the truth", fragment("facts.html.j2", rows=rows, head=("method", *COLUMNS), marked=best), note)]
+    return [
+        Section(
+            "Against the truth",
+            fragment("facts.html.j2", rows=rows, head=("method", *COLUMNS), marked=best),
+            note,
+        )
+    ]
 
 
 def curves_section(store: Store, plan: Plan) -> list[Section]:
     """Mean curves of each method; none if curves were not measured."""
-    found: dict[str, dict[str, list[Tensor]]] = {method: {"insertion": [], "deletion": []} for method in plan.request.methods}
+    found: dict[str, dict[str, list[Tensor]]] = {
+        method: {"insertion": [], "deletion": []} for method in plan.request.methods
+    }
     shares = torch.zeros(0)
     for shard in store.finished(plan):
         tensors = store.tensors(shard)
@@ -118,18 +172,52 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
         return []
     looks = styled(list(plan.request.methods))
     insertion, deletion = (
-        [_mean_curve(method, torch.cat(curves[kind]), shares, looks[method]) for method, curves in found.items() if curves[kind]]
+        [
+            _mean_curve(method, torch.cat(curves[kind]), shares, looks[method])
+            for method, curves in found.items()
+            if curves[kind]
+        ]
         for kind in ("insertion", "deletion")
     )
-    share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)  # probabilities, unless logits were asked for
+    share = all(
+        0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y
+    )  # probabilities, unless logits were asked for
     charts = [
-        chart(curves, title=f"{kind}, mean and standard error", x_title=f"share of the picture {done}", y_title="class score", share=share, beside=others)
-        for kind, done, curves, others in (("insertion", "uncovered", insertion, deletion), ("deletion", "covered", deletion, insertion))
+        chart(
+            curves,
+            title=f"{kind}, mean and standard error",
+            x_title=f"share of the picture {done}",
+            y_title="class score",
+            share=share,
+            beside=others,
+        )
+        for kind, done, curves, others in (
+            ("insertion", "uncovered", insertion, deletion),
+            ("deletion", "covered", deletion, insertion),
+        )
     ]
-    note = "The most important pixels first. A faithful map makes insertion rise early and deletion fall early."
-    same = [name for name, curves in (("insertion", insertion), ("deletion", deletion)) if len(curves) > 1 and _on_one_line(curves)]
-    note += f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these methods here." if same else ""
-    return [Section("Does the answer follow the map?", fragment("bench_charts.html.j2", charts=charts, keys=looks), note)]
+    note = (
+        "The most important pixels first. A faithful map makes insertion rise early and deletion"
+        " fall early."
+    )
+    same = [
+        name
+        for name, curves in (("insertion", insertion), ("deletion", deletion))
+        if len(curves) > 1 and _on_one_line(curves)
+    ]
+    note += (
+        f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these"
+        " methods here."
+        if same
+        else ""
+    )
+    return [
+        Section(
+            "Does the answer follow the map?",
+            fragment("bench_charts.html.j2", charts=charts, keys=looks),
+            note,
+        )
+    ]
 
 
 def cost_section(store: Store, plan: Plan, table: Table) -> list[Section]:
@@ -140,17 +228,37 @@ def cost_section(store: Store, plan: Plan, table: Table) -> list[Section]:
         if said["images"]:
             spent[shard.method].append(said["seconds"]["attribute"] / said["images"])
     metric, looks = headline(plan), styled(list(plan.request.methods))
-    cells = {method: table.cells[method][metric] for method in plan.request.methods if spent[method] and table.cells[method][metric].n}
+    cells = {
+        method: table.cells[method][metric]
+        for method in plan.request.methods
+        if spent[method] and table.cells[method][metric].n
+    }
     if not cells:
         return []
-    series = [Series(m, [statistics.median(spent[m])], [cell.mean], [cell.error], *looks[m]) for m, cell in cells.items()]
-    drawn = chart(series, title=f"{metric} against cost", x_title="seconds for one image, logarithmic", y_title=metric, log=True)
+    series = [
+        Series(m, [statistics.median(spent[m])], [cell.mean], [cell.error], *looks[m])
+        for m, cell in cells.items()
+    ]
+    drawn = chart(
+        series,
+        title=f"{metric} against cost",
+        x_title="seconds for one image, logarithmic",
+        y_title=metric,
+        log=True,
+    )
     request = plan.request
     note = (
-        f"Attribution alone, without reading and measuring; the median over shards of {request.shard_size} images, on {request.device} with "
-        f"{_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
+        "Attribution alone, without reading and measuring; the median over shards of"
+        f" {request.shard_size} images, on {request.device} with"
+        f" {_counted(request.threads, 'thread')} in each worker. Bars are standard errors."
     )
-    return [Section("What does faithfulness cost?", fragment("bench_charts.html.j2", charts=[drawn], keys={}), note)]
+    return [
+        Section(
+            "What does faithfulness cost?",
+            fragment("bench_charts.html.j2", charts=[drawn], keys={}),
+            note,
+        )
+    ]
 
 
 def run_protocol(plan: Plan) -> Section:
@@ -158,36 +266,71 @@ def run_protocol(plan: Plan) -> Section:
     request = plan.request
     rows = [
         ("model", request.model + (" with RANDOM weights" if plan.model["random_weights"] else "")),
-        ("weights", f"{request.weights or 'as published'}, fingerprint {plan.model['fingerprint']}"),
-        ("data", f"{plan.data['name']}, {len(plan.samples)} images, fingerprint {plan.data['fingerprint']}"),
+        (
+            "weights",
+            f"{request.weights or 'as published'}, fingerprint {plan.model['fingerprint']}",
+        ),
+        (
+            "data",
+            (
+                f"{plan.data['name']}, {len(plan.samples)} images, fingerprint"
+                f" {plan.data['fingerprint']}"
+            ),
+        ),
         ("explained class", "the true one" if request.target == "label" else "the model's answer"),
-        *((f"method {name}", _called(plan, name) + _spelled(options)) for name, options in request.methods.items()),
+        *(
+            (f"method {name}", _called(plan, name) + _spelled(options))
+            for name, options in request.methods.items()
+        ),
         *((f"metrics, {name}", _spelled(options)) for name, options in request.measures.items()),
         ("seed, dtype, device", f"{request.seed}, {request.dtype}, {request.device}"),
-        ("shards", f"{request.shard_size} images, {_counted(request.threads, 'thread')}, {(request.memory or 0) >> 20} MiB of activations"),
+        (
+            "shards",
+            (
+                f"{request.shard_size} images, {_counted(request.threads, 'thread')},"
+                f" {(request.memory or 0) >> 20} MiB of activations"
+            ),
+        ),
         ("versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items())),
     ]
-    note = "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with any number of workers."
+    note = (
+        "Everything needed to get the same numbers again, bit for bit on the same kind of CPU, with"
+        " any number of workers."
+    )
     return Section("Protocol", fragment("protocol.html.j2", tables=[rows], shared=False), note)
 
 
 def holes_section(status: Status, plan: Plan) -> Section:
     """What is not there, and why."""
-    shards = {shard.id: f"{shard.method}, images {shard.start}-{shard.stop - 1}" for shard in plan.shards}
+    shards = {
+        shard.id: f"{shard.method}, images {shard.start}-{shard.stop - 1}" for shard in plan.shards
+    }
     missing = Counter((hole.image, hole.reason) for hole in status.holes)
     holes = [
         *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
-        *((metric, _counted(count, "value"), UNDEFINED) for metric, count in status.undefined.items()),
-        *((method, _counted(count, "image"), "not run yet: run the same command again") for method, count in status.not_run().items()),
+        *(
+            (metric, _counted(count, "value"), UNDEFINED)
+            for metric, count in status.undefined.items()
+        ),
+        *(
+            (method, _counted(count, "image"), "not run yet: run the same command again")
+            for method, count in status.not_run().items()
+        ),
     ]
-    counts = {"images": len(plan.samples), "methods": len(plan.request.methods), "metrics": len(plan.request.metrics)}
+    counts = {
+        "images": len(plan.samples),
+        "methods": len(plan.request.methods),
+        "metrics": len(plan.request.metrics),
+    }
     return Section("Holes", fragment("bench_holes.html.j2", holes=holes, **counts))
 
 
 def _mean_curve(method: str, curves: Tensor, shares: Tensor, look: tuple[str, str]) -> Series:
     """Curves [B, n + 1] -> their mean with its standard error."""
-    return Series(method, shares.tolist(), curves.mean(dim=0).tolist(), standard_error(curves).tolist(), *look)
+    return Series(
+        method, shares.tolist(), curves.mean(dim=0).tolist(), standard_error(curves).tolist(), *look
+    )
 
 
 def _on_one_line(curves: Sequence[Series], apart: float = 0.005) -> bool:
@@ -213,7 +356,18 @@ def lead(plan: Plan, status: Status, opening: str) -> str:
     """The opening, and what a reader must know before any number."""
     parts = [
         opening,
-        "The model has random weights: its answers mean nothing." if plan.model["random_weights"] else "",
-        "" if status.complete else f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values missing; see Holes.",
+        (
+            "The model has random weights: its answers mean nothing."
+            if plan.model["random_weights"]
+            else ""
+        ),
+        (
+            ""
+            if status.complete
+            else (
+                f"Not complete: {status.done} of {status.total} shards, {len(status.holes)} values"
+                " missing; see Holes."
+            )
+        ),
     ]
     return " ".join(part for part in parts if part)

@@ -1,4 +1,5 @@
-"""Cards: pictures with maps beside them, one card a picture, any number of maps and variants of the picture in it."""
+"""Cards: pictures with maps beside them, one card a picture, any number of maps and variants of the
+picture in it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from seecause.report.overlay import Scale, data_uri, grid_image, heat_layer, number, picture, scale_of
+from seecause.report.overlay import (
+    Scale,
+    data_uri,
+    grid_image,
+    heat_layer,
+    number,
+    picture,
+    scale_of,
+)
 from seecause.report.page import fragment
 
 
@@ -26,23 +35,28 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class MapView:
-    """One map [gh, gw] of a picture. `native` [H, W], where the method has pixels of its own, is what is laid over the picture;
-    `scale` is the range of what is laid over it."""
+    """One map [gh, gw] of a picture. `native` [H, W], where the method has pixels of its own, is
+    what is laid over the picture; `scale` is the range of what is laid over it."""
 
     title: str
     values: Tensor
     scale: Scale
     native: Tensor | None = None
-    answers: Sequence[Answer] = ()  # where maps of several models share a picture, each shows its own
+    answers: Sequence[
+        Answer
+    ] = ()  # where maps of several models share a picture, each shows its own
 
     @property
     def layer(self) -> str:
-        """At patch resolution: the browser enlarges it, smooth or in patches, so a page stays small."""
+        """At patch resolution: the browser enlarges it, smooth or in patches, so a page stays
+        small."""
         return data_uri(heat_layer(self.values if self.native is None else self.native, self.scale))
 
     @property
     def grid(self) -> str:
-        return data_uri(grid_image(self.values, self.scale if self.native is None else scale_of(self.values)))
+        return data_uri(
+            grid_image(self.values, self.scale if self.native is None else scale_of(self.values))
+        )
 
     @property
     def bar(self) -> str:
@@ -61,7 +75,10 @@ class MapView:
         """The patches with the highest values: row and column, from 0, and the value."""
         values, order = self.values.flatten().topk(min(count, self.values.numel()))
         columns = self.shape[1]
-        return [(int(i) // columns, int(i) % columns, number(float(v))) for v, i in zip(values, order, strict=True)]
+        return [
+            (int(i) // columns, int(i) % columns, number(float(v)))
+            for v, i in zip(values, order, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """Charts as inline SVG: small, sharp at any size, and in the colours of the page, light or dark.
 
-A series of several points is a line with a band of its errors; a series of one point is a dot with an error bar and its name beside it.
+A series of several points is a line with a band of its errors; a series of one point is a dot with
+an error bar and its name beside it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from seecause.report.page import fragment
 
-# Okabe and Ito's colours, which the colour-blind tell apart (yellow, unreadable on white, is a brown here); GREY is for controls.
+# Okabe and Ito's colours, which the colour-blind tell apart (yellow, unreadable on white, is a
+# brown here); GREY is for controls.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c2e", "#777777")
 GREY = COLOURS[7]
-DASHES = ("", "8 3", "2 3", "9 3 2 3")  # neighbours differ in these too, for eyes and printers without colour
+DASHES = (
+    "",
+    "8 3",
+    "2 3",
+    "9 3 2 3",
+)  # neighbours differ in these too, for eyes and printers without colour
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 320, 64, 16, 12, 46
 LINE, LETTER, DOT = 14, 7, 5  # height of a label, width of a letter, half a dot
 
@@ -49,14 +56,28 @@ class Axis:
     whole: bool = False  # only whole numbers have a meaning
 
     def at(self, value: float) -> float:
-        low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        low, high, value = (
+            (math.log(v) for v in (self.low, self.high, value))
+            if self.log
+            else (self.low, self.high, value)
+        )
         return round(self.start + (value - low) / (high - low) * (self.stop - self.start), 1)
 
     def ticks(self) -> list[tuple[float, str]]:
         wide = self.log and self.high / self.low > 30
-        found = LogLocator(10).tick_values(self.low, self.high) if wide else MaxNLocator(5, integer=self.whole).tick_values(self.low, self.high)
-        rounding = 0.0 if self.log else 1e-9 * (self.high - self.low)  # 0.3 is a tick of a range up to 0.3, and no tick is 1e-17
-        return [(self.at(float(tick)), f"{tick if abs(tick) > rounding else 0.0:.6g}") for tick in found if self.low - rounding <= tick <= self.high + rounding]
+        found = (
+            LogLocator(10).tick_values(self.low, self.high)
+            if wide
+            else MaxNLocator(5, integer=self.whole).tick_values(self.low, self.high)
+        )
+        rounding = (
+            0.0 if self.log else 1e-9 * (self.high - self.low)
+        )  # 0.3 is a tick of a range up to 0.3, and no tick is 1e-17
+        return [
+            (self.at(float(tick)), f"{tick if abs(tick) > rounding else 0.0:.6g}")
+            for tick in found
+            if self.low - rounding <= tick <= self.high + rounding
+        ]
 
 
 @dataclass(frozen=True)
@@ -75,21 +96,41 @@ class _Drawn:
 
 def styled(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each name, the same in every chart of a page."""
-    return {name: (COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]) for place, name in enumerate(names)}
+    return {
+        name: (COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)])
+        for place, name in enumerate(names)
+    }
 
 
-def chart(series: Sequence[Series], *, title: str, x_title: str, y_title: str, log: bool = False, share: bool = False, beside: Sequence[Series] = ()) -> Markup:
-    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares their range of y. A `share` is drawn from 0, which is
-    always seen, and to 1 where all of them are 0."""
+def chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_title: str,
+    y_title: str,
+    log: bool = False,
+    share: bool = False,
+    beside: Sequence[Series] = (),
+) -> Markup:
+    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares
+    their range of y. A `share` is drawn from 0, which is always seen, and to 1 where all of them
+    are 0."""
     reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.reach, strict=True)]
     along = [v for s in series for v in s.x]
-    x = Axis(*padded(along, log=log), LEFT, WIDTH - RIGHT, log, whole=all(isinstance(v, int) for v in along))
+    x = Axis(
+        *padded(along, log=log),
+        LEFT,
+        WIDTH - RIGHT,
+        log,
+        whole=all(isinstance(v, int) for v in along),
+    )
     values = [v for pair in reach for v in pair]
     y = Axis(*(from_zero(values) if share else padded(values)), HEIGHT - BOTTOM, TOP)
     drawn = [_draw(s, x, y) for s in series]
     return fragment(
         "chart.svg.j2",
-        title=title, x_title=x_title, y_title=y_title, x_ticks=x.ticks(), y_ticks=y.ticks(), drawn=_apart(drawn),
+        title=title, x_title=x_title, y_title=y_title, x_ticks=x.ticks(), y_ticks=y.ticks(),
+        drawn=_apart(drawn),
         width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
     )  # fmt: skip
 
@@ -98,31 +139,54 @@ def _draw(series: Series, x: Axis, y: Axis) -> _Drawn:
     points = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
     if all(map(math.isnan, series.error)):  # or there is none
         return _Drawn(series, points)
-    upper, lower = ([(x.at(a), y.at(b + sign * e)) for a, b, e in zip(series.x, series.y, series.reach, strict=True)] for sign in (1, -1))
+    upper, lower = (
+        [
+            (x.at(a), y.at(b + sign * e))
+            for a, b, e in zip(series.x, series.y, series.reach, strict=True)
+        ]
+        for sign in (1, -1)
+    )
     return _Drawn(series, points, [*upper, *reversed(lower)])
 
 
 def _apart(drawn: Sequence[_Drawn]) -> list[_Drawn]:
-    """Names of single points beside them, as near as they can stand without covering a point or another name."""
-    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for one in drawn if one.single for x, y in one.points]
+    """Names of single points beside them, as near as they can stand without covering a point or
+    another name."""
+    taken = [
+        (x - DOT, y - DOT, x + DOT, y + DOT) for one in drawn if one.single for x, y in one.points
+    ]
     placed = []
     for one in sorted(drawn, key=lambda d: d.points[0][1]):
         if one.single:
-            label, box = next((found for found in _places(one) if not any(_overlap(found[1], other) for other in taken)), next(_places(one)))
+            label, box = next(
+                (
+                    found
+                    for found in _places(one)
+                    if not any(_overlap(found[1], other) for other in taken)
+                ),
+                next(_places(one)),
+            )
             taken.append(box)
             one = replace(one, label=label)
         placed.append(one)
     return placed
 
 
-def _places(one: _Drawn) -> Iterator[tuple[tuple[float, float, str], tuple[float, float, float, float]]]:
+def _places(
+    one: _Drawn,
+) -> Iterator[tuple[tuple[float, float, str], tuple[float, float, float, float]]]:
     """Where a name could stand, the nearest first: its anchor, and the box it covers."""
     (x, y), wide = one.points[0], LETTER * len(one.series.name)
     for step in range(2 * HEIGHT // LINE):
         down = y + (step + 1) // 2 * (1 if step % 2 else -1) * LINE / 2
         for side, anchor in ((1, "start"), (-1, "end")):
             start = x + side * 10
-            box = (min(start, start + side * wide), down - LINE / 2, max(start, start + side * wide), down + LINE / 2)
+            box = (
+                min(start, start + side * wide),
+                down - LINE / 2,
+                max(start, start + side * wide),
+                down + LINE / 2,
+            )
             if box[0] > LEFT and box[2] < WIDTH and TOP <= down <= HEIGHT - BOTTOM:
                 yield (start, down, anchor), box
     yield (x + 10, y, "start"), (x, y, x, y)
@@ -133,7 +197,8 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
-    """The range of some values with a little air. Values that are all the same have a range from zero, or to it."""
+    """The range of some values with a little air. Values that are all the same have a range from
+    zero, or to it."""
     low, high = min(values), max(values)
     if log:
         return low / 1.5, high * 1.5
@@ -144,7 +209,8 @@ def padded(values: Sequence[float], *, log: bool = False) -> tuple[float, float]
 
 
 def from_zero(values: Sequence[float]) -> tuple[float, float]:
-    """The range of shares: zero is in it, air is only where it means something (no share is above 1), and a tiny share is not stretched."""
+    """The range of shares: zero is in it, air is only where it means something (no share is above
+    1), and a tiny share is not stretched."""
     low, high = min(0.0, *values), max(values)
     if high <= 0.0:
         return low, 1.0

@@ -1,4 +1,5 @@
-"""Result folders that are whole or not there: written beside their place and moved into it at the end."""
+"""Result folders that are whole or not there: written beside their place and moved into it at the
+end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MANIFEST = "manifest.json"
 
 
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
-    """Refuse, before any work is done, a place that cannot be written or holds something that is not ours.
+    """Refuse, before any work is done, a place that cannot be written or holds something that is
+    not ours.
 
     Whether an earlier result is there, which the new one will replace.
     """
@@ -25,7 +27,12 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
     occupied = out.is_dir() and any(out.iterdir())
     ours = occupied and _ours(out)
     if occupied and not ours and not overwrite:
-        raise BadOption("--out", str(out), "a new folder, an empty one, or one that holds only results of seecause; give --overwrite to write into it")
+        raise BadOption(
+            "--out",
+            str(out),
+            "a new folder, an empty one, or one that holds only results of seecause; give"
+            " --overwrite to write into it",
+        )
     there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise BadOption("--out", str(out), f"a place that can be written; {there} is not")
@@ -33,10 +40,14 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
 
 
 @contextmanager
-def result_folder(out: Path, manifest: dict[str, Any], *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when the block ends well. The manifest, with the list of all files, is added to it.
+def result_folder(
+    out: Path, manifest: dict[str, Any], *, overwrite: bool = False
+) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when the block ends well. The manifest, with the
+    list of all files, is added to it.
 
-    Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite` replaces files of the same names and leaves the rest.
+    Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite`
+    replaces files of the same names and leaves the rest.
     """
     check_out(out, overwrite=overwrite)
     draft = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
@@ -44,10 +55,14 @@ def result_folder(out: Path, manifest: dict[str, Any], *, overwrite: bool = Fals
         draft.mkdir(parents=True)
         yield draft
         files = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
-        (draft / MANIFEST).write_text(json.dumps({**manifest, "files": [*files, MANIFEST]}, indent=2) + "\n", encoding="utf-8")
+        (draft / MANIFEST).write_text(
+            json.dumps({**manifest, "files": [*files, MANIFEST]}, indent=2) + "\n", encoding="utf-8"
+        )
         _move(draft, out.absolute())
     except OSError as failure:
-        raise BadOption("--out", str(out), f"a place that can be written ({failure.strerror or failure})") from failure
+        raise BadOption(
+            "--out", str(out), f"a place that can be written ({failure.strerror or failure})"
+        ) from failure
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

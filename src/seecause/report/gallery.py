@@ -29,12 +29,16 @@ Maps = Mapping[str, dict[int, Tensor]]  # by method and sample
 
 
 def gallery_section(store: Store, plan: Plan, *, reference: str) -> Section:
-    """Cards with the maps of all methods. Pictures are read again; where they are gone, the section says so."""
+    """Cards with the maps of all methods. Pictures are read again; where they are gone, the section
+    says so."""
     title = "Which pictures tell most?"
     rows = store.rows(plan)
     metric = headline(plan)
     scores = {method: found[metric] for method, found in values(rows, plan).items()}
-    about = {row["index"]: row for row in rows.select(["index", "image", "label", "predicted"]).to_pylist()}
+    about = {
+        row["index"]: row
+        for row in rows.select(["index", "image", "label", "predicted"]).to_pylist()
+    }
     maps = store.maps(plan)
     picked = {
         f"{reference} does best": _ranked(scores[reference], higher=higher_is_better(metric)),
@@ -43,10 +47,23 @@ def gallery_section(store: Store, plan: Plan, *, reference: str) -> Section:
     }
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
-        groups = [(kind, render_cards([_card(i, data, plan, maps, scores, about[i]) for i in found])) for kind, found in picked.items() if found]
+        groups = [
+            (kind, render_cards([_card(i, data, plan, maps, scores, about[i]) for i in found]))
+            for kind, found in picked.items()
+            if found
+        ]
     except (BadImage, DataMissing) as gone:
-        return Section(title, fragment("bench_gallery.html.j2", groups=[(f"The pictures cannot be read any more: {gone}", "")]))
-    note = f"Best and worst by {metric}, the number beside each method. Methods disagree where their maps correlate least (ranks), controls left out."
+        return Section(
+            title,
+            fragment(
+                "bench_gallery.html.j2",
+                groups=[(f"The pictures cannot be read any more: {gone}", "")],
+            ),
+        )
+    note = (
+        f"Best and worst by {metric}, the number beside each method. Methods disagree where their"
+        " maps correlate least (ranks), controls left out."
+    )
     return Section(title, fragment("bench_gallery.html.j2", groups=groups), note)
 
 
@@ -56,25 +73,47 @@ def headline(plan: Plan) -> str:
 
 
 def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
-    order = scores.nan_to_num(-torch.inf if higher else torch.inf).argsort(descending=higher, stable=True).tolist()
+    order = (
+        scores.nan_to_num(-torch.inf if higher else torch.inf)
+        .argsort(descending=higher, stable=True)
+        .tolist()
+    )
     return [index for index in order if scores[index] == scores[index]][:SHOWN]
 
 
 def _disagreed(plan: Plan, maps: Maps) -> list[int]:
-    """The samples whose maps correlate least between methods; controls, which do not run the model, only count if nothing else is there."""
-    asked = [method for method in maps if find(plan.request.method(method), plan.model["architecture"]).forwards != "0"]
+    """The samples whose maps correlate least between methods; controls, which do not run the model,
+    only count if nothing else is there."""
+    asked = [
+        method
+        for method in maps
+        if find(plan.request.method(method), plan.model["architecture"]).forwards != "0"
+    ]
     methods = asked if len(asked) > 1 else list(maps)
     known = sorted(set.intersection(*(set(maps[method]) for method in methods)))
     pairs = list(itertools.combinations(methods, 2))
     if not pairs or not known:
         return []
     stacked = {method: torch.stack([maps[method][index] for index in known]) for method in methods}
-    alike = torch.stack([rank_correlation(stacked[a], stacked[b]).nan_to_num() for a, b in pairs]).mean(dim=0)
+    alike = torch.stack(
+        [rank_correlation(stacked[a], stacked[b]).nan_to_num() for a, b in pairs]
+    ).mean(dim=0)
     return [known[place] for place in alike.argsort(stable=True).tolist()[:SHOWN]]
 
 
-def _card(index: int, data: Dataset, plan: Plan, maps: Maps, scores: Mapping[str, Tensor], row: Mapping[str, Any]) -> Card:
-    views = [_view(method, found[index], float(scores[method][index])) for method, found in maps.items() if index in found]
+def _card(
+    index: int,
+    data: Dataset,
+    plan: Plan,
+    maps: Maps,
+    scores: Mapping[str, Tensor],
+    row: Mapping[str, Any],
+) -> Card:
+    views = [
+        _view(method, found[index], float(scores[method][index]))
+        for method, found in maps.items()
+        if index in found
+    ]
     truth = "" if row["label"] is None else f"; it is {_named(plan.data['classes'], row['label'])}"
     said = f"answer: {_named(plan.model['classes'], row['predicted'])}{truth}"
     return Card(row["image"], [Strip(_seen(plan, data[index].image), views)], said=said)

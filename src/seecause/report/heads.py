@@ -1,4 +1,5 @@
-"""Pages about heads: what an audit found, the grid of scores, curves against the number of heads removed, and tables of studies."""
+"""Pages about heads: what an audit found, the grid of scores, curves against the number of heads
+removed, and tables of studies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from seecause.heads.studies import Found
 from seecause.report.cell import Cell
 from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.forest import Difference, forest
-from seecause.report.heads_words import AUDITED, GAINS, LOOKS_NOTE, looks_terms, outcome_terms, spelled
+from seecause.report.heads_words import (
+    AUDITED,
+    GAINS,
+    LOOKS_NOTE,
+    looks_terms,
+    outcome_terms,
+    spelled,
+)
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
 
@@ -32,7 +40,10 @@ MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
 DRAWN = "as many random heads: mean and standard deviation of draws"
 X = {"K": "K, heads removed at most"}  # axes of studies in words
 RANDOM, SPREAD = ", random", ", random sd"  # endings of columns of studies
-CIGMA_NOTE = "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do the opposite."
+CIGMA_NOTE = (
+    "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do"
+    " the opposite."
+)
 GRID_NOTE = "Hover for standard errors and for what else the head's removal does."
 
 
@@ -50,7 +61,10 @@ class ScoreGrid:
         return self.scores.value.shape[1]
 
     def rows(self) -> list[list[Cell]]:
-        return [[self._cell(layer, head) for head in range(self.width)] for layer in range(len(self.scores.value))]
+        return [
+            [self._cell(layer, head) for head in range(self.width)]
+            for layer in range(len(self.scores.value))
+        ]
 
     @cached_property
     def most(self) -> float:
@@ -66,7 +80,11 @@ class ScoreGrid:
     @property
     def unit(self) -> str:
         """What the numbers in the cells are multiples of, in words."""
-        return f"numbers are multiples of {number(10.0**self.power)}" if self.power < 0 and self.width <= WRITTEN else ""
+        return (
+            f"numbers are multiples of {number(10.0**self.power)}"
+            if self.power < 0 and self.width <= WRITTEN
+            else ""
+        )
 
     def _cell(self, layer: int, head: int) -> Cell:
         value = float(self.scores.value[layer, head])
@@ -74,57 +92,153 @@ class ScoreGrid:
             return Cell(0, "none", "", f"layer {layer}, head {head}: no such head, or not scored")
         where = f"layer {layer}, head {head}"
         if value == -torch.inf:
-            return Cell(0, "none", "stays" if self.width <= WRITTEN else "", f"{where}: must stay, its removal costs too much")
+            return Cell(
+                0,
+                "none",
+                "stays" if self.width <= WRITTEN else "",
+                f"{where}: must stay, its removal costs too much",
+            )
         spread = torch.nan if self.scores.error is None else float(self.scores.error[layer, head])
         error = f" ± {number(spread)}" if spread == spread else ""
-        told = [f"{name} {number(float(table[layer, head]))}" for name, table in self.scores.after.items() if name != "response"]
+        told = [
+            f"{name} {number(float(table[layer, head]))}"
+            for name, table in self.scores.after.items()
+            if name != "response"
+        ]
         text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
         without = f"; without it: {', '.join(told)}" if told else ""
         strength = round(90 * abs(value) / self.most) if self.most > 0 else 0
-        return Cell(strength, "for" if value > 0 else "against", text, f"{where}: {number(value)}{error}{without}", (layer, head) in self.chosen)
+        return Cell(
+            strength,
+            "for" if value > 0 else "against",
+            text,
+            f"{where}: {number(value)}{error}{without}",
+            (layer, head) in self.chosen,
+        )
 
 
-def verdict_section(found: Audit, said: Sequence[str] | None = None, *, title: str = "What was found", explained: bool = True) -> Section:
-    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it; its terms are `explained` once on a page."""
+def verdict_section(
+    found: Audit,
+    said: Sequence[str] | None = None,
+    *,
+    title: str = "What was found",
+    explained: bool = True,
+) -> Section:
+    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it;
+    its terms are `explained` once on a page."""
     rows = []
     for name, gains in found.means.items():
         values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
-        more = (f"{gains.bir_mean_of_ratios:.3f}", f"{int(gains.degenerate.sum())} of {len(gains.big)}", number(gains.noise_floor))
-        rows.append((name, *("-" if value != value else f"{value:.3f}" for value in values), gains.interval_text().replace(" to ", "\u00a0to\u00a0"), *more))
-    head = ("taken away by", "FIG", "BIG", "BIR (of means)", "its 95 % interval", "BIR (mean of ratios)", "degenerate", "noise floor")
+        more = (
+            f"{gains.bir_mean_of_ratios:.3f}",
+            f"{int(gains.degenerate.sum())} of {len(gains.big)}",
+            number(gains.noise_floor),
+        )
+        rows.append(
+            (
+                name,
+                *("-" if value != value else f"{value:.3f}" for value in values),
+                gains.interval_text().replace(" to ", "\u00a0to\u00a0"),
+                *more,
+            )
+        )
+    head = (
+        "taken away by",
+        "FIG",
+        "BIG",
+        "BIR (of means)",
+        "its 95 % interval",
+        "BIR (mean of ratios)",
+        "degenerate",
+        "noise floor",
+    )
     marked = [list(found.gains).index(found.trusted)]
-    body = fragment("heads_verdict.html.j2", verdict=found.verdict() if said is None else said) + table(rows, head=head, marked=marked)
-    counted = "all pictures" if found.counted is None else f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered right"
-    overlap = {} if found.overlap is None else {"IoU": "intersection over union of two masks: 1 where they are the same, 0 where they do not meet"}
+    body = fragment(
+        "heads_verdict.html.j2", verdict=found.verdict() if said is None else said
+    ) + table(rows, head=head, marked=marked)
+    counted = (
+        "all pictures"
+        if found.counted is None
+        else (
+            f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered"
+            " right"
+        )
+    )
+    overlap = (
+        {}
+        if found.overlap is None
+        else {
+            "IoU": (
+                "intersection over union of two masks: 1 where they are the same, 0 where they do"
+                " not meet"
+            )
+        }
+    )
     terms = GAINS | looks_terms(found.gains) | AUDITED | overlap if explained else {}
-    return Section(title, body, f"{LOOKS_NOTE if explained else 'The same of another model.'} Means over {counted}.", terms)
+    return Section(
+        title,
+        body,
+        f"{LOOKS_NOTE if explained else 'The same of another model.'} Means over {counted}.",
+        terms,
+    )
 
 
 def groups_section(found: Audit) -> list[Section]:
-    """Right answers by group: first code down, second code across, by the data's own names. None without groups."""
+    """Right answers by group: first code down, second code across, by the data's own names. None
+    without groups."""
     if found.groups is None:
         return []
     groups, names, places = found.groups, found.cases.objects, found.cases.places
     cells = {
         group: _right(*numbers)
-        for group, *numbers in zip(groups.groups, groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist(), strict=True)
+        for group, *numbers in zip(
+            groups.groups,
+            groups.right.tolist(),
+            groups.total.tolist(),
+            groups.intervals().tolist(),
+            strict=True,
+        )
     }
     if all(len(group) == 2 for group in groups.groups) and len(groups.groups) > 2:
         down, across = (sorted({group[code] for group in groups.groups}) for code in (0, 1))
-        corner, head = "object", [places[code] if code < len(places) else f"background {code}" for code in across]
+        corner, head = (
+            "object",
+            [places[code] if code < len(places) else f"background {code}" for code in across],
+        )
         nothing = Cell(0, "none", "", "no picture")
-        rows = [(names[f] if f < len(names) else str(f), [cells.get((f, b), nothing) for b in across]) for f in down]
+        rows = [
+            (names[f] if f < len(names) else str(f), [cells.get((f, b), nothing) for b in across])
+            for f in down
+        ]
     else:
-        corner, head, rows = "group", ["right answers"], [(str(group), [cell]) for group, cell in cells.items()]
+        corner, head, rows = (
+            "group",
+            ["right answers"],
+            [(str(group), [cell]) for group, cell in cells.items()],
+        )
     fewest, most = int(groups.total.min()), int(groups.total.max())
     sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    note = f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean of groups {groups.unweighted_average:.3f}"
+    note = (
+        f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean"
+        f" of groups {groups.unweighted_average:.3f}"
+    )
     if fewest < FEW:
-        note += f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy of one; read rows and columns, or audit more pictures"
+        note += (
+            f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy"
+            " of one; read rows and columns, or audit more pictures"
+        )
     else:
-        note += f", worst group {groups.worst:.3f}; {sizes} pictures a group, hover for 95 % intervals"
+        note += (
+            f", worst group {groups.worst:.3f}; {sizes} pictures a group, hover for 95 % intervals"
+        )
     body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
-    return [Section("Who pays for it?", body, f"{note}. A shortcut fails where object and background disagree.")]
+    return [
+        Section(
+            "Who pays for it?",
+            body,
+            f"{note}. A shortcut fails where object and background disagree.",
+        )
+    ]
 
 
 def _right(right: int, total: int, span: Sequence[float]) -> Cell:
@@ -133,57 +247,112 @@ def _right(right: int, total: int, span: Sequence[float]) -> Cell:
 
 
 def scores_section(
-    scores: HeadScores, *, by: str, chosen: Sequence[Head] = (), title: str = "Which heads carry the background?", note: str | None = None
+    scores: HeadScores,
+    *,
+    by: str,
+    chosen: Sequence[Head] = (),
+    title: str = "Which heads carry the background?",
+    note: str | None = None,
 ) -> Section:
     """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
     unknown = "hatched: not measured" if bool(scores.value.isnan().any()) else ""
-    key = "; ".join(said for said in ("outlined: removed" if chosen else "", unknown, ScoreGrid("", scores).unit) if said)
+    key = "; ".join(
+        said
+        for said in ("outlined: removed" if chosen else "", unknown, ScoreGrid("", scores).unit)
+        if said
+    )
     grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key=key)
-    return Section(title, fragment("head_grid.html.j2", grids=[grid]), _grid_note(by) if note is None else note)
+    return Section(
+        title, fragment("head_grid.html.j2", grids=[grid]), _grid_note(by) if note is None else note
+    )
 
 
-def curves_section(found: Curve, *, by: str, title: str = "What do more removed heads do?") -> Section:
-    """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are shares, drawn from zero."""
+def curves_section(
+    found: Curve, *, by: str, title: str = "What do more removed heads do?"
+) -> Section:
+    """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are
+    shares, drawn from zero."""
     numbers = [outcome.numbers() for outcome in found.chosen]
     shown = [name for name in numbers[0] if name in MAIN or name.startswith("BIR")]
     looks = {f"heads chosen by {by}": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     charts = []
     for name in shown:
         band = found.band(name)
-        random = Series("random", found.ks, [mean for mean, _ in band], [spread for _, spread in band], GREY, DASHES[1])
+        random = Series(
+            "random",
+            found.ks,
+            [mean for mean, _ in band],
+            [spread for _, spread in band],
+            GREY,
+            DASHES[1],
+        )
         chosen = Series(by, found.ks, [row[name] for row in numbers], (), COLOURS[0])
-        charts.append(chart([random, chosen], title=spelled(name), x_title="heads removed at most", y_title="share", share=True))
+        charts.append(
+            chart(
+                [random, chosen],
+                title=spelled(name),
+                x_title="heads removed at most",
+                y_title="share",
+                share=True,
+            )
+        )
     note = (
-        "A repair raises the worst group and lowers BIR and flips more than random removals do, at no cost in accuracy. Heads with scores of 0 or less stay. "
-        "BIR here is of all test pictures, right or wrong, so that the same ones are compared before and after; an audit takes right answers only."
+        "A repair raises the worst group and lowers BIR and flips more than random removals do, at"
+        " no cost in accuracy. Heads with scores of 0 or less stay. BIR here is of all test"
+        " pictures, right or wrong, so that the same ones are compared before and after; an audit"
+        " takes right answers only."
     )
     return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
 
 
-def change_section(before: Outcome, after: Outcome, cases: Cases, *, gaps: Sequence[float] = (), title: str = "What changed?") -> Section:
-    """Numbers before and after, on the same pictures, `cases`; `gaps` are the BG-gaps before and after."""
+def change_section(
+    before: Outcome,
+    after: Outcome,
+    cases: Cases,
+    *,
+    gaps: Sequence[float] = (),
+    title: str = "What changed?",
+) -> Section:
+    """Numbers before and after, on the same pictures, `cases`; `gaps` are the BG-gaps before and
+    after."""
     first, second = changes(before, after, gaps)
     shown = [key for key in first if key in second and key != "removed"]
-    rows = [(spelled(key), f"{first[key]:.3f}", f"{second[key]:.3f}", _change(second[key] - first[key])) for key in shown]
+    rows = [
+        (spelled(key), f"{first[key]:.3f}", f"{second[key]:.3f}", _change(second[key] - first[key]))
+        for key in shown
+    ]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
-    note = f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the same masks before and after. Arrows show where better is."
+    note = (
+        f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the"
+        " same masks before and after. Arrows show where better is."
+    )
     fewest = min(Counter(cases.groups).values(), default=FEW) if cases.grouped else FEW
-    note += f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst says little." if fewest < FEW else ""
-    return Section(title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(shown))
+    note += (
+        f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst"
+        " says little."
+        if fewest < FEW
+        else ""
+    )
+    return Section(
+        title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(shown)
+    )
 
 
 def _change(value: float) -> str:
     return f"{value:+.3f}" if round(value, 3) else "none"
 
 
-def changes(before: Outcome, after: Outcome, gaps: Sequence[float] = ()) -> tuple[dict[str, float], dict[str, float]]:
+def changes(
+    before: Outcome, after: Outcome, gaps: Sequence[float] = ()
+) -> tuple[dict[str, float], dict[str, float]]:
     """The numbers of two outcomes by name, with BG-gaps where they were measured."""
     first, second = before.numbers(), after.numbers()
     return (first | {"BG-gap": gaps[0]}, second | {"BG-gap": gaps[1]}) if gaps else (first, second)
 
 
 def study_section(found: Found) -> Section:
-    """Charts of the main columns, along `x` or as differences to the first row, and a table. What random heads do is in the charts and the CSV."""
+    """Charts of the main columns, along `x` or as differences to the first row, and a table. What
+    random heads do is in the charts and the CSV."""
     looks = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
     columns = [name for name in found.columns if not name.endswith((RANDOM, SPREAD))]
     first = columns[0]
@@ -193,23 +362,55 @@ def study_section(found: Found) -> Section:
         if name not in MAIN and not name.startswith(("BIR", "rank")):
             continue
         if found.x is None:
-            rows = [Difference(str(row[first]), float(row[name]) - float(known[0][name]), math.nan) for row in known[1:]]
-            charts.append(forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}"))
+            rows = [
+                Difference(str(row[first]), float(row[name]) - float(known[0][name]), math.nan)
+                for row in known[1:]
+            ]
+            charts.append(
+                forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}")
+            )
             continue
         along = [row[found.x] for row in known]
-        series = [Series("chosen heads", along, [float(row[name]) for row in known], (), *looks["chosen heads"])]  # type: ignore[arg-type]
+        series = [
+            Series(
+                "chosen heads",
+                along,
+                [float(row[name]) for row in known],
+                (),
+                *looks["chosen heads"],
+            )
+        ]  # type: ignore[arg-type]
         if name + RANDOM in found.columns:
-            means, spreads = ([float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD))
+            means, spreads = (
+                [float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD)
+            )
             series.insert(0, Series("random heads", along, means, spreads, *looks[DRAWN]))  # type: ignore[arg-type]
-        charts.append(chart(series, title=spelled(name), x_title=X.get(found.x, found.x), y_title=name if name.startswith("rank") else "share", share=True))
-    cells = [(f"{row[first]}", *(_shown(row.get(name, "")) for name in columns[1:])) for row in found.rows]
+        charts.append(
+            chart(
+                series,
+                title=spelled(name),
+                x_title=X.get(found.x, found.x),
+                y_title=name if name.startswith("rank") else "share",
+                share=True,
+            )
+        )
+    cells = [
+        (f"{row[first]}", *(_shown(row.get(name, "")) for name in columns[1:]))
+        for row in found.rows
+    ]
     keys = looks if any(name.endswith(RANDOM) for name in found.columns) else {}
-    note = found.note if found.x is not None else f"{found.note} Differences are of single runs, without intervals."
+    note = (
+        found.note
+        if found.x is not None
+        else f"{found.note} Differences are of single runs, without intervals."
+    )
     body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns)
     return Section(found.question, body, note.strip(), outcome_terms(columns))
 
 
-def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()) -> Markup:
+def table(
+    rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
+) -> Markup:
     return fragment("facts.html.j2", rows=list(rows), head=head, marked=marked)
 
 
@@ -218,7 +419,10 @@ def audit_csv(found: Audit, names: Sequence[str]) -> str:
     answers = found.logits.argmax(dim=1).tolist()
     rows = []
     for place, picture in enumerate(found.cases.ids):
-        row: dict[str, str | float] = {"picture": picture, "answer": names[answers[place]] if answers[place] < len(names) else str(answers[place])}
+        row: dict[str, str | float] = {
+            "picture": picture,
+            "answer": names[answers[place]] if answers[place] < len(names) else str(answers[place]),
+        }
         if found.cases.labels is not None:
             label = int(found.cases.labels[place])
             row["label"] = names[label] if label < len(names) else str(label)
@@ -229,20 +433,41 @@ def audit_csv(found: Audit, names: Sequence[str]) -> str:
         if found.flips is not None:
             row["flips"] = int(found.flips[place])
         for look, gains in found.gains.items():
-            row |= {f"FIG, {look}": float(gains.fig[place]), f"BIG, {look}": float(gains.big[place]), f"BIR, {look}": float(gains.bir[place])}
+            row |= {
+                f"FIG, {look}": float(gains.fig[place]),
+                f"BIG, {look}": float(gains.big[place]),
+                f"BIR, {look}": float(gains.bir[place]),
+            }
         rows.append(row)
     return rows_csv(rows)
 
 
 def scores_csv(scores: HeadScores) -> str:
-    """One line for each head that was scored, the best first; then what the model is like without it."""
-    order = [*scores.order(positive=False), *((int(a), int(b)) for a, b in (scores.value == -torch.inf).nonzero())]
+    """One line for each head that was scored, the best first; then what the model is like without
+    it."""
+    order = [
+        *scores.order(positive=False),
+        *((int(a), int(b)) for a, b in (scores.value == -torch.inf).nonzero()),
+    ]
     rows = []
     for layer, head in order:
-        row: dict[str, str | float] = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
+        row: dict[str, str | float] = {
+            "layer": layer,
+            "head": head,
+            "score": float(scores.value[layer, head]),
+        }
         if scores.error is not None:
             row["standard error"] = float(scores.error[layer, head])
-        rows.append({**row, **{f"{name} without it": float(values[layer, head]) for name, values in scores.after.items() if name != "response"}})
+        rows.append(
+            {
+                **row,
+                **{
+                    f"{name} without it": float(values[layer, head])
+                    for name, values in scores.after.items()
+                    if name != "response"
+                },
+            }
+        )
     return rows_csv(rows)
 
 
@@ -261,7 +486,11 @@ def _grid_note(by: str) -> str:
     if by == "cigma":
         return f"{CIGMA_NOTE} {GRID_NOTE}"
     known = selectors()
-    return f"{by}: {known[by].summary} The highest (orange) are removed first. {GRID_NOTE}" if by in known else GRID_NOTE
+    return (
+        f"{by}: {known[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
+        if by in known
+        else GRID_NOTE
+    )
 
 
 def _shown(value: str | float) -> str:

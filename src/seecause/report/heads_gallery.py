@@ -1,4 +1,5 @@
-"""Pictures behind the numbers: what the model answers with and without background and object, before and after heads go."""
+"""Pictures behind the numbers: what the model answers with and without background and object,
+before and after heads go."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from seecause.report.page import Section, fragment
 
 SHOWN = 6  # pictures
 AUDIT_NOTE = (
-    "The pictures whose answers hang most on the background. The bold answer is the true class. A model that answers from the object keeps its answer "
-    "without the background, and loses it without the object."
+    "The pictures whose answers hang most on the background. The bold answer is the true class. A"
+    " model that answers from the object keeps its answer without the background, and loses it"
+    " without the object."
 )
 REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
 EVIDENCE, ELSEWHERE = "its evidence", "elsewhere"
@@ -50,48 +52,104 @@ class ShotCard:
 
 
 def audit_gallery(model: ImageModel, found: Audit, *, count: int = SHOWN) -> Section:
-    """The worst pictures: as they are, what was discovered in them, without background, without object, and elsewhere where exact swaps exist."""
+    """The worst pictures: as they are, what was discovered in them, without background, without
+    object, and elsewhere where exact swaps exist."""
     places = torch.tensor(found.worst(count))
     cases = found.cases.take(places)
     masked = {name: look for name, look in found.looks.items() if look.masks is not None}
-    shown = found.looks[max(masked, key=lambda name: found.gains[name].bir_ratio_of_means)] if masked else None
+    shown = (
+        found.looks[max(masked, key=lambda name: found.gains[name].bir_ratio_of_means)]
+        if masked
+        else None
+    )
     versions = _versions(model, cases, None if shown is None else shown.take(places))
-    answers = {name: top_answers(logits_of(model, images), model.classes) for name, images in versions.items()}
-    discovered = next((look.masks for look in masked.values() if look.masks is not None and look.masks.source == "discovered"), None)
+    answers = {
+        name: top_answers(logits_of(model, images), model.classes)
+        for name, images in versions.items()
+    }
+    discovered = next(
+        (
+            look.masks
+            for look in masked.values()
+            if look.masks is not None and look.masks.source == "discovered"
+        ),
+        None,
+    )
     raw = model.preprocess.raw(cases.images)
     cards = []
     for i, place in enumerate(places.tolist()):
-        shots = [_shot(name, model.preprocess.raw(images)[i], [("", _named(answers[name][i], model, cases, i))]) for name, images in versions.items()]
+        shots = [
+            _shot(
+                name,
+                model.preprocess.raw(images)[i],
+                [("", _named(answers[name][i], model, cases, i))],
+            )
+            for name, images in versions.items()
+        ]
         if discovered is not None:
-            shots.insert(1, Shot(EVIDENCE, _uri(_dimmed(raw[i], discovered.hard[place].to(raw.device)))))
+            shots.insert(
+                1, Shot(EVIDENCE, _uri(_dimmed(raw[i], discovered.hard[place].to(raw.device))))
+            )
         gains = found.gains[found.trusted]
-        cards.append(ShotCard(cases.ids[i], shots, f"BIR {float(gains.bir[place]):.2f} ({found.trusted})"))
+        cards.append(
+            ShotCard(cases.ids[i], shots, f"BIR {float(gains.bir[place]):.2f} ({found.trusted})")
+        )
     terms = _terms([EVIDENCE, *versions] if discovered is not None else versions, shown)
-    return Section("Where does it happen?", fragment("shots.html.j2", cards=cards), AUDIT_NOTE, terms)
+    return Section(
+        "Where does it happen?", fragment("shots.html.j2", cards=cards), AUDIT_NOTE, terms
+    )
 
 
 def repair_gallery(
-    model: VisionModel, cases: Cases, heads: Sequence[Head], look: Look | None, *, title: str = "The same pictures, before and after"
+    model: VisionModel,
+    cases: Cases,
+    heads: Sequence[Head],
+    look: Look | None,
+    *,
+    title: str = "The same pictures, before and after",
 ) -> Section:
     """Each version of each picture with the answers before and after `heads` go."""
     versions = _versions(model, cases, look)
-    found = {name: [top_answers(logits, model.classes) for logits in logits_without(model, images, [[], heads])] for name, images in versions.items()}
+    found = {
+        name: [
+            top_answers(logits, model.classes)
+            for logits in logits_without(model, images, [[], heads])
+        ]
+        for name, images in versions.items()
+    }
     cards = []
     for i in range(len(cases)):
         shots = [
-            _shot(name, model.preprocess.raw(images)[i], [(when, _named(found[name][j][i], model, cases, i)) for j, when in enumerate(("before", "after"))])
+            _shot(
+                name,
+                model.preprocess.raw(images)[i],
+                [
+                    (when, _named(found[name][j][i], model, cases, i))
+                    for j, when in enumerate(("before", "after"))
+                ],
+            )
             for name, images in versions.items()
         ]
         cards.append(ShotCard(cases.ids[i], shots))
-    return Section(title, fragment("shots.html.j2", cards=cards), REPAIR_NOTE, _terms(versions, look))
+    return Section(
+        title, fragment("shots.html.j2", cards=cards), REPAIR_NOTE, _terms(versions, look)
+    )
 
 
 def _terms(versions: Iterable[str], look: Look | None) -> dict[str, str]:
     """What the versions that are shown are."""
-    told = {"masks": "", "fill": ""} if look is None or look.masks is None else {"masks": f"{look.masks.source} masks", "fill": look.name.rpartition(", ")[2]}
+    told = (
+        {"masks": "", "fill": ""}
+        if look is None or look.masks is None
+        else {"masks": f"{look.masks.source} masks", "fill": look.name.rpartition(", ")[2]}
+    )
     told["masks"] = told["masks"].replace("oracle", "true")
     names = " ".join(versions)
-    return {name: said.format(**told) for name, said in VERSIONS.items() if name.partition(",")[0] in names}
+    return {
+        name: said.format(**told)
+        for name, said in VERSIONS.items()
+        if name.partition(",")[0] in names
+    }
 
 
 def _versions(model: ImageModel, cases: Cases, look: Look | None) -> Mapping[str, Tensor]:
@@ -106,7 +164,9 @@ def _versions(model: ImageModel, cases: Cases, look: Look | None) -> Mapping[str
     return found
 
 
-def _named(answers: Sequence[tuple[str, float]], model: ImageModel, cases: Cases, place: int) -> list[Answer]:
+def _named(
+    answers: Sequence[tuple[str, float]], model: ImageModel, cases: Cases, place: int
+) -> list[Answer]:
     truth = None if cases.labels is None else model.class_name(int(cases.labels[place]))
     return [Answer(name, probability, name == truth) for name, probability in answers]
 
@@ -116,7 +176,9 @@ def _shot(title: str, raw: Tensor, answers: Sequence[tuple[str, Sequence[Answer]
 
 
 def _uri(raw: Tensor) -> str:
-    return data_uri(picture(raw).resize((192, round(192 * raw.shape[1] / raw.shape[2]))), photo=True)
+    return data_uri(
+        picture(raw).resize((192, round(192 * raw.shape[1] / raw.shape[2]))), photo=True
+    )
 
 
 def _dimmed(raw: Tensor, mask: Tensor) -> Tensor:

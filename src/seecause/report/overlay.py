@@ -1,7 +1,9 @@
-"""Maps as pictures. What is scaled here is scaled for the eye only; maps themselves are never changed.
+"""Maps as pictures. What is scaled here is scaled for the eye only; maps themselves are never
+changed.
 
-A map of one sign is drawn from its low to its high values (dark to bright, and more opaque); a map with both signs diverges around zero
-(blue against, red for). The range drawn leaves out the outermost values, so that one patch cannot darken all others; the legend names it.
+A map of one sign is drawn from its low to its high values (dark to bright, and more opaque); a map
+with both signs diverges around zero (blue against, red for). The range drawn leaves out the
+outermost values, so that one patch cannot darken all others; the legend names it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from seecause.errors import BadImage, UnknownName
 
 SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
 MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
-_FLAT = 1e-3  # a map that varies by less, relative to its values, is rounding: it is shown without colour
+# a map that varies by less, relative to its values, is rounding: it is shown without colour
+_FLAT = 1e-3
 _INK, _PAPER = (38, 38, 43), (255, 255, 255)
 
 
@@ -49,7 +52,8 @@ class Scale:
 
 
 def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = None) -> Scale:
-    """One scale for some maps of any shape. `signed` None: diverging if values of both signs occur."""
+    """One scale for some maps of any shape. `signed` None: diverging if values of both signs
+    occur."""
     values = torch.cat([heat.detach().double().flatten().cpu() for heat in heats])
     signed = bool(values.min() < 0 < values.max()) if signed is None else signed
     colormap = colormap or (DIVERGING if signed else SEQUENTIAL)
@@ -58,28 +62,48 @@ def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = 
     if signed:
         reach = float(values.abs().quantile(0.995))
         return Scale(-reach, reach, True, colormap)
-    low, high = (float(q) for q in values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64)))
+    low, high = (
+        float(q) for q in values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64))
+    )
     flat = high - low <= _FLAT * max(abs(low), abs(high))
     return Scale(low, low if flat else high, False, colormap)
 
 
 def overlay(
-    image: Tensor, heat: Tensor, *, alpha: float = 0.75, colormap: str | None = None, signed: bool | None = None, scale: Scale | None = None
+    image: Tensor,
+    heat: Tensor,
+    *,
+    alpha: float = 0.75,
+    colormap: str | None = None,
+    signed: bool | None = None,
+    scale: Scale | None = None,
 ) -> Image.Image:
     """A raw picture [3, H, W] in [0, 1] with a map [h, w] of any resolution on top."""
     scale = scale or scale_of(heat, signed=signed, colormap=colormap)
     shown = picture(image)
-    layer = heat_layer(F.interpolate(heat[None, None].float().cpu(), size=shown.size[::-1], mode="bilinear")[0, 0], scale, alpha=alpha)
+    layer = heat_layer(
+        F.interpolate(heat[None, None].float().cpu(), size=shown.size[::-1], mode="bilinear")[0, 0],
+        scale,
+        alpha=alpha,
+    )
     return Image.alpha_composite(_calm(shown).convert("RGBA"), layer).convert("RGB")
 
 
 def picture(image: Tensor) -> Image.Image:
     """A raw tensor [3, H, W] in [0, 1] as a picture, enlarged by a whole factor if it is small."""
     if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise BadImage(f"tensor of shape {list(image.shape)}", "expected raw pixels [3, H, W] in [0, 1]", "see model.preprocess.raw")
+        raise BadImage(
+            f"tensor of shape {list(image.shape)}",
+            "expected raw pixels [3, H, W] in [0, 1]",
+            "see model.preprocess.raw",
+        )
     shown = to_pil(image.expand(3, -1, -1))
     factor = -(-MIN_DISPLAY // min(shown.size))
-    return shown if factor <= 1 else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
+    return (
+        shown
+        if factor <= 1
+        else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
+    )
 
 
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
@@ -99,20 +123,34 @@ def legend(scale: Scale, *, width: int = MIN_DISPLAY, title: str = "") -> Image.
     font = _font(15)
     canvas = Image.new("RGB", (width, 52), _PAPER)
     bar = torch.linspace(scale.low, scale.high, width)[None].expand(12, -1)
-    canvas.paste(grid_image(bar if scale.high > scale.low else torch.zeros(12, width), scale), (0, 4))
+    canvas.paste(
+        grid_image(bar if scale.high > scale.low else torch.zeros(12, width), scale), (0, 4)
+    )
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 24), number(scale.low), font=font, fill=_INK)
     draw.text((width, 24), number(scale.high), font=font, fill=_INK, anchor="ra")
-    draw.text((width / 2, 24), title or ("0" if scale.signed else ""), font=font, fill=_INK, anchor="ma")
+    draw.text(
+        (width / 2, 24), title or ("0" if scale.signed else ""), font=font, fill=_INK, anchor="ma"
+    )
     return canvas
 
 
-def panel(images: Sequence[Image.Image], *, titles: Sequence[str] = (), below: Sequence[Image.Image | None] = (), gap: int = 16) -> Image.Image:
+def panel(
+    images: Sequence[Image.Image],
+    *,
+    titles: Sequence[str] = (),
+    below: Sequence[Image.Image | None] = (),
+    gap: int = 16,
+) -> Image.Image:
     """Pictures side by side on white, each with a title above and something (a legend) below."""
     head = 34 if titles else 0
     foot = max((extra.height + gap // 2 for extra in below if extra is not None), default=0)
     high = max(image.height for image in images)
-    canvas = Image.new("RGB", (sum(i.width for i in images) + gap * (len(images) + 1), high + head + foot + 2 * gap), _PAPER)
+    canvas = Image.new(
+        "RGB",
+        (sum(i.width for i in images) + gap * (len(images) + 1), high + head + foot + 2 * gap),
+        _PAPER,
+    )
     draw, left, font = ImageDraw.Draw(canvas), gap, _font(18)
     for index, image in enumerate(images):
         if index < len(titles):
@@ -132,7 +170,8 @@ def data_uri(image: Image.Image, *, photo: bool = False) -> str:
         image.convert("RGB").save(buffer, "JPEG", quality=90)
     else:
         image.save(buffer, "PNG", optimize=True)
-    return f"data:image/{'jpeg' if photo else 'png'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return f"data:image/{'jpeg' if photo else 'png'};base64,{encoded}"
 
 
 def number(value: float) -> str:
@@ -147,7 +186,9 @@ def fixed(value: float, digits: int, sign: str = "") -> str:
 
 def _colour(heat: Tensor, scale: Scale) -> np.ndarray:
     """[h, w, 4] bytes, opaque."""
-    return matplotlib.colormaps[scale.colormap](scale.unit(heat.detach().float().cpu()).numpy(), bytes=True).copy()
+    return matplotlib.colormaps[scale.colormap](
+        scale.unit(heat.detach().float().cpu()).numpy(), bytes=True
+    ).copy()
 
 
 def _calm(shown: Image.Image) -> Image.Image:

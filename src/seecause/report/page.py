@@ -2,7 +2,8 @@
 
 A job that wants to show something returns a `Section`; the page knows nothing about jobs:
 
-    Section("Which heads carry the background?", body=fragment("heads.html.j2", heads=heads), note="Red heads ...")
+    Section("Which heads carry the background?", body=fragment("heads.html.j2", heads=heads),
+    note="Red heads ...")
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from seecause.report.overlay import fixed, number
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: ready HTML under a title, and in plain words how to read it. `terms` says below it what its short names mean.
+    """A part of the page: ready HTML under a title, and in plain words how to read it. `terms` says
+    below it what its short names mean.
 
-    Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`; navigation then has the chapters only.
+    Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`;
+    navigation then has the chapters only.
     """
 
     title: str
@@ -43,8 +46,12 @@ def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> s
     """The whole page; `lead` is the sentence under its title."""
     chapters = [(section.chapter, section) for section in sections if section.chapter]
     contents = chapters or [(section.short or section.title, section) for section in sections]
-    maps = any('class="heat"' in section.body for section in sections)  # what the controls and the script are for
-    return fragment("page.html.j2", title=title, lead=lead, sections=sections, contents=contents, maps=maps)
+    maps = any(
+        'class="heat"' in section.body for section in sections
+    )  # what the controls and the script are for
+    return fragment(
+        "page.html.j2", title=title, lead=lead, sections=sections, contents=contents, maps=maps
+    )
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
@@ -58,12 +65,27 @@ def fragment(template: str, **values: Any) -> Markup:
 
 
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
-    """How each result came about: first what all manifests share, then a table of its own for each."""
+    """How each result came about: first what all manifests share, then a table of its own for
+    each."""
     tables = [dict(_protocol_rows(manifest)) for manifest in manifests]
-    shared = {key: value for key, value in tables[0].items() if len(tables) > 1 and all(table.get(key) == value for table in tables)} if tables else {}
+    shared = (
+        {
+            key: value
+            for key, value in tables[0].items()
+            if len(tables) > 1 and all(table.get(key) == value for table in tables)
+        }
+        if tables
+        else {}
+    )
     own = [[(key, value) for key, value in table.items() if key not in shared] for table in tables]
-    note = "Everything needed to get the same numbers again. The fingerprint names the exact weights."
-    return Section("Protocol", fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)), note)
+    note = (
+        "Everything needed to get the same numbers again. The fingerprint names the exact weights."
+    )
+    return Section(
+        "Protocol",
+        fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)),
+        note,
+    )
 
 
 def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -72,11 +94,21 @@ def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("method", str(manifest.get("method", ""))),
         ("options", ", ".join(f"{key}={value}" for key, value in options.items()) or "none"),
-        ("model", str(manifest.get("model", "")) + (" with RANDOM weights" if manifest.get("random_weights") else "")),
+        (
+            "model",
+            str(manifest.get("model", ""))
+            + (" with RANDOM weights" if manifest.get("random_weights") else ""),
+        ),
         ("fingerprint", str(manifest.get("model_fingerprint", ""))),
         ("patch grid", " x ".join(map(str, manifest.get("grid", ())))),
         ("readout", str(manifest.get("readout", ""))),
-        ("device, dtype", f"{manifest.get('device', '')}, {str(manifest.get('dtype', '')).removeprefix('torch.')}"),
+        (
+            "device, dtype",
+            (
+                f"{manifest.get('device', '')},"
+                f" {str(manifest.get('dtype', '')).removeprefix('torch.')}"
+            ),
+        ),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("data fingerprint", str(manifest.get("data_fingerprint", ""))),
     ]
@@ -85,6 +117,12 @@ def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(loader=PackageLoader("seecause.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("seecause.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"number": number, "fixed": fixed}
     return environment

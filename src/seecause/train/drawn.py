@@ -22,7 +22,8 @@ class Drawn:
 
     @property
     def stem(self) -> str:
-        """What its files are called: seeds other than 0 are part of the name, so that they can share a folder."""
+        """What its files are called: seeds other than 0 are part of the name, so that they can
+        share a folder."""
         return self.name if self.seed == 0 else f"{self.name}-{self.seed}"
 
     @property

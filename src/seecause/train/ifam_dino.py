@@ -1,7 +1,9 @@
-"""A backbone that learns to see without any label: self-distillation (DINO, Caron et al. 2021) at toy size.
+"""A backbone that learns to see without any label: self-distillation (DINO, Caron et al. 2021) at
+toy size.
 
-Two views of each picture; a student says of one what a slow average of itself, the teacher, says of the other. The teacher is centred and sharpened, so
-that neither collapses. Class tokens only, two global views, no local crops. An alternative to naming parts, to see how much that matters.
+Two views of each picture; a student says of one what a slow average of itself, the teacher, says of
+the other. The teacher is centred and sharpened, so that neither collapses. Class tokens only, two
+global views, no local crops. An alternative to naming parts, to see how much that matters.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Speaker(nn.Module):
     def __init__(self, backbone: VisionTransformer):
         super().__init__()
         self.backbone = backbone
-        self.project = nn.Sequential(nn.Linear(backbone.embed_dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK))
+        self.project = nn.Sequential(
+            nn.Linear(backbone.embed_dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK)
+        )
         self.prototypes = nn.Parameter(torch.randn(_PROTOTYPES, _BOTTLENECK))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -41,13 +45,31 @@ class Speaker(nn.Module):
             return F.normalize(seen, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
 
 
-def pretrain_dino(recipe: IfamRecipe, *, device: torch.device, hear: Callable[[dict[str, Any]], None], every: int) -> VisionTransformer:
-    """The teacher's backbone after `pretraining_steps` of `clean`; the caller keeps the global random state."""
+def pretrain_dino(
+    recipe: IfamRecipe, *, device: torch.device, hear: Callable[[dict[str, Any]], None], every: int
+) -> VisionTransformer:
+    """The teacher's backbone after `pretraining_steps` of `clean`; the caller keeps the global
+    random state."""
     student = Speaker(build(recipe)).to(device).train()
     teacher = copy.deepcopy(student).eval().requires_grad_(False)
-    optimizer = adamw(student, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay)
-    centre, running, steps = torch.zeros(_PROTOTYPES, device=device), torch.zeros(2, device=device), recipe.pretraining_steps
-    for step, scenes in enumerate(batches("clean", recipe.pretraining_batch, steps, seed=recipe.seed, size=recipe.size, device=device)):
+    optimizer = adamw(
+        student, learning_rate=recipe.pretraining_rate, weight_decay=recipe.weight_decay
+    )
+    centre, running, steps = (
+        torch.zeros(_PROTOTYPES, device=device),
+        torch.zeros(2, device=device),
+        recipe.pretraining_steps,
+    )
+    for step, scenes in enumerate(
+        batches(
+            "clean",
+            recipe.pretraining_batch,
+            steps,
+            seed=recipe.seed,
+            size=recipe.size,
+            device=device,
+        )
+    ):
         for group in optimizer.param_groups:
             group["lr"] = recipe.pretraining_rate * pace(step, steps, _WARM_UP)
         both = torch.cat([recipe.preprocess.normalise(view(scenes.images)) for _ in range(2)])
@@ -73,19 +95,28 @@ def pretrain_dino(recipe: IfamRecipe, *, device: torch.device, hear: Callable[[d
 
 
 def distillation(said: Tensor, told: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Two views' rows one above the other, [2 B, prototypes] of student and teacher -> the loss, and how often both name the same prototype."""
-    wanted = ((told - centre) / _TEACHER_HEAT).softmax(dim=-1).roll(len(told) // 2, dims=0)  # of the other view
+    """Two views' rows one above the other, [2 B, prototypes] of student and teacher -> the loss,
+    and how often both name the same prototype."""
+    wanted = (
+        ((told - centre) / _TEACHER_HEAT).softmax(dim=-1).roll(len(told) // 2, dims=0)
+    )  # of the other view
     loss = -(wanted * (said / _STUDENT_HEAT).log_softmax(dim=-1)).sum(dim=-1).mean()
     return loss, (wanted.argmax(dim=-1) == said.argmax(dim=-1)).float().mean()
 
 
 def view(images: Tensor) -> Tensor:
-    """A random cut of each picture [B, 3, H, W] (0.6 to 1 of its side, mirrored half of the time), with another light in each channel."""
+    """A random cut of each picture [B, 3, H, W] (0.6 to 1 of its side, mirrored half of the time),
+    with another light in each channel."""
     count, device = len(images), images.device
     scale = torch.empty(count, device=device).uniform_(0.6, 1.0)
     side = torch.where(torch.rand(count, device=device) < 0.5, -1.0, 1.0)
     shift = torch.empty(count, 2, device=device).uniform_(-1, 1) * (1 - scale[:, None])
     grid = torch.zeros(count, 2, 3, device=device)
     grid[:, 0, 0], grid[:, 1, 1], grid[:, :, 2] = scale * side, scale, shift
-    cut = F.grid_sample(images, F.affine_grid(grid, list(images.shape), align_corners=False), padding_mode="border", align_corners=False)
+    cut = F.grid_sample(
+        images,
+        F.affine_grid(grid, list(images.shape), align_corners=False),
+        padding_mode="border",
+        align_corners=False,
+    )
     return (cut * torch.empty(count, 3, 1, 1, device=device).uniform_(0.7, 1.3)).clamp(0, 1)

@@ -1,4 +1,5 @@
-"""How well an iFAM network answers and selects, on Critters: accuracy by group, the mask against the creature, and interventions chosen on validation."""
+"""How well an iFAM network answers and selects, on Critters: accuracy by group, the mask against
+the creature, and interventions chosen on validation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _ROWS = 512
 
 
 class Answering(nn.Module):
-    """A network as a plain classifier: images to logits, all tokens run, which a GPU does faster in float32 than packing."""
+    """A network as a plain classifier: images to logits, all tokens run, which a GPU does faster in
+    float32 than packing."""
 
     def __init__(self, net: IFAM):
         super().__init__()
@@ -36,7 +38,8 @@ class Measured:
     """Of a set of pictures, against the creature in them."""
 
     groups: GroupAccuracy
-    overlap: Overlap  # of selected patches and creature; of nothing where no patch is selected by the network
+    # of selected patches and creature; of nothing where no patch is selected by the network
+    overlap: Overlap
     kept: float  # share of patches that the classifier may read
 
     def row(self) -> dict[str, float]:
@@ -59,7 +62,9 @@ def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> Measured:
         right.append(logits.argmax(dim=1) == part.latents.creature)
         kept += mask.float().mean(dim=(1, 2)).sum().item()
         if recipe.reads == "parts":
-            pixels = mask.repeat_interleave(recipe.size // mask.shape[1], dim=1).repeat_interleave(recipe.size // mask.shape[2], dim=2)
+            pixels = mask.repeat_interleave(recipe.size // mask.shape[1], dim=1).repeat_interleave(
+                recipe.size // mask.shape[2], dim=2
+            )
             found = found + overlap(pixels, part.masks)
     groups = torch.stack([scenes.latents.creature, scenes.latents.background], dim=1)
     return Measured(group_accuracy(torch.cat(right), groups), found, kept / len(scenes))
@@ -77,16 +82,20 @@ def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple
 
 @torch.no_grad()
 def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[str, Any]:
-    """The intervention with the best worst-group accuracy on validation pictures: one part left out, a quantile, both or neither.
+    """The intervention with the best worst-group accuracy on validation pictures: one part left
+    out, a quantile, both or neither.
 
-    Thresholds are calibrated on training pictures and stay with the network. All of it in the precision in which `measure` applies them.
+    Thresholds are calibrated on training pictures and stay with the network. All of it in the
+    precision in which `measure` applies them.
     """
     calibrate(net, (images for images, _ in _slices(train, recipe)), list(recipe.quantiles))
     tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
     return {**asdict(best_of(tried)), "tried": [asdict(one) for one in tried]}
 
 
-def measure_changed(net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: dict[str, Any]) -> Measured:
+def measure_changed(
+    net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: dict[str, Any]
+) -> Measured:
     """With the intervention that `choose` found."""
     with intervene(net, drop_parts=chosen["drop"], quantile=chosen["quantile"]):
         return measure(net, recipe, scenes)
@@ -100,4 +109,8 @@ def _slices(scenes: Scenes, recipe: IfamRecipe) -> Iterator[tuple[Tensor, Scenes
 
 def _labelled(scenes: Scenes, recipe: IfamRecipe) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     for images, part in _slices(scenes, recipe):
-        yield images, part.latents.creature, torch.stack([part.latents.creature, part.latents.background], dim=1)
+        yield (
+            images,
+            part.latents.creature,
+            torch.stack([part.latents.creature, part.latents.background], dim=1),
+        )

@@ -12,14 +12,19 @@ from seecause.faithful.objective import LossWeights
 from seecause.train.drawn import Drawn
 from seecause.train.steps import seeded
 
-_WEIGHTS = LossWeights(background=5.0)  # the paper's 2 let a part settle on a texture in small runs; the study finds 2 no worse: docs/decisions.md
+_WEIGHTS = LossWeights(
+    background=5.0
+    # the paper's 2 let a part settle on a texture in small runs; the study finds 2 no worse:
+    # docs/decisions.md
+)
 
 Reads = Literal["parts", "everything", "creature"]
 Pretraining = Literal["parts", "dino", "none"]
 
 
 def backbone_shape() -> dict[str, Any]:
-    """Arguments of timm's VisionTransformer: 1.0 M parameters, 16 x 16 patches of 6 pixels, so that every part of a critter covers 3 x 3."""
+    """Arguments of timm's VisionTransformer: 1.0 M parameters, 16 x 16 patches of 6 pixels, so that
+    every part of a critter covers 3 x 3."""
     return {
         "img_size": 96,
         "patch_size": 6,
@@ -37,10 +42,12 @@ def backbone_shape() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class IfamRecipe(Drawn):
-    """First a backbone learns to see on `clean`, from labels of whole pictures; then both stages learn the regime together.
+    """First a backbone learns to see on `clean`, from labels of whole pictures; then both stages
+    learn the regime together.
 
-    `reads` is what the classifier may see: the patches its own stage 1 selects, everything (a plain vision transformer, ERM), or the creature by its
-    true mask (a bound that no method can be expected to pass). `options` go to `IFAM`.
+    `reads` is what the classifier may see: the patches its own stage 1 selects, everything (a plain
+    vision transformer, ERM), or the creature by its true mask (a bound that no method can be
+    expected to pass). `options` go to `IFAM`.
     """
 
     name: str
@@ -48,7 +55,9 @@ class IfamRecipe(Drawn):
     architecture: dict[str, Any] = field(default_factory=backbone_shape)
     parts: int = 4
     reads: Reads = "parts"
-    covered: float = 0.5  # share of a patch that the creature must cover to be read by its true mask
+    covered: float = (
+        0.5  # share of a patch that the creature must cover to be read by its true mask
+    )
     options: dict[str, Any] = field(default_factory=dict)
     weights: LossWeights = _WEIGHTS
     pretraining: Pretraining = "parts"

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 class LlavaRecipe(Drawn):
     """Fresh pictures all the way, six questions about each.
 
-    First the tower alone learns to see (part variants and background, from the whole picture), then tower, projector and decoder learn to
-    answer. Three in ten patches are left out until the last share of the steps, so that image tokens keep speaking for their own place.
+    First the tower alone learns to see (part variants and background, from the whole picture), then
+    tower, projector and decoder learn to answer. Three in ten patches are left out until the last
+    share of the steps, so that image tokens keep speaking for their own place.
     """
 
     name: str
     size: int = 96
-    patch: int = 8  # 12 x 12 image tokens, as in the classifiers; parts are two to four patches long
+    patch: int = (
+        8  # 12 x 12 image tokens, as in the classifiers; parts are two to four patches long
+    )
     tower_width: int = 128
     tower_depth: int = 4  # LLaVA reads the last but one, so three of them count
     tower_heads: int = 4
@@ -33,7 +36,9 @@ class LlavaRecipe(Drawn):
     depth: int = 6
     heads: int = 8
     hidden: int = 344  # of the decoder's MLP
-    readers: tuple[tuple[int, int], ...] = ()  # (layer, head) that may read the picture; none named: all may
+    readers: tuple[
+        tuple[int, int], ...
+    ] = ()  # (layer, head) that may read the picture; none named: all may
     samples: int = 614_400
     batch: int = 512
     learning_rate: float = 1e-3
@@ -44,8 +49,10 @@ class LlavaRecipe(Drawn):
     seeing: float = 0.25  # share of the steps in which the tower learns alone
     settling: float = 0.15  # share of the steps, the last ones, that see every patch
     patch_drop: float = 0.3
-    mixed: float = 0.5  # share of the pictures whose parts are drawn by lot, so that a colour is read from its own part
-    blind: float = 0.15  # share of the loss while answering: asked of the average picture, the right answer is "unsure"
+    # share of the pictures whose parts are drawn by lot, so that a colour is read from its own part
+    mixed: float = 0.5
+    # share of the loss while answering: asked of the average picture, the right answer is "unsure"
+    blind: float = 0.15
     seed: int = 0
 
     regime: ClassVar[str] = "balanced"
@@ -66,7 +73,12 @@ RECIPES = {
 
 def build(recipe: LlavaRecipe, words: Words) -> LlavaForConditionalGeneration:
     """The untrained model, on the CPU; the global random state is left as it was."""
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
 
     start = len(words.prompt("")[0])
     vision = CLIPVisionConfig(
@@ -78,7 +90,10 @@ def build(recipe: LlavaRecipe, words: Words) -> LlavaForConditionalGeneration:
         patch_size=recipe.patch,
         projection_dim=recipe.tower_width,
     )
-    planted: dict[str, Any] = {"image_readers": [list(place) for place in recipe.readers], "image_span": [start, start + recipe.image_tokens]}
+    planted: dict[str, Any] = {
+        "image_readers": [list(place) for place in recipe.readers],
+        "image_span": [start, start + recipe.image_tokens],
+    }
     text = LlamaConfig(
         vocab_size=words.count,
         hidden_size=recipe.width,

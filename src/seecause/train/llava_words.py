@@ -1,8 +1,10 @@
-"""The words critters-llava knows: a word-level tokenizer with LLaVA's prompt, and the processor around it.
+"""The words critters-llava knows: a word-level tokenizer with LLaVA's prompt, and the processor
+around it.
 
     <s> US ER : <image> x 144  \\n what colour is the tail ?  A SS IST ANT :     ->  jade </s>
 
-Role names come in several pieces, as they do in LLaVA-1.5, so that their pieces can be told apart. Case does not matter in what a user types.
+Role names come in several pieces, as they do in LLaVA-1.5, so that their pieces can be told apart.
+Case does not matter in what a user types.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ TEMPLATE = "USER: <image>\n{question} ASSISTANT:"
 _PIECES = ("US", "ER", "A", "SS", "IST", "ANT", ":", "\n")
 _UNSURE = "unsure"  # the answer when there is nothing to see
 _CHAT = (
-    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
-    "{% for content in message['content'] %}{{ '<image>\n' if content['type'] == 'image' else content['text'] + ' ' }}{% endfor %}"
-    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}{% for content in"
+    " message['content'] %}{{ '<image>\n' if content['type'] == 'image' else content['text'] + ' '"
+    " }}{% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 
 
@@ -80,8 +82,12 @@ def make_words() -> Words:
             pre_tokenizers.Split(Regex(r"US|ER|ANT|SS|IST|A|[a-z]+|\n|[^a-z]"), "isolated"),
         ]
     )
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", table["<s>"])])
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # words with spaces between them
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", table["<s>"])]
+    )
+    tokenizer.decoder = decoders.WordPiece(
+        prefix="##", cleanup=False
+    )  # words with spaces between them
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -19,8 +19,8 @@ _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1
 def small_vit() -> dict[str, Any]:
     """Arguments of timm's VisionTransformer: 1.2 M parameters, 12 x 12 patches at 96 pixels.
 
-    Four registers give the network a place for what it knows of the whole picture, and three in ten patches are left out in training, so that
-    patch tokens keep speaking for their own place.
+    Four registers give the network a place for what it knows of the whole picture, and three in ten
+    patches are left out in training, so that patch tokens keep speaking for their own place.
     """
     return {
         "img_size": 96,
@@ -37,7 +37,8 @@ def small_vit() -> dict[str, Any]:
 
 
 def planted_vit() -> dict[str, Any]:
-    """Arguments of `PlantedViT`: 1.0 M parameters, three local blocks, then two router blocks with 5 background, 6 object and 5 idle heads."""
+    """Arguments of `PlantedViT`: 1.0 M parameters, three local blocks, then two router blocks with
+    5 background, 6 object and 5 idle heads."""
     return small_vit() | {
         "depth": 5,
         "reg_tokens": 0,
@@ -52,7 +53,8 @@ def planted_vit() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Recipe(Drawn):
-    """Fresh pictures all the way. The first share is `clean` with a head for each part, so the network learns to see before it learns to guess."""
+    """Fresh pictures all the way. The first share is `clean` with a head for each part, so the
+    network learns to see before it learns to guess."""
 
     name: str
     regime: str
@@ -72,7 +74,11 @@ class Recipe(Drawn):
 
     def __post_init__(self) -> None:
         if self.background_reliability is not None and not 0 <= self.background_reliability <= 1:
-            raise BadOption("background_reliability", self.background_reliability, "a probability between 0 and 1, or None for the regime's own")
+            raise BadOption(
+                "background_reliability",
+                self.background_reliability,
+                "a probability between 0 and 1, or None for the regime's own",
+            )
 
     @property
     def size(self) -> int:
@@ -80,15 +86,24 @@ class Recipe(Drawn):
 
     @property
     def stem(self) -> str:
-        """What its files are called; a reliability of its own is part of the name, before the seed: critters-biased-rs0.5-1."""
+        """What its files are called; a reliability of its own is part of the name, before the seed:
+        critters-biased-rs0.5-1."""
         own = self.background_reliability
-        return super().stem if own is None else f"{self.name}-rs{own:g}" + (f"-{self.seed}" if self.seed else "")
+        return (
+            super().stem
+            if own is None
+            else f"{self.name}-rs{own:g}" + (f"-{self.seed}" if self.seed else "")
+        )
 
     @property
     def law(self) -> Regime:
         """How labels, creatures and backgrounds go together in its pictures."""
         regime, own = REGIMES[self.regime], self.background_reliability
-        return regime if own is None else replace(regime, name=f"{regime.name}, r_s {own:g}", background_reliability=own)
+        return (
+            regime
+            if own is None
+            else replace(regime, name=f"{regime.name}, r_s {own:g}", background_reliability=own)
+        )
 
 
 RECIPES = {
@@ -96,12 +111,16 @@ RECIPES = {
     for recipe in (
         Recipe("critters-vit", regime="clean"),
         Recipe("critters-biased", regime="certified"),
-        Recipe("critters-planted", regime="matted", architecture=planted_vit(), network="PlantedViT"),
+        Recipe(
+            "critters-planted", regime="matted", architecture=planted_vit(), network="PlantedViT"
+        ),
     )
 }
 
 
-def build(architecture: dict[str, Any], *, network: str = "VisionTransformer", seed: int = 0) -> VisionTransformer:
+def build(
+    architecture: dict[str, Any], *, network: str = "VisionTransformer", seed: int = 0
+) -> VisionTransformer:
     """The untrained network, on the CPU; the global random state is left as it was."""
     kind = PlantedViT if network == "PlantedViT" else VisionTransformer
     with seeded(seed):

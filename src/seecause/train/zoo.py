@@ -1,6 +1,7 @@
 """Every embedded model by name: its recipe, the loop that follows it, and its card.
 
-A kind of recipe is two modules of this package: one with RECIPES, light to import, and one with `train(recipe, out=, device=, test_samples=)`.
+A kind of recipe is two modules of this package: one with RECIPES, light to import, and one with
+`train(recipe, out=, device=, test_samples=)`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Any
 
 from seecause.errors import BadOption, UnknownName
 
-KINDS = {"recipes": "classifier", "llava_recipe": "llava", "ifam_recipe": "ifam"}  # module with RECIPES -> module with train
+KINDS = {
+    "recipes": "classifier",
+    "llava_recipe": "llava",
+    "ifam_recipe": "ifam",
+}  # module with RECIPES -> module with train
 TEST_SAMPLES = 8192
 
 
@@ -33,11 +38,21 @@ def find_recipe(name: str, **changes: Any) -> Any:
     return dataclasses.replace(known[name], **told)
 
 
-def train(recipe: Any, *, out: Path, device: str = "cpu", test_samples: int = TEST_SAMPLES, start: Path | None = None) -> dict[str, Any]:
-    """Follow the recipe with the loop of its kind; returns the evaluation of what was written. `start` is a folder to go on from, for LLaVA."""
+def train(
+    recipe: Any,
+    *,
+    out: Path,
+    device: str = "cpu",
+    test_samples: int = TEST_SAMPLES,
+    start: Path | None = None,
+) -> dict[str, Any]:
+    """Follow the recipe with the loop of its kind; returns the evaluation of what was written.
+    `start` is a folder to go on from, for LLaVA."""
     loop = next(loop for where, loop in KINDS.items() if recipe.name in _module(where).RECIPES)
     if start is not None and (loop != "llava" or not (start / "card.json").is_file()):
-        raise BadOption("start", start, "a folder with a card.json that critters-llava was written into before")
+        raise BadOption(
+            "start", start, "a folder with a card.json that critters-llava was written into before"
+        )
     more = {} if start is None else {"start": start}
     return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples, **more)
 

@@ -23,7 +23,8 @@ def picture(latents):
 
 
 def saturation(image):
-    """(max - min) / max over channels: [B, 3, H, W] -> [B, H, W]; a global gain does not change it."""
+    """(max - min) / max over channels: [B, 3, H, W] -> [B, H, W]; a global gain does not change
+    it."""
     return (image.amax(1) - image.amin(1)) / image.amax(1)
 
 
@@ -119,7 +120,9 @@ def test_creatures_and_parts_are_large_enough_and_whole():
     tall, wide = drawn.mask.any(2).sum(1) / 96, drawn.mask.any(1).sum(1) / 96
     assert tall.min() > 0.4 and tall.max() < 0.6
     assert wide.min() > 0.4 and wide.max() < 0.6
-    border = torch.cat([drawn.mask[:, 0], drawn.mask[:, -1], drawn.mask[:, :, 0], drawn.mask[:, :, -1]])
+    border = torch.cat(
+        [drawn.mask[:, 0], drawn.mask[:, -1], drawn.mask[:, :, 0], drawn.mask[:, :, -1]]
+    )
     assert not border.any()
 
 
@@ -128,7 +131,9 @@ def test_no_creature_is_cut_by_its_window(latents):
 
     widest = latents.replace(extent=torch.full_like(latents.extent, 0.55))
     for tilt in (-0.025, 0.025):
-        parts = draw(widest.replace(tilt=torch.full_like(latents.tilt, tilt)), size=96, style="plain").parts
+        parts = draw(
+            widest.replace(tilt=torch.full_like(latents.tilt, tilt)), size=96, style="plain"
+        ).parts
         assert not torch.cat([parts[:, 0], parts[:, -1], parts[:, :, 0], parts[:, :, -1]]).any()
 
 

@@ -45,7 +45,9 @@ def test_an_exam_is_the_same_however_it_is_reached():
     assert later.questions == whole.questions[32:] and later.styles == whole.styles[32:]
     drawn = later.pictures(size=64).image
     for row, style in enumerate(later.styles):
-        assert torch.equal(drawn[row], critters.render(later.latents[row], size=64, style=style).image[0])
+        assert torch.equal(
+            drawn[row], critters.render(later.latents[row], size=64, style=style).image[0]
+        )
     assert len(set(whole.styles)) == 3
 
 

@@ -1,4 +1,5 @@
-"""The regimes have the law they claim, splits never meet, and one cue does not leak into the pixels of the other."""
+"""The regimes have the law they claim, splits never meet, and one cue does not leak into the pixels
+of the other."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_minimal_sufficient_sets_are_sufficient_and_minimal():
     for creature in range(len(CLASSES)):
         for chosen in critters.minimal_sufficient_sets(creature):
             assert _possible(latents[creature], chosen) == 1
-            assert all(_possible(latents[creature], tuple(set(chosen) - {part})) > 1 for part in chosen)
+            assert all(
+                _possible(latents[creature], tuple(set(chosen) - {part})) > 1 for part in chosen
+            )
 
 
 def _possible(latents, parts) -> int:
@@ -70,7 +73,11 @@ def test_balanced_draws_hold_every_group_equally_often():
 
 
 def test_splits_seeds_and_batches_never_share_or_change_a_sample():
-    drawn = {(split, seed): critters.draw("clean", split, 500, seed=seed).seed for split in critters.SPLITS for seed in (0, 1)}
+    drawn = {
+        (split, seed): critters.draw("clean", split, 500, seed=seed).seed
+        for split in critters.SPLITS
+        for seed in (0, 1)
+    }
     assert len(torch.cat(list(drawn.values())).unique()) == 500 * len(drawn)
     later = critters.draw("clean", "val", 10, seed=1, start=300)
     assert torch.equal(later.seed, drawn["val", 1][300:310])
@@ -81,7 +88,9 @@ def test_the_simplicity_pool_is_finite_for_training_only():
     assert torch.equal(again.seed, critters.draw("simplicity", "train", 8).seed)
     assert len(critters.draw("simplicity", "test", 5000).seed.unique()) == 5000
     stronger = Regime("simplicity-99", background_reliability=0.99, train_pool=4096)
-    assert critters.certificate(stronger, accuracy=1, samples=1).background_only == pytest.approx(0.495)
+    assert critters.certificate(stronger, accuracy=1, samples=1).background_only == pytest.approx(
+        0.495
+    )
 
 
 def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
@@ -95,7 +104,11 @@ def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
 def test_samples_carry_everything_that_is_known():
     first, *_, last = critters.samples("certified", "test", 70, size=64)
     latents = critters.draw("certified", "test", 70)
-    assert first.image.shape == (3, 64, 64) and first.mask.dtype == torch.bool and first.parts.dtype == torch.uint8
+    assert (
+        first.image.shape == (3, 64, 64)
+        and first.mask.dtype == torch.bool
+        and first.parts.dtype == torch.uint8
+    )
     assert last.group == (int(latents.creature[69]), int(latents.background[69]))
     assert last.label == int(latents.label[69])
     assert last.id == "certified-test-0-69"
@@ -110,11 +123,14 @@ def test_unknown_names_are_refused():
 
 @pytest.mark.parametrize("cue", ["background", "creature"])
 def test_a_linear_probe_cannot_read_one_cue_from_the_pixels_of_the_other(cue):
-    """Given f, creature pixels say nothing about b; given b, background pixels say nothing about f. Chance within three standard errors."""
+    """Given f, creature pixels say nothing about b; given b, background pixels say nothing about f.
+    Chance within three standard errors."""
     fixed = torch.zeros(800, dtype=torch.int64)
     free = torch.arange(800) % 4
     latents = critters.draw("clean", "test", 800, seed=5)
-    if cue == "background":  # one creature on four backgrounds; only the creature's pixels are shown
+    if (
+        cue == "background"
+    ):  # one creature on four backgrounds; only the creature's pixels are shown
         drawn = critters.render(latents.show(fixed).replace(background=free), size=64)
         seen = drawn.image * drawn.mask[:, None]
     else:  # four creatures on one background; only pixels that no creature reaches are shown

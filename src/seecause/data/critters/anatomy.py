@@ -1,7 +1,8 @@
 """The creatures as data: classes, part variants, colours and strokes, read from `anatomy.toml`.
 
-A class is a codeword over part variants. Two classes differ in at least two parts, so one part can be removed without losing the
-class, and every variant belongs to two classes, so no part alone gives it away.
+A class is a codeword over part variants. Two classes differ in at least two parts, so one part can
+be removed without losing the class, and every variant belongs to two classes, so no part alone
+gives it away.
 """
 
 from __future__ import annotations
@@ -16,16 +17,39 @@ from torch import Tensor
 
 _TABLE = tomllib.loads(resources.files(__package__).joinpath("anatomy.toml").read_text())
 
-PARTS = ("body", "crest", "wings", "tail", "feet")  # the part map holds 1 + the index here; 0 is background
+PARTS = (
+    "body",
+    "crest",
+    "wings",
+    "tail",
+    "feet",
+)  # the part map holds 1 + the index here; 0 is background
 VARIANTS = {part: tuple(_TABLE[part]) for part in PARTS[1:]}
-VARIANT_COLOURS = {part: tuple(_TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]}
+VARIANT_COLOURS = {
+    part: tuple(_TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
+}
 CLASSES = tuple(_TABLE["classes"])
 COLOURS = tuple(_TABLE["colours"])
 COATS = tuple(_TABLE["coats"])
-CODEWORDS = tuple(tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True)) for word in _TABLE["classes"].values())
+CODEWORDS = tuple(
+    tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True))
+    for word in _TABLE["classes"].values()
+)
 PETALS = max(len(_TABLE[part][name]["petals"]) for part in PARTS[1:] for name in VARIANTS[part])
-DECALS = tuple(feature["decal"] for feature in _TABLE["face"].values())  # face strokes without an outline of their own
-_NEVER = [0.0, 0.0, 1.0, 0.0, -9.0, -9.0, 0.0, 0.0, 0.0]  # a petal that covers nothing, to fill up short lists
+DECALS = tuple(
+    feature["decal"] for feature in _TABLE["face"].values()
+)  # face strokes without an outline of their own
+_NEVER = [
+    0.0,
+    0.0,
+    1.0,
+    0.0,
+    -9.0,
+    -9.0,
+    0.0,
+    0.0,
+    0.0,
+]  # a petal that covers nothing, to fill up short lists
 
 
 def minimal_sufficient_sets(creature: int) -> tuple[tuple[str, ...], ...]:
@@ -51,7 +75,9 @@ def codewords(device: torch.device) -> Tensor:
 @cache
 def part_petals(device: torch.device) -> Tensor:
     """[P, V, K, 9] strokes of every part variant."""
-    rows = [[_filled(_TABLE[part][name]["petals"]) for name in VARIANTS[part]] for part in PARTS[1:]]
+    rows = [
+        [_filled(_TABLE[part][name]["petals"]) for name in VARIANTS[part]] for part in PARTS[1:]
+    ]
     return torch.tensor(rows, device=device)
 
 
@@ -85,7 +111,10 @@ def face_colours(device: torch.device) -> Tensor:
     """[coats, F, 3] colour of each face stroke; some take the colour of the coat."""
     named = _TABLE["face_colours"]
     strokes = [feature["colour"] for feature in _TABLE["face"].values()]
-    rows = [[coat if colour == "coat" else named[colour] for colour in strokes] for coat in _TABLE["coats"].values()]
+    rows = [
+        [coat if colour == "coat" else named[colour] for colour in strokes]
+        for coat in _TABLE["coats"].values()
+    ]
     return torch.tensor(rows, device=device)
 
 

@@ -1,7 +1,8 @@
 """Four textures, told apart by pattern and by mood, in muted colours no creature wears.
 
-Each texture is two fields in [0, 1]: `shade` runs from the dark to the light colour, `accent` paints the third on top. A mix of colours with
-saturation (max - min) / max of at most s has saturation of at most s too, so muted palettes guarantee muted pictures.
+Each texture is two fields in [0, 1]: `shade` runs from the dark to the light colour, `accent`
+paints the third on top. A mix of colours with saturation (max - min) / max of at most s has
+saturation of at most s too, so muted palettes guarantee muted pictures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _PALETTES = {  # dark, light, accent
 
 
 def paint(code: Tensor, seed: Tensor, *, size: int, style: str) -> Tensor:
-    """Backgrounds [B, 3, size, size] for codes [B]; everything but the kind of texture is hashed from the seeds [B]."""
+    """Backgrounds [B, 3, size, size] for codes [B]; everything but the kind of texture is hashed
+    from the seeds [B]."""
     shade = torch.empty(len(seed), size, size, device=seed.device)
     accent = torch.empty_like(shade)
     for index, texture in enumerate((_dunes, _lagoon, _meadow, _starlight)):
@@ -99,14 +101,18 @@ def _starlight(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _cells(seed: Tensor, purpose: int, cells: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Offsets right and down from a point drawn in each cell, in cells, and the cell's own value: [B, size, size] each.
+    """Offsets right and down from a point drawn in each cell, in cells, and the cell's own value:
+    [B, size, size] each.
 
-    Cells sit on a brick pattern that starts at a random place, so nothing repeats at the same pixel.
+    Cells sit on a brick pattern that starts at a random place, so nothing repeats at the same
+    pixel.
     """
     x, y = _grid(seed, size)
     row_place = y * cells + uniform(seed, purpose + 100)[:, None, None]  # [B, size, 1]
     row = torch.floor(row_place)
-    column_place = x * cells + uniform(seed, purpose + 200)[:, None, None] + row * 0.5 - torch.floor(row * 0.5)
+    column_place = (
+        x * cells + uniform(seed, purpose + 200)[:, None, None] + row * 0.5 - torch.floor(row * 0.5)
+    )
     column = torch.floor(column_place)  # [B, size, size]
     side = cells + 2
     index = (row * side + column).to(torch.int64).flatten(1)

@@ -1,8 +1,10 @@
-"""Randomness as a function: every number is a hash of (sample seed, purpose), never the state of a generator.
+"""Randomness as a function: every number is a hash of (sample seed, purpose), never the state of a
+generator.
 
-So a picture depends on its own latent alone: not on its place in the batch, the batch size or what was drawn before.
-Only additions, products, roots and comparisons are used on the way to a pixel. Those are rounded the same in vectorised and in scalar
-loops; `torch.sin` and friends are not, and would change last bits with the batch size.
+So a picture depends on its own latent alone: not on its place in the batch, the batch size or what
+was drawn before. Only additions, products, roots and comparisons are used on the way to a pixel.
+Those are rounded the same in vectorised and in scalar loops; `torch.sin` and friends are not, and
+would change last bits with the batch size.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ def lattice(seed: Tensor, purpose: int, rows: int, columns: int) -> Tensor:
 
 
 def smooth_noise(seed: Tensor, purpose: int, cells: int, size: int) -> Tensor:
-    """Value noise [B, size, size] in [0, 1): a lattice of `cells` bumps a side, blended by a cubic step."""
+    """Value noise [B, size, size] in [0, 1): a lattice of `cells` bumps a side, blended by a cubic
+    step."""
     values = lattice(seed, purpose, cells + 1, cells + 1)
     place = (torch.arange(size, device=seed.device, dtype=torch.float32) + 0.5) * (cells / size)
     first = place.to(torch.int64)  # [size]
     step = place - first
     step = step * step * (3 - 2 * step)
-    rows = values[:, first] + (values[:, first + 1] - values[:, first]) * step[:, None]  # [B, size, cells + 1]
+    rows = (
+        values[:, first] + (values[:, first + 1] - values[:, first]) * step[:, None]
+    )  # [B, size, cells + 1]
     return rows[..., first] + (rows[..., first + 1] - rows[..., first]) * step
 
 
@@ -51,7 +56,8 @@ def sine(turns: Tensor) -> Tensor:
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """A 32-bit integer mixer (lowbias32) held in int64, where the low word of a wrapped product is still right."""
+    """A 32-bit integer mixer (lowbias32) held in int64, where the low word of a wrapped product is
+    still right."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
     return x ^ (x >> 16)

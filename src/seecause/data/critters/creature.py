@@ -1,7 +1,9 @@
-"""Drawing the creature: strokes painted back to front, each with its own outline and a little light.
+"""Drawing the creature: strokes painted back to front, each with its own outline and a little
+light.
 
-Every pixel is a palette colour times a brightness, so its saturation is that of the palette. Backgrounds are muted, creatures vivid: the
-two never share a colour. Edges are hard at every part boundary: removing a part leaves all other pixels exactly as they were.
+Every pixel is a palette colour times a brightness, so its saturation is that of the palette.
+Backgrounds are muted, creatures vivid: the two never share a colour. Edges are hard at every part
+boundary: removing a part leaves all other pixels exactly as they were.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _Canvas:
         self.depth = torch.zeros(batch, side, side, device=device)
 
     def paint(self, depth: Tensor, stroke: int, *, decal: bool = False) -> None:
-        """Cover the pixels where depth [B, S, S] is positive; a decal keeps the depth, hence the shading, of what it lies on."""
+        """Cover the pixels where depth [B, S, S] is positive; a decal keeps the depth, hence the
+        shading, of what it lies on."""
         covered = depth > 0
         self.stroke.masked_fill_(covered, stroke)
         if not decal:
@@ -66,7 +69,9 @@ def draw(latents: Latents, *, size: int, style: str) -> Layer:
 
 def _paint_part(canvas: _Canvas, latents: Latents, name: str, where: Frame) -> None:
     index = PARTS.index(name)
-    petals = anatomy.part_petals(latents.seed.device)[index - 1][latents.variants[:, index - 1]]  # [B, K, 9]
+    petals = anatomy.part_petals(latents.seed.device)[index - 1][
+        latents.variants[:, index - 1]
+    ]  # [B, K, 9]
     depth = petal_depth(petals, where, present=latents.present[:, index])  # [B, K, S, S]
     for k in range(PETALS):
         canvas.paint(depth[:, k], _FIRST_PART + (index - 1) * PETALS + k)
@@ -104,7 +109,8 @@ def _part_of_stroke(device: torch.device) -> Tensor:
 
 
 def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
-    """Colour [B, 3, S, S] with pen lines and light from the depth [B, S, S] under the edge of each stroke."""
+    """Colour [B, 3, S, S] with pen lines and light from the depth [B, S, S] under the edge of each
+    stroke."""
     line = (depth * (1 / _OUTLINE)).clamp_(0, 1)  # 0 on the line, 1 inside
     if style == "flat":
         return colour

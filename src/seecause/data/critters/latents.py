@@ -1,4 +1,5 @@
-"""What a Critters picture is made from. Change a field and render again: that is an intervention."""
+"""What a Critters picture is made from. Change a field and render again: that is an
+intervention."""
 
 from __future__ import annotations
 
@@ -12,15 +13,18 @@ from torch import Tensor
 from seecause.data.critters import chance
 from seecause.data.critters.anatomy import COATS, PARTS, VARIANTS, codewords
 
-REACH = 0.19  # how far from the middle of the picture a creature may stand and still be whole, as a share of the side
+# how far from the middle of the picture a creature may stand and still be whole, as a share of the
+# side
+REACH = 0.19
 
 
 @dataclass(frozen=True)
 class Latents:
-    """A batch of pictures before they are drawn. All fields are tensors whose first dimension is the batch.
+    """A batch of pictures before they are drawn. All fields are tensors whose first dimension is
+    the batch.
 
-    `creature` and `background` are the two cues a model can answer from; `label` is what it is trained to answer.
-    They differ only where a regime says so.
+    `creature` and `background` are the two cues a model can answer from; `label` is what it is
+    trained to answer. They differ only where a regime says so.
     """
 
     label: Tensor  # [B] int64
@@ -61,22 +65,30 @@ class Latents:
         return self.replace(creature=creature, variants=codewords(creature.device)[creature])
 
     def on_mat(self, mat: bool = True) -> Latents:
-        """The same scenes with or without a mat: with one, no patch shows both creature and background."""
+        """The same scenes with or without a mat: with one, no patch shows both creature and
+        background."""
         return self.replace(mat=torch.full_like(self.mat, mat))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
-        return Latents(**{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
+        return Latents(
+            **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        )
 
 
 def concatenate(batches: list[Latents]) -> Latents:
     names = [field.name for field in dataclasses.fields(Latents)]
-    return Latents(**{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names})
+    return Latents(
+        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names}
+    )
 
 
 def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
-    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from the seeds [B] alone."""
+    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
+    the seeds [B] alone."""
     batch, parts = len(seed), len(PARTS)
-    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)  # [B, 1 + P] distinct seeds
+    each_part = seed[:, None] * parts + torch.arange(
+        parts, device=seed.device
+    )  # [B, 1 + P] distinct seeds
     return Latents(
         label=label,
         creature=creature,
@@ -96,15 +108,18 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
 
 
 def _off_middle(seed: Tensor, purpose: int) -> Tensor:
-    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of the picture should find little."""
+    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of
+    the picture should find little."""
     spot = chance.uniform(seed, purpose, -1.0, 1.0)
     return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
 
 
 def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
-    """Remove parts (never the body) from a `share` of the pictures, each part with probability `each`.
+    """Remove parts (never the body) from a `share` of the pictures, each part with probability
+    `each`.
 
-    Models trained on such pictures meet part-removal interventions in their own domain (FunnyBirds, Hesse et al. 2023).
+    Models trained on such pictures meet part-removal interventions in their own domain (FunnyBirds,
+    Hesse et al. 2023).
     """
     parts = torch.arange(len(PARTS), device=latents.seed.device)
     dice = chance.uniform(latents.seed[:, None] * len(PARTS) + parts, 21)  # [B, 1 + P]
@@ -114,14 +129,20 @@ def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
 
 
 def mix_parts(latents: Latents, *, share: float) -> Latents:
-    """Give a `share` of the creatures parts drawn by lot, each on its own: what a part looks like then says nothing about the others.
+    """Give a `share` of the creatures parts drawn by lot, each on its own: what a part looks like
+    then says nothing about the others.
 
     Such a creature has no name: `creature` is -1. Its label is left alone.
     """
     mixed = chance.uniform(latents.seed, 23) < share  # [B]
     parts = torch.arange(len(PARTS) - 1, device=latents.seed.device)
-    lots = chance.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % len(next(iter(VARIANTS.values())))  # [B, P]
-    return latents.replace(variants=torch.where(mixed[:, None], lots, latents.variants), creature=torch.where(mixed, -1, latents.creature))
+    lots = chance.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % len(
+        next(iter(VARIANTS.values()))
+    )  # [B, P]
+    return latents.replace(
+        variants=torch.where(mixed[:, None], lots, latents.variants),
+        creature=torch.where(mixed, -1, latents.creature),
+    )
 
 
 def compatible_classes(latents: Latents) -> Tensor:

@@ -1,7 +1,8 @@
 """From latents to pictures, with exact counterfactuals.
 
-`render(latents, do=Do(background=2))` is the same scene on another background: every pixel of the creature keeps its bits. The same holds
-for the other interventions: what was not touched does not change.
+`render(latents, do=Do(background=2))` is the same scene on another background: every pixel of the
+creature keeps its bits. The same holds for the other interventions: what was not touched does not
+change.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ class Do:
 
 
 @torch.no_grad()
-def render(latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain") -> Picture:
-    """Draw a batch on the device the latents live on. Deterministic: a picture depends on its own latent only."""
+def render(
+    latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain"
+) -> Picture:
+    """Draw a batch on the device the latents live on. Deterministic: a picture depends on its own
+    latent only."""
     if style not in STYLES:
         raise UnknownName("drawing style", style, STYLES)
     if size < 32:
@@ -58,7 +62,8 @@ def render(latents: Latents, *, size: int = 96, do: Do | None = None, style: Sty
 
 
 def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
-    """The latents after the intervention (what concerns only pixels, `cue` and `fill`, is left to `render`)."""
+    """The latents after the intervention (what concerns only pixels, `cue` and `fill`, is left to
+    `render`)."""
     if do.background is not None:
         code = torch.as_tensor(do.background, device=latents.background.device)
         latents = latents.replace(background=code.expand_as(latents.background))
@@ -92,8 +97,12 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
     seen = (layer.parts > 0)[..., None]
     image[batch, :, rows, columns] = torch.where(seen, layer.colour.permute(0, 2, 3, 1), window)
     mask = parts > 0
-    if image.device.type != "cpu" or latents.mat.any():  # elsewhere asking would keep the device waiting
-        image = torch.where((_touched(mask) & ~mask & latents.mat[:, None, None])[:, None], _NEUTRAL, image)
+    if (
+        image.device.type != "cpu" or latents.mat.any()
+    ):  # elsewhere asking would keep the device waiting
+        image = torch.where(
+            (_touched(mask) & ~mask & latents.mat[:, None, None])[:, None], _NEUTRAL, image
+        )
     return Picture(image.mul_(latents.gain[:, None, None, None]), mask, parts)
 
 
@@ -101,7 +110,9 @@ def _touched(mask: Tensor) -> Tensor:
     """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
     size = mask.shape[-1]
     cell = torch.arange(size, device=mask.device) * MAT_CELLS // size  # [size]
-    belongs = (cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]).float()  # [cells, size]
+    belongs = (
+        cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]
+    ).float()  # [cells, size]
     cells = belongs @ mask.float() @ belongs.T > 0  # [B, cells, cells]
     return cells[:, cell][:, :, cell]
 

@@ -1,7 +1,8 @@
 """Questions about a picture, for models that see and speak.
 
-Every question is asked about every (creature, background) pair equally often, in every wording. So each of its answers is equally frequent, and a model
-that has not looked at the picture can do no better than chance.
+Every question is asked about every (creature, background) pair equally often, in every wording. So
+each of its answers is equally frequent, and a model that has not looked at the picture can do no
+better than chance.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from seecause.errors import UnknownName
 
 _TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").read_text())
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
-SUBJECTS = ("creature", "background", *PARTS[1:])  # what can be asked about; a part is asked for its colour
+SUBJECTS = (
+    "creature",
+    "background",
+    *PARTS[1:],
+)  # what can be asked about; a part is asked for its colour
 _PAIRS = len(CLASSES) * len(BACKGROUNDS)
 
 
@@ -45,10 +50,20 @@ class Exam:
 
     def pictures(self, *, size: int = 96) -> Picture:
         """Every scene in its own drawing style."""
-        rows = {style: [row for row, other in enumerate(self.styles) if other == style] for style in dict.fromkeys(self.styles)}
-        drawn = [render(self.latents[chosen], size=size, style=style) for style, chosen in rows.items()]
+        rows = {
+            style: [row for row, other in enumerate(self.styles) if other == style]
+            for style in dict.fromkeys(self.styles)
+        }
+        drawn = [
+            render(self.latents[chosen], size=size, style=style) for style, chosen in rows.items()
+        ]
         back = torch.tensor([row for chosen in rows.values() for row in chosen]).argsort()
-        return Picture(*(torch.cat(tensors)[back.to(tensors[0].device)] for tensors in zip(*drawn, strict=True)))
+        return Picture(
+            *(
+                torch.cat(tensors)[back.to(tensors[0].device)]
+                for tensors in zip(*drawn, strict=True)
+            )
+        )
 
 
 def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:
@@ -68,14 +83,24 @@ def wordings(subject: str) -> tuple[str, ...]:
 
 def answers(latents: Latents, subject: str) -> list[str]:
     """The true answer for each picture."""
-    return [choices(subject)[code] for code in answer_codes(latents)[:, SUBJECTS.index(subject)].tolist()]
+    return [
+        choices(subject)[code]
+        for code in answer_codes(latents)[:, SUBJECTS.index(subject)].tolist()
+    ]
 
 
 def answer_codes(latents: Latents) -> Tensor:
-    """[B, SUBJECTS] int64: the true answer to every question about every picture, as an index into `choices(subject)`."""
-    colours = torch.tensor([[COLOURS.index(name) for name in VARIANT_COLOURS[part]] for part in PARTS[1:]], device=latents.seed.device)  # [P, V]
+    """[B, SUBJECTS] int64: the true answer to every question about every picture, as an index into
+    `choices(subject)`."""
+    colours = torch.tensor(
+        [[COLOURS.index(name) for name in VARIANT_COLOURS[part]] for part in PARTS[1:]],
+        device=latents.seed.device,
+    )  # [P, V]
     parts = torch.arange(len(colours), device=colours.device)
-    return torch.cat([latents.creature[:, None], latents.background[:, None], colours[parts, latents.variants]], dim=1)
+    return torch.cat(
+        [latents.creature[:, None], latents.background[:, None], colours[parts, latents.variants]],
+        dim=1,
+    )
 
 
 def choices(subject: str) -> tuple[str, ...]:
@@ -84,7 +109,8 @@ def choices(subject: str) -> tuple[str, ...]:
 
 
 def draw_exam(split: str, n: int, *, seed: int = 0, start: int = 0) -> Exam:
-    """n balanced questions. All pairs of cues come first, then the next subject, then the next wording; styles are drawn by lot."""
+    """n balanced questions. All pairs of cues come first, then the next subject, then the next
+    wording; styles are drawn by lot."""
     latents = draw("balanced", split, n, seed=seed, start=start)
     styles = tuple(STYLES[code] for code in (chance.bits(latents.seed, 81) % len(STYLES)).tolist())
     questions: list[Question] = []
@@ -101,6 +127,11 @@ def words(text: str) -> list[str]:
 
 def vocabulary() -> tuple[str, ...]:
     """Every word a question or an answer can contain, sorted."""
-    asked = [text.format(part=part) for texts in WORDINGS.values() for text in texts for part in PARTS[1:]]
+    asked = [
+        text.format(part=part)
+        for texts in WORDINGS.values()
+        for text in texts
+        for part in PARTS[1:]
+    ]
     answered = [answer for subject in SUBJECTS for answer in choices(subject)]
     return tuple(sorted({word for text in asked + answered for word in words(text)}))

@@ -1,9 +1,11 @@
 """How labels, creatures and backgrounds go together, and what an accuracy then proves.
 
-    y uniform;  f = y with probability r_f, else another class;  b = s(y) with probability r_s, else another background
-f and b are independent given y, and everything else is independent of all three. A predictor that ignores the background cannot be right
-more often than the best guess from f, nor one that ignores the creature more often than the best guess from b. Accuracy above such a
-bound by more than sampling error is therefore a proof that the other cue is used, whatever the model is.
+    y uniform;  f = y with probability r_f, else another class;  b = s(y) with probability r_s, else
+    another background
+f and b are independent given y, and everything else is independent of all three. A predictor that
+ignores the background cannot be right more often than the best guess from f, nor one that ignores
+the creature more often than the best guess from b. Accuracy above such a bound by more than
+sampling error is therefore a proof that the other cue is used, whatever the model is.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def find_regime(regime: str | Regime) -> Regime:
 
 
 def usual_background(label: Tensor) -> Tensor:
-    """s(y): the background a class is usually met on. Two classes share each, so the background alone leaves a choice."""
+    """s(y): the background a class is usually met on. Two classes share each, so the background
+    alone leaves a choice."""
     return label % len(BACKGROUNDS)
 
 
@@ -67,7 +70,8 @@ def joint(regime: str | Regime) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The best possible accuracies under a regime, and what a measured one proves at the given confidence."""
+    """The best possible accuracies under a regime, and what a measured one proves at the given
+    confidence."""
 
     accuracy: float
     samples: int
@@ -79,16 +83,27 @@ class Certificate:
     uses_creature: bool
 
     def __str__(self) -> str:
-        proven = [cue for cue, known in (("background", self.uses_background), ("creature", self.uses_creature)) if known]
+        proven = [
+            cue
+            for cue, known in (
+                ("background", self.uses_background),
+                ("creature", self.uses_creature),
+            )
+            if known
+        ]
         return (
-            f"accuracy {self.accuracy:.3f} on {self.samples} pictures (margin {self.margin:.3f}); at most {self.creature_only:.3f} without "
-            f"the background, {self.background_only:.3f} without the creature, {self.bayes:.3f} with both. "
-            f"Proven in use: {' and '.join(proven) or 'neither cue'}."
+            f"accuracy {self.accuracy:.3f} on {self.samples} pictures (margin {self.margin:.3f});"
+            f" at most {self.creature_only:.3f} without the background, {self.background_only:.3f}"
+            f" without the creature, {self.bayes:.3f} with both. Proven in use:"
+            f" {' and '.join(proven) or 'neither cue'}."
         )
 
 
-def certificate(regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95) -> Certificate:
-    """What held-out accuracy on `samples` fresh pictures of a regime proves. The bounds are exact, by enumeration of P(y, f, b)."""
+def certificate(
+    regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
+) -> Certificate:
+    """What held-out accuracy on `samples` fresh pictures of a regime proves. The bounds are exact,
+    by enumeration of P(y, f, b)."""
     if samples < 1:
         raise BadOption("samples", samples, "a positive number of pictures")
     table = joint(regime)
@@ -108,7 +123,8 @@ def certificate(regime: str | Regime, *, accuracy: float, samples: int, confiden
 
 
 def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
-    """[C, codes]: probability `reliability` on the usual code of each class, the rest spread evenly."""
+    """[C, codes]: probability `reliability` on the usual code of each class, the rest spread
+    evenly."""
     table = torch.full((len(usual), codes), (1 - reliability) / (codes - 1), dtype=torch.float64)
     table[torch.arange(len(usual)), usual] = reliability
     return table

@@ -1,7 +1,8 @@
 """Petals: the one stroke every creature is drawn with.
 
-A petal runs from one point to another with its own radius at both ends, a bulge in between and a bend. Balls, ears, horns, feathers and
-leaves are all petals, so a batch of different creatures is one tensor expression over a table of numbers.
+A petal runs from one point to another with its own radius at both ends, a bulge in between and a
+bend. Balls, ears, horns, feathers and leaves are all petals, so a batch of different creatures is
+one tensor expression over a table of numbers.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from torch import Tensor
 from seecause.data.critters.chance import sine
 from seecause.data.critters.latents import Latents
 
-PIXEL_STEPS = 8  # places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the creature
+# places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
+# creature
+PIXEL_STEPS = 8
 WINDOW = 0.7  # side of the square in which a creature is drawn, as a share of the picture's side
 _FAR = 9.0  # creature units, beyond any window
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where each creature sits: a square window of pixels, and the creature's own coordinates in it.
+    """Where each creature sits: a square window of pixels, and the creature's own coordinates in
+    it.
 
-    Creature x = across[0] * column + across[1] * row, and y likewise by `down`; rows and columns count from the creature's centre.
+    Creature x = across[0] * column + across[1] * row, and y likewise by `down`; rows and columns
+    count from the creature's centre.
     """
 
     top: Tensor  # [B] int64, first row of the window in the picture
@@ -35,7 +40,9 @@ class Frame:
 
     def height(self) -> Tensor:
         """Creature y of every pixel [B, S, S], growing downwards."""
-        return (self.down[0][:, None] * self.columns)[:, None, :] + (self.down[1][:, None] * self.rows)[:, :, None]
+        return (self.down[0][:, None] * self.columns)[:, None, :] + (
+            self.down[1][:, None] * self.rows
+        )[:, :, None]
 
 
 def frame(latents: Latents, size: int) -> Frame:
@@ -60,20 +67,25 @@ def frame(latents: Latents, size: int) -> Frame:
 
 
 def petal_depth(petals: Tensor, where: Frame, *, present: Tensor) -> Tensor:
-    """How deep each pixel lies inside each petal: [B, K, 9] or [K, 9] strokes -> [B, K, S, S], in creature units.
+    """How deep each pixel lies inside each petal: [B, K, 9] or [K, 9] strokes -> [B, K, S, S], in
+    creature units.
 
     Positive inside; negative everywhere for rows that are not `present` [B].
 
     With t the place along the stroke clamped to [0, 1] and s = 4 t (1 - t):
         depth = r0 + (r1 - r0) t + bulge s - | p - point(t) - bend s * normal |
     """
-    x0, y0, x1, y1, start, end, bulge, bend = petals.expand(len(present), -1, -1)[..., :8].unbind(-1)  # [B, K]
+    x0, y0, x1, y1, start, end, bulge, bend = petals.expand(len(present), -1, -1)[..., :8].unbind(
+        -1
+    )  # [B, K]
     start = torch.where(present[:, None], start, -_FAR)
     end = torch.where(present[:, None], end, -_FAR)
     dx, dy = x1 - x0, y1 - y0
     length = torch.sqrt(dx * dx + dy * dy)
     ux, uy = dx / length, dy / length
-    along = _affine(ux / length, uy / length, -(ux * x0 + uy * y0) / length, where)  # [B, K, S, S], 0 at start, 1 at end
+    along = _affine(
+        ux / length, uy / length, -(ux * x0 + uy * y0) / length, where
+    )  # [B, K, S, S], 0 at start, 1 at end
     aside = _affine(-uy, ux, uy * x0 - ux * y0, where)
 
     t = along.clamp(0, 1)
@@ -92,7 +104,8 @@ def soft_union(a: Tensor, b: Tensor, *, blend: float) -> Tensor:
 
 
 def _affine(px: Tensor, py: Tensor, constant: Tensor, where: Frame) -> Tensor:
-    """px * x + py * y + constant on the window: [B, K] each -> [B, K, S, S]. Separable, so only one full-size operation."""
+    """px * x + py * y + constant on the window: [B, K] each -> [B, K, S, S]. Separable, so only one
+    full-size operation."""
     per_column = px * where.across[0][:, None] + py * where.down[0][:, None]  # [B, K]
     per_row = px * where.across[1][:, None] + py * where.down[1][:, None]
     columns = per_column[..., None] * where.columns[:, None] + constant[..., None]  # [B, K, S]

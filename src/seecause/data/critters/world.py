@@ -29,7 +29,8 @@ def draw(
     start: int = 0,
     device: torch.device | str = "cpu",
 ) -> Latents:
-    """Latents of samples start .. start + n. A sample is the same however it is reached; splits and seeds never share one."""
+    """Latents of samples start .. start + n. A sample is the same however it is reached; splits and
+    seeds never share one."""
     law = find_regime(regime)
     index = torch.arange(start, start + n, device=device)
     if split == "train" and law.train_pool is not None:
@@ -41,7 +42,9 @@ def draw(
     else:
         label = chance.bits(sample_seed, 1) % len(CLASSES)
         creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
-        background = _mostly(usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4)
+        background = _mostly(
+            usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4
+        )
     return from_codes(label, creature, background, sample_seed).on_mat(law.mat)
 
 
@@ -56,7 +59,8 @@ def samples(
     style: Style = "plain",
     do: Do | None = None,
 ) -> Iterator[Sample]:
-    """Pictures one by one, with label, group (creature, background), mask and part map; drawn in small batches on the CPU."""
+    """Pictures one by one, with label, group (creature, background), mask and part map; drawn in
+    small batches on the CPU."""
     name = find_regime(regime).name
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
@@ -74,7 +78,8 @@ def samples(
 
 
 def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
-    """One number for each sample; split and world seed sit in their own bits, so no two can meet."""
+    """One number for each sample; split and world seed sit in their own bits, so no two can
+    meet."""
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if not 0 <= seed < 2**24:
