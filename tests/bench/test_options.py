@@ -12,7 +12,8 @@ import torch
 
 from seecause.attribution.registry import methods
 from seecause.bench.measures import group_options
-from seecause.bench.options import accepts, measure_options, method_options
+from seecause._options import accepts
+from seecause.bench.options import measure_options, method_options
 from seecause.errors import BadOption
 from seecause.metrics import METRICS
 from tests.bench.toy import model

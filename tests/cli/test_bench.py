@@ -210,7 +210,7 @@ REFUSED = {
     "option without value": (("--option", "tail"), "KEY=VALUE"),
     "unknown metric": (("--metric", "apur1"), "nearest: aupr1"),
     "unknown metric option": (("--metric-option", "stops=3"), "steps"),
-    "kind of an option": (("--method", "rise", "--option", "masks=many"), "a number"),
+    "kind of an option": (("--method", "rise", "--option", "masks=many"), "a whole number"),
     "choice of a metric option": (("--metric-option", "order=random"), "pixel, patch"),
     "range of a metric option": (
         ("--metric", "saco", "--metric-option", "groups=1"),

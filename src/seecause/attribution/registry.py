@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from seecause import attribution
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause._options import check_options, keyword_options
+from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
 from seecause.target import Target
 
@@ -55,23 +56,10 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options and their defaults."""
-        found = inspect.signature(self.run).parameters.values()
-        return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+        return keyword_options(self.run)
 
     def check(self, options: dict[str, Any]) -> None:
-        for name, value in options.items():
-            if name not in self.options:
-                raise BadOption(
-                    f"option {name!r} of {self.name}",
-                    value,
-                    f"one of {', '.join(self.options) or 'no options'}",
-                )
-            if isinstance(self.options[name], int | float) and not isinstance(value, int | float):
-                raise BadOption(
-                    f"option {name!r} of {self.name}",
-                    value,
-                    f"a number such as {self.options[name]}",
-                )
+        check_options(self.name, self.run, options)
 
 
 _METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}, "prompt": {}}

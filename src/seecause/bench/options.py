@@ -6,19 +6,18 @@ made-up answer, for the plain picture, and is stopped where it would ask about a
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seecause._options import check_options
 from seecause.attribution.registry import find
-from seecause.bench.measures import group_options
+from seecause.bench.measures import _NOT_OPTIONS, group_options
 from seecause.engine.chunks import budget
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import NotDefined
 from seecause.metrics import METRICS, Given, Metric
 from seecause.models.base import ImageModel
 from seecause.target import parse
@@ -34,7 +33,7 @@ def method_options(
     """All options of a method, defaults filled in; refused if the method would refuse them."""
     entry = find(name, model.architecture)
     entry.check(dict(given))
-    check_kinds(entry.run, name, given)
+    check_options(name, entry.run, given)
     options = {**entry.options, **({"seed": seed} if "seed" in entry.options else {}), **given}
     _dry_run(entry.run, model, options)
     return options
@@ -45,71 +44,11 @@ def measure_options(
 ) -> dict[str, Any]:
     """The same for a group of metrics."""
     known = group_options(group)
-    for name, value in given.items():
-        if name not in known:
-            raise BadOption(
-                f"option {name!r} of {group}", value, f"one of {', '.join(known) or 'no options'}"
-            )
-    check_kinds(METRICS[group].run, group, given)
+    check_options(group, METRICS[group].run, given, leave_out=_NOT_OPTIONS)
     options = {**known, **({"seed": seed} if "seed" in known else {}), **given}
     if options:
         _dry_measure(METRICS[group], model, options)
     return options
-
-
-def check_kinds(run: Callable[..., Any], name: str, given: Mapping[str, Any]) -> None:
-    """Refuse a value that is not of the kind its annotation tells."""
-    hints = get_type_hints(inspect.unwrap(run))
-    for option, value in given.items():
-        if not accepts(hints[option], value):
-            raise BadOption(
-                f"option {option!r} of {name}", value, " or ".join(_words(hints[option]))
-            )
-
-
-def accepts(hint: Any, value: Any) -> bool:
-    """Whether a value is of the kind an annotation tells. A tuple may come back as a list:
-    manifests are JSON."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        return any(accepts(part, value) for part in parts)
-    if kind is Literal:
-        return any(value == part and type(value) is type(part) for part in parts)
-    if kind is tuple and ... not in parts:
-        return (
-            isinstance(value, tuple | list)
-            and len(value) == len(parts)
-            and all(map(accepts, parts, value))
-        )
-    if kind is not None and isinstance(kind, type) and issubclass(kind, Sequence):
-        return isinstance(value, tuple | list) and all(accepts(parts[0], item) for item in value)
-    if hint in (None, type(None)):
-        return value is None
-    if hint in (int, float):
-        return not isinstance(value, bool) and isinstance(
-            value, int | float if hint is float else int
-        )
-    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
-
-
-def _words(hint: Any) -> Iterator[str]:
-    """What `accepts` takes, for a reader. What cannot be typed on a command line is not named."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        for part in parts:
-            yield from _words(part)
-    elif kind is Literal:
-        yield ", ".join(map(str, parts))
-    elif kind is tuple:
-        yield f"{len(parts)} values such as 1,8"
-    elif isinstance(kind, type) and issubclass(kind, Sequence):
-        yield "several values, separated by commas"
-    elif hint in (None, type(None)):
-        yield "None"
-    elif hint is not Tensor:
-        yield {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(
-            hint, str(hint)
-        )
 
 
 def _dry_run(run: Callable[..., Any], model: ImageModel, options: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def search_of(steps: int, cache: Path | None, pairs: Sequence[str] | None) -> Se
     """The flags and `key=value` words of a command, checked before any picture is read."""
     import inspect
 
-    from seecause.bench.options import check_kinds
+    from seecause._options import check_options
     from seecause.heads.masks import discover_masks
 
     keywords = [
@@ -102,7 +102,7 @@ def search_of(steps: int, cache: Path | None, pairs: Sequence[str] | None) -> Se
             raise BadOption(
                 f"option {name!r} of the mask search", value, f"one of {', '.join(known)}"
             )
-    check_kinds(discover_masks, "the mask search", options)
+    check_options("the mask search", discover_masks, options)
     return Search(steps, cache, options)
 
 

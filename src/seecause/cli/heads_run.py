@@ -218,7 +218,7 @@ def options_of(
 ) -> dict[str, Any]:
     """Everything that was asked of a selector, checked before any mask is searched. `fill`: None
     where it serves other ends too."""
-    from seecause.bench.options import check_kinds
+    from seecause._options import check_options
     from seecause.cli.heads_masks import pairs_of
     from seecause.errors import UnknownName
     from seecause.heads import score, selectors
@@ -244,12 +244,12 @@ def options_of(
                 f"option {name!r} of {by}", value, f"one of {', '.join(free) or 'no options'}"
             )
     if own:
-        check_kinds(score, by, {name: value for name, value in options.items() if name in FREE})
-        check_kinds(
-            screened, by, {name: value for name, value in options.items() if name in FREE_SCREEN}
+        check_options(by, score, {name: value for name, value in options.items() if name in FREE})
+        check_options(
+            by, screened, {name: value for name, value in options.items() if name in FREE_SCREEN}
         )
         return options
-    check_kinds(known[by].run, by, options)
+    check_options(by, known[by].run, options)
     for name, given, usual in (
         ("operator", operator, Removal.zero),
         ("guard", guard, Guard.penalty),

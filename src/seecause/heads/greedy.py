@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seecause._options import check_options
 from seecause.errors import BadOption
 from seecause.heads.cigma import masks_at_hand
 from seecause.heads.erase import Baseline
@@ -23,7 +24,7 @@ from seecause.heads.masks import Masks
 from seecause.heads.registry import selector
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.score import score
-from seecause.heads.study import Operator, Study, check_heads, check_options
+from seecause.heads.study import Operator, Study, check_heads
 from seecause.models.view import VisionModel
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seecause._options import check_options
 from seecause.errors import BadOption
 from seecause.heads.cigma import masks_at_hand
 from seecause.heads.erase import Baseline
 from seecause.heads.masks import Masks
 from seecause.heads.registry import selector
 from seecause.heads.result import HeadScores
-from seecause.heads.study import Operator, Study, check_options
+from seecause.heads.study import Operator, Study
 from seecause.models.view import VisionModel
 
 

@@ -20,11 +20,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from seecause._options import check_options
 from seecause.errors import BadOption
 from seecause.heads.masks import Masks
 from seecause.heads.result import Head, HeadScores
 from seecause.heads.score import score
-from seecause.heads.study import Study, check_options
+from seecause.heads.study import Study
 from seecause.metrics import standard_error
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
@@ -71,7 +72,7 @@ def screen(
 ) -> Screened:
     """Find the `top` heads: verify 4 * top (or `verify`) and audit a share of all heads. `by` ranks
     guesses by value or by size. Options are `score`'s."""
-    check_options("screen", score, options, but=("heads",))
+    check_options("screen", score, options, leave_out=("heads",))
     guess = first_order(
         model,
         images,
@@ -116,7 +117,7 @@ def first_order(
     `at`. Options are those of `score`."""
     if not at or not all(0 <= point <= 1 for point in at):
         raise BadOption("at", at, "gates between 0 and 1")
-    check_options("first_order", Study, options, but=("guard",))
+    check_options("first_order", Study, options, leave_out=("guard",))
     with torch.no_grad():
         study = Study(model, images, masks, guard=False, **options)
     width = [model.n_layers, model.n_heads]

@@ -3,7 +3,6 @@ of head scores shares."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
@@ -270,20 +269,6 @@ class Study:
             **({} if self.erased is None else self.erased.record()),
             **protocol(self.model, self.images),
         }
-
-
-def check_options(
-    what: str, run: Callable[..., Any], options: Mapping[str, Any], *, but: Sequence[str] = ()
-) -> None:
-    """Refuse what `run` has no keyword for, before anything is measured."""
-    known = [
-        p.name
-        for p in inspect.signature(run).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name not in but
-    ]
-    for name, value in options.items():
-        if name not in known:
-            raise BadOption(f"option {name!r} of {what}", value, f"one of {', '.join(known)}")
 
 
 def derangement(count: int, seed: int) -> Tensor:

@@ -1,0 +1,123 @@
+"""Files and folders that are whole or not there, and digests: written once, used everywhere.
+
+A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
+replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which becomes `path` when the block ends well, also across a power
+    cut."""
+    draft = _draft_of(path)
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a file so that its name never stands for half of it."""
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same for a value as indented JSON."""
+    write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes `path` (instead of what is there) when the block ends
+    well."""
+    path = path.absolute()
+    mend_folder(path)
+    draft = _draft_of(path)
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        old = _old_of(path)
+        if path.exists():
+            path.rename(old)
+        draft.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def mend_folder(path: Path) -> None:
+    """Undo a replacement that was killed between its two renames, and remove drafts of dead
+    processes."""
+    path = path.absolute()
+    old = _old_of(path)
+    if old.is_dir():
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(path)
+    for draft in path.parent.glob(f".{path.name}.*.partial"):
+        match = _DRAFT.match(draft.name)
+        if match and not _is_alive(int(match[1])):
+            if draft.is_dir():
+                shutil.rmtree(draft, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+
+
+def digest(*parts: bytes | str, length: int = 16) -> str:
+    """The first hexadecimal digits of the SHA-256 of all parts, each set off from the next."""
+    total = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        total.update(len(content).to_bytes(8, "big") + content)
+    return total.hexdigest()[:length]
+
+
+def digest_json(value: Any, *, length: int = 16) -> str:
+    """A digest of anything that JSON can say; the order of keys does not matter."""
+    return digest(json.dumps(value, sort_keys=True), length=length)
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _old_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
