@@ -18,8 +18,8 @@ from scripts.attribution_tables import BESIDE, By
 from scripts.tables import REFERENCE
 from seecause.bench.measures import higher_is_better
 from seecause.bench.table import Table, values
+from seecause.data.dataset import IGNORE
 from seecause.data.photos import Photos
-from seecause.data.sample import IGNORE
 from seecause.errors import BadImage
 from seecause.metrics import rank_correlation
 from seecause.report.overlay import overlay, picture

@@ -19,9 +19,8 @@ from seecause.bench.plan import Plan, Request
 from seecause.bench.runner import Status
 from seecause.bench.store import Store
 from seecause.bench.work import predict, read_samples
-from seecause.data.batch import to_batch
+from seecause.data.batch import class_places, to_batch
 from seecause.data.images import read_image
-from seecause.data.labels import class_places
 from seecause.data.photos import Photos
 from seecause.models.base import ImageModel
 

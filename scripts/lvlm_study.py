@@ -45,7 +45,7 @@ from seecause.data import critters
 from seecause.data.critters import PARTS
 from seecause.data.critters.picture import STYLES
 from seecause.data.critters.questions import answers, wordings
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 from seecause.engine.machine import machine
 from seecause.errors import SeecauseError, WeakAnswer
 from seecause.lvlm import (

@@ -11,7 +11,7 @@ from torch import Tensor
 from scripts.background.composites import ALONE
 from scripts.background.photos import Study
 from scripts.kept_pieces import Pieces, pack, unpack
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.heads import Audit, Gains, Look, Masks, discover_masks, information_gains, iou
 from seecause.heads.binarise import harden
 from seecause.heads.cases import logits_of

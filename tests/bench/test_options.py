@@ -10,9 +10,9 @@ from typing import Any, Literal, get_type_hints
 import pytest
 import torch
 
+from seecause._options import accepts
 from seecause.attribution.registry import methods
 from seecause.bench.measures import group_options
-from seecause._options import accepts
 from seecause.bench.options import measure_options, method_options
 from seecause.errors import BadOption
 from seecause.metrics import METRICS

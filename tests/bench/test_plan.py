@@ -10,7 +10,7 @@ from PIL import Image
 from seecause.bench import inputs
 from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan
-from seecause.data.labels import class_places
+from seecause.data.batch import class_places
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, UnknownClass, UnknownName
 from tests.bad_files import bad_file

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from seecause.bench import traces
 from seecause.bench.traces import Asked, check_folder, run_study, seed_of, to_csv
 from seecause.data import open_data
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption
 from seecause.lvlm import MaskEngine, make_bank, trace_heads
 from seecause.report.lvlm_study import text_section

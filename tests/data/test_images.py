@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seecause.data.images import find_images, read_image
-from seecause.data.pictures import open_picture, open_pictures
+from seecause.data.images import find_images, open_picture, open_pictures, read_image
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, BadOption
 from tests.bad_files import REASONS, bad_file, write_huge_header
@@ -151,7 +150,7 @@ def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
     opened = []
     monkeypatch.setattr(
-        "seecause.data.pictures.open_data", lambda name: (opened.append(name), open_data(name))[1]
+        "seecause.data.images.open_data", lambda name: (opened.append(name), open_data(name))[1]
     )
     texts = [
         "critters:clean:test#3",

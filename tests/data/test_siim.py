@@ -17,8 +17,7 @@ from pydicom.encaps import encapsulate
 from pydicom.uid import ExplicitVRLittleEndian, JPEGBaseline8Bit, SecondaryCaptureImageStorage
 
 from seecause.data import open_data
-from seecause.data.dicom import read_xray
-from seecause.data.siim import rle_mask
+from seecause.data.siim import read_xray, rle_mask
 from seecause.errors import BadImage, DataMissing, MissingExtra
 from tests.files import lines
 

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from seecause.data.batch import to_batch
 from seecause.data.critters import CLASSES
+from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
-from seecause.data.sample import IGNORE, Sample
 from seecause.errors import BadOption
 from seecause.faithful import LeaveOneOut, intervene, train
 from seecause.faithful.crops import RandomCuts, cuts_with_object
@@ -26,7 +26,7 @@ from seecause.faithful.evaluate import (
     together,
 )
 from seecause.faithful.snapshot import keep_evaluation, read_evaluations
-from seecause.metrics.auc import auroc
+from seecause.metrics.calibration import auroc
 from seecause.metrics.segmentation import foreground
 from seecause.models.preprocess import Preprocess
 from tests.faithful.nets import SIZE, tiny_net

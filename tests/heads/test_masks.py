@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import Masks, discover_masks, iou, mask_search
 from seecause.heads.binarise import harden

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.errors import SeecauseError
 from seecause.heads import HeadScores, ablate, prune, random_sets, select, selectors
 from tests.helpers import view

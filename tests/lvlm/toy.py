@@ -8,7 +8,7 @@ from pathlib import Path
 
 import seecause as sc
 from seecause.data import critters
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 from seecause.train.llava_recipe import LlavaRecipe, build
 from seecause.train.llava_words import make_processor, make_words
 from tests.tiny import scramble

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.stats import rankdata, spearmanr
 
 from seecause.errors import BadOption
-from seecause.metrics.ranks import average_ranks
+from seecause.metrics._pixels import average_ranks
 from seecause.metrics.statistics import (
     bootstrap_interval,
     paired_difference,

@@ -21,7 +21,7 @@ from seecause.bench.measures import has_masks
 from seecause.bench.store import Store, place
 from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.engine.attention import attention_probs
 from seecause.engine.chunks import budget, fit, in_chunks
 from seecause.models.view import VisionModel

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 from seecause.bench.inputs import joined, sample_digests, versions
 from seecause.bench.measures import groups_of, lacking
 from seecause.bench.options import measure_options, method_options
+from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset
-from seecause.data.labels import class_places
 from seecause.data.photos import Photos
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel

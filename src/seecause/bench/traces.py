@@ -27,9 +27,8 @@ from torch import Tensor
 
 from seecause import __version__
 from seecause.bench.store import place
-from seecause.data.dataset import Dataset
-from seecause.data.pictures import to_pil
-from seecause.data.sample import Sample
+from seecause.data.dataset import Dataset, Sample
+from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption, BadPrompt, BankMismatch, DataMissing, WeakAnswer
 from seecause.lvlm import (
     LVLM,

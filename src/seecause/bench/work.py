@@ -20,9 +20,8 @@ from seecause.bench.store import Result
 from seecause.data.batch import Batch, to_batch
 from seecause.data.critters import Latents
 from seecause.data.critters_data import CrittersData
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, Sample
 from seecause.data.registry import open_data
-from seecause.data.sample import Sample
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import load

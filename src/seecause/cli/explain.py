@@ -90,7 +90,7 @@ def explain(
     from seecause.cli.options import method_options, open_model, tell_outside
     from seecause.cli.progress import counting
     from seecause.data.critters import CLASSES
-    from seecause.data.pictures import find_pictures
+    from seecause.data.images import find_pictures
     from seecause.report.explain import explain as run
     from seecause.report.folder import check_out
 
@@ -129,7 +129,7 @@ def _read(model: ImageModel, files: Sequence[str], advance: Callable[[int], None
     large photos do not pile up."""
     import torch
 
-    from seecause.data.pictures import open_pictures
+    from seecause.data.images import open_pictures
 
     prepared = []
     for picture in open_pictures(files):
@@ -185,7 +185,7 @@ def _lead(found: Explanation) -> str:
 def short_names(files: Sequence[str]) -> list[str]:
     """File names, with as much of their folders as tells them apart; samples of datasets keep
     theirs."""
-    from seecause.data.pictures import sample_of
+    from seecause.data.images import sample_of
 
     places = {file: Path(file).absolute() for file in files if not sample_of(file)}
     short = {file: place.name for file, place in places.items()}
@@ -198,7 +198,7 @@ def short_names(files: Sequence[str]) -> list[str]:
 def _file_name(name: str) -> str:
     """`critters:clean:test#3` -> `critters-clean-test-3`: colons and hashes are no part of file
     names everywhere."""
-    from seecause.data.pictures import sample_of
+    from seecause.data.images import sample_of
 
     return re.sub(r"[^\w.]+", "-", name) if sample_of(name) else name
 

@@ -263,7 +263,7 @@ def study(
     from seecause.bench.traces import Asked, check_folder, run_study
     from seecause.cli.progress import counting
     from seecause.data import open_data
-    from seecause.data.pictures import to_pil
+    from seecause.data.images import to_pil
     from seecause.report.lvlm_study import write_study
 
     check_folder(out)

@@ -112,7 +112,7 @@ def open_engine(
 ) -> tuple[Image.Image, MaskEngine]:
     """The picture, and the engine that asks about it; `asked` goes to `MaskEngine`. What cannot
     work is refused before a model is loaded."""
-    from seecause.data.pictures import open_picture
+    from seecause.data.images import open_picture
     from seecause.lvlm import MaskEngine
 
     check_question(question)

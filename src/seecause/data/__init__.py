@@ -16,9 +16,8 @@ from seecause.data.answers import (
     true_positives,
 )
 from seecause.data.batch import Batch, to_batch
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.registry import open_data
-from seecause.data.sample import IGNORE, Sample
 
 __all__ = [
     "IGNORE",

@@ -1,4 +1,4 @@
-"""Samples of any size in a model's own frame."""
+"""Samples in a model's own frame: pictures and masks of its size, labels among its classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from seecause.data.pictures import to_pil
-from seecause.data.sample import IGNORE, Sample
-from seecause.errors import BadOption
+from seecause.data.dataset import IGNORE, Dataset, Sample
+from seecause.data.images import to_pil
+from seecause.errors import BadOption, OtherClasses, UnknownClass
+from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
 
 
@@ -82,3 +83,39 @@ def _labels(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
             "labels for all samples of a batch, or for none",
         )
     return torch.tensor(known, device=device) if known else None
+
+
+def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
+    """The model's class for each label of `data`, by name.
+
+    By position only where names cannot tell: the model or the data has none, ImageNet's classes
+    (one order, many spellings), or as many classes as the model's of which not one has a name it
+    knows. One known name among unknown ones is a mistake, not another spelling.
+    """
+    count = model.n_classes
+    if in_order(data, model.classes, count) or (
+        count == len(data.classes) and not any(_knows(model, name) for name in data.classes)
+    ):
+        return tuple(model.class_index(place) for place in range(len(data.classes)))
+    unknown = next((name for name in data.classes if not _knows(model, name)), None)
+    if unknown is not None:
+        raise OtherClasses(data.name, model.name, unknown, model.classes)
+    return tuple(model.class_index(name) for name in data.classes)
+
+
+def in_order(data: Dataset, names: Sequence[str], count: int) -> bool:
+    """Whether label c means the c-th of `count` classes: by the same names, without any, or as
+    ImageNet's classes, which have one order and many spellings."""
+    return (
+        not names
+        or data.classes == tuple(names)
+        or (data.name.startswith("imagenet") and count == len(data.classes))
+    )
+
+
+def _knows(model: ImageModel, name: str) -> bool:
+    try:
+        model.class_index(name)
+    except UnknownClass:
+        return False
+    return True

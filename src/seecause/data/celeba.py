@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seecause.data.dataset import evenly, path_and_split
-from seecause.data.photos import Photo, Photos
-from seecause.data.tables import THREE, code, read_csv, read_fields, read_lines
+from seecause.data.photos import THREE, Photo, Photos, code, read_csv, read_fields, read_lines
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "test")

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import evenly, part_of_train, path_and_split
-from seecause.data.sample import Sample
-from seecause.data.unpickle import ARRAYS, read_pickle
+from seecause.data._pickles import ARRAYS, read_pickle
+from seecause.data.dataset import Sample, evenly, part_of_train, path_and_split
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "trainval", "test")

@@ -11,8 +11,7 @@ import torch
 
 from seecause.data.critters import CLASSES, SPLITS, Latents, draw, samples
 from seecause.data.critters.regimes import find_regime
-from seecause.data.dataset import check_limit
-from seecause.data.sample import Sample
+from seecause.data.dataset import Sample, check_limit
 from seecause.errors import UnknownName
 
 DEFAULT_LENGTH = 512

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import read_grey
-from seecause.data.photos import Photo, Photos
-from seecause.data.tables import read_fields
+from seecause.data.photos import Photo, Photos, read_fields
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "trainval", "test")

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from seecause.data.sample import Sample
+from torch import Tensor
+
 from seecause.errors import BadOption, UnknownName
 
 T = TypeVar("T")
+IGNORE = 255  # in integer masks: neither object nor background
 # one photo in so many of each class is kept back for validation where a release has no such split
 HELD_OUT = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Loaders yield these, so metrics and methods need to know no dataset.
+
+    Pictures have their own size; `to_batch` brings them and their masks into a model's frame. A
+    field a dataset cannot fill is None; it is never guessed.
+    """
+
+    image: Tensor  # [3, H, W] float32, raw pixels in [0, 1], not normalised
+    label: int | None
+    # (foreground code, background code): what a shortcut confuses, such as bird and place
+    group: tuple[int, int] | None = None
+    # [H, W] bool, True on the object; or integers: 1 object, 0 background, IGNORE neither
+    mask: Tensor | None = None
+    parts: Tensor | None = None  # [H, W] uint8: 0 background, 1 body, 2.. parts
+    box: tuple[float, float, float, float] | None = None  # x, y, width, height in pixels
+    # [P, 3] float32: x, y of each key point in pixels, and 1 where it is visible
+    points: Tensor | None = None
+    id: str = ""
 
 
 class Dataset(Protocol):

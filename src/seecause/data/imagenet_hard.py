@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from seecause.data.dataset import evenly
+from seecause.data.dataset import Sample, evenly
 from seecause.data.imagenet import imagenet_classes
-from seecause.data.sample import Sample
 from seecause.errors import BadImage, DataMissing
 
 _LAYOUT = "expected PATH/data/validation-*.parquet with the columns image and label"

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import evenly
+from seecause.data.dataset import IGNORE, evenly
 from seecause.data.imagenet import imagenet_classes, imagenet_wnids
 from seecause.data.images import read_image
 from seecause.data.photos import Photo, Photos, class_folders, pictures
-from seecause.data.sample import IGNORE
 from seecause.errors import BadImage, DataMissing
 
 IGNORED_ID = 1000

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import train_test_split
 
+from seecause.data._pickles import read_pickle
 from seecause.data.dataset import evenly, path_and_split
 from seecause.data.photos import Photo, Photos, class_folders, pictures
-from seecause.data.unpickle import read_pickle
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "test", "test-all")

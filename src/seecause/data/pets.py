@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import evenly, path_and_split
+from seecause.data.dataset import IGNORE, evenly, path_and_split
 from seecause.data.imagenet import imagenet_classes
 from seecause.data.images import read_ids
 from seecause.data.photos import Photo, Photos
-from seecause.data.sample import IGNORE
 from seecause.errors import BadImage, DataMissing
 
 log = logging.getLogger(__name__)

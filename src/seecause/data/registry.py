@@ -23,7 +23,7 @@ _LOADERS = {  # spec -> where its loader is; imported on first use
     "pets:PATH[:SPLIT]": ("seecause.data.pets", "open_pets"),
     "siim:PATH[:SPLIT]": ("seecause.data.siim", "open_siim"),
     "tiny-imagenet:PATH[:SPLIT]": ("seecause.data.tiny_imagenet", "open_tiny_imagenet"),
-    "waterbird200:PATH": ("seecause.data.waterbird200", "open_waterbird200"),
+    "waterbird200:PATH": ("seecause.data.waterbirds", "open_waterbird200"),
     "waterbirds:PATH[:SPLIT]": ("seecause.data.waterbirds", "open_waterbirds"),
 }
 

@@ -18,18 +18,22 @@ public script that makes it leaves out the transpose.
 from __future__ import annotations
 
 import logging
+import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from seecause.data._pickles import read_pickle
 from seecause.data.dataset import evenly, part_of_train, path_and_split
-from seecause.data.dicom import read_xray, xray_size
-from seecause.data.photos import Photo, Photos
-from seecause.data.tables import read_csv
-from seecause.data.unpickle import read_pickle
-from seecause.errors import DataMissing
+from seecause.data.photos import Photo, Photos, read_csv
+from seecause.errors import BadImage, DataMissing, MissingExtra
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,19 @@ _LAYOUT = (
     "expected PATH/dicom-images-train/*/*/<uid>.dcm, PATH/train-rle.csv and PATH/cxr_tube_dict.pkl,"
     " or PATH/{train_set,full_test_set,...}/{0,1}/<uid>.dcm"
 )
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+)
+_EXPECTED = "give a DICOM file of one 8-bit grey picture"
 
 Runs = dict[str, list[str]]  # of each image, its rows of run lengths
 
@@ -191,3 +208,52 @@ def _mask_reader(runs: Runs) -> Callable[[Path], Tensor]:
             ) from None
 
     return read
+
+
+def read_xray(path: Path) -> Image.Image:
+    """RGB with three equal channels; MONOCHROME1, where black is the largest number, is turned
+    round."""
+    header, pixels = _read_dicom(path, pixels=True)
+    if pixels.ndim != 2 or pixels.dtype != np.uint8:
+        raise BadImage(str(path), f"an array {list(pixels.shape)} of {pixels.dtype}", _EXPECTED)
+    if header.get("PhotometricInterpretation") == "MONOCHROME1":
+        pixels = 255 - pixels
+    return Image.fromarray(pixels).convert("RGB")
+
+
+def xray_size(path: Path) -> tuple[int, int]:
+    """Height and width, by the header alone."""
+    header, _ = _read_dicom(path, pixels=False)
+    height, width = header.get("Rows"), header.get("Columns")
+    if not height or not width:
+        raise BadImage(str(path), "its header tells no size", _EXPECTED)
+    return int(height), int(width)
+
+
+def _read_dicom(path: Path, *, pixels: bool) -> tuple[Any, np.ndarray]:
+    """Header and, if asked for, pixels."""
+    pydicom = _pydicom()
+    if not path.is_file():
+        raise BadImage(str(path), "no such file", "check the path")
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # pydicom warns about odd identifiers; what matters is checked
+        try:
+            header = pydicom.dcmread(path, stop_before_pixels=not pixels)
+            return header, header.pixel_array if pixels else np.empty(0)
+        except pydicom.errors.InvalidDicomError:
+            raise BadImage(str(path), "not a DICOM file", _EXPECTED) from None
+        except _BROKEN as broken:
+            said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
+            raise BadImage(
+                str(path), f"damaged or of an unknown kind ({said})", _EXPECTED
+            ) from broken
+
+
+def _pydicom() -> ModuleType:
+    try:
+        import pydicom
+    except ImportError:
+        raise MissingExtra("pydicom", "medical") from None
+    return pydicom

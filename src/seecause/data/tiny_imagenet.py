@@ -13,8 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
-from seecause.data.photos import Photo, Photos, pictures
-from seecause.data.tables import read_fields, read_lines
+from seecause.data.photos import Photo, Photos, pictures, read_fields, read_lines
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "trainval", "test")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from PIL import Image
 
 from seecause.data import critters
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 from seecause.demo.job import Setting, Shown
 from seecause.errors import WeakAnswer
 from seecause.lvlm import (

@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.data.batch import seen
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 from seecause.faithful.config import Augment
 from seecause.models.preprocess import Preprocess
 

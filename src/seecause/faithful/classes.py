@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from seecause.data.dataset import Dataset
+from seecause.data.batch import in_order
+from seecause.data.dataset import Dataset, Sample
 from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
-from seecause.data.labels import in_order
-from seecause.data.sample import Sample
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM
 

@@ -12,9 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from seecause.data.dataset import Dataset
-from seecause.data.pictures import to_pil
-from seecause.data.sample import IGNORE, Sample
+from seecause.data.dataset import IGNORE, Dataset, Sample
+from seecause.data.images import to_pil
 from seecause.faithful.augment import keyed
 from seecause.models.preprocess import Preprocess
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 
 SIDE = 192  # pixels of a tile, at least
 _ALPHA, _DIM = 0.6, 0.35

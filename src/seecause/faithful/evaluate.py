@@ -21,9 +21,8 @@ from seecause.faithful.interventions import evaluating, leave_one_out, packing
 from seecause.faithful.net import IFAM
 from seecause.faithful.output import By
 from seecause.faithful.reading import read
-from seecause.metrics.auc import auroc
-from seecause.metrics.backgrounds import in9_right
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.calibration import auroc
+from seecause.metrics.groups import GroupAccuracy, group_accuracy, in9_right
 from seecause.metrics.segmentation import Overlap, foreground, iou, overlap
 from seecause.models.preprocess import Preprocess
 

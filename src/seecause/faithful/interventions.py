@@ -28,7 +28,7 @@ from seecause.faithful.net import IFAM
 from seecause.faithful.output import By, Intervention, Thresholds, as_parts
 from seecause.faithful.packed import has_kernel
 from seecause.faithful.parts import mean_vote
-from seecause.metrics.auc import auroc
+from seecause.metrics.calibration import auroc
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 

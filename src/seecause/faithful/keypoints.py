@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.batch import seen
-from seecause.data.dataset import Dataset
-from seecause.data.sample import Sample
+from seecause.data.dataset import Dataset, Sample
 from seecause.faithful.evaluate import frame_of
 from seecause.faithful.interventions import evaluating
 from seecause.faithful.net import IFAM

@@ -22,7 +22,7 @@ from seecause.errors import BadOption
 from seecause.heads.cases import Cases
 from seecause.heads.removal import logits_without
 from seecause.heads.result import Head
-from seecause.metrics.backgrounds import background_gap
+from seecause.metrics.groups import background_gap
 from seecause.models.block import chain
 from seecause.models.view import VisionModel
 

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from seecause.data import critters
 from seecause.data.answers import Group, true_positives
-from seecause.data.batch import to_batch
+from seecause.data.batch import class_places, to_batch
 from seecause.data.critters_data import CrittersData
-from seecause.data.dataset import Dataset
-from seecause.data.labels import class_places
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.heads.erase import Swapped

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.attribute import protocol
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.binarise import Rule, harden

@@ -8,7 +8,7 @@ from PIL import Image
 
 from seecause.data import critters
 from seecause.data.critters.picture import STYLES
-from seecause.data.pictures import to_pil
+from seecause.data.images import to_pil
 
 CALIBRATION = 100
 _START = 1 << 30

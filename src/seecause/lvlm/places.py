@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption
 from seecause.lvlm.prompt import Prompt
 from seecause.lvlm.view import LVLM

@@ -9,13 +9,18 @@ Every number is given for each image first; means, errors and intervals come fro
 take the method as a function, `explain(images, target) -> maps`.
 """
 
-from seecause.metrics.auc import auroc
-from seecause.metrics.backgrounds import background_gap, in9_answers, in9_right
-from seecause.metrics.calibration import Calibration, calibration, nll
+from seecause.metrics.calibration import Calibration, auroc, calibration, nll
 from seecause.metrics.complexity import Complexity, complexity
 from seecause.metrics.energy import Energy, energy
 from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
-from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
+from seecause.metrics.groups import (
+    GroupAccuracy,
+    background_gap,
+    clopper_pearson,
+    group_accuracy,
+    in9_answers,
+    in9_right,
+)
 from seecause.metrics.insertion_deletion import Curves, insertion_deletion
 from seecause.metrics.keypoints import (
     KeyPointError,

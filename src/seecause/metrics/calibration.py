@@ -5,7 +5,8 @@
 The confidence of a photo is the largest probability. It is binned into `bins` intervals of equal
 width on [0, 1], each closed on the left; the last one is closed on both sides. 15 bins and L1 as in
 torchmetrics, which differs in one thing: there a confidence of exactly 1 has a bin of its own.
-Lower is better, both.
+Lower is better, both. `auroc` is the area under the ROC curve: how often a positive photo scores
+above a negative one; exact, by scikit-learn, ties count half.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from seecause.errors import BadOption
@@ -76,3 +78,22 @@ def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             f"classes 0 to {logits.shape[1] - 1}",
         )
     return logits.detach().double().cpu(), labels.detach().cpu().long()
+
+
+def auroc(logits: Tensor, labels: Tensor) -> float:
+    """Of logits [N, C] and labels [N]. Two classes: by the probability of class 1. More: the mean
+    over classes of one against the rest."""
+    logits, labels = checked_logits(logits, labels)
+    missing = [name for name in range(logits.shape[1]) if not (labels == name).any()]
+    if missing or logits.shape[1] < 2:
+        raise BadOption(
+            "labels",
+            f"no sample of class {missing[0] if missing else 1}",
+            "samples of every class: the curve needs positives and negatives",
+        )
+    probabilities = logits.softmax(dim=1)
+    areas = [
+        float(roc_auc_score((labels == name).numpy(), probabilities[:, name].numpy()))
+        for name in range(logits.shape[1])
+    ]
+    return areas[1] if len(areas) == 2 else float(torch.tensor(areas, dtype=torch.float64).mean())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seecause.metrics.pixels import checked
+from seecause.metrics._pixels import checked
 
 
 @dataclass(frozen=True, eq=False)

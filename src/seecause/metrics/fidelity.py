@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics._probe import Fill, Probe, probe
 from seecause.metrics.perturbation import patch_counts
-from seecause.metrics.probe import Fill, Probe, probe
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec

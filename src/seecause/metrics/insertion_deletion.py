@@ -22,9 +22,16 @@ from torch import Tensor
 
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
-from seecause.metrics.blur import Blur, blurred
-from seecause.metrics.order import Order, Steps, Ties, importance_ranks, thresholds
-from seecause.metrics.pixels import Upsampling
+from seecause.metrics._pixels import (
+    Blur,
+    Order,
+    Steps,
+    Ties,
+    Upsampling,
+    blurred,
+    importance_ranks,
+    thresholds,
+)
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, parse
 

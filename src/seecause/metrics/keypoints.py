@@ -31,8 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from seecause.data.batch import to_batch
-from seecause.data.dataset import Dataset
-from seecause.data.sample import Sample
+from seecause.data.dataset import Dataset, Sample
 from seecause.errors import BadOption
 from seecause.metrics.segmentation import part_labels
 from seecause.models.base import ImageModel

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
-from seecause.metrics.pixels import Upsampling, patch_centres, to_pixels
-from seecause.metrics.ranks import tie_ends
+from seecause.metrics._pixels import Upsampling, patch_centres, tie_ends, to_pixels
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
 

@@ -48,8 +48,8 @@ from seecause.data.critters import (
 )
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
-from seecause.metrics.pixels import to_pixels
-from seecause.metrics.probe import Explain
+from seecause.metrics._pixels import to_pixels
+from seecause.metrics._probe import Explain
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 

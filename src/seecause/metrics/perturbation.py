@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics._pixels import Order, Steps, Ties, Upsampling, importance_ranks, thresholds
+from seecause.metrics._probe import Fill, Probe, filled, probe
 from seecause.metrics.insertion_deletion import area
-from seecause.metrics.order import Order, Steps, Ties, importance_ranks, thresholds
-from seecause.metrics.pixels import Upsampling
-from seecause.metrics.probe import Fill, Probe, filled, probe
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 

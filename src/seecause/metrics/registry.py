@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seecause.data.critters import Latents
 from seecause.errors import BadOption, UnknownName
+from seecause.metrics._probe import Explain
 from seecause.metrics.complexity import complexity
 from seecause.metrics.energy import energy
 from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
@@ -26,7 +27,6 @@ from seecause.metrics.insertion_deletion import insertion_deletion
 from seecause.metrics.localization import localization
 from seecause.metrics.parts import part_truth
 from seecause.metrics.perturbation import perturbation, removal
-from seecause.metrics.probe import Explain
 from seecause.metrics.road import road
 from seecause.metrics.saco import saco
 from seecause.metrics.sanity import Attribute, parameter_randomisation, random_logit

@@ -27,9 +27,9 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics.order import Ties, importance_ranks
+from seecause.metrics._pixels import Ties, importance_ranks
+from seecause.metrics._probe import probe
 from seecause.metrics.perturbation import TENTHS, patch_counts
-from seecause.metrics.probe import probe
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics.order import Ties, importance_ranks
-from seecause.metrics.probe import Fill, probe
+from seecause.metrics._pixels import Ties, importance_ranks
+from seecause.metrics._probe import Fill, probe
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 

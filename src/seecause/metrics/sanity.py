@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
-from seecause.metrics.pixels import checked
-from seecause.metrics.probe import Explain, bound_spec, probe
+from seecause.metrics._pixels import checked
+from seecause.metrics._probe import Explain, bound_spec, probe
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.data.sample import IGNORE
+from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics.pixels import checked
-from seecause.metrics.probe import Explain, bound_spec, probe
+from seecause.metrics._pixels import checked
+from seecause.metrics._probe import Explain, bound_spec, probe
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics.ranks import average_ranks
+from seecause.metrics._pixels import average_ranks
 
 _DRAWN = 4_000_000  # numbers drawn at once by the bootstrap
 _KEPT = 8_000_000  # weights of its resamplings that are kept for the next column

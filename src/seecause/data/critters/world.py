@@ -13,7 +13,7 @@ from seecause.data.critters.backgrounds import BACKGROUNDS
 from seecause.data.critters.latents import Latents, from_codes
 from seecause.data.critters.picture import Do, Style, render
 from seecause.data.critters.regimes import Regime, find_regime, usual_background
-from seecause.data.sample import Sample
+from seecause.data.dataset import Sample
 from seecause.errors import BadOption, UnknownName
 
 SPLITS = ("train", "val", "test")

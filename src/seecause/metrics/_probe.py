@@ -12,8 +12,7 @@ from torch import Tensor
 
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
-from seecause.metrics.blur import blurred
-from seecause.metrics.pixels import spread_out, to_grid
+from seecause.metrics._pixels import blurred, spread_out, to_grid
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, Target, parse
 
