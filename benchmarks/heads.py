@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
 from benchmarks.timing import measured_on
-from seecause.data import critters, open_data
+from seecause import critters
+from seecause.data import open_data
 from seecause.data.batch import to_batch
 from seecause.engine.chunks import budget
 from seecause.engine.forks import HELD

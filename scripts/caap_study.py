@@ -22,7 +22,8 @@ from rich.progress import track
 from torch import Tensor
 
 import seecause as sc
-from seecause.data import critters, open_data
+from seecause import critters
+from seecause.data import open_data
 from seecause.data.batch import to_batch
 from seecause.engine.blanks import blank_image
 from seecause.engine.machine import machine

@@ -13,8 +13,8 @@ import typer
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from seecause.data import critters
-from seecause.data.critters import BACKGROUNDS, CLASSES, Do, render
+from seecause import critters
+from seecause.critters import BACKGROUNDS, CLASSES, Do, render
 
 _GAP, _TEXT = 6, 16
 _SCENE = 10  # the sample whose counterfactuals are shown

@@ -37,7 +37,7 @@ from scripts.faithful_plan import (
     where_erm_fails,
 )
 from scripts.seeds import spread
-from seecause.data.critters.regimes import REGIMES, joint
+from seecause.critters import REGIMES, joint
 
 FEW_MANY, FROZEN, PAPERS_WEIGHT = (
     ("iFAM, K = 1", "iFAM, K = 8"),

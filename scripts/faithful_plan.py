@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seecause.data.critters import REGIMES, Regime
+from seecause.critters import REGIMES, Regime
+from seecause.critters.train.ifam_recipe import IfamRecipe, Pretraining
 from seecause.faithful import LossWeights
-from seecause.train.ifam_recipe import IfamRecipe, Pretraining
 
 Result = dict[str, Any]
 

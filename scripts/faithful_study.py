@@ -51,13 +51,13 @@ from scripts.faithful_plan import (
     where_erm_fails,
 )
 from scripts.kept_pieces import write_whole
+from seecause.critters.train.ifam import fit, seen_in_training
+from seecause.critters.train.ifam_backbone import pretrain
+from seecause.critters.train.ifam_evaluate import balanced, choose, measure, measure_changed
+from seecause.critters.train.ifam_pictures import Scenes
+from seecause.critters.train.ifam_recipe import IfamRecipe, Pretraining, build
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM
-from seecause.train.ifam import fit, seen_in_training
-from seecause.train.ifam_backbone import pretrain
-from seecause.train.ifam_evaluate import balanced, choose, measure, measure_changed
-from seecause.train.ifam_pictures import Scenes
-from seecause.train.ifam_recipe import IfamRecipe, Pretraining, build
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

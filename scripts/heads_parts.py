@@ -18,7 +18,7 @@ from scripts.head_methods import (
     controls,
     forced,
 )
-from seecause.data import critters
+from seecause import critters
 from seecause.heads import (
     HeadScores,
     Masks,

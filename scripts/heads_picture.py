@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.demo_picture import QUIET
-from seecause.demo import Setting, audit, repair
+from seecause.critters.demo import Setting, audit, repair
 from seecause.report.page import write_page
 
 

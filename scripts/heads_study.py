@@ -48,7 +48,7 @@ from scripts.heads_parts import (
     selections,
 )
 from scripts.kept_pieces import write_whole
-from seecause.data import critters
+from seecause import critters
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
 from seecause.heads import Look, discover_masks, random_sets, retrain

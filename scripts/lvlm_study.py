@@ -40,11 +40,9 @@ from scripts.lvlm_study_page import (
     report,
     write_csv,
 )
+from seecause import critters
 from seecause.bench.traces import head_numbers, seed_of, token_numbers
-from seecause.data import critters
-from seecause.data.critters import PARTS
-from seecause.data.critters.picture import STYLES
-from seecause.data.critters.questions import answers, wordings
+from seecause.critters import PARTS, STYLES, answers, wordings
 from seecause.data.images import to_pil
 from seecause.engine.machine import machine
 from seecause.errors import SeecauseError, WeakAnswer

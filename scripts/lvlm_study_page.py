@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.stats import pearsonr
 from torch import Tensor
 
-from seecause.data.critters.questions import wordings
+from seecause.critters import wordings
 from seecause.lvlm import HeadTrace, importance_map, threshold_study
 from seecause.lvlm.analysis import Grouping, HeadGroups, depth_of_use
 from seecause.lvlm.trace import RANKINGS

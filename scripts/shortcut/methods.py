@@ -42,6 +42,7 @@ from scripts.shortcut.data import (
 )
 from scripts.shortcut.measure import Row, fast, measure
 from scripts.shortcut.repair import repairs
+from seecause.critters.train.steps import pace
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
@@ -52,7 +53,6 @@ from seecause.faithful.rates import set_pace
 from seecause.metrics.segmentation import Overlap, overlap
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel
-from seecause.train.steps import pace
 
 Method = Literal["erm", "repair", "pdisco", "ifam", "mask", "centre", "scatter"]
 Loss = Callable[

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.data import critters
+from seecause import critters
 from seecause.metrics import localization, paired_difference
 from seecause.models.sources import ZOO
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
-from seecause.data import critters
-from seecause.demo import JOBS, Setting, audit, compare, explain, repair
+from seecause import critters
+from seecause.critters.demo import JOBS, Setting, audit, compare, explain, repair
 from seecause.report.page import render_page
 
 ARCHITECTURE = {

@@ -12,8 +12,8 @@ import seecause as sc
 from seecause.bench.store import Store
 from seecause.bench.table import values
 from seecause.cli import app
+from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
-from seecause.data.critters import CLASSES
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import calibrate

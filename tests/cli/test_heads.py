@@ -16,12 +16,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import seecause as sc
+from seecause import critters
 from seecause.cli import app
 from seecause.cli import heads as commands
 from seecause.cli.heads_open import TRAIN, open_asked
 from seecause.cli.options import Device, Dtype
 from seecause.cli.progress import counting
-from seecause.data import critters
 from tests.heads.toys import toy
 from tests.lvlm.toy import save_toy
 

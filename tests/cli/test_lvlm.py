@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.cli.lvlm_open import check_bank, tell_if_outside
+from seecause.critters.demo import JOBS, Setting, trace
 from seecause.data.images import read_image
-from seecause.demo import JOBS, Setting, trace
 from seecause.errors import BadOption
 from seecause.report.page import render_page
 from tests.lvlm.toy import QUESTION, pictures, save_toy

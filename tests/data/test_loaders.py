@@ -12,7 +12,8 @@ from PIL import Image
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data import IGNORE, Sample, critters, open_data, to_batch
+from seecause import critters
+from seecause.data import IGNORE, Sample, open_data, to_batch
 from seecause.data.imagenet import imagenet_classes, imagenet_wnids
 from seecause.errors import BadImage, BadOption, DataMissing, UnknownName
 from seecause.models.base import ImageModel

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
-from seecause.data.critters import CLASSES
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadOption

@@ -11,7 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data import critters, open_data
+from seecause import critters
+from seecause.data import open_data
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import seecause as sc
-from seecause.data import critters
+from seecause import critters
 from seecause.heads import penalised, score
 from seecause.heads.audit import audit
 from seecause.heads.cases import critter_cases, right_ones

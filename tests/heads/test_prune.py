@@ -60,7 +60,7 @@ def test_zeroed_and_sliced_answer_like_the_ablated_model(family):
 
 
 def test_a_network_that_restricts_its_heads_is_zeroed_not_sliced():
-    from seecause.models.planted import PlantedViT
+    from seecause.critters.planted import PlantedViT
 
     size = {
         "img_size": 16,

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
-from seecause.data import critters
-from seecause.models.planted import PlantedViT
+from seecause import critters
+from seecause.critters.planted import PlantedViT
 from tests.tiny import scramble
 
 ARCHITECTURE = {

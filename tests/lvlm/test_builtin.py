@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
+from seecause.critters.train.llava_batch import Teacher
+from seecause.critters.train.llava_evaluate import ENOUGH, evaluate
+from seecause.critters.train.llava_words import make_words
+from seecause.critters.train.zoo import card, find_recipe
 from seecause.models.sources import ZOO
-from seecause.train.llava_batch import Teacher
-from seecause.train.llava_evaluate import ENOUGH, evaluate
-from seecause.train.llava_words import make_words
-from seecause.train.zoo import card, find_recipe
 
 
 def test_critters_llava_meets_its_bar():

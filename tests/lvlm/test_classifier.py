@@ -12,8 +12,8 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data import critters
-from seecause.data.critters.questions import wordings
+from seecause import critters
+from seecause.critters import wordings
 from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
 from seecause.lvlm.prompt import render
 from seecause.lvlm.tree import plant

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 import seecause as sc
-from seecause.data import critters
+from seecause import critters
+from seecause.critters.train.llava_recipe import LlavaRecipe, build
+from seecause.critters.train.llava_words import make_processor, make_words
 from seecause.models.image_readers import restrict
-from seecause.train.llava_recipe import LlavaRecipe, build
-from seecause.train.llava_words import make_processor, make_words
 from tests.tiny import scramble
 
 READERS = ((0, 1), (1, 3), (2, 0))

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seecause.critters.train.llava_recipe import RECIPES, build
+from seecause.critters.train.llava_words import make_words
 from seecause.errors import BadOption, BadPrompt
 from seecause.lvlm import MaskEngine, make_bank, wrap
 from seecause.models.image_readers import restrict
-from seecause.train.llava_recipe import RECIPES, build
-from seecause.train.llava_words import make_words
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 from tests.lvlm.toy import pictures, toy_engine

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import seecause as sc
-from seecause.data import critters
+from seecause import critters
+from seecause.critters.train.llava_recipe import LlavaRecipe, build
+from seecause.critters.train.llava_words import make_processor, make_words
 from seecause.data.images import to_pil
-from seecause.train.llava_recipe import LlavaRecipe, build
-from seecause.train.llava_words import make_processor, make_words
 from tests.tiny import scramble
 
 RECIPE = LlavaRecipe(

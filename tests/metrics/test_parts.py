@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.data import critters
+from seecause import critters
 from seecause.errors import BadOption
 from seecause.metrics.parts import (
     REMOVABLE,

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import seecause
-from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import Dataset
 from seecause.data.photos import Photo, Photos
 from seecause.errors import BadImage, DataMissing
@@ -56,7 +55,7 @@ def sample_digests(data: Dataset) -> list[str]:
     if isinstance(data, Photos):
         lists = [_of_file(path) for path in data.lists]
         return [_of_photo(photo, lists) for photo in data.photos]
-    if isinstance(data, CrittersData):
+    if hasattr(data, "latents"):
         first = (
             data[0].image.numpy().tobytes() if len(data) else b""
         )  # a change of the renderer shows

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.data.critters import CLASSES
-from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import Dataset
 from seecause.data.photos import Photos
 from seecause.errors import BadOption, NotDefined, UnknownName
@@ -144,16 +142,16 @@ def lacking(group: str, model: ImageModel, data: Dataset) -> str:
     needs = METRICS[group].needs
     if "masks" in needs and not has_masks(data):
         return f"it needs masks, and {data.name} has none"
-    if "latents" in needs and not isinstance(data, CrittersData):
+    if "latents" in needs and not hasattr(data, "latents"):
         return f"it needs pictures that can be rendered again (critters:REGIME), not {data.name}"
-    if "latents" in needs and tuple(model.classes) != tuple(CLASSES):
+    if "latents" in needs and tuple(model.classes) != tuple(data.classes):
         return f"it needs a classifier of Critters, and {model.name} is none"
     return ""
 
 
 def has_masks(data: Dataset) -> bool:
     """Whether some sample has a mask; no file is read to tell."""
-    return isinstance(data, CrittersData) or (
+    return hasattr(data, "latents") or (
         isinstance(data, Photos)
         and data.read_mask is not None
         and any(photo.mask for photo in data.photos)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from seecause.bench.measures import Measured, group_of, higher_is_better, run_gr
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical
 from seecause.bench.store import Result
 from seecause.data.batch import Batch, to_batch
-from seecause.data.critters import Latents
-from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.registry import open_data
 from seecause.engine.chunks import batched, budget, fit
@@ -28,6 +26,9 @@ from seecause.loading import load
 from seecause.metrics import Given, PartTruth, measure_truth
 from seecause.models.base import ImageModel
 from seecause.target import Spec
+
+if TYPE_CHECKING:
+    from seecause.critters import Latents
 
 HELD = 1 << 30  # bytes of pictures that a worker keeps between shards
 
@@ -68,7 +69,7 @@ class Worker:
     def latents(self, shard: Shard) -> Latents | None:
         return (
             self.data.latents(shard.start, shard.stop, device=self.model.device)
-            if isinstance(self.data, CrittersData)
+            if hasattr(self.data, "latents")
             else None
         )
 

@@ -29,7 +29,7 @@ def demo(
     picture."""
     from seecause.cli.options import pick_device, tell_page
     from seecause.cli.progress import counting
-    from seecause.demo import JOBS, Setting, chapter
+    from seecause.critters.demo import JOBS, Setting, chapter
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import Section, protocol_section, write_page
 

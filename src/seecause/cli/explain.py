@@ -89,7 +89,7 @@ def explain(
     """
     from seecause.cli.options import method_options, open_model, tell_outside
     from seecause.cli.progress import counting
-    from seecause.data.critters import CLASSES
+    from seecause.critters import CLASSES
     from seecause.data.images import find_pictures
     from seecause.report.explain import explain as run
     from seecause.report.folder import check_out

@@ -104,7 +104,7 @@ def open_asked(
                 " model such as this one",
             ) from None
     from seecause.cli.lvlm_open import open_lvlm
-    from seecause.data.critters.questions import wordings
+    from seecause.critters import wordings
     from seecause.data.registry import open_data
     from seecause.lvlm import classifier
 

@@ -36,8 +36,8 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from seecause.critters.train import zoo
     from seecause.models.sources import ZOO
-    from seecause.train import zoo
 
     columns = [
         Column("name", overflow="fold"),
@@ -96,7 +96,7 @@ def train(
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
     from seecause.cli.options import pick_device
-    from seecause.train import zoo
+    from seecause.critters.train import zoo
 
     recipe = zoo.find_recipe(
         name.removeprefix("builtin:"),

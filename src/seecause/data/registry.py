@@ -11,7 +11,7 @@ _LOADERS = {  # spec -> where its loader is; imported on first use
     "celeba:PATH[:SPLIT]": ("seecause.data.celeba", "open_celeba"),
     "cifar10:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar10"),
     "cifar100:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar100"),
-    "critters:REGIME[:SPLIT]": ("seecause.data.critters_data", "open_critters"),
+    "critters:REGIME[:SPLIT]": ("seecause.critters.dataset", "open_critters"),
     "cub:PATH[:SPLIT]": ("seecause.data.cub", "open_cub"),
     "folder:PATH": ("seecause.data.folder", "open_folder"),
     "food101:PATH[:SPLIT]": ("seecause.data.food101", "open_food101"),

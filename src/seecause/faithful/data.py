@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from seecause.data.critters.regimes import find_regime
 from seecause.data.dataset import Dataset, evenly, part_of_train
 from seecause.data.photos import Photos
 from seecause.data.registry import open_data
@@ -62,6 +61,8 @@ def _open(data: str, split: str, limit: int | None) -> Dataset:
     if kind in _NO_TRAINING:
         raise BadOption("data", data, "a dataset with a train split; this one is for testing")
     if kind == "critters" and limit is None:
+        from seecause.critters import find_regime
+
         limit = find_regime(path).train_pool or _POOL if split == "train" else None
     if kind == "folder" and (Path(path) / "train").is_dir():
         return _labelled(open_data(f"folder:{_sub_folder(Path(path), split)}", limit=limit))

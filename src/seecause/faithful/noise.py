@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from seecause.data.critters.chance import bits, lattice
+from seecause._random import bits, lattice
 from seecause.errors import BadOption
 from seecause.types import wide_dtype
 

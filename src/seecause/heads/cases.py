@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from seecause.data import critters
 from seecause.data.answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
-from seecause.data.critters_data import CrittersData
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
@@ -20,6 +19,9 @@ from seecause.heads.erase import Swapped
 from seecause.heads.masks import Masks
 from seecause.heads.registry import checked_labels
 from seecause.models.base import ImageModel
+
+if TYPE_CHECKING:
+    from seecause.critters import Latents
 
 _READ = 64  # pictures held at once before they have the model's size
 
@@ -85,7 +87,7 @@ def gather(
         class_places(
             model, data
         )  # a dataset of other classes is refused before its pictures are read
-    if isinstance(data, CrittersData) and model.preprocess.size == (96, 96):
+    if hasattr(data, "latents") and model.preprocess.size == (96, 96):
         found = critter_cases(
             model, data.latents(0, len(data), device=model.device), name=data.name
         )
@@ -134,10 +136,11 @@ def gather(
 
 
 def critter_cases(
-    model: ImageModel, latents: critters.Latents, *, name: str = "critters", swaps: bool = True
+    model: ImageModel, latents: Latents, *, name: str = "critters", swaps: bool = True
 ) -> Cases:
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; where they
     go is decided by their place in the batch."""
+    from seecause import critters
 
     def seen(raw: Tensor) -> Tensor:
         return model.preprocess.normalise(raw).to(model.device, model.dtype)

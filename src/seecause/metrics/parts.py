@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.data.critters import (
+from seecause.critters import (
     BACKGROUNDS,
     CLASSES,
     CODEWORDS,

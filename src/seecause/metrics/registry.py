@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from seecause.data.critters import Latents
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics._probe import Explain
 from seecause.metrics.complexity import complexity
@@ -33,6 +32,9 @@ from seecause.metrics.sanity import Attribute, parameter_randomisation, random_l
 from seecause.metrics.stability import stability
 from seecause.models.base import ImageModel
 from seecause.target import Spec
+
+if TYPE_CHECKING:
+    from seecause.critters import Latents
 
 Direction = Literal["higher", "lower"]  # is better
 

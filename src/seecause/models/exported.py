@@ -69,7 +69,7 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
 
         return open_clip.create_model(origin["name"], pretrained=None)
     if library == "seecause":  # the only one of ours that does not write itself
-        from seecause.models.planted import PlantedViT
+        from seecause.critters.planted import PlantedViT
 
         return PlantedViT(**origin["arguments"])
     if "arguments" in origin:

@@ -24,11 +24,11 @@ from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifie
 from seecause.models.hub import fetched
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
-ZOO = Path(__file__).parent / "zoo"
+ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
     "IFAM": "seecause.faithful.save",
-    "PlantedViT": "seecause.models.planted_view",
+    "PlantedViT": "seecause.critters.planted_view",
 }
 
 

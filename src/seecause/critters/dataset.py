@@ -1,0 +1,62 @@
+"""`critters:REGIME[:SPLIT]`: the generated world as a dataset. It has no end, so `limit` is its
+length."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from seecause.critters import CLASSES, SPLITS, Latents, draw, samples
+from seecause.critters.regimes import find_regime
+from seecause.data.dataset import Sample, check_limit
+from seecause.errors import UnknownName
+
+DEFAULT_LENGTH = 512
+
+
+@dataclass(frozen=True, eq=False)
+class CrittersData:
+    """Samples 0 .. length of a regime's split, drawn when they are asked for."""
+
+    regime: str
+    split: str
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"critters:{self.regime}:{self.split}"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(CLASSES)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the name, the length and the first picture's pixels, so that a change of the renderer
+        shows."""
+        pixels = self[0].image.numpy().tobytes()
+        return hashlib.sha256(f"{self.name} {self.length} ".encode() + pixels).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Sample:
+        place = range(self.length)[index]
+        return next(samples(self.regime, self.split, 1, start=place))
+
+    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
+        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
+        rendered."""
+        return draw(self.regime, self.split, stop - start, start=start, device=device)
+
+
+def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:
+    """The test split unless another is named."""
+    regime, _, split = rest.partition(":")
+    check_limit(limit)
+    if split and split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    return CrittersData(find_regime(regime).name, split or "test", limit or DEFAULT_LENGTH)

@@ -1,0 +1,152 @@
+"""What a Critters picture is made from. Change a field and render again: that is an
+intervention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause import _random
+from seecause.critters.anatomy import COATS, PARTS, VARIANTS, codewords
+
+# how far from the middle of the picture a creature may stand and still be whole, as a share of the
+# side
+REACH = 0.19
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A batch of pictures before they are drawn. All fields are tensors whose first dimension is
+    the batch.
+
+    `creature` and `background` are the two cues a model can answer from; `label` is what it is
+    trained to answer. They differ only where a regime says so.
+    """
+
+    label: Tensor  # [B] int64
+    creature: Tensor  # [B] int64, the class whose parts are shown
+    background: Tensor  # [B] int64
+    variants: Tensor  # [B, P] int64, the codeword of `creature` unless a part was swapped
+    present: Tensor  # [B, 1 + P] bool, body first
+    centre: Tensor  # [B, 2] float32, (row, column) as a share of the side
+    extent: Tensor  # [B] float32, creature size as a share of the side
+    flip: Tensor  # [B] bool, facing left
+    tilt: Tensor  # [B] float32, turns
+    coat: Tensor  # [B] int64, body colour; says nothing about the class
+    tone: Tensor  # [B, 1 + P] float32, brightness of each part
+    gain: Tensor  # [B] float32, brightness of the whole picture
+    seed: Tensor  # [B] int64, feeds the background texture
+    mat: Tensor  # [B] bool, whether patches that the creature touches are cut out on a neutral mat
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: slice | Tensor | list[int] | int) -> Latents:
+        """Rows of the batch; an integer keeps the batch dimension."""
+        rows = slice(index, index + 1 or None) if isinstance(index, int) else index
+        return self._each(lambda field: field[rows])
+
+    def to(self, device: torch.device | str) -> Latents:
+        return self._each(lambda field: field.to(device))
+
+    def replace(self, **changes: Tensor) -> Latents:
+        return dataclasses.replace(self, **changes)
+
+    def split(self, rows: int) -> Iterator[Latents]:
+        for start in range(0, len(self), rows):
+            yield self[start : start + rows]
+
+    def show(self, creature: Tensor) -> Latents:
+        """The same scene with another creature in it: codes [B] and their parts, all else kept."""
+        return self.replace(creature=creature, variants=codewords(creature.device)[creature])
+
+    def on_mat(self, mat: bool = True) -> Latents:
+        """The same scenes with or without a mat: with one, no patch shows both creature and
+        background."""
+        return self.replace(mat=torch.full_like(self.mat, mat))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
+        return Latents(
+            **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        )
+
+
+def concatenate(batches: list[Latents]) -> Latents:
+    names = [field.name for field in dataclasses.fields(Latents)]
+    return Latents(
+        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names}
+    )
+
+
+def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
+    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
+    the seeds [B] alone."""
+    batch, parts = len(seed), len(PARTS)
+    each_part = seed[:, None] * parts + torch.arange(
+        parts, device=seed.device
+    )  # [B, 1 + P] distinct seeds
+    return Latents(
+        label=label,
+        creature=creature,
+        background=background,
+        variants=codewords(creature.device)[creature],
+        present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
+        centre=torch.stack([_off_middle(seed, 11), _off_middle(seed, 12)], dim=1),
+        extent=_random.uniform(seed, 13, 0.50, 0.55),
+        flip=_random.bits(seed, 14) % 2 == 1,
+        tilt=_random.uniform(seed, 15, -0.025, 0.025),
+        coat=_random.bits(seed, 16) % len(COATS),
+        tone=_random.uniform(each_part, 17, 0.9, 1.0),
+        gain=_random.uniform(seed, 18, 0.85, 1.0),
+        seed=seed,
+        mat=torch.zeros_like(seed, dtype=torch.bool),
+    )
+
+
+def _off_middle(seed: Tensor, purpose: int) -> Tensor:
+    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of
+    the picture should find little."""
+    spot = _random.uniform(seed, purpose, -1.0, 1.0)
+    return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
+
+
+def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
+    """Remove parts (never the body) from a `share` of the pictures, each part with probability
+    `each`.
+
+    Models trained on such pictures meet part-removal interventions in their own domain (FunnyBirds,
+    Hesse et al. 2023).
+    """
+    parts = torch.arange(len(PARTS), device=latents.seed.device)
+    dice = _random.uniform(latents.seed[:, None] * len(PARTS) + parts, 21)  # [B, 1 + P]
+    chosen = _random.uniform(latents.seed, 22) < share
+    gone = chosen[:, None] & (dice < each) & (parts > 0)
+    return latents.replace(present=latents.present & ~gone)
+
+
+def mix_parts(latents: Latents, *, share: float) -> Latents:
+    """Give a `share` of the creatures parts drawn by lot, each on its own: what a part looks like
+    then says nothing about the others.
+
+    Such a creature has no name: `creature` is -1. Its label is left alone.
+    """
+    mixed = _random.uniform(latents.seed, 23) < share  # [B]
+    parts = torch.arange(len(PARTS) - 1, device=latents.seed.device)
+    lots = _random.bits(latents.seed[:, None] * len(PARTS) + parts, 24) % len(
+        next(iter(VARIANTS.values()))
+    )  # [B, P]
+    return latents.replace(
+        variants=torch.where(mixed[:, None], lots, latents.variants),
+        creature=torch.where(mixed, -1, latents.creature),
+    )
+
+
+def compatible_classes(latents: Latents) -> Tensor:
+    """[B, C] bool: the classes whose codeword agrees with every part still visible."""
+    words = codewords(latents.label.device)  # [C, P]
+    agrees = (latents.variants[:, None] == words) | ~latents.present[:, None, 1:]  # [B, C, P]
+    return agrees.all(dim=-1)

@@ -1,0 +1,130 @@
+"""How labels, creatures and backgrounds go together, and what an accuracy then proves.
+
+    y uniform;  f = y with probability r_f, else another class;  b = s(y) with probability r_s, else
+    another background
+f and b are independent given y, and everything else is independent of all three. A predictor that
+ignores the background cannot be right more often than the best guess from f, nor one that ignores
+the creature more often than the best guess from b. Accuracy above such a bound by more than
+sampling error is therefore a proof that the other cue is used, whatever the model is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.critters.anatomy import CLASSES
+from seecause.critters.backgrounds import BACKGROUNDS
+from seecause.errors import BadOption, UnknownName
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A joint law of (label, creature, background)."""
+
+    name: str
+    creature_reliability: float = 1.0  # r_f
+    background_reliability: float = 1 / len(BACKGROUNDS)  # r_s; 1/B is independence
+    train_pool: int | None = None  # training pictures in all, where the set is finite
+    balanced: bool = False  # every (creature, background) equally often, in turn
+    mat: bool = False  # no patch shows both creature and background
+
+
+REGIMES = {
+    regime.name: regime
+    for regime in (
+        Regime("clean"),
+        Regime("certified", creature_reliability=0.7, background_reliability=0.95),
+        Regime("simplicity", background_reliability=0.95, train_pool=4096),
+        Regime("balanced", balanced=True),
+        Regime("matted", creature_reliability=0.7, background_reliability=0.95, mat=True),
+    )
+}
+
+
+def find_regime(regime: str | Regime) -> Regime:
+    if isinstance(regime, Regime):
+        return regime
+    if regime not in REGIMES:
+        raise UnknownName("regime", regime, REGIMES)
+    return REGIMES[regime]
+
+
+def usual_background(label: Tensor) -> Tensor:
+    """s(y): the background a class is usually met on. Two classes share each, so the background
+    alone leaves a choice."""
+    return label % len(BACKGROUNDS)
+
+
+def joint(regime: str | Regime) -> Tensor:
+    """P(y, f, b) as a float64 table [C, C, B]."""
+    law, classes, textures = find_regime(regime), len(CLASSES), len(BACKGROUNDS)
+    label = torch.arange(classes)
+    creature = _reliable(label, classes, law.creature_reliability)  # [C, C]
+    background = _reliable(usual_background(label), textures, law.background_reliability)  # [C, B]
+    return creature[:, :, None] * background[:, None, :] / classes
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The best possible accuracies under a regime, and what a measured one proves at the given
+    confidence."""
+
+    accuracy: float
+    samples: int
+    margin: float  # sqrt(ln(1 / (1 - confidence)) / (2 n)), Hoeffding
+    bayes: float
+    creature_only: float
+    background_only: float
+    uses_background: bool
+    uses_creature: bool
+
+    def __str__(self) -> str:
+        proven = [
+            cue
+            for cue, known in (
+                ("background", self.uses_background),
+                ("creature", self.uses_creature),
+            )
+            if known
+        ]
+        return (
+            f"accuracy {self.accuracy:.3f} on {self.samples} pictures (margin {self.margin:.3f});"
+            f" at most {self.creature_only:.3f} without the background, {self.background_only:.3f}"
+            f" without the creature, {self.bayes:.3f} with both. Proven in use:"
+            f" {' and '.join(proven) or 'neither cue'}."
+        )
+
+
+def certificate(
+    regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
+) -> Certificate:
+    """What held-out accuracy on `samples` fresh pictures of a regime proves. The bounds are exact,
+    by enumeration of P(y, f, b)."""
+    if samples < 1:
+        raise BadOption("samples", samples, "a positive number of pictures")
+    table = joint(regime)
+    margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * samples))
+    creature_only = table.sum(dim=2).amax(dim=0).sum().item()
+    background_only = table.sum(dim=1).amax(dim=0).sum().item()
+    return Certificate(
+        accuracy=accuracy,
+        samples=samples,
+        margin=margin,
+        bayes=table.amax(dim=0).sum().item(),
+        creature_only=creature_only,
+        background_only=background_only,
+        uses_background=accuracy > creature_only + margin,
+        uses_creature=accuracy > background_only + margin,
+    )
+
+
+def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
+    """[C, codes]: probability `reliability` on the usual code of each class, the rest spread
+    evenly."""
+    table = torch.full((len(usual), codes), (1 - reliability) / (codes - 1), dtype=torch.float64)
+    table[torch.arange(len(usual)), usual] = reliability
+    return table

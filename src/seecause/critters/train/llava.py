@@ -1,0 +1,265 @@
+"""Train critters-llava, the real LLaVA classes of transformers at toy size, from its recipe.
+
+Writes a folder NAME that plain `LlavaForConditionalGeneration.from_pretrained` and
+`AutoProcessor.from_pretrained` read (float16 weights, tokenizer, processor), with the recipe and
+the evaluation in card.json and the log in log.csv.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlavaForConditionalGeneration
+
+from seecause import critters
+from seecause.critters import BACKGROUNDS, VARIANTS, Latents
+from seecause.critters.train.llava_batch import Lesson, Teacher, answer_logits, see
+from seecause.critters.train.llava_blind import AveragePicture, blind_loss, mean_bank
+from seecause.critters.train.llava_evaluate import evaluate
+from seecause.critters.train.llava_recipe import LlavaRecipe, build
+from seecause.critters.train.llava_words import make_processor, make_words
+from seecause.critters.train.steps import adamw, half, move_average, pace, seeded, write_log
+from seecause.engine.machine import machine
+from seecause.models.image_readers import restrict
+
+_CHOICES = len(BACKGROUNDS)  # as many as a part has variants
+_LOG_LINES = 100
+_AHEAD = 12  # steps
+_AVERAGED = 64  # pictures of a batch, for the blind lesson
+
+
+def train(
+    recipe: LlavaRecipe,
+    *,
+    out: Path,
+    device: torch.device | str = "cpu",
+    test_samples: int = 8192,
+    start: Path | None = None,
+) -> dict[str, Any]:
+    """Run the recipe and write its folder into `out`; returns the evaluation of what was written.
+
+    From `start`, a folder written before, training goes on: it can see already, so it only answers,
+    at a tenth of the rate.
+    """
+    folder = out / recipe.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    before = None
+    if start is not None:
+        recipe = dataclasses.replace(
+            recipe, seeing=0.0, settling=1.0, learning_rate=recipe.learning_rate / 10
+        )
+        before = json.loads((start / "card.json").read_text())
+    model, log = fit(recipe, device=device, start=start)
+    words = make_words()
+    make_processor(words, recipe.preprocess, patch=recipe.patch).save_pretrained(folder)
+    model.half().save_pretrained(folder)
+    write_log(log, folder / "log.csv")
+
+    shipped = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    nn.Module.to(restrict(shipped) if recipe.readers else shipped, device).eval()
+    evaluation = evaluate(
+        shipped, Teacher(words, device), preprocess=recipe.preprocess, samples=test_samples
+    )
+    card = {
+        "name": recipe.stem,
+        "recipe": dataclasses.asdict(recipe),
+        **({} if before is None else {"before": before}),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "device": machine(device),
+        "evaluation": evaluation,
+    }
+    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+    return evaluation
+
+
+def fit(
+    recipe: LlavaRecipe, *, device: torch.device | str = "cpu", start: Path | None = None
+) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
+    """The averaged model after the last step, and one log row for every hundredth of the run. The
+    global random state is left as it was."""
+    with seeded(recipe.seed, device):  # which patches are left out
+        return _fit(recipe, torch.device(device), start)
+
+
+def _fit(
+    recipe: LlavaRecipe, device: torch.device, start: Path | None
+) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
+    words = make_words()
+    teacher = Teacher(words, device)
+    model = build(recipe, words).train()
+    if start is not None:
+        model.load_state_dict(
+            LlavaForConditionalGeneration.from_pretrained(start, dtype=torch.float32).state_dict()
+        )
+    nn.Module.to(model, device)  # transformers' own `to` is not typed
+    sights = _sights(recipe.tower_width, seed=recipe.seed).to(device)
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    optimizer = adamw(
+        model, sights, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
+    every = max(1, recipe.steps // _LOG_LINES)
+    seeing_steps = int(recipe.seeing * recipe.steps)
+    settled = recipe.steps - int(recipe.settling * recipe.steps)
+    running = torch.zeros(
+        2, device=device
+    )  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
+    log: list[dict[str, Any]] = []
+    began = time.perf_counter()
+
+    with Progress(
+        TextColumn(recipe.name),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeRemainingColumn(),
+    ) as progress:
+        bar = progress.add_task("training", total=recipe.steps, said="")
+        for step, (latents, lesson) in enumerate(_lessons(recipe, teacher, device)):
+            seeing = step < seeing_steps
+            for group in optimizer.param_groups:  # each phase has its own rise and fall
+                group["lr"] = recipe.learning_rate * _pace(step, seeing_steps, recipe)
+            kept = None if step >= settled else _some_patches(recipe, device)
+            bank = _bank(model, teacher, lesson) if not seeing and recipe.blind else None
+            with half(device):
+                if seeing:
+                    loss, right = _seeing(model, sights, lesson.image, latents, kept)
+                else:
+                    loss, right = _answering(model, teacher, lesson, kept)
+                if bank is not None:
+                    loss = (1 - recipe.blind) * loss + recipe.blind * blind_loss(
+                        model, teacher, bank
+                    )
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            move_average(average, model, step if seeing else step - seeing_steps, recipe.average)
+
+            running += torch.stack([loss.detach(), right])
+            progress.advance(bar)
+            if (step + 1) % every == 0:
+                mean_loss, accuracy = (running / every).tolist()
+                running.zero_()
+                row = {
+                    "step": step + 1,
+                    "phase": "seeing" if seeing else "answering",
+                    "loss": mean_loss,
+                    "accuracy": accuracy,
+                }
+                log.append(
+                    row
+                    | {
+                        "learning_rate": optimizer.param_groups[0]["lr"],
+                        "seconds": time.perf_counter() - began,
+                    }
+                )
+                progress.update(
+                    bar, said=f"{row['phase']}: loss {mean_loss:.3f}  accuracy {accuracy:.3f}"
+                )
+    return average, log
+
+
+def _bank(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson) -> AveragePicture:
+    """The average of some of a batch, of every style alike. Autocast is left at once: some versions
+    keep weights that were cast without gradients."""
+    with half(lesson.image.device):
+        return mean_bank(model, teacher, lesson.image[:: -(-len(lesson.image) // _AVERAGED)])
+
+
+def _pace(step: int, seeing_steps: int, recipe: LlavaRecipe) -> float:
+    if step < seeing_steps:
+        return pace(step, seeing_steps, recipe.warm_up)
+    return pace(step - seeing_steps, recipe.steps - seeing_steps, recipe.warm_up)
+
+
+def _lessons(
+    recipe: LlavaRecipe, teacher: Teacher, device: torch.device
+) -> Iterator[tuple[Latents, Lesson]]:
+    """One batch a step. Pictures are drawn several steps ahead: thousands at once take a GPU hardly
+    longer than hundreds."""
+    for first in range(0, recipe.steps, _AHEAD):
+        steps = min(_AHEAD, recipe.steps - first)
+        latents = critters.draw(
+            "balanced",
+            "train",
+            steps * recipe.batch,
+            seed=recipe.seed,
+            start=first * recipe.batch,
+            device=device,
+        )
+        latents = critters.mix_parts(_shuffled(latents), share=recipe.mixed)
+        lesson = teacher.lesson(latents, recipe.preprocess)
+        for turn in range(steps):
+            rows = torch.arange(turn, len(latents), steps, device=device)  # of every style alike
+            yield latents[rows], lesson.take(rows)
+
+
+def _shuffled(latents: Latents) -> Latents:
+    """Balanced rows come in turns; styles take turns too, so rows are shuffled first."""
+    return latents[torch.randperm(len(latents), device=latents.seed.device)]
+
+
+def _some_patches(recipe: LlavaRecipe, device: torch.device) -> Tensor:
+    """[B, K] in rising order, another choice for each picture."""
+    count = recipe.image_tokens - int(recipe.patch_drop * recipe.image_tokens)
+    order = torch.rand(recipe.batch, recipe.image_tokens, device=device).argsort(dim=1)
+    return order[:, :count].sort(dim=1).values
+
+
+def _seeing(
+    model: LlavaForConditionalGeneration,
+    sights: nn.Module,
+    image: Tensor,
+    latents: Latents,
+    kept: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy of guessing every part's variant and the background, from the mean patch
+    feature and from the class token."""
+    tower = model.model.vision_tower
+    h = see(model, image, kept)
+    pooled = tower.post_layernorm(tower.encoder.layers[-1](h, None)[:, 0])
+    truth = torch.cat([latents.variants, latents.background[:, None]], dim=1)  # [B, P + 1]
+    guess = (
+        sights(torch.stack([h[:, 1:].mean(dim=1), pooled], dim=1))
+        .float()
+        .unflatten(2, (-1, _CHOICES))
+    )  # [B, 2, P + 1, choices]
+    truth = truth[:, None].expand(guess.shape[:-1])
+    return (
+        F.cross_entropy(guess.flatten(0, 2), truth.flatten()),
+        (guess.argmax(dim=-1) == truth).float().mean(),
+    )
+
+
+def _answering(
+    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson, kept: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Loss on the answer and on stopping after it; accuracy of the answer."""
+    logits = answer_logits(model, teacher, lesson, kept).float()  # [B, Q, 2, V]
+    truth = torch.stack([lesson.answer, torch.full_like(lesson.answer, teacher.words.end)], dim=2)
+    loss = (
+        F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
+        .view(truth.shape)
+        .mean(dim=2)
+    )
+    right = (logits[:, :, 0].argmax(dim=-1) == lesson.answer).float()
+    return (loss * lesson.fair).sum() / lesson.fair.sum(), (
+        right * lesson.fair
+    ).sum() / lesson.fair.sum()
+
+
+def _sights(width: int, *, seed: int) -> nn.Linear:
+    """A linear guess of every part's variant and of the background; dropped after the first
+    phase."""
+    with seeded(seed):
+        return nn.Linear(width, (len(VARIANTS) + 1) * _CHOICES)

@@ -1,0 +1,69 @@
+"""Every embedded model by name: its recipe, the loop that follows it, and its card.
+
+A kind of recipe is two modules of this package: one with RECIPES, light to import, and one with
+`train(recipe, out=, device=, test_samples=)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from seecause.errors import BadOption, UnknownName
+
+KINDS = {
+    "recipes": "classifier",
+    "llava_recipe": "llava",
+    "ifam_recipe": "ifam",
+}  # module with RECIPES -> module with train
+TEST_SAMPLES = 8192
+
+
+def recipes() -> dict[str, Any]:
+    """All recipes, in the order of the kinds."""
+    return {name: recipe for where in KINDS for name, recipe in _module(where).RECIPES.items()}
+
+
+def find_recipe(name: str, **changes: Any) -> Any:
+    """A recipe of any kind by name, with fields changed where given (None leaves a field alone)."""
+    known = recipes()
+    if name not in known:
+        raise UnknownName("recipe", name, known)
+    told = {key: value for key, value in changes.items() if value is not None}
+    for key in told.keys() - {field.name for field in dataclasses.fields(known[name])}:
+        raise BadOption(key, told[key], f"nothing: {name} is not made that way")
+    return dataclasses.replace(known[name], **told)
+
+
+def train(
+    recipe: Any,
+    *,
+    out: Path,
+    device: str = "cpu",
+    test_samples: int = TEST_SAMPLES,
+    start: Path | None = None,
+) -> dict[str, Any]:
+    """Follow the recipe with the loop of its kind; returns the evaluation of what was written.
+    `start` is a folder to go on from, for LLaVA."""
+    loop = next(loop for where, loop in KINDS.items() if recipe.name in _module(where).RECIPES)
+    if start is not None and (loop != "llava" or not (start / "card.json").is_file()):
+        raise BadOption(
+            "start", start, "a folder with a card.json that critters-llava was written into before"
+        )
+    more = {} if start is None else {"start": start}
+    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples, **more)
+
+
+def card(folder: Path, name: str) -> dict[str, Any] | None:
+    """What was recorded beside a model's weights, or None where there is no such model."""
+    for path in (folder / f"{name}.json", folder / name / "card.json"):
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return None
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"seecause.critters.train.{name}")

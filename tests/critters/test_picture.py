@@ -1,0 +1,150 @@
+"""A picture depends on its own latent only, and an intervention changes only what it names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seecause import critters
+from seecause.critters import BACKGROUNDS, CLASSES, PARTS, VARIANTS, Do, render
+from seecause.errors import BadOption, UnknownName
+
+GRID = len(CLASSES) * len(BACKGROUNDS)
+
+
+@pytest.fixture(scope="module")
+def latents():
+    return critters.draw("balanced", "test", GRID, seed=1)
+
+
+@pytest.fixture(scope="module")
+def picture(latents):
+    return render(latents)
+
+
+def saturation(image):
+    """(max - min) / max over channels: [B, 3, H, W] -> [B, H, W]; a global gain does not change
+    it."""
+    return (image.amax(1) - image.amin(1)) / image.amax(1)
+
+
+def test_a_picture_is_bit_equal_in_any_batch(latents, picture):
+    order = torch.randperm(GRID, generator=torch.Generator().manual_seed(0))
+    shuffled = render(latents[order])
+    assert torch.equal(shuffled.image, picture.image[order])
+    for row in (0, 13, GRID - 1):
+        alone = render(latents[row])
+        assert torch.equal(alone.image[0], picture.image[row])
+        assert torch.equal(alone.parts[0], picture.parts[row])
+
+
+@pytest.mark.parametrize("size", [64, 96, 128, 224])
+@pytest.mark.parametrize("style", ["plain", "flat", "sketch"])
+def test_every_size_and_style_has_sound_pixels(latents, size, style):
+    drawn = render(latents[:4], size=size, style=style)
+    assert drawn.image.shape == (4, 3, size, size)
+    assert drawn.image.dtype == torch.float32
+    assert drawn.image.min() >= 0 and drawn.image.max() <= 1
+    assert torch.equal(drawn.mask, drawn.parts > 0)
+
+
+@pytest.mark.parametrize("code", range(len(BACKGROUNDS)))
+def test_another_background_leaves_every_bit_of_the_creature(latents, picture, code):
+    swapped = render(latents, do=Do(background=code))
+    creature = picture.mask[:, None].expand_as(picture.image)
+    assert torch.equal(swapped.image[creature], picture.image[creature])
+    assert torch.equal(swapped.parts, picture.parts)
+    moved_away = latents.background != code
+    differs = (swapped.image != picture.image).any(1) & ~picture.mask
+    share = differs.flatten(1).sum(1) / (~picture.mask).flatten(1).sum(1)
+    assert share[moved_away].min() > 0.9
+    assert share[~moved_away].max() == 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_removing_a_part_changes_its_own_pixels_and_no_other(latents, picture, part):
+    removed = render(latents, do=Do(without=(part,)))
+    support = picture.parts == 1 + PARTS.index(part)
+    changed = (removed.image != picture.image).any(1)
+    assert not (changed & ~support).any()
+    assert (changed & support).flatten(1).any(1).all()
+    assert not (removed.parts == 1 + PARTS.index(part)).any()
+
+
+def test_swapping_a_part_gives_the_creature_that_has_it(latents):
+    other = (latents.creature + 1) % len(CLASSES)
+    words = torch.tensor(critters.CODEWORDS)[other]
+    for row in range(4):
+        swap = {part: int(words[row, index]) for index, part in enumerate(VARIANTS)}
+        by_parts = render(latents[row], do=Do(swap=swap))
+        by_class = render(latents.show(other)[row])
+        assert torch.equal(by_parts.image, by_class.image)
+
+
+def test_moving_shifts_the_creature_bit_for_bit(latents, picture):
+    centred = latents.replace(centre=torch.full_like(latents.centre, 0.5))
+    before, after = render(centred), render(centred, do=Do(move=(5, -3)))
+    assert torch.equal(torch.roll(before.parts, (5, -3), dims=(1, 2)), after.parts)
+    shifted = torch.roll(before.image, (5, -3), dims=(2, 3))
+    creature = after.mask[:, None].expand_as(shifted)
+    assert torch.equal(shifted[creature], after.image[creature])
+
+
+def test_flat_backgrounds(latents, picture):
+    for do in (Do(cue=0.0), Do(fill=(0.2, 0.4, 0.6))):
+        flat = render(latents, do=do)
+        outside = (flat.image / latents.gain[:, None, None, None]).permute(0, 2, 3, 1)[~flat.mask]
+        assert outside.std(0).max() < 1e-6
+        assert torch.equal(flat.mask, picture.mask)
+
+
+def test_nothing_left_but_the_background(latents, picture):
+    empty = render(latents, do=Do(without=PARTS))
+    assert not empty.mask.any()
+    outside = ~picture.mask[:, None].expand_as(picture.image)
+    assert torch.equal(empty.image[outside], picture.image[outside])
+
+
+def test_creatures_and_backgrounds_share_no_colour():
+    drawn = render(critters.draw("clean", "test", 256, seed=2))
+    colourful = saturation(drawn.image)
+    assert colourful[drawn.mask].min() > colourful[~drawn.mask].max() + 0.03
+
+
+def test_creatures_and_parts_are_large_enough_and_whole():
+    drawn = render(critters.draw("balanced", "test", 4 * GRID, seed=3))
+    for number in range(1, 1 + len(PARTS)):
+        part = drawn.parts == number
+        longest = torch.maximum(part.any(1).sum(1), part.any(2).sum(1))
+        assert longest.min() >= 16
+    tall, wide = drawn.mask.any(2).sum(1) / 96, drawn.mask.any(1).sum(1) / 96
+    assert tall.min() > 0.4 and tall.max() < 0.6
+    assert wide.min() > 0.4 and wide.max() < 0.6
+    border = torch.cat(
+        [drawn.mask[:, 0], drawn.mask[:, -1], drawn.mask[:, :, 0], drawn.mask[:, :, -1]]
+    )
+    assert not border.any()
+
+
+def test_no_creature_is_cut_by_its_window(latents):
+    from seecause.critters.creature import draw
+
+    widest = latents.replace(extent=torch.full_like(latents.extent, 0.55))
+    for tilt in (-0.025, 0.025):
+        parts = draw(
+            widest.replace(tilt=torch.full_like(latents.tilt, tilt)), size=96, style="plain"
+        ).parts
+        assert not torch.cat([parts[:, 0], parts[:, -1], parts[:, :, 0], parts[:, :, -1]]).any()
+
+
+def test_mistakes_are_named(latents):
+    with pytest.raises(UnknownName, match="nearest: tail"):
+        render(latents, do=Do(without=("tial",)))
+    with pytest.raises(UnknownName, match="feet variant"):
+        render(latents, do=Do(swap={"feet": "hooves"}))
+    with pytest.raises(BadOption, match="0 to 3"):
+        render(latents, do=Do(swap={"feet": 4}))
+    with pytest.raises(UnknownName, match="drawing style"):
+        render(latents, style="oil")
+    with pytest.raises(BadOption, match="32 pixels"):
+        render(latents, size=16)

@@ -1,0 +1,133 @@
+"""Training runs on a CPU, learns, repeats itself and writes what a loader needs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import seecause as sc
+from seecause import critters
+from seecause.critters import CLASSES, REGIMES
+from seecause.critters.train.classifier import fit, train
+from seecause.critters.train.evaluate import evaluate
+from seecause.critters.train.recipes import RECIPES, Recipe, build, planted_vit, small_vit
+from seecause.critters.train.zoo import find_recipe
+from seecause.errors import BadOption, UnknownName
+
+TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}
+
+
+def tiny(**changes) -> Recipe:
+    return dataclasses.replace(
+        RECIPES["critters-biased"], architecture=TINY, **({"samples": 192, "batch": 16} | changes)
+    )
+
+
+def test_three_files_tell_everything(tmp_path):
+    evaluation = train(tiny(), out=tmp_path, test_samples=64)
+    card = json.loads((tmp_path / "critters-biased.json").read_text())
+    assert card["evaluation"] == evaluation
+    assert tuple(card["classes"]) == CLASSES and card["recipe"]["regime"] == "certified"
+
+    weights = load_file(tmp_path / "critters-biased.safetensors")
+    assert all(value.dtype == torch.float16 for value in weights.values())
+    model = build(card["architecture"]["arguments"]).eval()
+    model.load_state_dict(
+        {name: value.float() for name, value in weights.items()}
+    )  # the part heads are gone
+    assert evaluate(model, "certified", preprocess=tiny().preprocess, samples=64) == evaluation
+
+    rows = list(csv.DictReader((tmp_path / "critters-biased.log.csv").read_text().splitlines()))
+    assert [row["regime"] for row in rows] == ["clean + parts"] * 4 + ["certified"] * 8
+    assert set(rows[0]) == {"step", "regime", "loss", "accuracy", "learning_rate", "seconds"}
+
+
+def test_a_run_repeats_itself():
+    (model, _), (again, _) = fit(tiny()), fit(tiny())
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.parameters(), again.parameters(), strict=True)
+    )
+
+
+def test_the_shortcut_is_learnt_within_seconds():
+    """The background's colour is the easiest cue of all: guessing by it alone is right 0.475 of the
+    time, chance is 0.125."""
+    _, log = fit(tiny(seeing=0.0, learning_rate=3e-3, samples=1280, batch=32))
+    assert log[-1]["loss"] < log[0]["loss"] - 0.4
+    assert sum(row["accuracy"] for row in log[-5:]) / 5 > 0.3
+
+
+def test_evaluation_sees_what_a_model_answers_from():
+    class Painter(torch.nn.Module):
+        """Answers from the brightness of the corner, hence from the background alone."""
+
+        def forward(self, image):
+            return torch.nn.functional.one_hot(
+                (image[:, 2, 0, 0] > -0.3).long(), len(CLASSES)
+            ).float()
+
+    seen = evaluate(Painter(), "certified", preprocess=tiny().preprocess, samples=256)
+    assert seen["background_flip_rate"] > 0.3
+    assert seen["creature_flip_rate"] == 0
+    assert not seen["certificate"]["uses_creature"]
+    assert seen["worst_group_accuracy"] == 0
+
+
+def test_backgrounds_may_be_as_reliable_as_one_likes(tmp_path):
+    """The sweep of the heads study: another law, another name, and the card says which."""
+    train(tiny(background_reliability=0.5, seed=1, samples=32), out=tmp_path, test_samples=64)
+    card = json.loads((tmp_path / "critters-biased-rs0.5-1.json").read_text())
+    assert (
+        card["recipe"]["background_reliability"] == 0.5
+        and card["evaluation"]["regime"] == "certified, r_s 0.5"
+    )
+    assert card["evaluation"]["certificate"]["background_only"] == pytest.approx(
+        0.5 * 4 / 8
+    )  # two classes share each of four backgrounds
+    assert tiny().law is REGIMES["certified"] and tiny(seed=2).stem == "critters-biased-2"
+    latents = critters.draw(tiny(background_reliability=0.5).law, "train", 4096)
+    usual = (latents.background == critters.usual_background(latents.label)).double().mean()
+    assert usual == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(BadOption, match="between 0 and 1"):
+        tiny(background_reliability=1.5)
+    with pytest.raises(BadOption, match="critters-llava is not made that way"):
+        find_recipe("critters-llava", background_reliability=0.5)
+
+
+def test_the_shipped_shape():
+    count = sum(value.numel() for value in build(small_vit()).parameters())
+    assert 1.1e6 < count < 1.3e6
+    with pytest.raises(UnknownName, match="critters-vit"):
+        find_recipe("critters-vitt")
+
+
+def test_the_planted_network_trains_and_comes_back_with_its_roles(tmp_path):
+    shape = planted_vit() | {
+        "img_size": 48,
+        "patch_size": 4,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 4,
+    }
+    shape["routers"] = [{"block": 1, "background": [0], "object": [1, 2]}]
+    recipe = dataclasses.replace(
+        RECIPES["critters-planted"], architecture=shape, samples=128, batch=16, seed=2
+    )
+    evaluation = train(recipe, out=tmp_path, test_samples=32)
+    assert evaluation["regime"] == "matted"
+    model = sc.load(str(tmp_path))
+    assert model.module.roles == {
+        (1, 0): "background",
+        (1, 1): "object",
+        (1, 2): "object",
+        (1, 3): "self",
+    }
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        f"critters-planted-2.{end}" for end in ("json", "log.csv", "safetensors")
+    ]

@@ -1,0 +1,270 @@
+"""critters-llava: packed questions equal separate ones, what is written is plain transformers, and
+planted heads are the only readers."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from seecause import critters
+from seecause.critters import SUBJECTS, answer_codes, choices, wordings
+from seecause.critters.train.llava import fit
+from seecause.critters.train.llava_batch import Teacher, answer_logits
+from seecause.critters.train.llava_blind import ask_bank, blind_loss, mean_bank
+from seecause.critters.train.llava_evaluate import answer, evaluate
+from seecause.critters.train.llava_recipe import RECIPES, LlavaRecipe, build
+from seecause.critters.train.llava_words import TEMPLATE, make_words
+from seecause.critters.train.zoo import card, find_recipe, train
+from seecause.models.image_readers import load_reading_few
+
+SMALL = {
+    "size": 32,
+    "patch": 8,
+    "tower_width": 32,
+    "tower_depth": 2,
+    "tower_heads": 2,
+    "width": 32,
+    "depth": 3,
+    "heads": 4,
+    "hidden": 64,
+}
+READERS = ((0, 1), (1, 3))
+
+
+def small(**changes) -> LlavaRecipe:
+    return dataclasses.replace(
+        RECIPES["critters-llava"], **SMALL, **({"samples": 96, "batch": 12} | changes)
+    )
+
+
+def model_and_lesson(**changes):
+    recipe = small(**changes)
+    words = make_words()
+    teacher = Teacher(words, "cpu")
+    lesson = teacher.lesson(critters.draw("balanced", "train", 5), recipe.preprocess)
+    return (
+        build(recipe, words).double().eval(),
+        teacher,
+        dataclasses.replace(lesson, image=lesson.image.double()),
+    )
+
+
+@pytest.mark.parametrize("readers", [(), READERS])
+def test_packed_questions_equal_the_native_model_one_by_one(readers):
+    model, teacher, lesson = model_and_lesson(readers=readers)
+    packed = answer_logits(model, teacher, lesson)
+    for row in range(5):
+        for place in range(len(SUBJECTS)):
+            question = lesson.tokens[row, place, : lesson.last[row, place] + 1].tolist()
+            for step, ids in enumerate((question, [*question, int(lesson.answer[row, place])])):
+                assert_close(
+                    packed[row, place, step].float(),
+                    answer(model, teacher, lesson.image[row : row + 1], ids)[0],
+                    atol=1e-6,
+                    rtol=0,
+                )
+
+
+def test_keeping_every_patch_is_keeping_all():
+    model, teacher, lesson = model_and_lesson()
+    all_of_them = torch.arange(16).expand(5, -1)
+    assert_close(
+        answer_logits(model, teacher, lesson, all_of_them), answer_logits(model, teacher, lesson)
+    )
+    assert (
+        answer_logits(model, teacher, lesson, all_of_them[:, 4:])
+        - answer_logits(model, teacher, lesson)
+    ).abs().max() > 1e-3
+
+
+def test_a_lesson_tells_the_truth():
+    words = make_words()
+    latents = critters.mix_parts(critters.draw("balanced", "train", 64), share=0.5)
+    lesson = Teacher(words, "cpu").lesson(latents, small().preprocess)
+    codes = answer_codes(latents)
+    for row in range(64):
+        for place, subject in enumerate(SUBJECTS):
+            text = words.tokenizer.decode(lesson.tokens[row, place, : lesson.last[row, place] + 1])
+            assert text.endswith("A SS IST ANT :") and "<unk>" not in text
+            assert subject in text or subject in ("creature", "background")
+            assert bool(lesson.fair[row, place]) == (
+                subject != "creature" or int(latents.creature[row]) >= 0
+            )
+            if lesson.fair[row, place]:
+                assert (
+                    words.tokenizer.decode(lesson.answer[row, place])
+                    == choices(subject)[codes[row, place]]
+                )
+    assert 16 < int((latents.creature < 0).sum()) < 48
+    assert (latents.variants == critters.draw("balanced", "train", 64).variants)[
+        latents.creature >= 0
+    ].all()
+
+
+def test_the_bank_of_one_picture_is_that_picture_and_the_mean_bank_is_none():
+    model, teacher, lesson = model_and_lesson()
+    question = teacher.words.prompt("What colour is the tail?")[1]
+    ids = torch.tensor([question])
+    own = ask_bank(model, mean_bank(model, teacher, lesson.image[:1]), ids)[:, -1].float()
+    assert_close(own, answer(model, teacher, lesson.image[:1], question), atol=1e-6, rtol=0)
+    assert (
+        ask_bank(model, mean_bank(model, teacher, lesson.image), ids)[:, -1] - own
+    ).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("readers", [(), READERS])
+def test_the_blind_loss_is_that_of_every_wording_alone(readers):
+    model, teacher, lesson = model_and_lesson(readers=readers)
+    bank = mean_bank(model, teacher, lesson.image)
+    alone = []
+    for text in (text for subject in SUBJECTS for text in wordings(subject)):
+        ids = torch.tensor([[*teacher.words.prompt(text)[1], teacher.words.unsure]])
+        said = ask_bank(model, bank, ids)[0].float().log_softmax(dim=-1)
+        alone += [-said[-2, teacher.words.unsure], -said[-1, teacher.words.end]]
+    assert_close(blind_loss(model, teacher, bank), torch.stack(alone).mean(), atol=1e-6, rtol=0)
+
+
+def test_a_blind_lesson_teaches_the_decoder_and_not_the_tower():
+    """Also in half precision, where a bank made without gradients must not take them from what
+    follows."""
+    model, teacher, lesson = model_and_lesson()
+    model, lesson = model.float(), dataclasses.replace(lesson, image=lesson.image.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        bank = mean_bank(model, teacher, lesson.image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        blind_loss(model, teacher, bank).backward()
+    taught = {
+        name
+        for name, value in model.named_parameters()
+        if value.grad is not None and value.grad.abs().max() > 0
+    }
+    decoder = {
+        name
+        for name, _ in model.named_parameters()
+        if "language_model" in name or "lm_head" in name
+    }
+    assert taught == decoder
+
+
+def test_blind_lessons_make_the_model_unsure_of_the_average_picture():
+    recipe = small(samples=320, batch=8, seeing=0.1, learning_rate=5e-3, average=0.9)
+    teacher = Teacher(make_words(), "cpu")
+    image = teacher.lesson(
+        critters.draw("balanced", "train", 24, start=999), recipe.preprocess
+    ).image
+    model, _ = fit(recipe)
+    assert (
+        float(blind_loss(model, teacher, mean_bank(model, teacher, image))) < 2
+    )  # 3 without such lessons
+
+
+def test_only_planted_heads_bring_the_picture_into_the_text():
+    """Cutting the two readers' outputs makes the answer independent of the picture; cutting all
+    other heads of the text rows does not."""
+    model, teacher, lesson = model_and_lesson(readers=READERS)
+    question = teacher.words.prompt("What colour is the tail?")[1]
+
+    def spread(cut: list[tuple[int, int]]) -> float:
+        weights = {
+            layer: model.model.language_model.layers[layer].self_attn.o_proj.weight
+            for layer in range(3)
+        }
+        kept = {layer: weight.detach().clone() for layer, weight in weights.items()}
+        with torch.no_grad():
+            for layer, head in cut:
+                weights[layer][:, head * 8 : head * 8 + 8] = 0
+            logits = answer(model, teacher, lesson.image, question)
+            for layer, weight in weights.items():
+                weight.copy_(kept[layer])
+        return (logits - logits[:1]).abs().max().item()
+
+    others = [
+        (layer, head) for layer in range(3) for head in range(4) if (layer, head) not in READERS
+    ]
+    assert spread(list(READERS)) == 0
+    assert spread(others) > 1e-4
+
+
+def test_what_is_written_loads_in_plain_transformers(tmp_path):
+    recipe = small()
+    evaluation = train(recipe, out=tmp_path, test_samples=24)
+    folder = tmp_path / "critters-llava"
+    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    words = make_words()
+    assert (
+        evaluate(model, Teacher(words, "cpu"), preprocess=recipe.preprocess, samples=24)
+        == evaluation
+    )
+    told = card(tmp_path, "critters-llava")
+    assert told["evaluation"] == evaluation and told["recipe"]["mixed"] == 0.5
+    rows = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
+    assert [row["phase"] for row in rows] == ["seeing"] * 2 + ["answering"] * 6
+
+    processor = AutoProcessor.from_pretrained(folder)
+    sample = next(critters.samples("balanced", "test", 1, size=32))
+    inputs = processor(
+        images=sample.image,
+        text=TEMPLATE.format(question="What colour is the tail?"),
+        do_rescale=False,
+        return_tensors="pt",
+    )
+    assert_close(inputs["pixel_values"], recipe.preprocess.normalise(sample.image[None]))
+    native = model(**inputs).logits[:, -1]
+    teacher = Teacher(words, "cpu")
+    assert_close(
+        native,
+        answer(model, teacher, inputs["pixel_values"], words.prompt("What colour is the tail?")[1]),
+        atol=1e-5,
+        rtol=0,
+    )
+    said = processor.apply_chat_template(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image"}, {"type": "text", "text": "Which critter is this?"}],
+            }
+        ],
+        add_generation_prompt=True,
+    )
+    assert said == TEMPLATE.format(question="Which critter is this?")
+    assert (
+        model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1]
+        <= inputs["input_ids"].shape[1] + 2
+    )
+
+
+def test_a_planted_model_keeps_its_restriction_when_stored(tmp_path):
+    model, teacher, lesson = model_and_lesson(readers=READERS)
+    question = teacher.words.prompt("Which critter is this?")[1]
+    model.save_pretrained(tmp_path)
+    again = load_reading_few(tmp_path, dtype=torch.float64).eval()
+    free = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    expected = answer(model, teacher, lesson.image, question)
+    assert torch.equal(answer(again, teacher, lesson.image, question), expected)
+    assert (answer(free, teacher, lesson.image, question) - expected).abs().max() > 1e-4
+
+
+def test_a_run_repeats_itself_and_the_loss_falls():
+    recipe = small(samples=160, batch=8, seeing=0.2, learning_rate=5e-3, average=0.9)
+    (model, log), (again, _) = fit(recipe), fit(recipe)
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.parameters(), again.parameters(), strict=True)
+    )
+    first = next(row for row in log if row["phase"] == "answering")
+    assert log[-1]["loss"] < first["loss"] - 1
+
+
+def test_recipes_are_found_by_name_whatever_their_kind():
+    assert find_recipe("critters-llava", seed=3).stem == "critters-llava-3"
+    assert find_recipe("critters-biased", seed=None).stem == "critters-biased"
+    assert find_recipe("critters-llava-planted").readers
+    count = sum(
+        value.numel() for value in build(RECIPES["critters-llava"], make_words()).parameters()
+    )
+    assert 1.9e6 < count < 2.2e6  # 4 MB in float16

@@ -1,0 +1,141 @@
+"""The regimes have the law they claim, splits never meet, and one cue does not leak into the pixels
+of the other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from sklearn.linear_model import RidgeClassifier
+
+from seecause import critters
+from seecause.critters import BACKGROUNDS, CLASSES, CODEWORDS, PARTS, Regime
+from seecause.errors import UnknownName
+
+
+def test_classes_differ_in_two_parts_and_no_variant_is_unique():
+    for one, other in itertools.combinations(CODEWORDS, 2):
+        assert sum(a != b for a, b in zip(one, other, strict=True)) >= 2
+    for part in range(len(PARTS) - 1):
+        variants = [word[part] for word in CODEWORDS]
+        assert all(variants.count(variant) == 2 for variant in variants)
+
+
+def test_minimal_sufficient_sets_are_sufficient_and_minimal():
+    latents = critters.draw("balanced", "test", len(CLASSES))
+    for creature in range(len(CLASSES)):
+        for chosen in critters.minimal_sufficient_sets(creature):
+            assert _possible(latents[creature], chosen) == 1
+            assert all(
+                _possible(latents[creature], tuple(set(chosen) - {part})) > 1 for part in chosen
+            )
+
+
+def _possible(latents, parts) -> int:
+    """How many classes remain when only these parts are visible."""
+    hidden = critters.Do(without=tuple(part for part in PARTS[1:] if part not in parts))
+    return int(critters.compatible_classes(critters.intervene(latents, hidden)).sum())
+
+
+def test_certified_bounds_are_exact():
+    proof = critters.certificate("certified", accuracy=0.76, samples=2000)
+    assert proof.bayes == pytest.approx(0.787, abs=5e-4)
+    assert proof.creature_only == pytest.approx(0.70)
+    assert proof.background_only == pytest.approx(0.475)
+    assert proof.margin == pytest.approx(0.0274, abs=1e-4)
+    assert proof.uses_background and proof.uses_creature
+
+
+def test_a_certificate_is_refused_below_its_margin():
+    assert not critters.certificate("certified", accuracy=0.72, samples=2000).uses_background
+    assert critters.certificate("certified", accuracy=0.72, samples=20_000).uses_background
+    assert not critters.certificate("certified", accuracy=0.48, samples=2000).uses_creature
+    assert not critters.certificate("clean", accuracy=1.0, samples=10**6).uses_background
+
+
+@pytest.mark.parametrize("name", ["clean", "certified", "simplicity"])
+def test_draws_follow_the_joint_law(name):
+    latents = critters.draw(name, "test", 40_000)
+    cell = (latents.label * len(CLASSES) + latents.creature) * len(BACKGROUNDS) + latents.background
+    law = critters.joint(name).flatten()
+    seen = torch.bincount(cell, minlength=len(law)) / len(latents)
+    assert law.sum().item() == pytest.approx(1)
+    assert (seen - law).abs().max() < 5 * (law.max() / len(latents)).sqrt()
+    assert (seen[law == 0] == 0).all()
+
+
+def test_balanced_draws_hold_every_group_equally_often():
+    latents = critters.draw("balanced", "test", 96)
+    cell = latents.creature * len(BACKGROUNDS) + latents.background
+    assert (torch.bincount(cell) == 3).all()
+    assert torch.equal(latents.label, latents.creature)
+
+
+def test_splits_seeds_and_batches_never_share_or_change_a_sample():
+    drawn = {
+        (split, seed): critters.draw("clean", split, 500, seed=seed).seed
+        for split in critters.SPLITS
+        for seed in (0, 1)
+    }
+    assert len(torch.cat(list(drawn.values())).unique()) == 500 * len(drawn)
+    later = critters.draw("clean", "val", 10, seed=1, start=300)
+    assert torch.equal(later.seed, drawn["val", 1][300:310])
+
+
+def test_the_simplicity_pool_is_finite_for_training_only():
+    again = critters.draw("simplicity", "train", 8, start=4096)
+    assert torch.equal(again.seed, critters.draw("simplicity", "train", 8).seed)
+    assert len(critters.draw("simplicity", "test", 5000).seed.unique()) == 5000
+    stronger = Regime("simplicity-99", background_reliability=0.99, train_pool=4096)
+    assert critters.certificate(stronger, accuracy=1, samples=1).background_only == pytest.approx(
+        0.495
+    )
+
+
+def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
+    latents = critters.drop_parts(critters.draw("clean", "train", 4000), share=0.5)
+    assert latents.present[:, 0].all()
+    touched = ~latents.present.all(dim=1)
+    assert 0.38 < touched.float().mean() < 0.50  # half, less those where no part came up
+    assert critters.compatible_classes(latents)[torch.arange(4000), latents.creature].all()
+
+
+def test_samples_carry_everything_that_is_known():
+    first, *_, last = critters.samples("certified", "test", 70, size=64)
+    latents = critters.draw("certified", "test", 70)
+    assert (
+        first.image.shape == (3, 64, 64)
+        and first.mask.dtype == torch.bool
+        and first.parts.dtype == torch.uint8
+    )
+    assert last.group == (int(latents.creature[69]), int(latents.background[69]))
+    assert last.label == int(latents.label[69])
+    assert last.id == "certified-test-0-69"
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UnknownName, match="certified"):
+        critters.draw("certifed", "test", 1)
+    with pytest.raises(UnknownName, match="train"):
+        critters.draw("clean", "trian", 1)
+
+
+@pytest.mark.parametrize("cue", ["background", "creature"])
+def test_a_linear_probe_cannot_read_one_cue_from_the_pixels_of_the_other(cue):
+    """Given f, creature pixels say nothing about b; given b, background pixels say nothing about f.
+    Chance within three standard errors."""
+    fixed = torch.zeros(800, dtype=torch.int64)
+    free = torch.arange(800) % 4
+    latents = critters.draw("clean", "test", 800, seed=5)
+    if (
+        cue == "background"
+    ):  # one creature on four backgrounds; only the creature's pixels are shown
+        drawn = critters.render(latents.show(fixed).replace(background=free), size=64)
+        seen = drawn.image * drawn.mask[:, None]
+    else:  # four creatures on one background; only pixels that no creature reaches are shown
+        drawn = critters.render(latents.show(free).replace(background=fixed), size=64)
+        seen = torch.where(drawn.mask.any(0), 0.0, drawn.image)
+    features = torch.nn.functional.avg_pool2d(seen, 4).flatten(1).numpy()
+    probe = RidgeClassifier(alpha=10.0).fit(features[:500], free[:500])
+    assert abs(probe.score(features[500:], free[500:]) - 0.25) < 3 * (0.25 * 0.75 / 300) ** 0.5
