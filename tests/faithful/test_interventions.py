@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,13 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, intervene, leave_one_out
+from seecause.faithful.masks import (
+    Assignment,
+    reject_far,
+    reject_unlike,
+    select,
+    select_without,
+)
 from tests.faithful.nets import pictures, tiny_net
 from tests.reference import ifam as reference
 
@@ -117,6 +128,87 @@ def test_the_calibrated_share_of_tokens_survives(by, stages):
         assert_close(out.maps, expected, **EXACT)
     assert torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
     assert not torch.equal(out.logits, plain.logits)
+
+
+@pytest.mark.parametrize("by", ["distance", "dot"])
+@pytest.mark.parametrize("quantile", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_token_at_its_limit_passes_in_whatever_batch_it_is(by, quantile, dtype):
+    """A limit is some token's own value, whose last bits differ from batch to batch."""
+    net, images = tiny_net().to(dtype), pictures(13).to(dtype)
+    plain = net(images)
+    calibrate(net, images, quantile, by=by)
+    with intervene(net, quantile=quantile, by=by):
+        whole = net(images)
+        for size in (1, 2, 5):
+            masks = torch.cat([net(batch).mask for batch in images.split(size)])
+            assert torch.equal(masks, whole.mask)
+    if quantile == 1 and by == "distance":
+        assert torch.equal(whole.mask, plain.mask)
+    if quantile < 1:
+        assert not torch.equal(whole.mask, plain.mask)
+
+
+def test_what_counts_as_at_the_limit():
+    """Rounding of |z|^2 + |p|^2, here 100, and no more: 1e-5 of it on the wrong side passes, three
+    times that does not."""
+    for off, passes in ((-1.0, True), (0.0, True), (0.9e-3, True), (3e-3, False)):
+        distances = torch.tensor([30.0 + off, 50.0, 90.0], dtype=torch.float64)[None, :, None]
+        assigned = Assignment((100 - distances) / 2, distances)
+        maps, limits = torch.softmax(-distances, dim=1), torch.tensor([30.0, 0.0]).double()
+        assert torch.equal(reject_far(maps, assigned, limits), maps) == passes
+        assert reject_far(maps, assigned, limits)[0, -1, 0] == (maps[0, -1, 0] if passes else 1)
+        floors = torch.tensor([35.0, -torch.inf]).double()
+        assert reject_unlike(assigned, floors).isfinite()[0, :, 0].tolist() == [passes, True, True]
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_another_processor_rejects_the_same_tokens(tmp_path, capability):
+    """Thresholds are calibrated on one machine and used on another."""
+    net, images = tiny_net().float(), pictures(6).float()
+    calibrate(net, images, 0.5)
+    with intervene(net, quantile=0.5):
+        masks = net(images).mask
+    net.save(tmp_path)
+    torch.save(images, tmp_path / "images.pt")
+    code = (
+        "import sys, torch, seecause.faithful as f\n"
+        "net, images = f.load(sys.argv[1]), torch.load(sys.argv[1] + '/images.pt')\n"
+        "with torch.no_grad(), f.intervene(net, quantile=0.5):\n"
+        "    masks = torch.cat([net(image[None]).mask for image in images])\n"
+        "torch.save(masks, sys.argv[1] + '/masks.pt')\n"
+    )
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
+    assert torch.equal(torch.load(tmp_path / "masks.pt"), masks)
+
+
+def test_ties_between_parts_and_background_go_to_the_parts():
+    """And those between parts to the first of them, which is then the one that can be removed."""
+    maps = torch.tensor([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.4, 0.2, 0.4], [0.1, 0.4, 0.5]])
+    maps = maps.T[None]  # [1, K + 1, N]
+    everything = [True, True, True, False]
+    assert select(maps).hard[0].tolist() == everything
+    for removed, stay in (
+        ([], everything),
+        ([0], [False, True, False, False]),
+        ([1], [True, False, True, False]),
+    ):
+        gone = torch.tensor([part in removed for part in range(2)])
+        assert select_without(maps, gone).hard[0].tolist() == stay
+    dropped = select(maps, torch.tensor([[False, True]])).hard[0]
+    assert dropped.tolist() == [True, True, False, False]
+
+
+def test_a_network_whose_prototypes_are_equal_reads_everything():
+    """The tie rule in the network itself: all distances are exactly the same."""
+    net, images = tiny_net(), pictures()
+    net.stage1.prototypes.zero_()
+    assert net(images).mask.all()
+    with intervene(net, drop_parts=[1, 2]):
+        assert net(images).mask.all()
+    with intervene(net, drop_parts=[0]):
+        assert net(images).empty.all()
 
 
 def test_both_together():

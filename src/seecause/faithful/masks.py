@@ -6,6 +6,10 @@ their maximum where the decision is taken, and by their sum in the surrogate tha
 gradient:
 
     hard = [max_k Y_k >= Y_background],    s = hard + S - stop_gradient(S),   S = sum_k Y_k
+
+At test time tokens can be rejected by a limit for every part. A limit is a quantile, as a rule some
+token's own value, and the last bits of that value change with the batch and the processor: a token
+within `TIE` of its limit is at it, and passes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+TIE = 1e-5  # of |z|^2 + |p|^2, whose rounding errors distances and dot products have
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Patches against prototypes: z.p and |z - p|^2, both [B, K + 1, N]."""
+
+    dots: Tensor
+    distances: Tensor
+
+    @property
+    def slack(self) -> Tensor:
+        """How far beyond its limit a token still counts as at it."""
+        return TIE * (self.distances + 2 * self.dots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,24 +74,25 @@ def select_without(maps: Tensor, removed: Tensor) -> Selection:
     return Selection(stays[winner], pair, maps[:, :-1].sum(dim=1))
 
 
-def reject_far(maps: Tensor, distances: Tensor, limits: Tensor) -> Tensor:
+def reject_far(maps: Tensor, assigned: Assignment, limits: Tensor) -> Tensor:
     """Tokens further from the part they are assigned to than its limit [K] become background, whole
     (the paper's rule)."""
     winner = maps.argmax(dim=1, keepdim=True)
-    far = (
-        distances.gather(1, winner)
-        > F.pad(limits, (0, 1), value=torch.inf).to(distances.dtype)[winner]
-    )  # [B, 1, N]
-    background = F.one_hot(torch.tensor(maps.shape[1] - 1, device=maps.device), maps.shape[1]).to(
-        maps.dtype
-    )
-    return torch.where(far, background[:, None], maps)
+    allowed = _for_all_parts(limits, torch.inf, maps) + assigned.slack
+    far = assigned.distances.gather(1, winner) > allowed.gather(1, winner)  # [B, 1, N]
+    background = torch.zeros_like(maps)
+    background[:, -1] = 1
+    return torch.where(far, background, maps)
 
 
-def reject_unlike(dots: Tensor, floors: Tensor) -> Tensor:
+def reject_unlike(assigned: Assignment, floors: Tensor) -> Tensor:
     """Logits of the released code: dot products instead of distances, and -inf for a part whose
     floor [K] is not reached, so that a token may move to another part; the background has no
     floor."""
-    return dots.masked_fill(
-        dots < F.pad(floors, (0, 1), value=-torch.inf).to(dots.dtype)[:, None], -torch.inf
-    )
+    needed = _for_all_parts(floors, -torch.inf, assigned.dots) - assigned.slack
+    return assigned.dots.masked_fill(assigned.dots < needed, -torch.inf)
+
+
+def _for_all_parts(limits: Tensor, background: float, like: Tensor) -> Tensor:
+    """[K] -> [K + 1, 1]"""
+    return F.pad(limits, (0, 1), value=background).to(like.dtype)[:, None]

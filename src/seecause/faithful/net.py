@@ -26,11 +26,18 @@ from torch import Tensor, nn
 from seecause.errors import BadOption
 from seecause.faithful.attention import Gradient, reads_only, reads_softly, reads_straight_through
 from seecause.faithful.losses import Orthogonality
-from seecause.faithful.masks import Selection, reject_far, reject_unlike, select, select_without
+from seecause.faithful.masks import (
+    Assignment,
+    Selection,
+    reject_far,
+    reject_unlike,
+    select,
+    select_without,
+)
 from seecause.faithful.noise import Noise, Purpose
 from seecause.faithful.output import By, IFAMOutput, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, part_embeddings, part_logits, part_maps
-from seecause.faithful.stages import Assignment, MaskedStage, PartStage
+from seecause.faithful.stages import MaskedStage, PartStage
 from seecause.faithful.tower import visible_tokens
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
@@ -237,13 +244,11 @@ class IFAM(nn.Module):
         limited = (
             None if self.training or self.intervention.quantile is None else self.intervention.by
         )
-        logits = (
-            -assigned.distances if limited != "dot" else reject_unlike(assigned.dots, self.limits)
-        )
+        logits = -assigned.distances if limited != "dot" else reject_unlike(assigned, self.limits)
         maps = part_maps(logits, None if noise is None else noise.gumbel(purpose, logits))
-        return assigned, (
-            reject_far(maps, assigned.distances, self.limits) if limited == "distance" else maps
-        )
+        if limited == "distance":
+            maps = reject_far(maps, assigned, self.limits)
+        return assigned, maps
 
     def votes(self, embeddings: Tensor, noise: Noise | None = None) -> Tensor:
         """Modulated embeddings [B, D, K + 1] -> what each part votes for [B, C, K]."""

@@ -3,7 +3,6 @@ classifier that reads selected patches only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -11,17 +10,10 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.faithful.attention import Attend
+from seecause.faithful.masks import Assignment
 from seecause.faithful.packed import packed_class_rows
 from seecause.faithful.parts import Modulation, distances, dot_products, new_prototypes
 from seecause.faithful.tower import Tower, class_features, tokens_of
-
-
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """Patches against prototypes: z.p and |z - p|^2, both [B, K + 1, N]."""
-
-    dots: Tensor
-    distances: Tensor
 
 
 class PartStage(nn.Module):
