@@ -16,9 +16,12 @@ ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "
 ORDER += ["heads", "faithful", "lvlm", "bench", "report", "critters", "cli"]  # upwards
 SIDEWAYS = {("loading", "engine")}
 DRAWS_CRITTERS = {"metrics/parts.py"}  # judges maps by counterfactuals that only this world has
+WALK = "seecause.engine.walk"  # needs blocks only, and views run by it: it counts as models
 
 
 def layer(module: str) -> str | None:
+    if module == WALK:
+        return "models"
     name = module.removeprefix("seecause.").split(".")[0]
     return name if name in ORDER else None
 

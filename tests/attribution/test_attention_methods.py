@@ -301,8 +301,8 @@ def test_a_latent_pool_is_one_more_step():
         ("legrad", {"start": 4}, "0-3"),
         ("tam", {"start": 4}, "0-3"),
         ("tam", {"steps": 0}, "at least 1"),
-        ("attcat", {"pairing": "both"}, "input or output"),
-        ("grad-cam", {"variant": "d"}, "a, b or c"),
+        ("attcat", {"pairing": "both"}, "input, output"),
+        ("grad-cam", {"variant": "d"}, "a, b, c"),
     ],
 )
 def test_bad_options_say_what_was_expected(method, options, said):

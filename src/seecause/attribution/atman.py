@@ -24,9 +24,8 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import batched, fit, in_chunks
+from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption
-from seecause.models.block import Block, fused
-from seecause.models.layout import At
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -65,10 +64,10 @@ def atman(
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // n, item % n
         columns = F.pad(factors[image, patch], (prefix, 0), value=1)[:, None, None]  # [m, 1, 1, T]
-        h = h0[image]
-        for index, block in enumerate(model.blocks):
-            h = block.finish(h, suppressed(block, h, at, columns, suppress), model.gate(index))
-        return model.readout(h, layout)
+        steps = walk(model, h0[image], at)
+        for step in steps:
+            turn_down(step, columns, suppress)
+        return model.readout(steps.h, layout)
 
     together = fit(len(images) * n, each + explicit, images.device)
     logits = torch.cat(list(in_chunks(some, len(images) * n, together, what="patches")))
@@ -96,16 +95,15 @@ def neighbours(tokens: Tensor, factor: float, *, kappa: float, most: int | None 
     return torch.where(near, (1 - factor) * (1 - alike) + factor, 1)
 
 
-def suppressed(block: Block, h: Tensor, at: At, columns: Tensor, suppress: Suppress) -> Tensor:
-    """Head outputs [m, T, H, dh] of a block whose scores towards each key are turned down by
-    columns [m, 1, 1, T]."""
-    q, k, v = block.qkv(h, at)
-    bias = block.bias(at, at)
+def turn_down(step: Step, columns: Tensor, suppress: Suppress) -> None:
+    """Turn down a block's scores towards each key by columns [m, 1, 1, T]."""
+    q, block, bias = step.q, step.block, step.bias
     if suppress == "add":
         down = columns.log().to(q.dtype)
-        return fused(q, k, v, block.scale, down if bias is None else down + bias)
-    k, v = (t.repeat_interleave(block.heads // block.kv_heads, dim=1) for t in (k, v))
+        step.bias = down if bias is None else down + bias
+        return
+    k, v = (t.repeat_interleave(block.heads // block.kv_heads, dim=1) for t in (step.k, step.v))
     scores = q @ k.transpose(-1, -2) * block.scale  # [m, H, T, T]
     scores = scores if bias is None else scores + bias
     scores = (scores - scores.amin(dim=-1, keepdim=True)) * columns.to(q.dtype)
-    return (scores.softmax(dim=-1) @ v).transpose(1, 2)
+    step.o = (scores.softmax(dim=-1) @ v).transpose(1, 2)

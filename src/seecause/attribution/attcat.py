@@ -19,6 +19,7 @@ from seecause.attribution.gradients import every_block, over_images
 from seecause.attribution.ixg_plus import relevances
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import probabilities
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
@@ -46,11 +47,10 @@ def attcat(
     )  # lists of [B, T, D] and [B, T], one per block
     if pairing == "output":
         states, terms = states[:-1], terms[1:]
-    at = layout.at(images.device)
+    received = []  # [B, T] each
     with torch.no_grad():
-        received = [
-            probabilities(block, h, at)[0].mean(dim=(1, 2))
-            for block, h in zip(model.blocks, states, strict=False)
-        ]
+        for step in walk(model, states[0], layout.at(images.device), stop=len(states)):
+            step.h = step.out = states[step.index]  # recorded: nothing runs again
+            received.append(probabilities(step).mean(dim=(1, 2)))
     total = torch.stack([a * r for a, r in zip(received, terms, strict=True)]).sum(dim=0)
     return Maps(total[:, layout.patches], bound)

@@ -24,6 +24,7 @@ from seecause.engine.attend import attend
 from seecause.engine.mask import Mask
 from seecause.engine.sweep import Plan, Summary
 from seecause.engine.trace import Trace
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 
@@ -65,15 +66,15 @@ def _parts(
     frozen[special] = False
     donor_blocks = plan.donor_blocks(model.n_layers)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
-    for index in plan.context_blocks(model.n_layers):
-        block = model.blocks[index]
-        q, _, _ = block.qkv(blank.states[index][:, special], at)  # the blank's own class query
+    layers = plan.context_blocks(model.n_layers)
+    start = blank.states[layers.start][:, special]
+    for step in walk(model, start, at, start=layers.start, stop=layers.stop):
+        index = step.index
+        step.h = step.out = blank.states[index][:, special]  # recorded: nothing runs again
         keep = frozen & ~marked if index in donor_blocks else frozen.expand_as(marked)
-        o, lse = attend(
-            q.repeat(1, 1, n, 1),
-            [blank.bank(index, Mask(keep.repeat_interleave(p, dim=0)[None, None]))],
-            scale=block.scale,
-        )
+        bank = blank.bank(index, Mask(keep.repeat_interleave(p, dim=0)[None, None]))
+        queries = step.q.repeat(1, 1, n, 1)  # the blank's own class query
+        o, lse = attend(queries, [bank], scale=step.block.scale)
         if printed:
             o = blank.kv[index][1][:, :, frozen].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)

@@ -25,6 +25,7 @@ from seecause.attribution.gradients import differentiate, one_block, over_images
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import explicit_run, n_attentions, read_rows
 from seecause.engine.trace import record
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.block import Block
 from seecause.models.layout import TokenLayout
@@ -76,7 +77,8 @@ def _last_block(
         block = model.blocks[-1]
         x = (block.norm(h) if normed else h).detach()
     x.requires_grad_()
-    if normed:  # the residual path keeps h: x is what the attention reads, and nothing else
-        block = Block(**{**vars(block), "norm": lambda _: x})
-    h = block(h if normed else x, layout.at(images.device), model.gate(model.n_layers - 1))
-    return x, model.readout(h, layout)
+    steps = walk(model, h if normed else x, layout.at(images.device), start=model.n_layers - 1)
+    for step in steps:
+        if normed:  # the residual path keeps h: x is what the attention reads, and nothing else
+            step.block = Block(**{**vars(block), "norm": lambda _: x})
+    return x, model.readout(steps.h, layout)

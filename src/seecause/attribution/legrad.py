@@ -20,8 +20,8 @@ from torch import Tensor
 from seecause.attribution.gradients import differentiate, one_block, over_images, settle
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import pool_logits, pool_probabilities, probabilities, weigh
+from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption
-from seecause.models.layout import At
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
@@ -41,23 +41,22 @@ def legrad(
         raise BadOption("start", start, f"0-{model.n_layers - 1}, the first block that counts")
     target = settle(model, images, target)
     layout = model.check(images)
-    at, h = layout.at(images.device), model.embed(images)
-    total = h.new_zeros(len(images), layout.tokens)
-    for index in range(model.n_layers):
-        h, probs, logits = _read_after(model, index, h.detach().requires_grad_(), at)
-        if index >= start:
+    total = images.new_zeros(len(images), layout.tokens)
+    for step in walk(model, model.embed(images), layout.at(images.device)):
+        step.h = step.h.detach().requires_grad_()
+        probs, logits = _read_after(model, step)
+        if step.index >= start:
             _, (slope,) = differentiate(model, logits, target, score, [probs])  # [B, H, T, T]
             total = total + slope.relu().mean(dim=(1, 2))
     return Maps(total[:, layout.patches] / (model.n_layers - start), target)
 
 
-def _read_after(model: VisionModel, index: int, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
-    """A block's output, the probabilities that explain it, and the logits read from it."""
-    block, gate = model.blocks[index], model.gate(index)
+def _read_after(model: VisionModel, step: Step) -> tuple[Tensor, Tensor]:
+    """The probabilities that explain a block's output, and the logits read from it."""
+    layout = step.at.layout
     if model.readout.latent is None:
-        probs, v = probabilities(block, h, at)
-        h = block.finish(h, weigh(probs, v), gate)
-        return h, probs, model.readout(h, at.layout)
-    h = block(h, at, gate)
-    probs, v = pool_probabilities(model, h, at.layout)
-    return h, probs, pool_logits(model, probs, v)
+        probs = probabilities(step)
+        step.o = weigh(probs, step.v)
+        return probs, model.readout(step.out, layout)
+    probs, v = pool_probabilities(model, step.out, layout)
+    return probs, pool_logits(model, probs, v)

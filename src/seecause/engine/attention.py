@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.attend import Bank, attention_weights
+from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption
-from seecause.models.block import Block
 from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
 
@@ -39,13 +39,13 @@ def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Expli
         h = _run_to(model, images, at, start)
     h = h.detach().requires_grad_(torch.is_grad_enabled())
     probs: list[Tensor] = []
-    for index in range(start, model.n_layers):
-        weights, v = probabilities(model.blocks[index], h, at)
-        probs.append(weights)
-        h = model.blocks[index].finish(h, weigh(weights, v), model.gate(index))
+    steps = walk(model, h, at, start=start)
+    for step in steps:
+        probs.append(probabilities(step))
+        step.o = weigh(probs[-1], step.v)
     if model.readout.latent is None:
-        return Explicit(model.readout(h, layout), probs)
-    weights, v = pool_probabilities(model, h, layout)
+        return Explicit(model.readout(steps.h, layout), probs)
+    weights, v = pool_probabilities(model, steps.h, layout)
     return Explicit(pool_logits(model, weights, v), [*probs, weights])
 
 
@@ -54,13 +54,13 @@ def attention_probs(model: VisionModel, images: Tensor, *, start: int = 0) -> It
     """The probabilities of every attention from number `start` on, one at a time."""
     layout = model.check(images)
     at = layout.at(images.device)
-    h = _run_to(model, images, at, start)
-    for index in range(start, model.n_layers):
-        probs, v = probabilities(model.blocks[index], h, at)
+    steps = walk(model, _run_to(model, images, at, start), at, start=start)
+    for step in steps:
+        probs = probabilities(step)
         yield probs
-        h = model.blocks[index].finish(h, weigh(probs, v), model.gate(index))
+        step.o = weigh(probs, step.v)
     if model.readout.latent is not None:
-        yield pool_probabilities(model, h, layout)[0]
+        yield pool_probabilities(model, steps.h, layout)[0]
 
 
 def n_attentions(model: VisionModel) -> int:
@@ -76,11 +76,9 @@ def check_start(model: VisionModel, start: int) -> None:
         )
 
 
-def probabilities(block: Block, h: Tensor, at: At) -> tuple[Tensor, Tensor]:
-    """States h [B, T, D] entering a block -> its probabilities [B, H, T, T] and values [B, Hkv, T,
-    dh]."""
-    q, k, v = block.qkv(h, at)
-    return attention_weights(q, Bank(k, v, bias=block.bias(at, at)), scale=block.scale), v
+def probabilities(step: Step) -> Tensor:
+    """The attention probabilities of a block, [B, H, R, K]."""
+    return attention_weights(step.q, Bank(step.k, step.v, bias=step.bias), scale=step.block.scale)
 
 
 def weigh(probs: Tensor, v: Tensor) -> Tensor:
@@ -130,10 +128,7 @@ def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Ten
 def _run_to(model: VisionModel, images: Tensor, at: At, start: int) -> Tensor:
     """States that enter block `start`."""
     check_start(model, start)
-    h = model.embed(images)
-    for index in range(start):
-        h = model.blocks[index](h, at, model.gate(index))
-    return h
+    return walk(model, model.embed(images), at, stop=start).end()
 
 
 def walk_back(model: VisionModel, layout: TokenLayout, steps: list[Tensor]) -> Tensor:

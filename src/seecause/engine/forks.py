@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
-from seecause.models.block import fused
-from seecause.models.layout import At
+from seecause.engine.walk import Step, Walk, walk
+from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
+from seecause.types import wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Content = Callable[[int, Tensor, Tensor], Tensor]
@@ -51,33 +52,20 @@ def fork(
     Copies are made of the first `forking` images (default: all); the others only serve `content`.
     """
     layout, count = model.check(images), len(images) if forking is None else forking
-    at, h = layout.at(images.device), model.embed(images)
     each_copy = count * model.forward_bytes(layout)
-    for index, block in enumerate(model.blocks):
-        chosen = [head for layer, head in heads if layer == index]
-        h, carried, tokens = _to_projection(model, index, h, at)
-        if chosen:
-            run = partial(
-                _without,
-                model,
-                index,
-                h[:count],
-                carried[:count],
-                content(index, carried, tokens),
-                chosen,
-                at,
-            )
-            done = 0
-            for logits in in_chunks(
-                run,
-                len(chosen),
-                fit(len(chosen), each_copy, images.device, share=1 - HELD),
-                what="heads",
-            ):
-                each(index, chosen[done : done + len(logits)], logits)
-                done += len(logits)
-        h = block.close(h, _gated(carried, model.gate(index)))
-    return _read(model, h, at)
+    steps = _steps(model, model.embed(images), layout.at(images.device))
+    for step in steps:
+        chosen = [head for layer, head in heads if layer == step.index]
+        if not chosen:
+            continue
+        instead = content(step.index, step.carried, step.at.index)
+        run_copies = partial(_without, model, step, count, instead, chosen)
+        size = fit(len(chosen), each_copy, images.device, share=1 - HELD)
+        done = 0
+        for logits in in_chunks(run_copies, len(chosen), size, what="heads"):
+            each(step.index, chosen[done : done + len(logits)], logits)
+            done += len(logits)
+    return _read(model, steps.h, layout)
 
 
 def gated_logits(
@@ -101,42 +89,36 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     changed = (kinds != 1).any(dim=2)  # [K, L]
     first = torch.where(changed.any(dim=1), changed.int().argmax(dim=1), model.n_layers).tolist()
 
-    def some(a: int, b: int) -> Tensor:
-        at, h = layout.at(images.device), model.embed(images[a:b])
-        found: dict[int, Tensor] = {}
-        for index in range(model.n_layers):
-            mine = [kind for kind, start in enumerate(first) if start == index]
-
-            def copies(
-                start: int, stop: int, h: Tensor = h, index: int = index, mine: list[int] = mine
-            ) -> Tensor:
-                rows = h.expand(stop - start, -1, -1, -1).flatten(0, 1)
-                return _gated_rest(
-                    model,
-                    rows,
-                    at,
-                    kinds[mine[start:stop]].repeat_interleave(b - a, dim=0),
-                    index,
-                    zeros,
-                ).unflatten(0, (stop - start, b - a))
-
-            size = fit(
-                max(1, len(mine)),
-                (b - a) * model.forward_bytes(layout),
-                images.device,
-                share=1 - HELD,
-            )
-            parts = list(in_chunks(copies, len(mine), size, what="sets of heads"))
-            found.update(zip(mine, torch.cat(parts) if parts else (), strict=True))
-            h, carried, _ = _to_projection(model, index, h, at)
-            h = model.blocks[index].close(h, _gated(carried, model.gate(index)))
-        plain = _read(model, h, at)
-        return torch.stack([found.get(kind, plain) for kind in range(len(kinds))])
+    def run_images(a: int, b: int) -> Tensor:
+        at, each_set = layout.at(images.device), (b - a) * model.forward_bytes(layout)
+        logits: dict[int, Tensor] = {}
+        read, steps = _rows_read(model, at), walk(model, model.embed(images[a:b]), at)
+        for step in steps:
+            starting = [kind for kind, start in enumerate(first) if start == step.index]
+            if starting:
+                run_sets = partial(_under_gates, model, step.h, at, step.index, kinds[starting])
+                size = fit(len(starting), each_set, images.device, share=1 - HELD)
+                parts = in_chunks(run_sets, len(starting), size, what="sets of heads")
+                logits.update(zip(starting, torch.cat(list(parts)), strict=True))
+            if read is not None and step.index == model.n_layers - 1:
+                step.take(read)
+        plain = _read(model, steps.h, layout)
+        return torch.stack([logits.get(kind, plain) for kind in range(len(kinds))])
 
     size = fit(len(images), model.forward_bytes(layout), images.device, share=HELD)
-    return torch.cat(list(in_chunks(some, len(images), size, what="images")), dim=1)[
-        which.to(images.device)
-    ]
+    every = torch.cat(list(in_chunks(run_images, len(images), size, what="images")), dim=1)
+    return every[which.to(images.device)]
+
+
+def _under_gates(
+    model: VisionModel, h: Tensor, at: At, layer: int, gates: Tensor, start: int, stop: int
+) -> Tensor:
+    """Logits [k, N, C] of rows h [N, T, D] that enter block `layer`, under gates[start:stop]
+    [k, L, H]."""
+    copies, images = stop - start, len(h)
+    rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
+    spread = gates[start:stop].repeat_interleave(images, dim=0)
+    return _gated_rest(model, rows, at, spread, layer, zeros).unflatten(0, (copies, images))
 
 
 def _gated_rest(
@@ -144,16 +126,16 @@ def _gated_rest(
 ) -> Tensor:
     """Logits [F, C] of the first F rows h [R, T, D] that enter block `start`, under gates [F, L,
     H]."""
-    count = len(gates)
-    for index in range(start, model.n_layers):
-        block = model.blocks[index]
-        h, carried, tokens = _to_projection(model, index, h, at)
-        instead = content(index, carried, tokens)
-        gate = gates[:, index, None, : block.heads, None].to(carried.dtype)  # [F, 1, H, 1]
+    count, steps = len(gates), _steps(model, h, at, start)
+    for step in steps:
+        carried = step.carried
+        instead = content(step.index, carried, step.at.index)
+        gate = gates[:, step.index, None, : step.block.heads, None].to(
+            carried.dtype
+        )  # [F, 1, H, 1]
         mixed = instead + gate * (carried[:count] - instead)
-        mixed = mixed if count == len(carried) else torch.cat([mixed, carried[count:]])
-        h = block.close(h, _gated(mixed, model.gate(index)))
-    return _read(model, h[:count], at)
+        step.carried = mixed if count == len(carried) else torch.cat([mixed, carried[count:]])
+    return _read(model, steps.h[:count], at.layout)
 
 
 @torch.no_grad()
@@ -163,25 +145,13 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
     layout = model.check(images)
     sums: list[Tensor] = []
 
-    def some(a: int, b: int) -> list[Tensor]:
-        at, h = layout.at(images.device), model.embed(images[a:b])
-        found = []
-        for index, block in enumerate(model.blocks):
-            q, k, v = block.qkv(h, at)
-            carried = block.carried(h, fused(q, k, v, block.scale, block.bias(at, at)))
-            found.append(
-                carried.sum(dim=0, dtype=torch.promote_types(carried.dtype, torch.float32))
-            )
-            h = block.close(h, _gated(carried, model.gate(index)))
-        return found
+    def run_images(a: int, b: int) -> list[Tensor]:
+        steps = walk(model, model.embed(images[a:b]), layout.at(images.device))
+        return [step.carried.sum(dim=0, dtype=wide_dtype(step.carried.dtype)) for step in steps]
 
-    for found in in_chunks(
-        some,
-        len(images),
-        fit(len(images), model.forward_bytes(layout), images.device),
-        what="images",
-    ):
-        sums = [x + y for x, y in zip(sums, found, strict=True)] if sums else found
+    size = fit(len(images), model.forward_bytes(layout), images.device)
+    for part in in_chunks(run_images, len(images), size, what="images"):
+        sums = [x + y for x, y in zip(sums, part, strict=True)] if sums else part
     return [(total / len(images)).to(model.dtype) for total in sums]
 
 
@@ -207,57 +177,41 @@ def inert(model: VisionModel) -> set[Head]:
 
 def _without(
     model: VisionModel,
-    index: int,
-    h: Tensor,
-    carried: Tensor,
-    content: Tensor,
+    step: Step,
+    count: int,
+    instead: Tensor,
     heads: list[int],
-    at: At,
     start: int,
     stop: int,
 ) -> Tensor:
-    """Logits [k, F, C] of copies of rows h [F, T, D], each with one of `heads[start:stop]` of this
-    block replaced."""
-    block, copies = model.blocks[index], stop - start
+    """Logits [k, F, C] of copies of the first `count` rows of a step, each with one of
+    `heads[start:stop]` replaced."""
+    block, copies, h = step.block, stop - start, step.h[:count]
     replaced = torch.zeros(copies, block.heads, dtype=torch.bool, device=h.device)
     replaced[range(copies), heads[start:stop]] = True
-    mixed = _gated(
-        torch.where(replaced[:, None, None, :, None], content, carried), model.gate(index)
+    mixed = torch.where(
+        replaced[:, None, None, :, None], instead, step.carried[:count]
     )  # [k, F, T, H, dh]
-    states = block.close(h.expand(copies, -1, -1, -1).flatten(0, 1), mixed.flatten(0, 1))
-    return _rest(model, states, at, index + 1).unflatten(0, (copies, len(h)))
+    rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
+    states = block.close(rows, mixed.flatten(0, 1), step.gate)
+    rest = _steps(model, states, step.keys_at, step.index + 1).end()
+    return _read(model, rest, step.at.layout).unflatten(0, (copies, count))
 
 
-def _to_projection(
-    model: VisionModel, index: int, h: Tensor, at: At
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows h [R, T, D] entering a block -> the rows it goes on with, what their heads carry, and
-    which tokens they are.
-
-    All of them, but in the last block only those a class-token readout reads.
-    """
-    block, tokens = model.blocks[index], at.index
-    q, k, v = block.qkv(h, at)
-    if index == model.n_layers - 1 and model.readout.reads_rows:
-        tokens = torch.tensor(model.readout.read_prefix(at.layout), device=h.device)
-        h, q = h[:, tokens], q[:, :, tokens]
-    return h, block.carried(h, fused(q, k, v, block.scale, block.bias(at.take(tokens), at))), tokens
+def _steps(model: VisionModel, h: Tensor, at: At, start: int = 0) -> Walk:
+    """Blocks from `start` on; of the last, only the rows that are read."""
+    return walk(model, h, at, start=start, last=_rows_read(model, at))
 
 
-def _rest(model: VisionModel, h: Tensor, at: At, start: int) -> Tensor:
-    """Logits of states that enter block `start`."""
-    for index in range(start, model.n_layers):
-        h, carried, _ = _to_projection(model, index, h, at)
-        h = model.blocks[index].close(h, _gated(carried, model.gate(index)))
-    return _read(model, h, at)
+def _rows_read(model: VisionModel, at: At) -> Tensor | None:
+    """The rows that a class-token readout reads; None where it reads them all."""
+    if not model.readout.reads_rows:
+        return None
+    return torch.tensor(model.readout.read_prefix(at.layout), device=at.index.device)
 
 
-def _read(model: VisionModel, h: Tensor, at: At) -> Tensor:
-    """Logits of the last block's output, which `_to_projection` may have narrowed."""
+def _read(model: VisionModel, h: Tensor, layout: TokenLayout) -> Tensor:
+    """Logits of the last block's output, which `_steps` may have narrowed."""
     if model.readout.reads_rows:
         return model.readout.head(model.readout.norm(h).flatten(1))
-    return model.readout(h, at.layout)
-
-
-def _gated(carried: Tensor, gate: Tensor | None) -> Tensor:
-    return carried if gate is None else carried * gate[:, None]
+    return model.readout(h, layout)

@@ -9,18 +9,18 @@ Places are named alike for every library: `embed`, and per block `blocks.3.in`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import Bank, attention_weights
+from seecause.engine.attention import probabilities
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import fused
 from seecause.models.layout import At
 from seecause.models.view import VisionModel
 
@@ -43,6 +43,13 @@ class Site:
 
 
 Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
+_READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
+    "in": lambda step: step.h,
+    "kv": lambda step: (step.k, step.v),
+    "probs": probabilities,
+    "heads": lambda step: step.o,
+    "out": lambda step: step.out,
+}
 
 
 def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
@@ -51,22 +58,12 @@ def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tup
     _need_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
-    at, h = layout.at(images.device), model.embed(images)
-    found: Cached = {"embed": h} if "embed" in cache else {}
-    for index, block in enumerate(model.blocks):
-        values: Cached = {"in": h}
-        q, k, v = block.qkv(h, at)
-        values["kv"] = (k, v)
-        if (index, "probs") in wanted.values():
-            values["probs"] = attention_weights(
-                q, Bank(k, v, bias=block.bias(at, at)), scale=block.scale
-            )
-        values["heads"] = o = fused(q, k, v, block.scale, block.bias(at, at))
-        values["out"] = h = block.finish(h, o, model.gate(index))
-        found.update(
-            {name: values[what] for name, (layer, what) in wanted.items() if layer == index}
-        )
-    return model.readout(h, layout), found
+    steps = walk(model, model.embed(images), layout.at(images.device))
+    cached: Cached = {"embed": steps.h} if "embed" in cache else {}
+    for step in steps:
+        for name in (name for name, (layer, _) in wanted.items() if layer == step.index):
+            cached[name] = _READ[wanted[name][1]](step)
+    return model.readout(steps.h, layout), cached
 
 
 def patch(
@@ -88,10 +85,9 @@ def patch(
         raise BadOption(
             "source", list(source.shape), f"one source for each image, {list(images.shape)}"
         )
-    at, h, other = layout.at(images.device), model.embed(images), model.embed(source)
+    at = layout.at(images.device)
     first = min((site.layer for sites in site_sets for site in sites), default=0)
-    for index in range(first):
-        h, other = (model.blocks[index](x, at, model.gate(index)) for x in (h, other))
+    h, other = (walk(model, model.embed(x), at, stop=first).end() for x in (images, source))
     donor = _donor(model, other, at, first, site_sets)
     each = len(images) * model.forward_bytes(layout)
 
@@ -116,18 +112,14 @@ def _donor(
     """What the source's run has at every place that some set names."""
     named = {(site.layer, site.kind) for sites in site_sets for site in sites}
     held: Held = {}
-    for index in range(first, max((layer for layer, _ in named), default=-1) + 1):
-        block = model.blocks[index]
-        q, k, v = block.qkv(h, at)
-        o = fused(q, k, v, block.scale, block.bias(at, at))
-        held.update(
-            {
-                (index, kind): value
-                for kind, value in (("resid", (h,)), ("heads", (o,)), ("kv", (k, v)))
-                if (index, kind) in named
-            }
-        )
-        h = block.finish(h, o, model.gate(index))
+    stop = max((layer for layer, _ in named), default=-1) + 1
+    for step in walk(model, h, at, start=first, stop=stop):
+        if (step.index, "resid") in named:
+            held[step.index, "resid"] = (step.h,)
+        if (step.index, "heads") in named:
+            held[step.index, "heads"] = (step.o,)
+        if (step.index, "kv") in named:
+            held[step.index, "kv"] = (step.k, step.v)
     return held
 
 
@@ -140,25 +132,23 @@ def _patched(
     donor: Held,
 ) -> Tensor:
     sets, batch = len(site_sets), len(h)
-    h = h.repeat(sets, 1, 1)
 
     def write(values: tuple[Tensor, ...], index: int, kind: Kind) -> tuple[Tensor, ...]:
-        if (index, kind) not in donor:
-            return values
         mark = _mark(model, site_sets, index, kind, at.layout.tokens).to(h.device)
         return tuple(
             torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
             for old, new in zip(values, donor[index, kind], strict=True)
         )
 
-    for index in range(first, model.n_layers):
-        block = model.blocks[index]
-        (h,) = write((h,), index, "resid")
-        q, k, v = block.qkv(h, at)
-        k, v = write((k, v), index, "kv")
-        (o,) = write((fused(q, k, v, block.scale, block.bias(at, at)),), index, "heads")
-        h = block.finish(h, o, model.gate(index))
-    return model.readout(h, at.layout).unflatten(0, (sets, batch))
+    steps = walk(model, h.repeat(sets, 1, 1), at, start=first)
+    for step in steps:
+        if (step.index, "resid") in donor:
+            (step.h,) = write((step.h,), step.index, "resid")
+        if (step.index, "kv") in donor:
+            step.k, step.v = write((step.k, step.v), step.index, "kv")
+        if (step.index, "heads") in donor:
+            (step.o,) = write((step.o,), step.index, "heads")
+    return model.readout(steps.h, at.layout).unflatten(0, (sets, batch))
 
 
 def _mark(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.block import fused
 from seecause.models.layout import TokenLayout
@@ -32,12 +33,11 @@ def kept_logits(
         if bool(valid.all())
         else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
     )  # [B, 1, 1, R]
-    for number, block in enumerate(model.blocks[start:], start):
-        q, k, v = block.qkv(h, at)
-        bias = block.bias(at, at)
-        bias = padding if bias is None else bias if padding is None else bias + padding
-        h = block.finish(h, fused(q, k, v, block.scale, bias), model.gate(number))
-    return _read(model.readout, h, valid, padding, layout)
+    steps = walk(model, h, at, start=start)
+    for step in steps:
+        if padding is not None:
+            step.bias = padding if step.bias is None else step.bias + padding
+    return _read(model.readout, steps.h, valid, padding, layout)
 
 
 def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from seecause.engine.attend import Own, attend, merge
 from seecause.engine.live import LiveRows, read
 from seecause.engine.mask import Mask
 from seecause.engine.trace import Trace, suffix
+from seecause.engine.walk import walk
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 
@@ -119,20 +120,20 @@ class Sweep:
             Mask(frozen.expand_as(seen)),
         )
         donor_blocks = plan.donor_blocks(self.model.n_layers)
-        for index in range(plan.start, until):
-            block, mixed = self.model.blocks[index], index in donor_blocks
-            q, k, v = block.qkv(z, at)
-            banks = [self.donor.bank(index, of_donor)] if mixed else []
+        steps = walk(self.model, z, at, start=plan.start, stop=until)
+        for step in steps:
+            mixed = step.index in donor_blocks
+            banks = [self.donor.bank(step.index, of_donor)] if mixed else []
             if summary is None:
-                banks.insert(0, self.context.bank(index, beside_donor if mixed else without_donor))
-            o, lse = attend(q, banks, Own(k, v, rows.groups, rows.groups), scale=block.scale)
+                context = self.context.bank(step.index, beside_donor if mixed else without_donor)
+                banks.insert(0, context)
+            own = Own(step.k, step.v, rows.groups, rows.groups)
+            step.o, lse = attend(step.q, banks, own, scale=step.block.scale)
             if summary is not None:
-                o = merge(
-                    [o.to(lse.dtype), summary.parts[index][0]],
-                    [lse, summary.parts[index][1].expand_as(lse)],
-                )[0].to(z.dtype)
-            z = block.finish(z, o, self.model.gate(index))
-        return replace(rows, z=z)
+                o, blank_lse = summary.parts[step.index]
+                parts = [step.o.to(lse.dtype), o], [lse, blank_lse.expand_as(lse)]
+                step.o = merge(*parts)[0].to(z.dtype)
+        return replace(rows, z=steps.h)
 
     def _grouped_rows(self, special: LiveRows) -> LiveRows:
         """Live special tokens and chosen tokens together from state `stop` to the end (in the last
@@ -142,21 +143,16 @@ class Sweep:
         at = self.context.layout.at(self.model.device).take(rows.tokens)
         outside = ~(rows.marked | rows.is_special)  # [n, T]
         keep = Mask(outside[rows.groups.owner][None, None])
-        z, groups = rows.z, rows.groups
-        for index in range(stop, self.model.n_layers):
-            block = self.model.blocks[index]
-            q, k, v = block.qkv(z, at)
-            if index == last and self.model.readout.reads_rows:
-                q, z, rows = q[:, :, rows.special_rows], z[:, rows.special_rows], special
-                keep = Mask(outside[rows.groups.owner][None, None])
-            o, _ = attend(
-                q,
-                [self.context.bank(index, keep)],
-                Own(k, v, rows.groups, groups),
-                scale=block.scale,
-            )
-            z = block.finish(z, o, self.model.gate(index))
-        return replace(rows, z=z)
+        groups = rows.groups
+        steps = walk(self.model, rows.z, at, start=stop)
+        for step in steps:
+            if step.index == last and self.model.readout.reads_rows:
+                step.take(rows.special_rows)
+                rows, keep = special, Mask(outside[special.groups.owner][None, None])
+            own = Own(step.k, step.v, rows.groups, groups)
+            banks = [self.context.bank(step.index, keep)]
+            step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
+        return replace(rows, z=steps.h)
 
     def _recompute(self, rows: LiveRows) -> Tensor:
         """Every token of every copy from state `stop` on."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seecause.engine.attend import Bank
 from seecause.engine.mask import Mask
-from seecause.models.block import fused
+from seecause.engine.walk import walk
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 
@@ -41,34 +41,25 @@ def record(
     """Run the model with fused attention and keep what was asked for. Stops after block `until` (no
     logits then)."""
     layout = model.check(images)
-    at, h = layout.at(images.device), model.embed(images)
     trace = Trace(layout, None)
-    last = model.n_layers if until is None else until
-    for index, block in enumerate(model.blocks):
-        if index in states:
-            trace.states[index] = h
-        if index >= last and index not in kv:
-            break
-        q, k, v = block.qkv(h, at)
-        if index in kv:
-            trace.kv[index] = (k, v)
-        if index >= last:
-            break
-        h = block.finish(h, fused(q, k, v, block.scale, block.bias(at, at)), model.gate(index))
-    else:
-        if model.n_layers in states:
-            trace.states[model.n_layers] = h
-        if until is None:
-            trace.logits = model.readout(h, layout)
+    steps = walk(model, model.embed(images), layout.at(images.device))
+    for step in steps:
+        if step.index in states:
+            trace.states[step.index] = step.h
+        if step.index in kv:
+            trace.kv[step.index] = (step.k, step.v)
+        if until is not None and step.index >= until:
+            return trace
+    if model.n_layers in states:
+        trace.states[model.n_layers] = steps.h
+    if until is None:
+        trace.logits = model.readout(steps.h, layout)
     return trace
 
 
 def suffix(model: VisionModel, h: Tensor, layout: TokenLayout, start: int) -> Tensor:
     """Logits of states h [B, T, D] that enter block `start` (0-based)."""
-    at = layout.at(h.device)
-    for index in range(start, model.n_layers):
-        h = model.blocks[index](h, at, model.gate(index))
-    return model.readout(h, layout)
+    return model.readout(walk(model, h, layout.at(h.device), start=start).end(), layout)
 
 
 def trace_bytes(model: VisionModel, layout: TokenLayout) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
+from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
 from seecause.models.view import VisionModel
 
@@ -88,13 +89,9 @@ def _blocks(
             "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
         )
     worst = 0.0
-    for index, (block, native) in enumerate(zip(model.blocks, outputs, strict=True)):
-        worst = max(
-            worst,
-            compare(
-                "blocks", block.name, model.content(states[index + 1]), native, tolerance, ""
-            ).worst,
-        )
+    for index, native in enumerate(outputs):
+        mine, name = model.content(states[index + 1]), model.blocks[index].name
+        worst = max(worst, compare("blocks", name, mine, native, tolerance, "").worst)
     return Probe("blocks", worst, f"{model.n_layers} block outputs")
 
 
@@ -109,23 +106,13 @@ def _attention(
     rows = torch.randperm(layout.tokens, generator=generator)[: max(2, layout.tokens // 3)].to(
         model.device
     )
-    at, worst = layout.at(model.device), 0.0
-    for index, block in enumerate(model.blocks):
-        part = trace.states[index][:, rows]
-        q, _, _ = block.qkv(part, at.take(rows))
-        o, _ = attend(q, [trace.bank(index)], scale=block.scale)
-        out = block.finish(part, o, model.gate(index))
-        worst = max(
-            worst,
-            compare(
-                "attention",
-                block.name,
-                model.content(out),
-                outputs[index][:, rows],
-                2 * tolerance,
-                "",
-            ).worst,
-        )
+    worst = 0.0
+    for step in walk(model, trace.states[0][:, rows], layout.at(model.device).take(rows)):
+        step.h, native = trace.states[step.index][:, rows], outputs[step.index][:, rows]
+        step.o, _ = attend(step.q, [trace.bank(step.index)], scale=step.block.scale)
+        rows_out = model.content(step.out)
+        probe = compare("attention", step.block.name, rows_out, native, 2 * tolerance, "")
+        worst = max(worst, probe.worst)
     return Probe(
         "attention",
         worst,

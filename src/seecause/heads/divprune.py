@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.subset import kept_logits
+from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.values import over_images
 from seecause.models.view import VisionModel
@@ -50,9 +51,7 @@ def divprune(model: VisionModel, images: Tensor, *, keep: float = 0.25, after: i
     count = max(1, round(keep * layout.n_patches))
 
     def some(start: int, stop: int) -> Tensor:
-        at, h = layout.at(images.device), model.embed(images[start:stop])
-        for layer in range(after):
-            h = model.blocks[layer](h, at, model.gate(layer))
+        h = walk(model, model.embed(images[start:stop]), layout.at(images.device), stop=after).end()
         tokens = most_diverse(h[:, layout.patches], count)
         return torch.cat(
             [kept_logits(model, h, tokens, layout, start=after), tokens.to(h.dtype)], dim=1

@@ -104,8 +104,7 @@ class Block:
 
         `gate`, broadcast to [B, R, H], multiplies each head at the input of the output projection.
         """
-        heads = self.carried(h, o)
-        return self.close(h, heads if gate is None else heads * gate[..., None])
+        return self.close(h, self.carried(h, o), gate)
 
     def carried(self, h: Tensor, o: Tensor) -> Tensor:
         """What each head brings to the output projection, [B, R, H, dh]: the first half of
@@ -115,9 +114,10 @@ class Block:
             heads = heads * self.out_gate(self.norm(h))
         return heads.unflatten(2, (self.heads, self.head_dim))
 
-    def close(self, h: Tensor, carried: Tensor) -> Tensor:
+    def close(self, h: Tensor, carried: Tensor, gate: Tensor | None = None) -> Tensor:
         """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's
         output [B, R, D]."""
+        carried = carried if gate is None else carried * gate[..., None]
         middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(h if self.parallel else middle)
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models.block import Block, chain, same
 from seecause.models.hf_blocks import first
@@ -209,14 +210,14 @@ def run(
 ) -> Tensor:
     """States h [B, R, D] of a sequence's first rows through every block. Deepstack features [B, N,
     D] are added to image rows behind the first blocks."""
-    for index, block in enumerate(decoder.blocks):
-        q, k, v = block.unrotated(h)
+    steps = walk(decoder, h, at)
+    for step in steps:
+        q, k, v = step.block.unrotated(step.h)
         if record is not None:
-            record(index, k, v)
-        h = block.finish(h, look_back(block, rotate(q, at), rotate(k, at), v, at))
-        if index < len(deepstack):
-            h = torch.cat(
-                [h[:, : image.start], h[:, image] + deepstack[index].to(h), h[:, image.stop :]],
-                dim=1,
-            )
-    return h
+            record(step.index, k, v)
+        step.o = look_back(step.block, rotate(q, at), rotate(k, at), v, at)
+        if step.index < len(deepstack):
+            out = step.out
+            picture = out[:, image] + deepstack[step.index].to(out)
+            step.out = torch.cat([out[:, : image.start], picture, out[:, image.stop :]], dim=1)
+    return steps.h

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models import hf_view
 from seecause.models.block import Block, Fn, same
@@ -39,13 +40,8 @@ class Tower:
 
     def tokens(self, images: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] -> image tokens [B, N, D']."""
-        at, h = (
-            self.layout_at(images.shape[-2], images.shape[-1]).at(images.device),
-            self.embed(images),
-        )
-        for block in self.blocks[: self.read]:
-            h = block(h, at)
-        return self.features(h)
+        at = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device)
+        return self.features(walk(self, self.embed(images), at, stop=self.read).end())
 
 
 def find(module: Any) -> Tower:

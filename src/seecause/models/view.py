@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from seecause.engine.walk import walk
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, CompiledBlock
 from seecause.models.layout import TokenLayout
@@ -65,10 +66,7 @@ class VisionModel(ImageModel):
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
         layout = self.check(images)
-        at, h = layout.at(images.device), self.embed(images)
-        for index, block in enumerate(self.blocks):
-            h = block(h, at, self.gate(index))
-        return self.readout(h, layout)
+        return self.readout(walk(self, self.embed(images), layout.at(images.device)).end(), layout)
 
     def forward_bytes(self, layout: TokenLayout) -> int:
         """States, packed projections and the MLP of one image."""

@@ -1,0 +1,142 @@
+"""The one loop over blocks: reading gives what the block computes, setting changes what it uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.engine.walk import walk
+from seecause.models.block import fused
+from tests.helpers import view
+from tests.tiny import pictures, tiny
+
+
+@pytest.fixture
+def run():
+    native = tiny("timm_eva_registers")  # rotary positions, norms inside attention
+    model, images = view(native, check=False), pictures(native)
+    layout = model.check(images)
+    return model, images, model.embed(images), layout.at(images.device)
+
+
+def counting(model, name):
+    """The model with blocks that count calls of one of their parts."""
+    calls = []
+
+    def count(part):
+        def run(*given):
+            calls.append(name)
+            return part(*given)
+
+        return run
+
+    blocks = [replace(b, **{name: count(getattr(b, name))}) for b in model.blocks]
+    return replace(model, blocks=blocks), calls
+
+
+def test_a_walk_that_nobody_looks_at_is_the_plain_run(run):
+    model, images, h, at = run
+    assert_close(model.readout(walk(model, h, at).end(), at.layout), model(images), rtol=0, atol=0)
+    for index, block in enumerate(model.blocks):
+        h = block(h, at, model.gate(index))
+    assert_close(walk(model, model.embed(images), at).end(), h, rtol=0, atol=0)
+
+
+def test_reading_changes_nothing_and_computes_once(run):
+    model, _, h, at = run
+    plain = walk(model, h, at).end()
+    counted, calls = counting(model, "project")
+    steps = walk(counted, h, at)
+    for step in steps:
+        q, k, v = step.block.qkv(step.h, at)
+        calls.pop()
+        assert_close((step.q, step.k, step.v), (q, k, v), rtol=0, atol=0)
+        o = fused(q, k, v, step.block.scale, step.bias)
+        assert_close(step.o, o, rtol=0, atol=0)
+        assert_close(step.carried, step.block.carried(step.h, o), rtol=0, atol=0)
+        assert step.out is step.out
+    assert_close(steps.h, plain, rtol=0, atol=0)
+    assert len(calls) == model.n_layers
+
+
+def test_leaving_early_finishes_nothing(run):
+    model, _, h, at = run
+    counted, calls = counting(model, "feed")
+    steps = walk(counted, h, at)
+    for step in steps:
+        if step.index == 1:
+            break
+    assert len(calls) == 1
+    assert_close(steps.h, model.blocks[0](h, at), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("what", ["h", "q", "k", "v", "o", "carried", "out", "gate", "bias"])
+def test_what_is_set_is_used_and_what_follows_is_made_of_it(run, what):
+    model, _, h, at = run
+    block, plain = model.blocks[1], model.blocks[1](h, at)
+    new = torch.randn(shape_of(what, model, h, at), dtype=h.dtype)
+    for step in walk(model, h, at, start=1, stop=2):
+        setattr(step, what, new)
+        got = step.out
+    h = new if what == "h" else h
+    q, k, v = block.qkv(h, at)
+    q, k, v = (new if what == name else x for name, x in (("q", q), ("k", k), ("v", v)))
+    o = new if what == "o" else fused(q, k, v, block.scale, new if what == "bias" else None)
+    carried = new if what == "carried" else block.carried(h, o)
+    out = new if what == "out" else block.close(h, carried, new if what == "gate" else None)
+    assert_close(got, out)
+    assert not torch.allclose(got, plain)
+
+
+def shape_of(what, model, h, at):
+    (step,) = [(step.gate, getattr(step, what)) for step in walk(model, h, at, start=1, stop=2)]
+    if what == "gate":
+        return (model.blocks[1].heads,)
+    return (1, 1, h.shape[1], h.shape[1]) if what == "bias" else step[1].shape
+
+
+def test_rows_that_are_taken_see_all_keys(run):
+    model, _, h, at = run
+    rows = torch.tensor([2, 0])
+    full = model.blocks[0](h, at)
+    for order in ("before", "after"):  # attention
+        steps = walk(model, h, at, stop=1)
+        for step in steps:
+            if order == "after":
+                step.o = step.o
+            step.take(rows)
+        assert_close(steps.h, full[:, rows])
+        assert steps.at.index.tolist() == [2, 0]
+    last = walk(model, h, at, last=rows).end()
+    assert_close(last, walk(model, h, at).end()[:, rows])
+
+
+def test_the_gates_of_the_model_count(run):
+    model, _, h, at = run
+    gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(0))
+    plain = walk(model, h, at).end()
+    with model.gated(gates.to(h.dtype)):
+        gated = walk(model, h, at).end()
+        for step in walk(model, h, at):
+            assert_close(step.gate, gates[step.index].to(h.dtype))
+    assert not torch.allclose(plain, gated)
+
+
+def test_gradients_flow_through_what_is_read_and_what_is_set(run):
+    model, _, h, at = run
+    scale = torch.ones((), dtype=h.dtype, requires_grad=True)
+    steps, seen = walk(model, h.detach().requires_grad_(), at), []
+    for step in steps:
+        seen.append(step.k)
+        step.o = step.o * scale
+    slopes = torch.autograd.grad(steps.h.square().sum(), [scale, *seen])
+    assert all(bool(slope.abs().sum() > 0) for slope in slopes)
+
+
+def test_a_finished_step_holds_nothing(run):
+    model, _, h, at = run
+    steps = [step for step in walk(model, h, at) if step.o is not None]
+    assert all(getattr(step, f"_{name}") is None for step in steps for name in ("h", "k", "o"))
