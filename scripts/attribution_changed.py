@@ -19,8 +19,8 @@ from torch import Tensor
 
 from scripts.attribution_parts import PIXELS, Done
 from scripts.attribution_patches import Patched, spread
+from seecause._files import write_atomic
 from seecause.attribution.select import selection
-from seecause.bench.store import place
 from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
 from seecause.metrics import localization
@@ -78,7 +78,7 @@ def score_changed(done: Done, model: ImageModel, enough: Callable[[], object]) -
         )
         placed = localization(maps, masks, **done.plan.request.measures["localization"])
         file.parent.mkdir(exist_ok=True)
-        place(
+        write_atomic(
             file,
             save(
                 {

@@ -291,7 +291,7 @@ def _curves(done: Done) -> dict[str, dict[str, tuple[Tensor, Tensor, Tensor]]]:
     done."""
     parts: dict[str, list[dict[str, Tensor]]] = {}
     for shard in done.store.finished(done.plan):
-        parts.setdefault(shard.method, []).append(done.store.tensors(shard))
+        parts.setdefault(shard.method, []).append(done.store.tensors(shard.id))
     found = {}
     for method, tensors in parts.items():
         known = [one for one in tensors if "shares" in one]

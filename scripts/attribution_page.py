@@ -374,7 +374,7 @@ def _protocol(
     request, curve = plan.request, plan.request.measures["insertion-deletion"]
     size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file()) / 2**20
     spent = sum(
-        sum(one.store.said(shard)["seconds"].values())
+        sum(one.store.metadata(shard.id)["seconds"].values())
         for one in done
         for shard in one.store.finished(one.plan)
     )

@@ -15,9 +15,8 @@ from scripts import tables
 from scripts.tables import REFERENCE
 from seecause.bench.ablate import STUDIES, with_settings
 from seecause.bench.measures import SETS, group_of
-from seecause.bench.plan import Plan, Request
+from seecause.bench.plan import Plan, Request, Store
 from seecause.bench.runner import Status
-from seecause.bench.store import Store
 from seecause.bench.work import predict, read_samples
 from seecause.data.batch import class_places, to_batch
 from seecause.data.images import read_image

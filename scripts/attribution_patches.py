@@ -19,8 +19,8 @@ from torch import Tensor
 
 from scripts.attribution_parts import PIXELS, Done
 from scripts.tables import Values
+from seecause._files import write_atomic
 from seecause.bench.measures import group_of, run_group
-from seecause.bench.store import place
 from seecause.bench.work import read_samples
 from seecause.data.batch import Batch, to_batch
 from seecause.engine.chunks import budget
@@ -66,7 +66,7 @@ def score_patches(
                 for metric, values in found.items()
             }
             _file(done, method, group).parent.mkdir(exist_ok=True)
-            place(_file(done, method, group), save(whole))
+            write_atomic(_file(done, method, group), save(whole))
 
 
 def read_patches(done: Done) -> Patched:

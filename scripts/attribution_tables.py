@@ -166,7 +166,7 @@ def costs(done: Sequence[Done]) -> dict[str, tuple[float, int]]:
     first, spent = {shard for _, shard in begun.values()}, {}
     for one in done:
         for shard in one.store.finished(one.plan):
-            said = one.store.said(shard)
+            said = one.store.metadata(shard.id)
             if shard.id not in first and said["images"]:
                 spent.setdefault(shard.method, []).append(
                     1000 * said["seconds"].get("attribute", 0.0) / said["images"]

@@ -36,9 +36,8 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.depth import save_depth
-from seecause.bench.plan import Request, make_plan
+from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import inspect, run
-from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_model, read_samples
 from seecause.data import open_data
 from seecause.data.batch import to_batch

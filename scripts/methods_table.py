@@ -29,9 +29,8 @@ from scripts import tables
 from scripts.tables import Values, differences, holes, losses, over, undefined, with_reference
 from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import SETS
-from seecause.bench.plan import Request, make_plan
+from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import Status, run
-from seecause.bench.store import Store
 from seecause.bench.table import table_of, to_csv, to_markdown
 from seecause.bench.truth import COLUMNS, against_truth, shown
 from seecause.bench.work import Worker, open_model
@@ -105,7 +104,7 @@ def _run(
     request = replace(request, methods={name: {} for name in methods}, limit=limit)
     model, data = open_model(request), open_data(request.data, limit=limit)
     worker = Worker(make_plan(request, model, data), model, data)
-    todo = [shard for shard in worker.plan.shards if not store.rows_file(shard.id).is_file()]
+    todo = [shard for shard in worker.plan.shards if not store.file(shard.id, "parquet").is_file()]
     with Progress(transient=True) as bar:
         task = bar.add_task(
             f"{len(methods)} methods, {len(data)} pictures", total=sum(len(shard) for shard in todo)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from seecause.bench.measures import higher_is_better
-from seecause.bench.plan import Plan
+from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import Status
-from seecause.bench.store import Store
 from seecause.bench.table import Table, values
 from seecause.metrics import Summary
 

@@ -13,9 +13,8 @@ from scripts import ablations_page
 from seecause.attribution.caap import make_plan as caap_plan
 from seecause.bench.ablate import STUDIES, agreement, settings, sweep_layers, with_settings
 from seecause.bench.depth import Depth, attention_by_depth, read_depth, save_depth, why_not
-from seecause.bench.plan import make_plan
+from seecause.bench.plan import Store, make_plan
 from seecause.bench.runner import run
-from seecause.bench.store import Store
 from seecause.bench.table import table_of
 from seecause.bench.work import Worker
 from seecause.data.batch import to_batch

@@ -8,8 +8,8 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
+from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.store import Store
 from seecause.cli import app
 from seecause.errors import BadOption
 from tests.bench.toy import worker

@@ -32,8 +32,7 @@ from scripts.attribution_tables import costs, counted, merged, missing, undefine
 from seecause.attribution.registry import methods
 from seecause.bench.depth import FILE as DEPTH
 from seecause.bench.measures import UNDEFINED
-from seecause.bench.plan import Request
-from seecause.bench.store import Store
+from seecause.bench.plan import Request, Store
 from seecause.bench.table import table_of
 from seecause.data.batch import to_batch
 from seecause.data.imagenet import imagenet_wnids
@@ -134,7 +133,7 @@ def test_a_study_stops_goes_on_and_shows_its_holes(real, tmp_path, monkeypatch, 
 
     store = Store(tmp_path / "work" / FOLDER / "imagenet-label")
     lost = next(shard for shard in store.plan().shards if shard.method == "sobel")
-    store.rows_file(lost.id).unlink()
+    store.file(lost.id, "parquet").unlink()
     assert study(real, tmp_path, minutes=0) == 1
     assert "- imagenet-label: 1 of 2 shards are done (2 methods, 2 photos)" in page.read_text()
     assert (
@@ -577,8 +576,8 @@ def test_the_first_shard_of_a_run_is_no_cost():
             ]
         )
         finished = staticmethod(lambda plan: [one for some in shards.values() for one in some])
-        said = staticmethod(
-            lambda shard: {"images": 10, "seconds": {"attribute": seconds[shard.id]}}
+        metadata = staticmethod(
+            lambda shard: {"images": 10, "seconds": {"attribute": seconds[shard]}}
         )
 
     found = costs([type("Run", (), {"store": Kept, "plan": None})])

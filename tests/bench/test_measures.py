@@ -18,8 +18,8 @@ from seecause.bench.measures import (
     pick_metrics,
     run_group,
 )
+from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.store import Store
 from seecause.bench.table import WIDE, table_of, to_csv, to_latex, to_markdown, values
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
@@ -86,7 +86,7 @@ def test_truth_and_stability_are_those_of_the_library(tmp_path):
     }
     for metric, mine in values(store.rows(work.plan), work.plan)["attn-grad"].items():
         torch.testing.assert_close(mine, expected[metric], rtol=1e-4, atol=1e-6, equal_nan=True)
-    kept = store.tensors(work.plan.shards[0])
+    kept = store.tensors(work.plan.shards[0].id)
     torch.testing.assert_close(kept["parts.csdc"], truth.csdc, equal_nan=True)
 
 

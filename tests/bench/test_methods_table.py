@@ -7,14 +7,14 @@ import torch
 
 from benchmarks import methods as costs
 from scripts import methods_table, tables
+from seecause.bench.plan import Store
 from seecause.bench.runner import Status
-from seecause.bench.store import Store
 from seecause.bench.table import table_of
 from tests.bench.toy import model
 
 
 def status(**undefined: int) -> Status:
-    return Status(1, 1, {}, [], [], [], undefined)
+    return Status(1, 1, {}, {}, [], [], [], undefined)
 
 
 def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_the_table_is_written_against_caap_and_says_how(tmp_path, monkeypatch):
         tuple(tensor.shape)
         for store in kept
         for shard in store.plan().shards
-        for tensor in store.tensors(shard).values()
+        for tensor in store.tensors(shard.id).values()
     ]
     assert all(
         max((*shape, 0)) < 96 for shape in shapes

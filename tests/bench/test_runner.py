@@ -15,8 +15,8 @@ from PIL import Image
 
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
+from seecause.bench.plan import Store
 from seecause.bench.runner import DIED, inspect, run
-from seecause.bench.store import Store
 from seecause.bench.table import make_table, to_csv, to_latex, values
 from seecause.bench.work import Clock, predict, read_samples
 from seecause.data.batch import to_batch
@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bits(whole, tmp_path):
     assert set(done(store).values()) == {1}
     assert store.rows(store.plan()).equals(whole[0].rows(whole[1].plan))
     assert all(
-        store.rows_file(s.id).read_bytes() == whole[0].rows_file(s.id).read_bytes()
+        store.file(s.id, "parquet").read_bytes() == whole[0].file(s.id, "parquet").read_bytes()
         for s in whole[1].plan.shards
     )
 

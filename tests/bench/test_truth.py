@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from seecause.attribution.attribute import attribute
+from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.store import Store
 from seecause.bench.truth import COLUMNS, against_truth, part_scores, shown
 from seecause.metrics import PartScores, part_truth
 from seecause.report.bench import truth_section, write_report

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause.bench.store import Store
+from seecause.bench.plan import Store
 from seecause.cli import app
 
 SMALL = (

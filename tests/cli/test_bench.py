@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.bench.inputs import source_digest
-from seecause.bench.store import Store
+from seecause.bench.plan import Store
 from seecause.cli import app
 from tests.bad_files import bad_file
 
@@ -116,7 +116,10 @@ def test_killed_twice_with_different_workers_the_rows_are_the_same_to_the_bit(wh
     killed, straight = Store(out), Store(whole)
     assert killed.rows(killed.plan()).equals(straight.rows(straight.plan()))
     for shard in straight.plan().shards:
-        assert killed.rows_file(shard.id).read_bytes() == straight.rows_file(shard.id).read_bytes()
+        assert (
+            killed.file(shard.id, "parquet").read_bytes()
+            == straight.file(shard.id, "parquet").read_bytes()
+        )
     events = Counter((event["event"], event["shard"]) for event in killed.events())
     assert max(count for (event, _), count in events.items() if event == "done") == 1
     assert not list(killed.shards.glob(".*"))

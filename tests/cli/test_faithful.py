@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.bench.store import Store
+from seecause.bench.plan import Store
 from seecause.bench.table import values
 from seecause.cli import app
 from seecause.critters import CLASSES

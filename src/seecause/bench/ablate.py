@@ -25,8 +25,7 @@ from torch import Tensor
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
 from seecause.attribution.select import Select
-from seecause.bench.plan import Plan, Request
-from seecause.bench.store import Store
+from seecause.bench.plan import Plan, Request, Store
 from seecause.engine.blanks import Blank
 from seecause.engine.sweep import Plan as SweepPlan
 from seecause.engine.sweep import Tail

@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seecause.bench.plan import Plan, Shard
+from seecause.bench.plan import Plan, Shard, Store
 from seecause.bench.runner import perform
-from seecause.bench.store import Store
 from seecause.bench.work import Worker, open_worker
 from seecause.errors import BadOption, MissingExtra
 
@@ -57,7 +56,7 @@ def in_cluster(
                 shard = waiting.pop(ended)
                 problem = _outcome(ray, ended)
                 if problem:
-                    store.log("failed", shard, reason=problem)
+                    store.log("failed", shard.id, reason=problem)
                 yield shard
         finally:
             for left in waiting:

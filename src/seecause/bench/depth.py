@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from seecause._files import write_atomic
 from seecause.bench.measures import has_masks
-from seecause.bench.store import Store, place
+from seecause.bench.plan import Store
 from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE
@@ -99,7 +100,7 @@ def save_depth(store: Store, worker: Worker) -> None:
             name: torch.cat([getattr(part, name) for part in found])
             for name in ("on_object", "on_background")
         }
-        place(
+        write_atomic(
             store.folder / FILE,
             save({**joined, "uniform": torch.tensor(found[0].uniform, dtype=torch.float64)}),
         )

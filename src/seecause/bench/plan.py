@@ -10,29 +10,54 @@ places.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import pyarrow as pa
+from torch import Tensor
+
+from seecause._files import digest
 from seecause.bench.inputs import joined, sample_digests, versions
 from seecause.bench.measures import groups_of, lacking
 from seecause.bench.options import measure_options, method_options
+from seecause.bench.store import ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset
 from seecause.data.photos import Photos
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 
-SCHEMA = 3  # of rows and tensors; a new one makes every shard new
+SCHEMA = 4  # of rows and tensors; a new one makes every shard new
 MEMORY = {
     "cpu": 64 << 20,
     "cuda": 8 << 30,
-    # bytes; fixed, because what is free at the moment would change the chunks and with them the
-    # last
-    # bits
-}
+}  # bytes; fixed, because what is free at the moment would change chunks, and so the last bits
+ROWS = pa.schema(
+    [
+        ("image", pa.string()),
+        ("index", pa.int64()),
+        ("label", pa.int64()),
+        ("target", pa.int64()),
+        ("predicted", pa.int64()),
+        ("method", pa.string()),
+        ("options", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("higher_is_better", pa.bool_()),
+        ("reason", pa.string()),
+        ("model", pa.string()),
+        ("model_fingerprint", pa.string()),
+        ("data", pa.string()),
+        ("data_fingerprint", pa.string()),
+        ("seed", pa.int64()),
+        ("dtype", pa.string()),
+        ("protocol", pa.string()),
+        ("shard", pa.string()),
+        ("memory_halvings", pa.string()),
+    ]
+)
 
 Explained = Literal["label", "predicted"]
 Precision = Literal[
@@ -101,7 +126,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """What the manifest says."""
-        return {"command": "bench run", "schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Plan:
@@ -109,6 +134,49 @@ class Plan:
         known = {key: value for key, value in record.items() if key not in ("command", "schema")}
         shards = tuple(Shard(**shard) for shard in known["shards"])
         return cls(**{**known, "request": Request(**known["request"]), "shards": shards})
+
+
+@dataclass(frozen=True)
+class Store(ShardStore):
+    """The folder of a benchmark run: a store whose manifest is a plan."""
+
+    command: str = "bench run"
+
+    def prepare(self, plan: Plan) -> None:
+        """Put a plan in force. Shards of earlier plans stay: a plan that asks for them again finds
+        them."""
+        self.write_manifest(plan.record())
+
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return Plan.read(self.manifest())
+
+    def finished(self, plan: Plan) -> list[Shard]:
+        """Shards that are done and intact, in the order of the plan."""
+        intact = self.condition(shard.id for shard in plan.shards).metadata
+        return [shard for shard in plan.shards if shard.id in intact]
+
+    def stale(self, plan: Plan) -> list[str]:
+        """Finished shards that the plan does not ask for."""
+        wanted = {shard.id for shard in plan.shards}
+        return [shard for shard in self.ids() if shard not in wanted]
+
+    def rows(self, plan: Plan, columns: Sequence[str] | None = None) -> pa.Table:
+        """All finished rows, in the order of the plan; long texts only if their columns are."""
+        table = self.table((shard.id for shard in plan.shards), columns)
+        if table is not None:
+            return table
+        empty = ROWS.empty_table()
+        return empty if columns is None else empty.select(columns)
+
+    def maps(self, plan: Plan) -> dict[str, dict[int, Tensor]]:
+        """Maps [gh, gw] of finished shards, by method and sample."""
+        maps: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
+        for shard in self.finished(plan):
+            tensors = self.tensors(shard.id)
+            indices = tensors["index"].tolist()
+            maps[shard.method] |= dict(zip(indices, tensors.get("maps", ()), strict=True))
+        return maps
 
 
 def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
@@ -160,7 +228,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
             {} if request.precision == "highest" else {"precision": request.precision}
         ),  # the ids of plans that could not say it stay what they were
     }
-    return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:24]
+    return digest(canonical(decisive), length=24)
 
 
 def canonical(value: Any) -> str:

@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
-from seecause.bench.measures import UNDEFINED
-from seecause.bench.plan import Plan, Shard
-from seecause.bench.store import Store
+from seecause.bench.plan import ROWS, Plan, Shard, Store
 from seecause.bench.work import Worker, open_worker, run_shard
 from seecause.errors import SeecauseError
 
@@ -43,12 +41,11 @@ class Status:
     total: int
     done: int
     failed: dict[str, str]  # reason by shard
+    damaged: dict[str, str]  # what is wrong, by shard; they are pending again
     pending: Sequence[Shard]
     stale: Sequence[str]
     holes: Sequence[Hole]  # in finished shards
-    undefined: dict[str, int] = field(
-        default_factory=dict
-    )  # values by metric that a picture cannot have; no holes
+    undefined: dict[str, int]  # values by metric that a picture cannot have; no holes
     stopped: str = ""  # why the run ended early
 
     def not_run(self) -> dict[str, int]:
@@ -64,26 +61,27 @@ class Status:
 
 
 def inspect(store: Store, plan: Plan, *, stopped: str = "") -> Status:
-    """Read from the folder alone, so it can be asked while a run is going on."""
-    rows = store.rows(plan).select(["method", "image", "metric", "value", "reason"]).to_pylist()
-    empty = [
-        Hole(row["method"], row["image"], row["metric"], row["reason"])
-        for row in rows
-        if row["reason"] or row["value"] != row["value"]
-    ]
-    holes = [hole for hole in empty if hole.reason != UNDEFINED]
-    undefined = Counter(hole.metric for hole in empty if hole.reason == UNDEFINED)
-    failed, done = store.failures(plan), {shard.id for shard in store.finished(plan)}
-    pending = [shard for shard in plan.shards if shard.id not in done and shard.id not in failed]
+    """Read from the folder alone, so it can be asked while a run is going on. Every byte of the
+    finished shards is looked at, no row is."""
+    condition = store.condition(shard.id for shard in plan.shards)
+    holes: list[Hole] = []
+    undefined: Counter[str] = Counter()
+    for shard in plan.shards:
+        metadata = condition.metadata.get(shard.id, {})
+        holes += [Hole(shard.method, *hole) for hole in metadata.get("holes", ())]
+        undefined.update(metadata.get("undefined", {}))
+    open_shards = [shard for shard in plan.shards if shard.id not in condition.metadata]
+    failed = store.failures(shard.id for shard in open_shards)
     return Status(
-        len(plan.shards),
-        len(done),
-        failed,
-        pending,
-        store.stale(plan),
-        holes,
-        dict(undefined),
-        stopped,
+        total=len(plan.shards),
+        done=len(condition.metadata),
+        failed=failed,
+        damaged=condition.damaged,
+        pending=[shard for shard in open_shards if shard.id not in failed],
+        stale=store.stale(plan),
+        holes=holes,
+        undefined=dict(undefined),
+        stopped=stopped,
     )
 
 
@@ -125,7 +123,7 @@ def run(
 
 def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
     """One shard, from its first line in the log to its last."""
-    store.log("start", shard)
+    store.log("start", shard.id)
     try:
         result = run_shard(open_it(), shard)
     except (
@@ -133,10 +131,18 @@ def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
         RuntimeError,
         MemoryError,
     ) as failure:  # torch's out of memory is a RuntimeError
-        store.log("failed", shard, reason=" ".join(str(failure).split()) or type(failure).__name__)
+        store.log(
+            "failed", shard.id, reason=" ".join(str(failure).split()) or type(failure).__name__
+        )
         return shard
-    store.save(shard, result)
-    store.log("done", shard)
+    store.save(
+        shard.id,
+        rows=result.rows,
+        schema=ROWS,
+        tensors=result.tensors,
+        metadata=result.metadata,
+    )
+    store.log("done", shard.id)
     return shard
 
 

@@ -1,13 +1,16 @@
-"""The run folder, the only source of truth:
+"""Finished work in a folder, piece by piece: the one resume store of the package.
 
-    manifest.json               the plan
-    shards/ID.safetensors       maps, and curves where they were measured
-    shards/ID.json              seconds and memory: what may differ between equal runs
-    shards/ID.parquet           the rows; written last, so this file is the mark of a finished shard
+    manifest.json               what was asked last
+    shards/ID.parquet           rows, where the shard has some
+    shards/ID.safetensors       tensors, likewise
+    shards/ID.json              metadata and the checksums of the other two; written last, so this
+                                file is the mark of a finished shard
     log.jsonl                   start, done and failed, one line each, only ever added to
+    lock                        held while a run writes here
 
-Every file is written beside its place, flushed to the disk and moved, so it is whole or not there,
-whatever happens. Rows of different shards are joined when they are read.
+ID is a digest of everything that decides the shard. Every file is written beside its place, flushed
+to the disk and moved, so it is whole or not there. What the disk did to it later is noticed when it
+is read: JSON files carry their own checksum, and a damaged shard counts as not done.
 """
 
 from __future__ import annotations
@@ -15,232 +18,312 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.torch import load_file, save
+from safetensors.torch import load
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from seecause.bench.plan import Plan, Shard
-from seecause.errors import BadOption
+from seecause._files import digest, write_atomic
+from seecause.errors import BadOption, SeecauseError
 
 try:
     import fcntl
 except ImportError:  # Windows: two runs at once are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-ROWS = pa.schema(
-    [
-        ("image", pa.string()),
-        ("index", pa.int64()),
-        ("label", pa.int64()),
-        ("target", pa.int64()),
-        ("predicted", pa.int64()),
-        ("method", pa.string()),
-        ("options", pa.string()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("higher_is_better", pa.bool_()),
-        ("reason", pa.string()),
-        ("model", pa.string()),
-        ("model_fingerprint", pa.string()),
-        ("data", pa.string()),
-        ("data_fingerprint", pa.string()),
-        ("seed", pa.int64()),
-        ("dtype", pa.string()),
-        ("protocol", pa.string()),
-        ("shard", pa.string()),
-        ("memory_halvings", pa.string()),
-    ]
-)
+MANIFEST, LOG = "manifest.json", "log.jsonl"
+BEGUN = {"lock", "shards", LOG}  # all there is of a run that was stopped before its manifest
+
+
+class Damaged(SeecauseError):
+    """A file of the store is missing, or not what was written."""
+
+    def __init__(self, name: str, reason: str):
+        self.reason = f"{name} {reason}"
+        super().__init__(f"{self.reason}; give the same command again, which does it anew.")
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """What a shard gives. `said` is for the sidecar: it may differ between equal runs."""
+class ShardResult:
+    """What a shard gives. Its metadata may differ between equal runs; rows and tensors do not."""
 
-    rows: list[dict[str, Any]]
-    tensors: Mapping[str, Tensor]
-    said: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]] | pa.Table = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Store:
-    """A run folder."""
+class Condition:
+    """Metadata of the intact shards among those asked for, and what is wrong with damaged ones."""
+
+    metadata: dict[str, dict[str, Any]]
+    damaged: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ShardStore:
+    """A folder of finished shards, by id. `command` is the one whose results it holds."""
 
     folder: Path
+    command: str
 
     @property
     def shards(self) -> Path:
         return self.folder / "shards"
 
-    def rows_file(self, shard: str) -> Path:
-        return self.shards / f"{shard}.parquet"
+    def file(self, shard: str, kind: str) -> Path:
+        """Of a shard: parquet, safetensors or json."""
+        return self.shards / f"{shard}.{kind}"
 
     def check(self) -> None:
         """Refuse, before any work is done, a place that holds something else."""
         if self.folder.exists() and not self.folder.is_dir():
             raise BadOption("--out", str(self.folder), "a folder; this is a file")
-        if self.folder.is_dir() and any(self.folder.iterdir()) and not self._ours():
+        if self.folder.is_dir() and not self._is_ours():
             raise BadOption(
                 "--out",
                 str(self.folder),
-                "a new folder, an empty one, or one that `seecause bench run` made",
+                f"a new folder, an empty one, or one that `seecause {self.command}` made",
             )
 
-    def prepare(self, plan: Plan) -> None:
-        """Put a plan in force. Shards of earlier plans stay: a plan that asks for them again finds
-        them."""
-        self.shards.mkdir(parents=True, exist_ok=True)
-        place(
-            self.folder / "manifest.json",
-            (json.dumps(plan.record(), indent=1, ensure_ascii=False) + "\n").encode(),
-        )
-
-    def plan(self) -> Plan:
-        """The plan in force."""
-        if not (self.folder / "manifest.json").is_file() or not self._ours():
+    def manifest(self) -> dict[str, Any]:
+        """What was asked last."""
+        try:
+            record = read_checked(self.folder / MANIFEST)
+        except Damaged as damage:
+            if (self.folder / MANIFEST).exists() and self._is_ours():
+                raise BadOption(
+                    "run",
+                    str(self.folder),
+                    f"a run folder; of this one {damage.reason}. Give the same `seecause"
+                    f" {self.command}` command again: it writes a new one and keeps every shard"
+                    " that is intact",
+                ) from None
+            record = {}
+        if record.get("command") != self.command:
             raise BadOption(
-                "run", str(self.folder), "a folder that `seecause bench run --out` made"
+                "run", str(self.folder), f"a folder that `seecause {self.command} --out` made"
             )
-        return Plan.read(json.loads((self.folder / "manifest.json").read_text(encoding="utf-8")))
+        return record
+
+    def write_manifest(self, record: Mapping[str, Any]) -> None:
+        self.shards.mkdir(parents=True, exist_ok=True)
+        write_checked(self.folder / MANIFEST, {"command": self.command, **record})
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep a second run out of this folder. The system lets go of the lock when the process
         ends, however it ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a") as held:
+        with (self.folder / "lock").open("a") as lock:
             try:
                 if fcntl is not None:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise BadOption(
                     "--out",
                     str(self.folder),
                     "a folder no other run writes to; wait for that one, or give another folder",
                 ) from None
-            for torn in self.shards.glob(".*.partial"):  # of a run that was killed
-                torn.unlink()
+            for place in (self.folder, self.shards):
+                for draft in place.glob(".*.partial"):  # of a run that was killed
+                    draft.unlink()
             self._end_torn_line()
             yield
 
-    def save(self, shard: Shard, result: Result) -> None:
-        """Everything of a shard, the rows last."""
-        rows = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(result.rows, schema=ROWS), rows)
-        place(
-            self.shards / f"{shard.id}.safetensors",
-            save({name: t.detach().cpu().contiguous() for name, t in result.tensors.items()}),
-        )
-        place(self.shards / f"{shard.id}.json", (json.dumps(result.said) + "\n").encode())
-        place(self.rows_file(shard.id), rows.getvalue().to_pybytes())
+    def save(
+        self,
+        shard: str,
+        *,
+        rows: Sequence[Mapping[str, Any]] | pa.Table = (),
+        schema: pa.Schema | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Everything of a shard, its mark last."""
+        self.shards.mkdir(parents=True, exist_ok=True)
+        contents: dict[str, bytes] = {}
+        if len(rows) or schema is not None:
+            table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema)
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink)
+            contents["parquet"] = sink.getvalue().to_pybytes()
+        if tensors:
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            contents["safetensors"] = to_bytes(plain)
+        for kind, content in contents.items():
+            write_atomic(self.file(shard, kind), content)
+        checksums = {kind: checksum(content) for kind, content in contents.items()}
+        record = {"shard": shard, "checksums": checksums, "metadata": dict(metadata or {})}
+        write_checked(self.file(shard, "json"), record)
 
-    def finished(self, plan: Plan) -> list[Shard]:
-        """In the order of the plan."""
-        return [shard for shard in plan.shards if self.rows_file(shard.id).is_file()]
+    def read(self, shard: str) -> ShardResult | None:
+        """Everything of a shard; None if it is not finished, or damaged and to be done again."""
+        try:
+            metadata, contents = self._contents(shard)
+        except Damaged:
+            return None
+        rows = _table(contents["parquet"]) if "parquet" in contents else ()
+        tensors = load(contents["safetensors"]) if "safetensors" in contents else {}
+        return ShardResult(rows, tensors, metadata)
 
-    def stale(self, plan: Plan) -> list[str]:
-        """Finished shards that the plan does not ask for."""
-        asked = {shard.id for shard in plan.shards}
-        return sorted(file.stem for file in self.shards.glob("*.parquet") if file.stem not in asked)
+    def condition(self, ids: Iterable[str]) -> Condition:
+        """Which shards are whole, byte by byte. What was never finished is in neither list."""
+        condition = Condition({}, {})
+        for shard in ids:
+            try:
+                condition.metadata[shard], _ = self._contents(shard)
+            except Damaged as damage:
+                if self.file(shard, "json").exists():
+                    condition.damaged[shard] = damage.reason
+        return condition
 
-    def rows(self, plan: Plan) -> pa.Table:
-        """All finished rows, in the order of the plan."""
-        parts = [
-            pq.read_table(self.rows_file(shard.id), schema=ROWS) for shard in self.finished(plan)
-        ]
-        return pa.concat_tables(parts) if parts else ROWS.empty_table()
+    def ids(self) -> list[str]:
+        """Shards with a mark, whatever asked for them."""
+        return sorted(file.stem for file in self.shards.glob("*.json"))
 
-    def tensors(self, shard: Shard) -> dict[str, Tensor]:
-        return load_file(self.shards / f"{shard.id}.safetensors")
+    def table(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table | None:
+        """Rows of the intact shards among these, in this order; None if there are none."""
+        parts = []
+        for shard in ids:
+            try:
+                _, contents = self._contents(shard)
+            except Damaged:
+                continue
+            if "parquet" in contents:
+                parts.append(_table(contents["parquet"], columns))
+        return pa.concat_tables(parts, promote_options="default") if parts else None
 
-    def said(self, shard: Shard) -> dict[str, Any]:
-        return json.loads((self.shards / f"{shard.id}.json").read_text(encoding="utf-8"))
+    def tensors(self, shard: str) -> dict[str, Tensor]:
+        """Of a finished shard; `Damaged` if it is not."""
+        content = self._content(shard, "safetensors", self._mark(shard)["checksums"])
+        return load(content)
 
-    def maps(self, plan: Plan) -> dict[str, dict[int, Tensor]]:
-        """Maps [gh, gw] of finished shards, by method and sample."""
-        found: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
-        for shard in self.finished(plan):
-            tensors = self.tensors(shard)
-            found[shard.method] |= dict(
-                zip(tensors["index"].tolist(), tensors.get("maps", ()), strict=True)
-            )
-        return found
+    def metadata(self, shard: str) -> dict[str, Any]:
+        return self._mark(shard)["metadata"]
 
-    def log(self, event: str, shard: Shard, **more: Any) -> None:
+    def log(self, event: str, shard: str, **more: Any) -> None:
         """One line, in one write, so that several processes may add to the file."""
-        entry = {
-            "time": time.time(),
-            "event": event,
-            "shard": shard.id,
-            "process": os.getpid(),
-            **more,
-        }
-        with (self.folder / "log.jsonl").open("ab", buffering=0) as file:
-            file.write((json.dumps(entry) + "\n").encode())
+        entry = {"time": time.time(), "event": event, "shard": shard, "process": os.getpid()}
+        with (self.folder / LOG).open("ab", buffering=0) as file:
+            file.write((json.dumps({**entry, **more}) + "\n").encode())
 
     def events(self) -> list[dict[str, Any]]:
-        """Every line that is whole: a power cut can tear the last one."""
-        file = self.folder / "log.jsonl"
-        lines = (
-            file.read_text(encoding="utf-8", errors="replace").splitlines()
-            if file.is_file()
-            else []
-        )
-        return [event for line in lines if (event := _parsed(line)) is not None]
+        """Every line that is whole: a power cut can tear one."""
+        file = self.folder / LOG
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        lines = [_parsed(line) for line in text.splitlines()]
+        return [line for line in lines if line is not None]
 
-    def failures(self, plan: Plan) -> dict[str, str]:
-        """Why unfinished shards failed when they were last tried, by id."""
+    def failures(self, ids: Iterable[str]) -> dict[str, str]:
+        """Why these shards failed, where that is the last that was heard of them."""
         last = {event["shard"]: event for event in self.events()}
-        open_ids = {shard.id for shard in plan.shards} - {shard.id for shard in self.finished(plan)}
+        failed = {shard: last[shard] for shard in ids if shard in last}
         return {
-            shard: event["reason"]
-            for shard, event in last.items()
-            if shard in open_ids and event["event"] == "failed"
+            shard: event.get("reason", "no reason was written")
+            for shard, event in failed.items()
+            if event["event"] == "failed"
         }
+
+    def _mark(self, shard: str) -> dict[str, Any]:
+        mark = read_checked(self.file(shard, "json"))
+        if mark.get("shard") != shard:  # a file that was renamed
+            raise Damaged(f"{shard}.json", "is that of another shard")
+        return mark
+
+    def _contents(self, shard: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Metadata and checked files of a shard, by kind."""
+        mark = self._mark(shard)
+        sums = mark["checksums"]
+        return mark["metadata"], {kind: self._content(shard, kind, sums) for kind in sums}
+
+    def _content(self, shard: str, kind: str, checksums: Mapping[str, str]) -> bytes:
+        file = self.file(shard, kind)
+        try:
+            content = file.read_bytes()
+        except OSError as failure:
+            raise Damaged(file.name, f"cannot be read ({failure.strerror})") from None
+        if checksum(content) != checksums.get(kind):
+            raise Damaged(file.name, "is damaged: it is not what was written")
+        return content
 
     def _end_torn_line(self) -> None:
         """So that the next event has a line of its own."""
-        file = self.folder / "log.jsonl"
+        file = self.folder / LOG
         if file.is_file() and not file.read_bytes().endswith(b"\n"):
             with file.open("ab") as log:
                 log.write(b"\n")
 
-    def _ours(self) -> bool:
-        """Whether a run lives here; a folder with nothing but a lock is one that was stopped before
-        it began."""
+    def _is_ours(self) -> bool:
+        """Whether this command's results are here, or nothing yet. A damaged manifest does not
+        hide shards that are intact."""
+        names = {file.name for file in self.folder.iterdir() if not _is_draft(file.name)}
+        if names <= BEGUN:
+            return True
         try:
-            return (
-                json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))["command"]
-                == "bench run"
-            )
-        except FileNotFoundError:
-            return self.folder.is_dir() and {file.name for file in self.folder.iterdir()} <= {
-                "lock",
-                "shards",
-            }
+            return read_checked(self.folder / MANIFEST).get("command") == self.command
+        except Damaged:
+            pass
+        try:
+            command = json.loads((self.folder / MANIFEST).read_bytes())["command"]
+            if command != self.command:
+                return False
         except (OSError, ValueError, KeyError, TypeError):
-            return False
+            pass
+        condition = (self.condition([shard]) for shard in self.ids())
+        return names <= {*BEGUN, MANIFEST} or any(one.metadata for one in condition)
+
+
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON object that carries its own checksum, whole or not there."""
+    write_atomic(path, _checked(value))
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """What `write_checked` wrote, to the last bit."""
+    try:
+        content = path.read_bytes()
+        value = json.loads(content)
+        value.pop("checksum")
+    except OSError as failure:
+        raise Damaged(path.name, f"cannot be read ({failure.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Damaged(path.name, "is damaged: it is not what was written") from None
+    if _checked(value) != content:
+        raise Damaged(path.name, "is damaged: it is not what was written")
+    return value
+
+
+def checksum(content: bytes) -> str:
+    return digest(content, length=64)
+
+
+def _checked(value: Mapping[str, Any]) -> bytes:
+    body = json.dumps(value).encode()
+    return json.dumps({"checksum": checksum(body), **value}, indent=1).encode() + b"\n"
+
+
+def _table(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(content))
+    return file.read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".partial")
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of the log; None if it is torn or damaged."""
     try:
-        return json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-
-
-def place(path: Path, content: bytes) -> None:
-    """Write a file so that its name never stands for half of it, not even after a power cut."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    whole = isinstance(event, dict) and {"event", "shard"} <= event.keys()
+    return event if whole else None

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause import __version__
-from seecause.bench.store import place
+from seecause._files import write_atomic
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption, BadPrompt, BankMismatch, DataMissing, WeakAnswer
@@ -308,8 +308,10 @@ def _piece(file: Path, make: Callable[[], Piece]) -> Piece:
             numbers, tensors, skipped = make()
         except SKIPPED as reason:
             numbers, tensors, skipped = {}, {}, _reason(reason)
-        place(values, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
-        place(mark, (json.dumps({"numbers": numbers, "skipped": skipped}) + "\n").encode())
+        write_atomic(
+            values, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+        )
+        write_atomic(mark, (json.dumps({"numbers": numbers, "skipped": skipped}) + "\n").encode())
     read = json.loads(mark.read_text(encoding="utf-8"))
     return read["numbers"], load_file(values), read["skipped"]
 
@@ -368,7 +370,7 @@ def _prepare(folder: Path, lvlm: LVLM, data: Dataset, asked: Asked) -> None:
         "samples": len(data),
         **asdict(asked),
     }
-    place(folder / "manifest.json", (json.dumps(record, indent=2) + "\n").encode())
+    write_atomic(folder / "manifest.json", (json.dumps(record, indent=2) + "\n").encode())
 
 
 def check_folder(folder: Path) -> None:

@@ -13,8 +13,7 @@ from dataclasses import fields
 
 import torch
 
-from seecause.bench.plan import Plan
-from seecause.bench.store import Store
+from seecause.bench.plan import Plan, Store
 from seecause.metrics import PartScores
 
 COLUMNS = ("completeness", "at threshold", "correctness", "contrastivity", "mean of the three")
@@ -35,7 +34,7 @@ def part_scores(store: Store, plan: Plan, method: str) -> PartScores | None:
     found = [
         tensors
         for shard in store.finished(plan)
-        if shard.method == method and "parts.thresholds" in (tensors := store.tensors(shard))
+        if shard.method == method and "parts.thresholds" in (tensors := store.tensors(shard.id))
     ]
     if not found:
         return None

@@ -4,6 +4,7 @@ say why."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
-from seecause.bench.measures import Measured, group_of, higher_is_better, run_group
+from seecause.bench.measures import UNDEFINED, Measured, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical
-from seecause.bench.store import Result
+from seecause.bench.store import ShardResult
 from seecause.data.batch import Batch, to_batch
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.registry import open_data
@@ -142,7 +143,7 @@ def open_worker(plan: Plan) -> Worker:
     return worker
 
 
-def run_shard(worker: Worker, shard: Shard) -> Result:
+def run_shard(worker: Worker, shard: Shard) -> ShardResult:
     """Rows and maps of one shard; the same bits in every process on the same kind of machine."""
     request, clock = worker.plan.request, Clock(worker.model.device)
     with _threads(request.threads), _precision(request.precision), budget(request.memory) as memory:
@@ -177,15 +178,13 @@ def run_shard(worker: Worker, shard: Shard) -> Result:
                 name: kept for group in measured.values() for name, kept in group.kept.items()
             }
         rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
-        return Result(
-            rows,
-            tensors,
-            {
-                "seconds": clock.seconds,
-                "images": len(loaded.labels),
-                "memory_halvings": list(memory.halvings),
-            },
-        )
+        metadata = {
+            "seconds": clock.seconds,
+            "images": len(loaded.labels),
+            "memory_halvings": list(memory.halvings),
+            **_missing(rows),
+        }
+        return ShardResult(rows, tensors, metadata)
 
 
 def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample], dict[int, str]]:
@@ -305,6 +304,18 @@ def _rows(
                 }
             )
     return rows
+
+
+def _missing(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `bench status` tells without reading the rows: values that are not there, and counts of
+    those that cannot be."""
+    empty = [row for row in rows if row["reason"] or row["value"] != row["value"]]
+    holes = [row for row in empty if row["reason"] != UNDEFINED]
+    undefined = Counter(row["metric"] for row in empty if row["reason"] == UNDEFINED)
+    return {
+        "holes": [(row["image"], row["metric"], row["reason"]) for row in holes],
+        "undefined": dict(undefined),
+    }
 
 
 @contextmanager

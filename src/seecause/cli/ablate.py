@@ -84,8 +84,7 @@ def ablate(
     continues where it stopped.
     """
     from seecause.bench.depth import save_depth
-    from seecause.bench.plan import Request
-    from seecause.bench.store import Store
+    from seecause.bench.plan import Request, Store
     from seecause.cli.options import pick_device
     from seecause.report.ablate import write_report
 

@@ -108,8 +108,7 @@ def run(
 
     Leaves with 1 if any number is missing, and says which.
     """
-    from seecause.bench.plan import Request
-    from seecause.bench.store import Store
+    from seecause.bench.plan import Request, Store
     from seecause.cli.options import pick_device
 
     store = Store(out)
@@ -138,8 +137,8 @@ def run(
 
 def status(folder: Folder) -> None:
     """How far a run is, what failed and why. Leaves with 1 if anything is missing."""
+    from seecause.bench.plan import Store
     from seecause.bench.runner import inspect
-    from seecause.bench.store import Store
 
     store = Store(folder)
     found = inspect(store, store.plan())
@@ -158,7 +157,7 @@ def report(
     ] = None,
 ) -> None:
     """Write RUN/report.html, table.csv, table.tex and table.md from what is finished."""
-    from seecause.bench.store import Store
+    from seecause.bench.plan import Store
     from seecause.report.ablate import write_report
 
     for path in write_report(Store(folder), against=against):

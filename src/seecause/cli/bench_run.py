@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from seecause.bench.plan import Request
+    from seecause.bench.plan import Request, Store
     from seecause.bench.runner import Status
-    from seecause.bench.store import Store
     from seecause.bench.work import Worker
 
 INCOMPLETE = 1  # exit code: something is missing

@@ -12,9 +12,8 @@ from torch import Tensor
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import Depth, read_depth
 from seecause.bench.measures import higher_is_better
-from seecause.bench.plan import Plan
+from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import inspect
-from seecause.bench.store import Store
 from seecause.bench.table import Table, make_table
 from seecause.metrics import summarise
 from seecause.report import bench

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better
-from seecause.bench.plan import Plan
+from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import Status, inspect
-from seecause.bench.store import Store
 from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
 from seecause.bench.truth import COLUMNS, Truth, against_truth, shown, truth_csv
 from seecause.metrics import standard_error
@@ -163,7 +162,7 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
     }
     shares = torch.zeros(0)
     for shard in store.finished(plan):
-        tensors = store.tensors(shard)
+        tensors = store.tensors(shard.id)
         if "shares" in tensors:
             shares = tensors["shares"]
             for kind, curves in found[shard.method].items():
@@ -224,7 +223,7 @@ def cost_section(store: Store, plan: Plan, table: Table) -> list[Section]:
     """Seconds for each image against the headline metric."""
     spent: dict[str, list[float]] = {method: [] for method in plan.request.methods}
     for shard in store.finished(plan):
-        said = store.said(shard)
+        said = store.metadata(shard.id)
         if said["images"]:
             spent[shard.method].append(said["seconds"]["attribute"] / said["images"])
     metric, looks = headline(plan), styled(list(plan.request.methods))

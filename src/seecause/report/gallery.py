@@ -11,8 +11,7 @@ from torch import Tensor
 
 from seecause.attribution.registry import find
 from seecause.bench.measures import higher_is_better
-from seecause.bench.plan import Plan
-from seecause.bench.store import Store
+from seecause.bench.plan import Plan, Store
 from seecause.bench.table import values
 from seecause.data.batch import seen
 from seecause.data.dataset import Dataset

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from seecause.bench.store import place
+from seecause._files import write_atomic
 from seecause.bench.traces import Study, Traced, to_csv
 from seecause.lvlm import (
     LVLM,
@@ -65,7 +65,7 @@ def write_study(
         ),
         folder / "samples.csv",
     ]
-    place(written[1], to_csv(study).encode())
+    write_atomic(written[1], to_csv(study).encode())
     return written
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from seecause.bench.plan import Request, make_plan
+from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import run as run_bench
-from seecause.bench.store import Store
 from seecause.bench.table import make_table
 from seecause.bench.work import Worker, open_model
 from seecause.critters.demo.job import Setting, Shown
