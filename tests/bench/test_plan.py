@@ -167,7 +167,11 @@ REFUSED = {
     "method option": ({"methods": {"caap": {"tale": 1}}}, BadOption, "tail"),
     "metric": ({"metrics": ("apur1",)}, UnknownName, "nearest: aupr1"),
     "metric option": ({"measures": {"insertion-deletion": {"stops": 3}}}, BadOption, "steps"),
-    "kind of a method option": ({"methods": {"rise": {"masks": "many"}}}, BadOption, "a whole number"),
+    "kind of a method option": (
+        {"methods": {"rise": {"masks": "many"}}},
+        BadOption,
+        "a whole number",
+    ),
     "choice of a method": (
         {"methods": {"caap": {"score": "probability"}}},
         BadOption,
