@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seecause.data.dataset import evenly, path_and_split
-from seecause.data.photos import THREE, Photo, Photos, code, read_csv, read_fields, read_lines
+from seecause.data.photos import (
+    THREE,
+    Photo,
+    Photos,
+    code,
+    inside,
+    read_csv,
+    read_fields,
+    read_lines,
+)
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "test")
@@ -30,10 +39,9 @@ def open_celeba(rest: str, *, limit: int | None = None) -> Photos:
     root, split = path_and_split(rest, SPLITS)
     attributes = dict(_attributes(root))
     images = root / "img_align_celeba"
-    images = (
-        images / images.name if (images / images.name).is_dir() else images
-    )  # Kaggle's archive has the folder twice
-    found = []
+    if (images / images.name).is_dir():  # Kaggle's archive has the folder twice
+        images = images / images.name
+    photos = []
     for name, part in _partition(root):
         if SPLITS[part] == split:
             if name not in attributes:
@@ -43,12 +51,13 @@ def open_celeba(rest: str, *, limit: int | None = None) -> Photos:
                     _LAYOUT,
                 )
             group = attributes[name]
-            found.append(Photo(images / name, name, group[0], group=group))
-    if not found:
+            path = inside(images, name, str(root / "list_eval_partition"), _LAYOUT)
+            photos.append(Photo(path, name, group[0], group=group))
+    if not photos:
         raise DataMissing(
             str(root / "list_eval_partition"), f"no photo of the split {split}", _LAYOUT
         )
-    return Photos(f"celeba:{root}:{split}", CLASSES, evenly(found, limit), places=PLACES)
+    return Photos(f"celeba:{root}:{split}", CLASSES, evenly(photos, limit), places=PLACES)
 
 
 def _attributes(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -1,8 +1,8 @@
 """`cifar10:PATH[:train|val|trainval|test]` and `cifar100:...`: CIFAR (Krizhevsky 2009), the "python
 version" of its release. It has no masks.
 
-    cifar-10-batches-py/  data_batch_1 .. 5, test_batch, batches.meta        cifar-100-python/
-    train, test, meta
+    cifar-10-batches-py/  data_batch_1 .. 5, test_batch, batches.meta
+    cifar-100-python/     train, test, meta
 PATH is that folder or the one that holds it. The files are pickles; they are read without running
 them. The release has no validation split: `val` is every tenth training photo of a class (5,000 in
 all), `train` the others, `trainval` all 50,000. Labels of CIFAR-100 are the fine ones.
@@ -10,7 +10,6 @@ all), `train` the others, `trainval` all 50,000. Labels of CIFAR-100 are the fin
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seecause.data._pickles import ARRAYS, read_pickle
+from seecause._files import digest
+from seecause.data._pickles import read_pickle
 from seecause.data.dataset import Sample, evenly, part_of_train, path_and_split
 from seecause.errors import DataMissing
 
@@ -77,9 +77,7 @@ class Cifar:
     @cached_property
     def fingerprint(self) -> str:
         """Of every pixel and label."""
-        return hashlib.sha256(
-            self.pixels.numpy().tobytes() + repr((self.labels, self.ids)).encode()
-        ).hexdigest()[:16]
+        return digest(self.pixels.numpy().tobytes(), repr((self.labels, self.ids)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -101,57 +99,57 @@ def open_cifar100(rest: str, *, limit: int | None = None) -> Cifar:
 def _open(release: _Release, rest: str, limit: int | None) -> Cifar:
     path, split = path_and_split(rest, SPLITS)
     root = path / release.folder if (path / release.folder).is_dir() else path
-    meta = _pickle(root / release.meta, release, release.names)
-    classes = tuple(name.decode() for name in meta[release.names])
+    classes = _class_names(root / release.meta, release)
     files = release.test if split == "test" else release.train
     batches = [_batch(root / file, release, len(classes)) for file in files]
     pixels = np.concatenate([pixels for pixels, _ in batches])
-    labels = [label for _, some in batches for label in some]
-    kept: Sequence[int] = range(len(labels))
+    labels: list[int] = []
+    ids: list[str] = []
+    for file, (_, batch_labels) in zip(files, batches, strict=True):
+        labels += batch_labels
+        ids += [f"{file}/{place}" for place in range(len(batch_labels))]
+    places: Sequence[int] = range(len(labels))
     if split != "test":
-        kept = part_of_train(kept, labels, split)
-    ids = [
-        f"{file}/{place}"
-        for file, (_, some) in zip(files, batches, strict=True)
-        for place in range(len(some))
-    ]
-    chosen = evenly(kept, limit)
+        places = part_of_train(places, labels, split)
+    chosen = evenly(places, limit)
     return Cifar(
         f"{release.name}:{path}:{split}",
         classes,
-        torch.from_numpy(pixels)[torch.tensor(chosen)],
+        torch.from_numpy(pixels)[torch.tensor(chosen, dtype=torch.int64)],
         tuple(labels[place] for place in chosen),
         tuple(ids[place] for place in chosen),
     )
 
 
+def _class_names(path: Path, release: _Release) -> tuple[str, ...]:
+    names = _read(path, release, release.names)[release.names]
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise DataMissing(str(path), "class names that are no text", release.layout)
+    return tuple(name.decode(errors="replace") for name in names)
+
+
 def _batch(path: Path, release: _Release, classes: int) -> tuple[np.ndarray, list[int]]:
     """Pixels [n, 3, 32, 32] uint8 and labels of one file."""
-    found = _pickle(path, release, b"data", release.labels)
-    pixels, labels = found[b"data"], found[release.labels]
-    if (
-        not isinstance(pixels, np.ndarray)
-        or pixels.dtype != np.uint8
-        or pixels.shape != (len(labels), 3 * SIDE * SIDE)
+    content = _read(path, release, b"data", release.labels)
+    pixels, labels = content[b"data"], content[release.labels]
+    if not isinstance(labels, list) or not all(
+        type(label) is int and 0 <= label < classes for label in labels
     ):
-        raise DataMissing(
-            str(path),
-            f"pixels that are no [{len(labels)}, {3 * SIDE * SIDE}] array of bytes",
-            release.layout,
-        )
-    if not all(isinstance(label, int) and 0 <= label < classes for label in labels):
         raise DataMissing(str(path), f"a label that is none of 0 to {classes - 1}", release.layout)
+    shape = (len(labels), 3 * SIDE * SIDE)
+    if not isinstance(pixels, np.ndarray) or pixels.shape != shape:
+        raise DataMissing(
+            str(path), f"pixels that are no {list(shape)} array of bytes", release.layout
+        )
     return pixels.reshape(-1, 3, SIDE, SIDE), labels
 
 
-def _pickle(path: Path, release: _Release, *keys: bytes) -> dict[bytes, Any]:
+def _read(path: Path, release: _Release, *keys: bytes) -> dict[bytes, Any]:
     """A dictionary with lists or arrays under `keys`."""
-    found = read_pickle(path, release.layout, allowed=ARRAYS, encoding="bytes")
-    lost = [
-        key.decode()
-        for key in keys
-        if not isinstance(found, dict) or not isinstance(found.get(key), (list, np.ndarray))
-    ]
-    if lost:
-        raise DataMissing(str(path), f"no entry {', '.join(lost)}", release.layout)
-    return found
+    content = read_pickle(path, release.layout, arrays=True)
+    if not isinstance(content, dict):
+        raise DataMissing(str(path), "not a dictionary", release.layout)
+    for key in keys:
+        if not isinstance(content.get(key), (list, np.ndarray)):
+            raise DataMissing(str(path), f"no entry {key.decode()}", release.layout)
+    return content

@@ -12,21 +12,26 @@ Their grey is the share of annotators who marked a pixel; the object is where an
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
 from seecause.data.images import read_grey
-from seecause.data.photos import Photo, Photos, read_fields
+from seecause.data.photos import Photo, Photos, inside, read_fields, whole_number
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "trainval", "test")
 POINTS = 15
+MOST_CLASSES = 10_000  # of any list; a larger number is a mistake
 _LAYOUT = "give the folder CUB_200_2011 of the release"
 
+T = TypeVar("T")
 Box = tuple[float, float, float, float]
 Points = tuple[tuple[float, float, float], ...]
 
@@ -48,8 +53,8 @@ def open_cub(rest: str, *, limit: int | None = None) -> Photos:
     birds = [bird for bird in read_birds(root) if bird.train == (split != "test")]
     if split != "test":
         birds = part_of_train(birds, [bird.label for bird in birds], split)
-    found = bird_photos(birds, root / "images", find_segmentations(root))
-    return Photos(f"cub:{root}:{split}", bird_classes(root), evenly(found, limit), read_votes)
+    photos = bird_photos(birds, root / "images", find_segmentations(root))
+    return Photos(f"cub:{root}:{split}", bird_classes(root), evenly(photos, limit), read_votes)
 
 
 def bird_photos(birds: list[Bird], images: Path, segmentations: Path | None) -> list[Photo]:
@@ -59,7 +64,7 @@ def bird_photos(birds: list[Bird], images: Path, segmentations: Path | None) -> 
         raise DataMissing(str(images.parent), "no photo in this split", _LAYOUT)
     return [
         Photo(
-            images / bird.file,
+            inside(images, bird.file, "images.txt", _LAYOUT),
             bird.file,
             bird.label,
             segmentation(segmentations, bird.file),
@@ -94,8 +99,8 @@ def bird_classes(root: Path) -> tuple[str, ...]:
     listed = dict(
         read_fields(
             root / "classes.txt",
-            lambda f: (int(f[0]), f[1] if len(f) > 1 else f[0]),
-            f"{_LAYOUT}; lines are `id name`",
+            lambda f: (whole_number(f[0], MOST_CLASSES), f[1] if len(f) > 1 else f[0]),
+            _lines_are("id name"),
         )
     )
     return tuple(listed.get(number, f"class {number}") for number in range(1, max(listed) + 1))
@@ -103,36 +108,13 @@ def bird_classes(root: Path) -> tuple[str, ...]:
 
 def read_birds(root: Path) -> list[Bird]:
     """All lists, joined on the photo's id, in the order of images.txt."""
-    files = dict(
-        read_fields(
-            root / "images.txt",
-            lambda f: (_two(f)[0], f[1]),
-            f"{_LAYOUT}; lines are `id class/file.jpg`",
-        )
-    )
-    labels = dict(
-        read_fields(
-            root / "image_class_labels.txt",
-            lambda f: (_two(f)[0], int(f[1]) - 1),
-            f"{_LAYOUT}; lines are `id class`",
-        )
-    )
-    train = dict(
-        read_fields(
-            root / "train_test_split.txt",
-            lambda f: (_two(f)[0], bool(int(f[1]))),
-            f"{_LAYOUT}; lines are `id is-train`",
-        )
-    )
-    boxes = dict(
-        read_fields(
-            root / "bounding_boxes.txt", _box, f"{_LAYOUT}; lines are `id x y width height`"
-        )
-    )
+    files = _read_list(root / "images.txt", _pair, "id class/file.jpg")
+    labels = _read_list(root / "image_class_labels.txt", _class_label, "id class")
+    train = _read_list(root / "train_test_split.txt", _is_train, "id is-train")
+    boxes = _read_list(root / "bounding_boxes.txt", _box, "id x y width height")
+    parts = root / "parts" / "part_locs.txt"
     points: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for number, part, point in read_fields(
-        root / "parts" / "part_locs.txt", _point, f"{_LAYOUT}; lines are `id part x y visible`"
-    ):
+    for number, part, point in read_fields(parts, _point, _lines_are("id part x y visible")):
         points.setdefault(number, {})[part] = point
     for name, listed in (
         ("image_class_labels", labels),
@@ -160,19 +142,44 @@ def read_birds(root: Path) -> list[Bird]:
     ]
 
 
-def _two(fields: list[str]) -> list[str]:
-    if len(fields) != 2:
-        raise ValueError(fields)
-    return fields
+def _lines_are(fields: str) -> str:
+    return f"{_LAYOUT}; lines are `{fields}`"
+
+
+def _read_list(path: Path, take: Callable[[list[str]], tuple[str, T]], fields: str) -> dict[str, T]:
+    """One value for each photo's id."""
+    return dict(read_fields(path, take, _lines_are(fields)))
+
+
+def _pair(fields: list[str]) -> tuple[str, str]:
+    number, value = fields
+    return number, value
+
+
+def _class_label(fields: list[str]) -> tuple[str, int]:
+    number, label = _pair(fields)
+    return number, whole_number(label, MOST_CLASSES + 1) - 1
+
+
+def _is_train(fields: list[str]) -> tuple[str, bool]:
+    number, train = _pair(fields)
+    return number, bool(int(train))
+
+
+def _finite(field: str) -> float:
+    number = float(field)
+    if not math.isfinite(number):
+        raise ValueError(field)
+    return number
 
 
 def _box(fields: list[str]) -> tuple[str, Box]:
     number, x, y, width, height = fields
-    return number, (float(x), float(y), float(width), float(height))
+    return number, (_finite(x), _finite(y), _finite(width), _finite(height))
 
 
 def _point(fields: list[str]) -> tuple[str, int, tuple[float, float, float]]:
     number, part, x, y, visible = fields
     if not 1 <= int(part) <= POINTS:
         raise ValueError(part)
-    return number, int(part), (float(x), float(y), float(int(visible)))
+    return number, int(part), (_finite(x), _finite(y), float(int(visible)))

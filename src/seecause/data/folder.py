@@ -28,12 +28,8 @@ def open_folder(rest: str, *, limit: int | None = None) -> Photos:
         raise DataMissing(
             str(loose[0]), "a picture beside the class folders", "put it into one of them"
         )
-    if not folders:
-        found = [Photo(path, path.name) for path in pictures(root)]
-    else:
-        found = [
-            Photo(path, f"{folder.name}/{path.name}", label)
-            for label, folder in enumerate(folders)
-            for path in pictures(folder)
-        ]
-    return Photos(f"folder:{rest}", tuple(folder.name for folder in folders), evenly(found, limit))
+    photos = [] if folders else [Photo(path, path.name) for path in pictures(root)]
+    for label, folder in enumerate(folders):
+        for path in pictures(folder):
+            photos.append(Photo(path, f"{folder.name}/{path.name}", label))
+    return Photos(f"folder:{rest}", tuple(folder.name for folder in folders), evenly(photos, limit))

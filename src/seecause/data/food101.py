@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from seecause.data.dataset import evenly, path_and_split
-from seecause.data.photos import Photo, Photos
+from seecause.data.photos import Photo, Photos, inside, read_lines
 from seecause.errors import DataMissing
 
 SPLITS = ("test", "train")
+_LAYOUT = f"give the folder that holds images/ and meta/, and one of the splits {', '.join(SPLITS)}"
 
 
 def open_food101(rest: str, *, limit: int | None = None) -> Photos:
@@ -22,28 +23,19 @@ def open_food101(rest: str, *, limit: int | None = None) -> Photos:
     classes = _lines(root / "meta" / "classes.txt")
     label = {name: place for place, name in enumerate(classes)}
     listing = root / "meta" / f"{split}.txt"
-    found = []
+    photos = []
     for number, line in enumerate(_lines(listing), start=1):
         name, _, photo = line.partition("/")
         if name not in label or not photo:
             raise DataMissing(
                 f"{listing}, line {number}",
-                f"{line!r} cannot be read",
+                f"{line[:80]!r} cannot be read",
                 "expected <class>/<number> with a class of meta/classes.txt",
             )
-        found.append(Photo(root / "images" / f"{line}.jpg", line, label[name]))
-    return Photos(f"food101:{root}:{split}", tuple(classes), evenly(found, limit))
+        path = inside(root / "images", f"{line}.jpg", f"{listing}, line {number}", _LAYOUT)
+        photos.append(Photo(path, line, label[name]))
+    return Photos(f"food101:{root}:{split}", tuple(classes), evenly(photos, limit))
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise DataMissing(
-            str(path),
-            "no such file",
-            "give the folder that holds images/ and meta/, and one of the splits"
-            f" {', '.join(SPLITS)}",
-        )
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise DataMissing(str(path), "it lists nothing", "give the file of the release")
-    return lines
+    return [line.strip() for line in read_lines(path, _LAYOUT) if line.strip()]

@@ -39,9 +39,8 @@ def open_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     for folder in folders:
         if folder.name not in label:
             raise DataMissing(str(folder), "not the WordNet id of an ImageNet-1k class", _LAYOUT)
-    found = [
-        Photo(path, f"{folder.name}/{path.name}", label[folder.name])
-        for folder in folders
-        for path in pictures(folder)
-    ]
-    return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(found, limit))
+    photos = []
+    for folder in folders:
+        for path in pictures(folder):
+            photos.append(Photo(path, f"{folder.name}/{path.name}", label[folder.name]))
+    return Photos(f"imagenet:{rest}", imagenet_classes(), evenly(photos, limit))

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import json
 import re
+from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
 from seecause.data.dataset import evenly, path_and_split
+from seecause.data.images import BROKEN, first_line
 from seecause.data.photos import Photo, Photos, class_folders, pictures
 from seecause.errors import BadImage, DataMissing
 
@@ -60,19 +64,14 @@ def open_imagenet9(rest: str, *, limit: int | None = None) -> Photos:
         raise DataMissing(str(folder), "no such folder", _LAYOUT)
     masks = root / "fg_mask" / "val"
     masked = variant in SHOWING_OBJECT and masks.is_dir()
-    found = [
-        Photo(
-            path,
-            f"{part.name}/{path.name}",
-            _label(part),
-            masks / part.name / f"{object_of(path.stem)}.npy" if masked else None,
-        )
-        for part in class_folders(folder)
-        for path in pictures(part)
-    ]
-    if not found:
+    photos = []
+    for part in class_folders(folder):
+        for path in pictures(part):
+            mask = masks / part.name / f"{object_of(path.stem)}.npy" if masked else None
+            photos.append(Photo(path, f"{part.name}/{path.name}", _label(part), mask))
+    if not photos:
         raise DataMissing(str(folder), "no class folders in it", _LAYOUT)
-    return Photos(f"imagenet9:{root}:{variant}", CLASSES, evenly(found, limit), read_object)
+    return Photos(f"imagenet9:{root}:{variant}", CLASSES, evenly(photos, limit), read_object)
 
 
 def object_of(stem: str) -> str:
@@ -83,21 +82,29 @@ def object_of(stem: str) -> str:
 
 def read_object(path: Path) -> Tensor:
     """[H, W] bool."""
+    return torch.from_numpy(_read_npy(path) > 0)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    """A numpy array [H, W] of real numbers. The header is checked against the file's length before
+    anything is made of it."""
     if not path.is_file():
         raise BadImage(str(path), "no such file", _LAYOUT)
+    file = BytesIO(path.read_bytes())
     try:
-        mask = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as broken:
+        version = npy.read_magic(file)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read_header(file)
+    except (*BROKEN, TokenError) as broken:
         raise BadImage(
-            str(path), f"not a numpy array that can be read ({broken})", _LAYOUT
+            str(path), f"not a numpy array that can be read ({first_line(broken)})", _LAYOUT
         ) from broken
-    if (
-        not isinstance(mask, np.ndarray)
-        or mask.ndim != 2
-        or not (np.issubdtype(mask.dtype, np.number) or mask.dtype == bool)
-    ):
+    content = file.read()
+    if len(shape) != 2 or dtype.kind not in "biuf" or min(shape) < 1:
         raise BadImage(str(path), "not an array [H, W] of numbers", _LAYOUT)
-    return torch.from_numpy(mask > 0)
+    if shape[0] * shape[1] * dtype.itemsize != len(content):
+        raise BadImage(str(path), f"not the bytes of {list(shape)} numbers", _LAYOUT)
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def read_in9_map(path: str | Path) -> Tensor:
@@ -107,19 +114,15 @@ def read_in9_map(path: str | Path) -> Tensor:
         raise DataMissing(str(path), "no such file", _MAP_LAYOUT)
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         raise DataMissing(str(path), f"not JSON ({broken})", _MAP_LAYOUT) from broken
-    if not isinstance(listed, dict) or set(listed) != {
-        str(place) for place in range(IMAGENET_CLASSES)
-    }:
+    expected = {str(place) for place in range(IMAGENET_CLASSES)}
+    if not isinstance(listed, dict) or set(listed) != expected:
         raise DataMissing(str(path), "not one entry for each class of ImageNet-1k", _MAP_LAYOUT)
-    odd = [
-        place
-        for place, value in listed.items()
-        if type(value) is not int or not -1 <= value < len(CLASSES)
-    ]
-    if odd:
-        raise DataMissing(str(path), f"class {odd[0]} belongs to {listed[odd[0]]!r}", _MAP_LAYOUT)
+    for place, value in listed.items():
+        if type(value) is not int or not -1 <= value < len(CLASSES):
+            got = repr(value)[:40] if isinstance(value, int | float | str) else "no number"
+            raise DataMissing(str(path), f"class {place} belongs to {got}", _MAP_LAYOUT)
     return torch.tensor([listed[str(place)] for place in range(IMAGENET_CLASSES)])
 
 
@@ -127,11 +130,12 @@ def find_in9_map(name: str) -> Path:
     """`imagenet9:PATH:VARIANT` -> the map, which lies in PATH or beside it."""
     path, _, last = name.partition(":")[2].rpartition(":")
     root = Path(path if last in VARIANTS else name.partition(":")[2])
-    return next((place for place in (root / MAP, root.parent / MAP) if place.is_file()), root / MAP)
+    beside = root.parent / MAP
+    return beside if beside.is_file() and not (root / MAP).is_file() else root / MAP
 
 
 def _label(folder: Path) -> int:
     number = folder.name.partition("_")[0]
-    if not (len(number) == 2 and number.isdigit() and int(number) < len(CLASSES)):
+    if number not in {f"{place:02}" for place in range(len(CLASSES))}:
         raise DataMissing(str(folder), "not the folder of an ImageNet-9 class", _LAYOUT)
     return int(number)

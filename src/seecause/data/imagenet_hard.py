@@ -7,20 +7,19 @@ picture may have several right answers; `Sample.label` is the first, `answers(in
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
 
+from seecause._files import digest
 from seecause.data.dataset import Sample, evenly
 from seecause.data.imagenet import imagenet_classes
+from seecause.data.images import BROKEN, decode_image, first_line
 from seecause.errors import BadImage, DataMissing
 
 _LAYOUT = "expected PATH/data/validation-*.parquet with the columns image and label"
@@ -55,20 +54,19 @@ class ImageNetHard:
     def fingerprint(self) -> str:
         """Of files, their sizes, rows and answers."""
         sizes = {row.path: row.path.stat().st_size for row in self.rows}
-        told = "\n".join(f"{row.id} {row.answers} {sizes[row.path]}" for row in self.rows)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        return digest(*(f"{row.id} {row.answers} {sizes[row.path]}" for row in self.rows))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
         row = self.rows[index]
-        pixels = _decode(_pictures(row.path, row.group)[row.row].as_py()["bytes"], row.id)
-        return Sample(
-            image=torch.from_numpy(pixels).permute(2, 0, 1).float() / 255,
-            label=row.answers[0],
-            id=row.id,
-        )
+        entry = _pictures(row.path, row.group)[row.row].as_py()
+        content = entry.get("bytes") if isinstance(entry, dict) else None
+        if not isinstance(content, bytes):
+            raise BadImage(row.id, "no bytes of a picture", _LAYOUT)
+        pixels = torch.from_numpy(np.array(decode_image(content, row.id)))  # [H, W, 3] uint8
+        return Sample(pixels.permute(2, 0, 1).float() / 255, row.answers[0], id=row.id)
 
     def answers(self, index: int) -> tuple[int, ...]:
         """All classes that count as right."""
@@ -87,51 +85,40 @@ def open_imagenet_hard(rest: str, *, limit: int | None = None) -> ImageNetHard:
 
 def _rows(path: Path) -> list[_Row]:
     try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as broken:
-        raise DataMissing(str(path), f"cannot be read ({broken})", _LAYOUT) from broken
-    with file:
-        if not {"image", "label"} <= set(file.schema_arrow.names):
-            raise DataMissing(
-                str(path), f"has the columns {', '.join(file.schema_arrow.names)}", _LAYOUT
-            )
-        labels = [
-            file.read_row_group(group, columns=["label"])["label"].to_pylist()
-            for group in range(file.num_row_groups)
-        ]
-    rows = [
-        _Row(path, group, row, _answers(label))
-        for group, part in enumerate(labels)
-        for row, label in enumerate(part)
-    ]
-    for row in rows:
-        if not row.answers or not all(0 <= answer < 1000 for answer in row.answers):
-            raise DataMissing(
-                f"{path.parent / row.id}",
-                f"its labels are {list(row.answers)}",
-                "expected ImageNet-1k classes, at least one",
-            )
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            missing = {"image", "label"} - set(names)
+            groups = [] if missing else range(file.num_row_groups)
+            labels = [file.read_row_group(group, columns=["label"])["label"] for group in groups]
+            listed = [column.to_pylist() for column in labels]
+    except (pa.ArrowException, *BROKEN) as broken:
+        raise DataMissing(str(path), f"cannot be read ({first_line(broken)})", _LAYOUT) from broken
+    if missing:
+        raise DataMissing(str(path), f"has the columns {', '.join(names)[:120]}", _LAYOUT)
+    rows = []
+    for group, column in enumerate(listed):
+        for place, label in enumerate(column):
+            rows.append(_Row(path, group, place, _answers(label, f"{path}:{group}:{place}")))
     return rows
 
 
-def _answers(label: object) -> tuple[int, ...]:
-    return tuple(label) if isinstance(label, list) else ()
+def _answers(label: object, where: str) -> tuple[int, ...]:
+    answers = tuple(label) if isinstance(label, list) else ()
+    if not answers or not all(type(answer) is int and 0 <= answer < 1000 for answer in answers):
+        raise DataMissing(
+            where,
+            f"its labels are {str(answers)[:60]}",
+            "expected ImageNet-1k classes, at least one",
+        )
+    return answers
 
 
 @lru_cache(maxsize=1)
 def _pictures(path: Path, group: int) -> pa.ChunkedArray:
     """The pictures of one row group; kept, because the next one asked for is most likely its
     neighbour."""
-    with pq.ParquetFile(path) as file:
-        return file.read_row_group(group, columns=["image"])["image"]
-
-
-def _decode(content: bytes | None, name: str) -> np.ndarray:
-    """[H, W, 3] uint8."""
     try:
-        with Image.open(BytesIO(content or b"")) as opened:
-            return np.array(opened.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as broken:
-        raise BadImage(
-            name, f"damaged or truncated ({broken})", "give the files of the release"
-        ) from broken
+        with pq.ParquetFile(path) as file:
+            return file.read_row_group(group, columns=["image"])["image"]
+    except (pa.ArrowException, *BROKEN) as broken:
+        raise DataMissing(str(path), f"cannot be read ({first_line(broken)})", _LAYOUT) from broken

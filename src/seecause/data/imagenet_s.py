@@ -22,7 +22,7 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE, evenly
 from seecause.data.imagenet import imagenet_classes, imagenet_wnids
 from seecause.data.images import read_image
-from seecause.data.photos import Photo, Photos, class_folders, pictures
+from seecause.data.photos import Photo, Photos, class_folders, pictures, read_fields
 from seecause.errors import BadImage, DataMissing
 
 IGNORED_ID = 1000
@@ -50,30 +50,24 @@ def open_imagenet_s(rest: str, *, limit: int | None = None) -> Photos:
     for folder in folders:
         if kept_class(folder.name) not in number or folder.name not in label:
             raise DataMissing(str(folder), "not the WordNet id of an ImageNet-S category", _LAYOUT)
-    found = [
-        Photo(
-            path,
-            f"{folder.name}/{path.name}",
-            label[kept_class(folder.name)],
-            masks / folder.name / f"{path.stem}.png",
-        )
-        for folder in folders
-        for path in pictures(folder)
-    ]
+    listed = []
+    for folder in folders:
+        of_class = label[kept_class(folder.name)]
+        for path in pictures(folder):
+            mask = masks / folder.name / f"{path.stem}.png"
+            listed.append(Photo(path, f"{folder.name}/{path.name}", of_class, mask))
     return Photos(
         f"imagenet-s:{rest}",
         imagenet_classes(),
-        evenly(found, limit),
+        evenly(listed, limit),
         lambda path: object_mask(path, number[kept_class(path.parent.name)]),
     )
 
 
 def read_class_ids(path: Path) -> Tensor:
     """[H, W] int32: 0 other, 1.. categories, 1000 ignored."""
-    red, green, _ = np.moveaxis(
-        np.asarray(read_image(path)).astype(np.int32), -1, 0
-    )  # in 8 bits, 256 G would overflow
-    return torch.from_numpy(red + 256 * green)
+    pixels = np.asarray(read_image(path)).astype(np.int32)  # in 8 bits, 256 G would overflow
+    return torch.from_numpy(pixels[..., 0] + 256 * pixels[..., 1])
 
 
 def object_mask(path: Path, number: int) -> Tensor:
@@ -97,19 +91,15 @@ def _categories(root: Path, folders: list[Path]) -> tuple[str, ...]:
     """Sorted WordNet ids; the k-th has id k."""
     lists = sorted(root.glob("ImageNetS_categories_im*.txt"))
     if lists:
-        listed = [
-            line.split()[0]
-            for line in lists[-1].read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
+        listed = read_fields(lists[-1], lambda fields: fields[0], _LAYOUT)
     else:
         listed = [kept_class(folder.name) for folder in folders]
-    known = tuple(sorted(set(listed)))
-    if len(known) not in SIZES:
+    categories = tuple(sorted(set(listed)))
+    if len(categories) not in SIZES:
         raise DataMissing(
             str(lists[-1] if lists else root / "validation"),
-            f"{len(known)} categories; the ids of masks count through all"
+            f"{len(categories)} categories; the ids of masks count through all"
             f" {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}",
             "put ImageNetS_categories_im919.txt (one WordNet id a line) into PATH",
         )
-    return known
+    return categories

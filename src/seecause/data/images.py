@@ -7,6 +7,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,31 +30,43 @@ SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
-_BROKEN = (
-    OSError,
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others, whatever a file is named,
+# are not tried: PostScript would run a program, and rarer decoders are rarely looked at
+BROKEN = (  # what decoders of pictures raise
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
     EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
     SyntaxError,
-    ValueError,
     TypeError,
-    IndexError,
+    ValueError,
     struct.error,
     zlib.error,
-)  # what pillow's decoders raise
+)
 _PATTERN = frozenset("*?[")
 
 
 def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of
     an animation."""
-    return _read(
-        Path(path), lambda opened: _as_rgb(Path(path), ImageOps.exif_transpose(opened)), max_pixels
-    )
+    return _open_image(path, lambda image: _as_rgb(str(path), image), max_pixels)
+
+
+def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The same for the bytes of a file; `name` is what errors call it."""
+    if not content:
+        raise BadImage(name, "the file is empty", "give an intact file")
+    return _decode(BytesIO(content), name, lambda image: _as_rgb(name, image), max_pixels)
 
 
 def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
-    ids = _read(Path(path), np.array, max_pixels)
-    if ids.ndim != 2:
+    ids = _open_image(path, np.array, max_pixels)
+    if ids.ndim != 2 or ids.dtype.kind not in "biu":
         raise BadImage(
             str(path), "a picture in colour", "give a mask with one number for each pixel"
         )
@@ -63,38 +76,48 @@ def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 def read_grey(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness,
     whatever its alpha."""
-    return _read(Path(path), lambda opened: np.array(opened.convert("L")), max_pixels)
+    return _open_image(path, lambda image: np.array(image.convert("L")), max_pixels)
 
 
-def _read(path: Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
-    """What `take` makes of the opened file, or one clear error."""
-    _check_file(path)
+def _open_image(path: str | Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
+    _check_file(Path(path))
+    return _decode(Path(path), str(path), take, max_pixels)
+
+
+def _decode(
+    source: Path | BytesIO, name: str, take: Callable[[Image.Image], T], max_pixels: int
+) -> T:
+    """What `take` makes of the opened picture, or one clear error. The only place where a picture
+    is opened."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # pillow warns about large, odd or damaged files; what matters is checked below
+        # pillow warns about large, odd or damaged files; what matters is checked below
+        warnings.simplefilter("ignore")
         try:
-            with Image.open(path) as opened:
-                _check_size(path, opened, max_pixels)
-                opened.load()
-                return take(opened)
+            with Image.open(source, formats=FORMATS) as image:
+                _check_size(name, image, max_pixels)
+                image.load()
+                return take(image)
         except UnidentifiedImageError:
             raise BadImage(
-                str(path), "not an image that can be read", f"give one of {_kinds()}"
+                name, "not an image that can be read", f"give one of {_kinds()}"
             ) from None
         except Image.DecompressionBombError:
-            raise _too_large(path, "its header announces a huge picture", max_pixels) from None
-        except _BROKEN as broken:
-            said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
+            raise _too_large(name, "its header announces a huge picture", max_pixels) from None
+        except BROKEN as broken:
             raise BadImage(
-                str(path), f"damaged or truncated ({said})", "give an intact file"
+                name, f"damaged or truncated ({first_line(broken)})", "give an intact file"
             ) from broken
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, short enough for one of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """Files that exist, pictures of folders (sorted, not of their subfolders) and matches of globs,
     each once."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(
@@ -104,18 +127,18 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
                 raise BadImage(
                     str(path), "a folder without pictures", f"give a folder with {_kinds()}"
                 )
-            found += inside
+            files += inside
         elif not path.exists() and _PATTERN & set(str(path)):
             matches = sorted(
                 p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file()
             )
             if not matches:
                 raise BadImage(str(path), "no file matches", "check the pattern")
-            found += matches
+            files += matches
         else:
             _check_file(path)
-            found.append(path)
-    return list(dict.fromkeys(found))
+            files.append(path)
+    return list(dict.fromkeys(files))
 
 
 def _check_file(path: Path) -> None:
@@ -129,38 +152,38 @@ def _check_file(path: Path) -> None:
         raise BadImage(str(path), "the file is empty", "give an intact file")
 
 
-def _check_size(path: Path, image: Image.Image, max_pixels: int) -> None:
+def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
     """By the header alone, before any pixel is decoded."""
     short, long = sorted(image.size)
     size = f"{image.width} x {image.height} pixels"
     if short < MIN_SIDE:
-        raise BadImage(str(path), f"{size} are too small")
+        raise BadImage(name, f"{size} are too small")
     if short * long > max_pixels:
-        raise _too_large(path, size, max_pixels)
+        raise _too_large(name, size, max_pixels)
     if long > MAX_ASPECT * short:
         raise BadImage(
-            str(path),
+            name,
             f"{size} are too long and thin",
             f"cut it so that one side is at most {MAX_ASPECT} times the other",
         )
 
 
-def _too_large(path: Path, what: str, max_pixels: int) -> BadImage:
+def _too_large(name: str, what: str, max_pixels: int) -> BadImage:
     return BadImage(
-        str(path),
+        name,
         f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels",
         "scale it down first",
     )
 
 
-def _as_rgb(path: Path, image: Image.Image) -> Image.Image:
+def _as_rgb(name: str, image: Image.Image) -> Image.Image:
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # pillow would clip at 255
-        return Image.fromarray(
-            (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
-        ).convert("RGB")
+        grey = (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
     if image.mode in ("I", "F"):
         raise BadImage(
-            str(path), "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel"
+            name, "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel"
         )
     if image.has_transparency_data:
         clear = image.convert("RGBA")
@@ -182,12 +205,12 @@ def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
     """The same for many, one after the other; a dataset is opened once."""
     opened: dict[str, Dataset] = {}
     for text in texts:
-        found = sample_of(text)
-        if found is None:
+        sample = sample_of(text)
+        if sample is None:
             _check_no_sample(text)
             yield read_image(text)
             continue
-        name, index = found
+        name, index = sample
         if name not in opened:
             opened[name] = open_data(name)
         if index >= len(opened[name]):
@@ -197,25 +220,23 @@ def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
 
 def find_pictures(texts: list[str]) -> list[str]:
     """What `open_picture` takes, for files, folders, globs and samples; each once."""
-    found: list[str] = []
+    names: list[str] = []
     for text in texts:
         if sample_of(text):
-            found.append(text)
+            names.append(text)
             continue
         _check_no_sample(text)
-        found += map(str, find_images([text]))
-    return list(dict.fromkeys(found))
+        names += map(str, find_images([text]))
+    return list(dict.fromkeys(names))
 
 
 def sample_of(text: str) -> tuple[str, int] | None:
     """Dataset and index of `KIND:...#INDEX`; None for anything else, also for a file that is called
     so."""
     name, _, index = text.rpartition("#")
-    return (
-        (name, int(index))
-        if ":" in name and index.isdecimal() and not Path(text).exists()
-        else None
-    )
+    if ":" in name and index.isdecimal() and not Path(text).exists():
+        return name, int(index)
+    return None
 
 
 def _check_no_sample(text: str) -> None:
@@ -239,8 +260,5 @@ def to_pil(image: Tensor) -> Image.Image:
             "expected raw pixels [3, H, W] in [0, 1]",
             "see seecause.data.Sample",
         )
-    return Image.fromarray(
-        np.ascontiguousarray(
-            (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        )
-    )
+    pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()  # [3, H, W]
+    return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))

@@ -2,9 +2,9 @@
 either of its public layouts. It has no masks.
 
 folders   train/cat/cat(sofa)/*.jpg  train/dog/dog(bench)/*.jpg ... test/cat/cat(shelf)/*.jpg
-`MetaDatasetCatDog` of Wu et al. 2023 (DISC)
+          `MetaDatasetCatDog` of Wu et al. 2023 (DISC)
 list      train/cat/*.jpg ... val_out_of_domain/dog/*.jpg  imageID_to_group.pkl
-as MetaShift's own script writes it
+          as MetaShift's own script writes it
 The list is a pickled dictionary, photo -> ["cat(indoor)"], read without running it. A group is
 (class, place), the place being the word in brackets. Neither has a validation split: as in DISC,
 `val` is 15 % of the test folder (81 of 541 photos, drawn with seed 0; photos are sorted by name
@@ -15,10 +15,8 @@ iFAM is evaluated.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sklearn.model_selection import train_test_split
@@ -33,18 +31,13 @@ CLASSES = ("cat", "dog")
 TEST_SHARE = 0.85
 FEWEST = 7  # photos of which 15 % is one
 GROUP_FILE = "imageID_to_group.pkl"
-_SETS: dict[tuple[str, str], Any] = {  # older lists hold sets in a defaultdict
-    ("collections", "defaultdict"): defaultdict,
-    ("builtins", "set"): set,
-    ("__builtin__", "set"): set,
-}
 _LAYOUT = (
     "expected PATH/train/cat/cat(place)/*.jpg and PATH/test/..., or PATH/train/cat/*.jpg,"
     f" PATH/val_out_of_domain/... and PATH/{GROUP_FILE}"
 )
 _GROUP = re.compile(r"(?P<animal>[^()]+)\((?P<place>[^()]+)\)")
 
-Found = tuple[Path, str, str]  # photo, class, place
+Animal = tuple[Path, str, str]  # photo, class, place
 
 
 def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
@@ -54,12 +47,12 @@ def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
     listed = _read_groups(root / GROUP_FILE) if (root / GROUP_FILE).is_file() else None
     train = root / "train"
     test = root / "test" if listed is None else root / "val_out_of_domain"
-    found = {
-        folder: list(_in_folders(folder) if listed is None else _in_list(folder, listed))
+    in_train, in_test = (
+        list(_in_folders(folder) if listed is None else _in_list(folder, listed))
         for folder in (train, test)
-    }
-    places = sorted({place for some in found.values() for _, _, place in some})
-    chosen = found[train] if split == "train" else part_of_test(found[test], split)
+    )
+    places = sorted({place for _, _, place in in_train + in_test})
+    chosen = in_train if split == "train" else part_of_test(in_test, split)
     photos = [
         Photo(
             path,
@@ -72,22 +65,22 @@ def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
     return Photos(f"metashift:{root}:{split}", CLASSES, evenly(photos, limit), places=tuple(places))
 
 
-def part_of_test(found: list[Found], split: str) -> list[Found]:
+def part_of_test(photos: list[Animal], split: str) -> list[Animal]:
     """DISC's validation photos, the other ones, or all."""
     if split == "test-all":
-        return found
-    if len(found) < FEWEST:
+        return photos
+    if len(photos) < FEWEST:
         raise DataMissing(
-            str(found[0][0].parents[1]),
-            f"{len(found)} photos, too few to keep 15 % for validation",
+            str(photos[0][0].parents[1]),
+            f"{len(photos)} photos, too few to keep 15 % for validation",
             "use the split test-all",
         )
-    val, _ = train_test_split(np.arange(len(found)), test_size=TEST_SHARE, random_state=0)
+    val, _ = train_test_split(np.arange(len(photos)), test_size=TEST_SHARE, random_state=0)
     held = set(val.tolist())
-    return [item for place, item in enumerate(found) if (place in held) == (split == "val")]
+    return [item for place, item in enumerate(photos) if (place in held) == (split == "val")]
 
 
-def _in_folders(folder: Path) -> Iterator[Found]:
+def _in_folders(folder: Path) -> Iterator[Animal]:
     for animal in CLASSES:
         parts = class_folders(_must_be(folder / animal))
         if not parts:
@@ -101,7 +94,7 @@ def _in_folders(folder: Path) -> Iterator[Found]:
             yield from ((path, animal, place) for path in pictures(part))
 
 
-def _in_list(folder: Path, listed: dict[str, list[str]]) -> Iterator[Found]:
+def _in_list(folder: Path, listed: dict[str, list[str]]) -> Iterator[Animal]:
     for animal in CLASSES:
         for path in pictures(_must_be(folder / animal)):
             if path.stem not in listed:
@@ -111,31 +104,29 @@ def _in_list(folder: Path, listed: dict[str, list[str]]) -> Iterator[Found]:
 
 def _place(group: str, animal: str, where: str) -> str:
     """`sofa` of `cat(sofa)`."""
-    named = _GROUP.fullmatch(group)
-    if not named or named["animal"] != animal:
+    match = _GROUP.fullmatch(group)
+    if not match or match["animal"] != animal:
         raise DataMissing(
-            where, f"its group {group!r} does not match its class folder {animal}", _LAYOUT
+            where, f"its group {group[:60]!r} does not match its class folder {animal}", _LAYOUT
         )
-    return named["place"]
+    return match["place"]
 
 
 def _read_groups(path: Path) -> dict[str, list[str]]:
-    listed = read_pickle(path, _LAYOUT, allowed=_SETS)
+    listed = read_pickle(path, _LAYOUT, sets=True)  # older lists hold sets
     if not isinstance(listed, dict):
         raise DataMissing(str(path), "not a dictionary", _LAYOUT)
     groups = {}
-    for photo, some in listed.items():
-        if (
-            not isinstance(some, (list, tuple, set))
-            or len(some) != 1
-            or not all(isinstance(group, str) for group in some)
-        ):
+    for photo, names in listed.items():
+        several = isinstance(names, (list, tuple))
+        if not several or [type(name) for name in names] != [str]:
+            count = f"{len(names)} groups" if several else "no list of groups"
             raise DataMissing(
                 str(path),
-                f"the groups of {photo!r} are {some!r}",
+                f"{str(photo)[:60]!r} has {count}",
                 "expected one for each photo, like ['cat(indoor)']",
             )
-        groups[str(photo)] = list(some)
+        groups[str(photo)] = list(names)
     return groups
 
 

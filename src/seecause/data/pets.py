@@ -9,7 +9,6 @@ instead, and breeds it does not list are left out.
 
 from __future__ import annotations
 
-import csv
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,19 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE, evenly, path_and_split
 from seecause.data.imagenet import imagenet_classes
 from seecause.data.images import read_ids
-from seecause.data.photos import Photo, Photos
+from seecause.data.photos import Photo, Photos, inside, read_csv, read_fields, whole_number
 from seecause.errors import BadImage, DataMissing
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("test", "trainval")
-_MEANING = torch.tensor(
-    [IGNORE, 1, 0, IGNORE], dtype=torch.uint8
-)  # of 1 animal, 2 background, 3 border
+MOST_BREEDS = 1000  # a larger number is a mistake
+_MEANING = torch.tensor([IGNORE, 1, 0, IGNORE], dtype=torch.uint8)  # 1 animal, 2 background, 3 edge
+_LAYOUT = (
+    "give the folder that holds images/ and annotations/, and one of the splits"
+    f" {', '.join(SPLITS)}; lines are `NAME breed-id species breed-id-in-species`"
+)
+_TRANSLATION = "expected columns breed and imagenet_index, with a number from 0 to 999 in each row"
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,12 @@ def open_pets(rest: str, *, limit: int | None = None) -> Photos:
     else:
         breeds = {pet.label: pet.breed for pet in listed}
         classes = tuple(breeds.get(label, f"breed {label + 1}") for label in range(max(breeds) + 1))
-    found = [
-        Photo(
-            root / "images" / f"{pet.name}.jpg",
-            pet.name,
-            pet.label,
-            root / "annotations" / "trimaps" / f"{pet.name}.png",
-        )
-        for pet in listed
-    ]
-    return Photos(f"pets:{root}:{split}", classes, evenly(found, limit), read_trimap)
+    trimaps = root / "annotations" / "trimaps"
+    photos = []
+    for pet in listed:
+        path = inside(root / "images", f"{pet.name}.jpg", f"{split}.txt", _LAYOUT)
+        photos.append(Photo(path, pet.name, pet.label, trimaps / f"{pet.name}.png"))
+    return Photos(f"pets:{root}:{split}", classes, evenly(photos, limit), read_trimap)
 
 
 def read_trimap(path: Path) -> Tensor:
@@ -73,60 +72,43 @@ def read_trimap(path: Path) -> Tensor:
 
 
 def _read_list(path: Path) -> list[_Listed]:
-    if not path.is_file():
-        raise DataMissing(
-            str(path),
-            "no such file",
-            "give the folder that holds images/ and annotations/, and one of the splits"
-            f" {', '.join(SPLITS)}",
-        )
-    listed = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if not fields or line.startswith("#"):
-            continue
-        if (
-            len(fields) != 4
-            or not all(field.isdigit() for field in fields[1:])
-            or int(fields[1]) < 1
-        ):
-            raise DataMissing(
-                f"{path}, line {number}",
-                f"{line!r} cannot be read",
-                "expected `NAME breed-id species breed-id-in-species`",
-            )
-        listed.append(_Listed(fields[0], fields[0].rpartition("_")[0], int(fields[1]) - 1))
+    lines = read_fields(path, _listed, _LAYOUT)
+    listed = [pet for pet in lines if pet is not None]
     if not listed:
-        raise DataMissing(str(path), "it lists no photos", "give the file of the release")
+        raise DataMissing(str(path), "it lists no photos", _LAYOUT)
     return listed
+
+
+def _listed(fields: list[str]) -> _Listed | None:
+    """One line; None for a comment."""
+    if fields[0].startswith("#"):
+        return None
+    name, breed, _, _ = fields
+    numbers = [whole_number(field, MOST_BREEDS + 1) for field in fields[1:]]
+    if numbers[0] < 1:
+        raise ValueError(breed)
+    return _Listed(name, name.rpartition("_")[0], numbers[0] - 1)
 
 
 def _translate(listed: list[_Listed], path: Path) -> list[_Listed]:
     """ImageNet labels for the breeds that have one."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if (
-        not rows
-        or not {"breed", "imagenet_index"} <= set(rows[0])
-        or not all((row["imagenet_index"] or "").isdigit() for row in rows)
-    ):
-        raise DataMissing(
-            str(path),
-            "cannot be read",
-            "expected columns breed and imagenet_index, with a number in each row",
-        )
-    label = {row["breed"]: int(row["imagenet_index"]) for row in rows}
-    kept = [_Listed(pet.name, pet.breed, label[pet.breed]) for pet in listed if pet.breed in label]
-    if not kept:
+    label = {}
+    for where, row in read_csv(path, ("breed", "imagenet_index"), _TRANSLATION):
+        try:
+            label[row["breed"]] = whole_number(row["imagenet_index"], len(imagenet_classes()))
+        except ValueError:
+            raise DataMissing(where, "cannot be read", _TRANSLATION) from None
+    pets = [_Listed(pet.name, pet.breed, label[pet.breed]) for pet in listed if pet.breed in label]
+    if not pets:
         raise DataMissing(
             str(path),
             "none of its breeds is in the list of photos",
             "expected names like Egyptian_Mau",
         )
-    if len(kept) < len(listed):
+    if len(pets) < len(listed):
         log.warning(
             "%s names no ImageNet class for the breeds of %d photos; they are left out",
             path,
-            len(listed) - len(kept),
+            len(listed) - len(pets),
         )
-    return kept
+    return pets

@@ -20,6 +20,7 @@ from seecause.data.images import find_images, read_image
 from seecause.errors import BadImage, DataMissing
 
 T = TypeVar("T")
+LONGEST_NAME = 240  # bytes, with a suffix that is added; file systems allow 255
 BITS, THREE = ("0", "1"), ("0", "1", "2")  # what fields of classes, places and splits hold
 
 
@@ -139,16 +140,18 @@ def read_fields(
 ) -> list[T]:
     """What `take` makes of the fields of each line; it raises ValueError for a line it cannot use.
     `layout` tells what a line looks like."""
-    found = []
+    rows = []
     for number, line in enumerate(read_lines(path, layout)[skip:], start=skip + 1):
         if line.strip():
             try:
-                found.append(take(line.split(separator)))
-            except ValueError:
+                rows.append(take(line.split(separator)))
+            except (ValueError, IndexError, OverflowError):
                 raise DataMissing(
                     f"{path}, line {number}", f"{line[:80]!r} cannot be read", layout
                 ) from None
-    return found
+    if not rows:
+        raise DataMissing(str(path), "it lists nothing", layout)
+    return rows
 
 
 def read_csv(
@@ -157,35 +160,46 @@ def read_csv(
     """Where each row stands and its fields of `columns`, which must be there; spaces around names
     and fields are cut."""
     rows = csv.reader(read_lines(path, layout), skipinitialspace=True)
-    header = [name.strip() for name in next(rows)]
-    missing = [name for name in columns if name not in header]
-    if missing:
-        raise DataMissing(
-            str(path), f"no column {', '.join(missing)} among {', '.join(header)[:120]}", layout
-        )
-    places = [header.index(name) for name in columns]
-    name = str(path)
     try:
+        header = [name.strip() for name in next(rows)]
+        missing = [name for name in columns if name not in header]
+        if missing:
+            listed = f"no column {', '.join(missing)} among {', '.join(header)[:120]}"
+            raise DataMissing(str(path), listed, layout)
+        places = {name: header.index(name) for name in columns}
         for row in rows:
-            where = f"{name}, line {rows.line_num}"
-            if row and len(row) <= max(places):
+            where = f"{path}, line {rows.line_num}"
+            if row and len(row) <= max(places.values()):
                 raise DataMissing(where, "fewer fields than the header has", layout)
             if row:
-                yield (
-                    where,
-                    {
-                        column: row[place].strip()
-                        for column, place in zip(columns, places, strict=True)
-                    },
-                )
+                yield where, {name: row[place].strip() for name, place in places.items()}
     except csv.Error as broken:
         raise DataMissing(
-            f"{name}, line {rows.line_num}", f"cannot be read ({broken})", layout
+            f"{path}, line {rows.line_num}", f"cannot be read ({broken})", layout
         ) from broken
 
 
 def code(field: str, known: Sequence[str], where: str, layout: str) -> int:
     """The place of a field among the values it may have."""
     if field not in known:
-        raise DataMissing(where, f"{field!r} where one of {', '.join(known)} was expected", layout)
+        expected = ", ".join(known)
+        raise DataMissing(where, f"{field[:40]!r} where one of {expected} was expected", layout)
     return known.index(field)
+
+
+def whole_number(field: str, below: int) -> int:
+    """A field that numbers things, from 0 to less than `below`; ValueError for anything else."""
+    number = int(field)
+    if not 0 <= number < below:
+        raise ValueError(field)
+    return number
+
+
+def inside(folder: Path, name: str, where: str, layout: str) -> Path:
+    """The file that a list calls `name` in `folder`. A name that leads out of it is refused: lists
+    come from elsewhere, and would show any picture of this disk."""
+    parts = name.split("/")
+    odd = any(part in ("", ".", "..") or len(part.encode()) > LONGEST_NAME for part in parts)
+    if odd or not name.isprintable() or "\\" in name or Path(name).drive:
+        raise DataMissing(where, f"{name[:80]!r} is no name of a file inside {folder}", layout)
+    return folder / name

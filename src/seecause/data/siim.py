@@ -2,10 +2,11 @@
 told (Saab et al. 2022). Extra `medical`.
 
 A tube is the treatment: it says "pneumothorax" without showing one. A group is (pneumothorax,
-tube), where the tube is known. Two layouts: raw        dicom-images-train/*/*/<uid>.dcm
-train-rle.csv (ImageId, EncodedPixels)   cxr_tube_dict.pkl (uid -> bool)
-prepared   {train_set,full_test_set,robust_test_set,non_robust_test_set}/{0,1}/<uid>.dcm, and the
-two lists if they are there
+tube), where the tube is known. Two layouts:
+    raw        dicom-images-train/*/*/<uid>.dcm   train-rle.csv (ImageId, EncodedPixels)
+               cxr_tube_dict.pkl (uid -> bool)
+    prepared   {train_set,full_test_set,robust_test_set,non_robust_test_set}/{0,1}/<uid>.dcm, and
+               the two lists if they are there
 `test` holds the photos whose tubes are told; `robust` those where tube and answer disagree,
 `non-robust` those where they agree. The rest is `trainval`; `val` is every tenth of a class,
 `train` the others.
@@ -18,7 +19,6 @@ public script that makes it leaves out the transpose.
 from __future__ import annotations
 
 import logging
-import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import evenly, part_of_train, path_and_split
+from seecause.data.images import BROKEN, MAX_PIXELS, MIN_SIDE, first_line
 from seecause.data.photos import Photo, Photos, read_csv
 from seecause.errors import BadImage, DataMissing, MissingExtra
 
@@ -49,18 +50,6 @@ _LAYOUT = (
     "expected PATH/dicom-images-train/*/*/<uid>.dcm, PATH/train-rle.csv and PATH/cxr_tube_dict.pkl,"
     " or PATH/{train_set,full_test_set,...}/{0,1}/<uid>.dcm"
 )
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-)
 _EXPECTED = "give a DICOM file of one 8-bit grey picture"
 
 Runs = dict[str, list[str]]  # of each image, its rows of run lengths
@@ -69,17 +58,17 @@ Runs = dict[str, list[str]]  # of each image, its rows of run lengths
 def open_siim(rest: str, *, limit: int | None = None) -> Photos:
     """X-rays as RGB, with masks where the run lengths are there."""
     root, split = path_and_split(rest, SPLITS)
-    table, told = root / "train-rle.csv", root / "cxr_tube_dict.pkl"
+    table, tube_list = root / "train-rle.csv", root / "cxr_tube_dict.pkl"
     prepared = (root / "train_set").is_dir()
     runs = read_runs(table) if table.is_file() or not prepared else {}
-    tubes = read_tubes(told) if told.is_file() or not prepared else {}
-    found = _prepared(root, split, runs, tubes) if prepared else _raw(root, split, runs, tubes)
+    tubes = read_tubes(tube_list) if tube_list.is_file() or not prepared else {}
+    photos = _prepared(root, split, runs, tubes) if prepared else _raw(root, split, runs, tubes)
     if split in ("train", "val", "trainval"):
-        found = part_of_train(found, [photo.label for photo in found], split)
+        photos = part_of_train(photos, [photo.label for photo in photos], split)
     return Photos(
         f"siim:{root}:{split}",
         CLASSES,
-        evenly(found, limit),
+        evenly(photos, limit),
         _mask_reader(runs),
         PLACES,
         read_xray,
@@ -120,11 +109,8 @@ def read_tubes(path: Path) -> dict[str, bool]:
     """Whether each image shows a tube. The pickle may hold a dictionary of text and bools, and
     nothing else."""
     tubes = read_pickle(path, _LAYOUT)
-    if (
-        not isinstance(tubes, dict)
-        or not tubes
-        or not all(isinstance(uid, str) and isinstance(tube, bool) for uid, tube in tubes.items())
-    ):
+    kinds = {(type(uid), type(tube)) for uid, tube in tubes.items()} if type(tubes) is dict else ()
+    if kinds != {(str, bool)}:
         raise DataMissing(str(path), "not a dictionary of image ids and bools", _LAYOUT)
     return tubes
 
@@ -153,27 +139,25 @@ def _raw(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Pho
         for uid, label in labels.items()
         if uid in files
     ]
-    found = [photo for photo in photos if _belongs(photo, split)]
-    if not found:
+    chosen = [photo for photo in photos if _belongs(photo, split)]
+    if not chosen:
         raise DataMissing(str(root), f"no image in the split {split}", _LAYOUT)
-    return found
+    return chosen
 
 
 def _prepared(root: Path, split: str, runs: Runs, tubes: dict[str, bool]) -> list[Photo]:
     folder = root / _FOLDERS.get(split, "train_set")
-    found = []
+    photos = []
     for label in (0, 1):
         files = sorted((folder / str(label)).glob("*.dcm"))
         if not files:
             raise DataMissing(str(folder / str(label)), "no DICOM files in it", _LAYOUT)
-        known = {"robust": not label, "non-robust": bool(label)}.get(
-            split
-        )  # whether there is a tube
-        found += [
-            _photo(path, label, runs, known if known is not None else tubes.get(path.stem))
-            for path in files
-        ]
-    return found
+        # whether there is a tube; None where the split does not say
+        tube = {"robust": not label, "non-robust": bool(label)}.get(split)
+        for path in files:
+            shown = tubes.get(path.stem) if tube is None else tube
+            photos.append(_photo(path, label, runs, shown))
+    return photos
 
 
 def _belongs(photo: Photo, split: str) -> bool:
@@ -213,42 +197,47 @@ def _mask_reader(runs: Runs) -> Callable[[Path], Tensor]:
 def read_xray(path: Path) -> Image.Image:
     """RGB with three equal channels; MONOCHROME1, where black is the largest number, is turned
     round."""
-    header, pixels = _read_dicom(path, pixels=True)
+    _, inverted, pixels = _read_dicom(path, pixels=True)
     if pixels.ndim != 2 or pixels.dtype != np.uint8:
         raise BadImage(str(path), f"an array {list(pixels.shape)} of {pixels.dtype}", _EXPECTED)
-    if header.get("PhotometricInterpretation") == "MONOCHROME1":
-        pixels = 255 - pixels
-    return Image.fromarray(pixels).convert("RGB")
+    return Image.fromarray(255 - pixels if inverted else pixels).convert("RGB")
 
 
 def xray_size(path: Path) -> tuple[int, int]:
     """Height and width, by the header alone."""
-    header, _ = _read_dicom(path, pixels=False)
-    height, width = header.get("Rows"), header.get("Columns")
-    if not height or not width:
-        raise BadImage(str(path), "its header tells no size", _EXPECTED)
-    return int(height), int(width)
+    return _read_dicom(path, pixels=False)[0]
 
 
-def _read_dicom(path: Path, *, pixels: bool) -> tuple[Any, np.ndarray]:
-    """Header and, if asked for, pixels."""
+def _read_dicom(path: Path, *, pixels: bool) -> tuple[tuple[int, int], bool, np.ndarray]:
+    """Height and width, whether black is the largest number and, if asked for, the pixels."""
     pydicom = _pydicom()
     if not path.is_file():
         raise BadImage(str(path), "no such file", "check the path")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # pydicom warns about odd identifiers; what matters is checked
+        # pydicom warns about odd identifiers; what matters is checked
+        warnings.simplefilter("ignore")
         try:
             header = pydicom.dcmread(path, stop_before_pixels=not pixels)
-            return header, header.pixel_array if pixels else np.empty(0)
+            size = _checked_size(header, str(path))
+            inverted = header.get("PhotometricInterpretation") == "MONOCHROME1"
+            return size, inverted, header.pixel_array if pixels else np.empty(0)
         except pydicom.errors.InvalidDicomError:
             raise BadImage(str(path), "not a DICOM file", _EXPECTED) from None
-        except _BROKEN as broken:
-            said = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
+        except BROKEN as broken:
             raise BadImage(
-                str(path), f"damaged or of an unknown kind ({said})", _EXPECTED
+                str(path), f"damaged or of an unknown kind ({first_line(broken)})", _EXPECTED
             ) from broken
+
+
+def _checked_size(header: Any, name: str) -> tuple[int, int]:
+    """By the header, before any pixel is decoded."""
+    height, width = header.get("Rows"), header.get("Columns")
+    if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < MIN_SIDE:
+        raise BadImage(name, "its header tells no size", _EXPECTED)
+    frames = int(header.get("NumberOfFrames") or 1) * int(header.get("SamplesPerPixel") or 1)
+    if height * width * frames > MAX_PIXELS:
+        raise BadImage(name, f"{frames} x {height} x {width} pixels are too many", _EXPECTED)
+    return height, width
 
 
 def _pydicom() -> ModuleType:

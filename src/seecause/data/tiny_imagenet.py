@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seecause.data.dataset import evenly, part_of_train, path_and_split
-from seecause.data.photos import Photo, Photos, pictures, read_fields, read_lines
+from seecause.data.photos import Photo, Photos, inside, pictures, read_fields, read_lines
 from seecause.errors import DataMissing
 
 SPLITS = ("train", "val", "trainval", "test")
@@ -25,15 +25,17 @@ Box = tuple[float, float, float, float]
 def open_tiny_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     """Photos with the box of their object."""
     root, split = path_and_split(rest, SPLITS)
-    wnids = sorted(line.strip() for line in read_lines(root / "wnids.txt", _LAYOUT) if line.strip())
+    listed = read_lines(root / "wnids.txt", _LAYOUT)
+    wnids = sorted({line.strip() for line in listed if line.strip()})
     label = {wnid: place for place, wnid in enumerate(wnids)}
     if split == "test":
-        found = _listed(root / "val", label)
+        photos = _listed(root / "val", label)
     else:
-        photos = [
-            photo for wnid in wnids for photo in _of_class(root / "train" / wnid, label[wnid])
-        ]
-        found = part_of_train(photos, [photo.label for photo in photos], split)
+        photos = []
+        for wnid in wnids:
+            folder = inside(root / "train", wnid, str(root / "wnids.txt"), _LAYOUT)
+            photos += _of_class(folder, label[wnid])
+        photos = part_of_train(photos, [photo.label for photo in photos], split)
     words = dict(
         read_fields(
             root / "words.txt",
@@ -45,7 +47,7 @@ def open_tiny_imagenet(rest: str, *, limit: int | None = None) -> Photos:
     return Photos(
         f"tiny-imagenet:{root}:{split}",
         tuple(words.get(wnid, wnid) for wnid in wnids),
-        evenly(found, limit),
+        evenly(photos, limit),
     )
 
 
@@ -78,10 +80,13 @@ def _listed(folder: Path, label: dict[str, int]) -> list[Photo]:
     for name, wnid, _ in lines:
         if wnid not in label:
             raise DataMissing(
-                str(listing), f"{name} is {wnid}, which wnids.txt does not list", _LAYOUT
+                str(listing),
+                f"{name[:80]!r} is {wnid[:80]!r}, which wnids.txt does not list",
+                _LAYOUT,
             )
     return [
-        Photo(folder / "images" / name, name, label[wnid], box=box) for name, wnid, box in lines
+        Photo(inside(folder / "images", name, str(listing), _LAYOUT), name, label[wnid], box=box)
+        for name, wnid, box in lines
     ]
 
 

@@ -28,7 +28,7 @@ from seecause.data.cub import (
     segmentation,
 )
 from seecause.data.dataset import evenly, path_and_split
-from seecause.data.photos import BITS, THREE, Photo, Photos, code, read_csv
+from seecause.data.photos import BITS, THREE, Photo, Photos, code, inside, read_csv
 from seecause.errors import DataMissing
 
 FOLDER = "waterbird_complete95_forest2water2"
@@ -44,7 +44,7 @@ def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
     path, split = path_and_split(rest, SPLITS)
     root = waterbirds_folder(path)
     masks = find_segmentations(root)
-    found = []
+    photos = []
     for where, row in read_csv(root / "metadata.csv", _COLUMNS, _LAYOUT):
         label, place, part = (
             code(row["y"], BITS, where, _LAYOUT),
@@ -53,14 +53,14 @@ def open_waterbirds(rest: str, *, limit: int | None = None) -> Photos:
         )
         if SPLITS[part] == split:
             file = row["img_filename"]
-            found.append(
-                Photo(root / file, file, label, segmentation(masks, file), group=(label, place))
-            )
-    if not found:
+            photo = inside(root, file, where, _LAYOUT)
+            group = (label, place)
+            photos.append(Photo(photo, file, label, segmentation(masks, file), group))
+    if not photos:
         raise DataMissing(
             str(root / "metadata.csv"), f"no photo with split {SPLITS.index(split)}", _LAYOUT
         )
-    return Photos(f"waterbirds:{path}:{split}", CLASSES, evenly(found, limit), read_votes, PLACES)
+    return Photos(f"waterbirds:{path}:{split}", CLASSES, evenly(photos, limit), read_votes, PLACES)
 
 
 def waterbirds_folder(path: Path) -> Path:
@@ -72,8 +72,8 @@ def open_waterbird200(rest: str, *, limit: int | None = None) -> Photos:
     """CUB's test birds, elsewhere."""
     root, _ = path_and_split(rest, ("test",))
     birds = [bird for bird in read_birds(root) if not bird.train]
-    found = bird_photos(birds, _photos(root), find_segmentations(root))
-    return Photos(f"waterbird200:{root}", bird_classes(root), evenly(found, limit), read_votes)
+    photos = bird_photos(birds, _photos(root), find_segmentations(root))
+    return Photos(f"waterbird200:{root}", bird_classes(root), evenly(photos, limit), read_votes)
 
 
 def _photos(root: Path) -> Path:

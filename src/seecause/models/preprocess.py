@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,12 @@ class Preprocess:
     crop: float = 1.0
     squash: bool = False
     filter: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.mean)):
+            raise BadOption("mean", self.mean, "finite numbers")
+        if not all(math.isfinite(value) and value > 0 for value in self.std):
+            raise BadOption("std", self.std, "finite numbers above 0")
 
     def picture(self, image: Image.Image) -> Image.Image:
         """The part of the picture the model sees, as an image of `size`."""

@@ -1,0 +1,388 @@
+"""Files of strangers: nothing they hold crashes the process, runs a program, leaves the folder or
+raises an exception that is not ours."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import seecause
+from seecause.data import open_data
+from seecause.data._pickles import read_pickle
+from seecause.data.imagenet9 import read_in9_map
+from seecause.data.images import FORMATS, decode_image, find_images, read_image
+from seecause.errors import BadImage, DataMissing, SeecauseError
+from tests.data.mutations import mutations
+from tests.data.test_classes_only import batch, python2
+from tests.data.test_siim import xray
+from tests.files import grey, lines, photo
+
+COUNT = int(os.environ.get("SEECAUSE_FUZZ", "150"))  # mutations of each file
+
+# pickles
+
+
+def crafted(path: Path) -> None:
+    """A CIFAR batch whose dtype is an object array with the object flag cleared by a forged state:
+    numpy would take raw bytes for pointers."""
+    address = struct.pack("<Q", 0x4141414141414141) * 2
+    state = pickle.MARK + b"K\x03" + b"U\x01|" + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00" + b"t"
+    dtype = b"cnumpy\ndtype\n" + b"(U\x02O8K\x00K\x01tR" + state + b"b"
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    content = b"U" + bytes([len(address)]) + address
+    filled = array + b"(K\x01(K\x02t" + dtype + b"\x89" + content + b"tb"
+    path.write_bytes(b"\x80\x02}(U\x04data" + filled + b"U\x06labels](K\x00K\x01eu.")
+
+
+def test_a_forged_dtype_never_reaches_numpy(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    crafted(folder / "test_batch")
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"cat", b"dog"]}))
+    code = f"from seecause.data import open_data; open_data('cifar10:{folder}')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr[-300:]  # an exception, not a signal
+    assert "DataMissing" in done.stderr and "it was not run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"K\x01s.",  # a deep tuple as a key: its hash
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",  # a deep list
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo of two thousand million places
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0f.",  # bytes longer than the file
+        b"\x80\x02cbuiltins\neval\n(U\x011tR.",
+        b"\x80\x02cnumpy\nndarray\n)\x81.",
+        b"(S'a'\nI1\ncos\nsystem\nb.",
+    ],
+    ids=["deep key", "deep list", "memo", "length", "eval", "new object", "state"],
+)
+@pytest.mark.parametrize("options", [{}, {"arrays": True}, {"sets": True}])
+def test_a_hostile_pickle_ends_in_our_error_or_in_plain_values(tmp_path, content, options):
+    path = tmp_path / "p.pkl"
+    path.write_bytes(content)
+    try:
+        value = read_pickle(path, "expected something else", **options)
+    except DataMissing as refused:
+        assert len(str(refused)) < 500
+    else:
+        assert type(value) in (dict, list)
+
+
+def test_columns_may_lie_in_either_order(tmp_path):
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    (tmp_path / "p").write_bytes(python2({b"rows": pixels, b"columns": np.asfortranarray(pixels)}))
+    arrays = read_pickle(tmp_path / "p", "", arrays=True)
+    assert np.array_equal(arrays[b"rows"], pixels) and np.array_equal(arrays[b"columns"], pixels)
+
+
+# pictures
+
+
+def test_postscript_named_png_is_refused_and_not_run(tmp_path):
+    path = tmp_path / "page.png"
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n{} loop\nshowpage\n")
+    with pytest.raises(BadImage, match=r"page\.png: not an image that can be read"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("kind", ["DDS", "AVIF", "TGA", "PCX", "ICO", "JPEG2000", "PDF"])
+def test_rare_formats_are_refused_whatever_their_name(tmp_path, kind):
+    path = tmp_path / "rare.png"
+    try:
+        Image.new("RGB", (16, 16), "red").save(path, format=kind)
+    except (KeyError, OSError):
+        pytest.skip(f"this pillow cannot write {kind}")
+    with pytest.raises(BadImage, match="not an image"):
+        read_image(path)
+
+
+def test_pictures_are_opened_in_one_place_and_by_a_list_of_formats():
+    root = Path(seecause.__file__).parent
+    calls = {}
+    for path in root.rglob("*.py"):
+        for call in re.findall(r"Image\.open\([^)]*\)", path.read_text(encoding="utf-8")):
+            calls[path.relative_to(root).as_posix()] = call
+    assert calls == {"data/images.py": "Image.open(source, formats=FORMATS)"}
+    assert "EPS" not in FORMATS
+
+
+# names of files in lists
+
+
+OUT = [
+    "../secret.jpg",
+    "/etc/secret.jpg",
+    "a/../../secret.jpg",
+    "",
+    "a//b.jpg",
+    "a\\b.jpg",
+    "x" * 400,
+]
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_waterbirds_stay_in_their_folder(tmp_path, name):
+    photo(tmp_path / "secret.jpg")
+    root = tmp_path / "waterbirds"
+    lines(root / "metadata.csv", "img_filename,y,split,place", f"{name},0,2,1")
+    with pytest.raises(DataMissing, match=r"metadata\.csv, line 2: .* no name of a file inside"):
+        open_data(f"waterbirds:{root}")
+
+
+def pets_list(root: Path, name: str) -> str:
+    lines(root / "annotations" / "test.txt", f"{name} 1 1 1")
+    return f"pets:{root}"
+
+
+def food_list(root: Path, name: str) -> str:
+    lines(root / "meta" / "classes.txt", "pie", "..", "")
+    lines(root / "meta" / "test.txt", f"pie/{name}")
+    return f"food101:{root}"
+
+
+def celeba_list(root: Path, name: str) -> str:
+    lines(root / "list_eval_partition.csv", "image_id,partition", f"{name},2")
+    lines(root / "list_attr_celeba.csv", "image_id,Blond_Hair,Male", f"{name},1,-1")
+    return f"celeba:{root}"
+
+
+def tiny_list(root: Path, name: str) -> str:
+    lines(root / "wnids.txt", "n1")
+    lines(root / "words.txt", "n1\tone")
+    lines(root / "val" / "val_annotations.txt", f"{name}\tn1\t0\t0\t1\t1")
+    return f"tiny-imagenet:{root}"
+
+
+def tiny_folder(root: Path, name: str) -> str:
+    lines(root / "wnids.txt", name)
+    return f"tiny-imagenet:{root}:train"
+
+
+def cub_list(root: Path, name: str) -> str:
+    for list_name, field in (
+        ("images", name),
+        ("image_class_labels", "1"),
+        ("train_test_split", "0"),
+        ("bounding_boxes", "0 0 1 1"),
+        ("parts/part_locs", "1 0 0 1"),
+        ("classes", "bird"),
+    ):
+        lines(root / f"{list_name}.txt", f"1 {field}")
+    return f"cub:{root}"
+
+
+@pytest.mark.parametrize(
+    "listing", [pets_list, food_list, celeba_list, tiny_list, tiny_folder, cub_list]
+)
+@pytest.mark.parametrize("name", ["../../secret", "/etc/secret"])
+def test_no_list_leads_out_of_its_folder(tmp_path, listing, name):
+    with pytest.raises(DataMissing, match="no name of a file inside"):
+        open_data(listing(tmp_path / "data", name))
+
+
+# fuzz
+
+
+def read_all(spec: str) -> None:
+    for sample in open_data(spec):
+        assert sample.image.shape[0] == 3
+
+
+def survives(path: Path, read: Callable[[], object], *, count: int = COUNT) -> int:
+    """How many damaged copies of a file are refused; any error that is not ours ends the test."""
+    refused = 0
+    for number, content in enumerate(mutations(path.read_bytes(), count)):
+        path.write_bytes(content)
+        try:
+            read()
+        except SeecauseError:
+            refused += 1
+        except Exception as foreign:  # what is looked for
+            raise AssertionError(f"{path.name}, mutation {number}: {foreign!r}") from foreign
+    return refused
+
+
+def encoded(kind: str, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (8, 9, 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(file, format=kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_pictures(tmp_path, kind):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(kind))
+    assert survives(path, lambda: read_image(path)) > 0
+
+
+def test_damaged_pets(tmp_path):
+    spec = pets_list(tmp_path, "Abyssinian_1")
+    photo(tmp_path / "images" / "Abyssinian_1.jpg")
+    trimap = tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png"
+    grey(trimap, np.ones((4, 6)))
+    assert survives(trimap, lambda: read_all(spec)) > 0
+    grey(trimap, np.ones((4, 6)))
+    assert survives(tmp_path / "annotations" / "test.txt", lambda: read_all(spec)) > 0
+    pets_list(tmp_path, "Abyssinian_1")
+    table = lines(tmp_path / "imagenet_labels.csv", "breed,imagenet_index", "Abyssinian,7")
+    assert survives(table, lambda: read_all(spec)) > 0
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [
+        (food_list, ["meta/classes.txt", "meta/test.txt"]),
+        (tiny_list, ["wnids.txt", "words.txt", "val/val_annotations.txt"]),
+        (celeba_list, ["list_eval_partition.csv", "list_attr_celeba.csv"]),
+        (cub_list, ["images.txt", "image_class_labels.txt", "bounding_boxes.txt", "classes.txt"]),
+    ],
+)
+def test_damaged_lists(tmp_path, listing, names):
+    for name in names:
+        spec = listing(tmp_path, "1.jpg")
+        assert survives(tmp_path / name, lambda spec=spec: read_all(spec)) > 0
+
+
+def test_damaged_waterbirds(tmp_path):
+    table = lines(tmp_path / "metadata.csv", "img_filename,y,split,place", "a/1.jpg,0,2,1")
+    photo(tmp_path / "a" / "1.jpg")
+    assert survives(table, lambda: read_all(f"waterbirds:{tmp_path}")) > 0
+
+
+def test_damaged_parquet(tmp_path):
+    path = tmp_path / "data" / "validation-0.parquet"
+    path.parent.mkdir()
+    table = pa.table({"image": [{"bytes": encoded("PNG"), "path": ""}], "label": [[3, 5]]})
+    pq.write_table(table, path)
+    assert survives(path, lambda: read_all(f"imagenet-hard:{tmp_path}")) > 0
+
+
+@pytest.mark.parametrize(
+    "labels", [[[None]], [["cat"]], [3], [[1000]], [[]], [None], [[[1]]], [[1.5]]]
+)
+def test_odd_labels_in_parquet_are_named(tmp_path, labels):
+    path = tmp_path / "data" / "validation-0.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"image": [{"bytes": b"x"}], "label": labels}), path)
+    with pytest.raises(DataMissing, match="expected ImageNet-1k classes"):
+        open_data(f"imagenet-hard:{tmp_path}")
+
+
+@pytest.mark.parametrize("images", [[None], [{"bytes": None}], ["x"], [{"bytes": b""}], [7]])
+def test_odd_pictures_in_parquet_are_holes(tmp_path, images):
+    path = tmp_path / "data" / "validation-0.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"image": images, "label": [[3]]}), path)
+    with pytest.raises(BadImage, match=r"no bytes of a picture|empty"):
+        open_data(f"imagenet-hard:{tmp_path}")[0]
+
+
+def test_damaged_npy_masks(tmp_path):
+    photo(tmp_path / "original" / "val" / "00_dog" / "a.JPEG")
+    path = tmp_path / "fg_mask" / "val" / "00_dog" / "a.npy"
+    path.parent.mkdir(parents=True)
+    np.save(path, np.ones((4, 6), np.uint8))
+    read_all(f"imagenet9:{tmp_path}")
+    assert survives(path, lambda: read_all(f"imagenet9:{tmp_path}")) > 0
+
+
+@pytest.mark.parametrize("side", [1 << 40, 1 << 62, 10**30, -1, 0])
+def test_a_mask_cannot_announce_more_than_it_holds(tmp_path, side):
+    photo(tmp_path / "original" / "val" / "00_dog" / "a.JPEG")
+    path = tmp_path / "fg_mask" / "val" / "00_dog" / "a.npy"
+    path.parent.mkdir(parents=True)
+    np.save(path, np.ones((4, 6), np.uint8))
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {side})}}".encode()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\1" * 24)
+    with pytest.raises(BadImage, match="not"):
+        open_data(f"imagenet9:{tmp_path}")[0]
+
+
+def test_damaged_maps_to_nine_classes(tmp_path):
+    path = tmp_path / "in_to_in9.json"
+    for text in ("[" * 100_000, '{"0": ' * 2000, "\0", "9" * 5000):
+        path.write_text(text)
+        with pytest.raises(DataMissing):
+            read_in9_map(path)
+
+
+def test_damaged_xrays(tmp_path):
+    for label in (0, 1):
+        for folder in ("train_set", "full_test_set"):
+            xray(tmp_path / folder / str(label) / f"uid{label}.dcm")
+    lines(tmp_path / "train-rle.csv", "ImageId, EncodedPixels", "uid0, -1", "uid1, 1 2 3 1")
+    spec = f"siim:{tmp_path}"
+    read_all(spec)
+    assert survives(tmp_path / "full_test_set" / "1" / "uid1.dcm", lambda: read_all(spec)) > 0
+    xray(tmp_path / "full_test_set" / "1" / "uid1.dcm")
+    assert survives(tmp_path / "train-rle.csv", lambda: read_all(spec)) > 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(65535, 65535), (0, 3), (4, 60000)])
+def test_an_xray_cannot_announce_more_than_it_holds(tmp_path, rows, columns):
+    from seecause.data.siim import read_xray, xray_size
+
+    path = tmp_path / "a.dcm"
+    xray(path)
+    content = path.read_bytes().replace(
+        b"\x28\x00\x10\x00US\x02\x00\x04\x00",
+        b"\x28\x00\x10\x00US\x02\x00" + struct.pack("<H", rows),
+    )
+    path.write_bytes(
+        content.replace(
+            b"\x28\x00\x11\x00US\x02\x00\x03\x00",
+            b"\x28\x00\x11\x00US\x02\x00" + struct.pack("<H", columns),
+        )
+    )
+    with pytest.raises(BadImage):
+        read_xray(path)
+    if rows * columns > 1 << 30 or not rows:
+        with pytest.raises(BadImage):
+            xray_size(path)
+
+
+def test_damaged_cifar(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    batch(folder / "test_batch", [0, 1])
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"cat", b"dog"]}))
+    content = (folder / "test_batch").read_bytes()
+    start = content.index(b"data")
+    read_all(f"cifar10:{folder}")
+    assert survives(folder / "batches.meta", lambda: read_all(f"cifar10:{folder}")) > 0
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"cat", b"dog"]}))
+    # only what stands around the pixels: a changed pixel is another picture
+    shell, pixels = content[: start + 200], content[start + 200 :]
+    for number, damaged in enumerate(mutations(shell, COUNT)):
+        (folder / "test_batch").write_bytes(damaged + pixels)
+        try:
+            read_all(f"cifar10:{folder}")
+        except SeecauseError:
+            pass
+        except Exception as foreign:  # what is looked for
+            raise AssertionError(f"mutation {number}: {foreign!r}") from foreign
+
+
+def test_a_picture_in_bytes_is_named(tmp_path):
+    with pytest.raises(BadImage, match="row 3"):
+        decode_image(b"nothing", "row 3")
+
+
+def test_folders_with_odd_names_are_one_error(tmp_path):
+    with pytest.raises(BadImage):
+        find_images([tmp_path / "*nothing*"])
