@@ -30,21 +30,26 @@ from tests.data.test_classes_only import batch, python2
 from tests.data.test_siim import xray
 from tests.files import grey, lines, photo
 
-COUNT = int(os.environ.get("SEECAUSE_FUZZ", "150"))  # mutations of each file
+COUNT = int(os.environ.get("SEECAUSE_FUZZ", "100"))  # mutations of each file
 
 # pickles
 
 
 def crafted(path: Path) -> None:
-    """A CIFAR batch whose dtype is an object array with the object flag cleared by a forged state:
-    numpy would take raw bytes for pointers."""
-    address = struct.pack("<Q", 0x4141414141414141) * 2
-    state = pickle.MARK + b"K\x03" + b"U\x01|" + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00" + b"t"
-    dtype = b"cnumpy\ndtype\n" + b"(U\x02O8K\x00K\x01tR" + state + b"b"
-    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
-    content = b"U" + bytes([len(address)]) + address
-    filled = array + b"(K\x01(K\x02t" + dtype + b"\x89" + content + b"tb"
-    path.write_bytes(b"\x80\x02}(U\x04data" + filled + b"U\x06labels](K\x00K\x01eu.")
+    """A CIFAR batch whose labels are an array of objects with the object flag cleared by a forged
+    state: numpy would take raw bytes for pointers, and looking at a label would follow one."""
+    state = b"(K\x03U\x01|NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00t"
+    forged = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR" + state + b"b"
+    plain = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR" + state + b"b"
+
+    def array(shape: bytes, dtype: bytes, content: bytes) -> bytes:
+        made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+        raw = b"T" + struct.pack("<I", len(content)) + content
+        return made + b"(K\x01" + shape + dtype + b"\x89" + raw + b"tb"
+
+    pixels = array(b"(K\x02M\x00\x0ct", plain, bytes(2 * 3072))
+    labels = array(b"(K\x02t", forged, struct.pack("<Q", 0x4141414141414141) * 2)
+    path.write_bytes(b"\x80\x02}(U\x04data" + pixels + b"U\x06labels" + labels + b"u.")
 
 
 def test_a_forged_dtype_never_reaches_numpy(tmp_path):

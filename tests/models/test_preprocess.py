@@ -82,3 +82,18 @@ def test_a_mask_is_cut_like_its_picture():
     assert torch.equal(
         steps.mask(ids), torch.from_numpy(np.asarray(steps.picture(picture)).copy())[..., 0].int()
     )
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ((0.5,) * 3, (0.2, 0.0, 0.2)),
+        ((0.5,) * 3, (0.2, -0.1, 0.2)),
+        ((0.5,) * 3, (0.2, float("nan"), 0.2)),
+        ((0.5,) * 3, (float("inf"),) * 3),
+        ((float("nan"),) * 3, (0.2,) * 3),
+    ],
+)
+def test_statistics_that_cannot_normalise_are_refused(mean, std):
+    with pytest.raises(BadOption, match="finite numbers"):
+        Preprocess((8, 8), mean, std)
