@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.lvlm_shapes import SHAPES
 from benchmarks.timing import measured_on
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, bank_of_prompts, draw_masks, wrap
-from seecause.lvlm.regress import Sampling, correlation, regress
+from seecause.lvlm.fit import Sampling, correlation, regress
 from tests.reference import hear
 
 PARTS = "ceiling,eager,compiled,plain,adaptive,float32"

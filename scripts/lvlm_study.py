@@ -68,8 +68,7 @@ from seecause.lvlm import (
     trace_tokens,
 )  # fmt: skip
 from seecause.lvlm.analysis import cosines
-from seecause.lvlm.trace import rows_of
-from seecause.lvlm.validate import RATIOS
+from seecause.lvlm.trace import RATIOS, rows_of
 
 PICTURES, REWORDED, RATIO_PICTURES, TAIL_PICTURES, HALF_PICTURES, PLANTED_PICTURES = (
     120,

@@ -16,8 +16,7 @@ from torch import Tensor
 from seecause.critters import wordings
 from seecause.lvlm import HeadTrace, importance_map, threshold_study
 from seecause.lvlm.analysis import Grouping, HeadGroups, depth_of_use
-from seecause.lvlm.trace import RANKINGS
-from seecause.lvlm.validate import LEVELS
+from seecause.lvlm.trace import LEVELS, RANKINGS
 from seecause.metrics import Summary, paired_difference, summarise
 
 SUBJECT, PART, LENS_WORDS, LENS_HEADS = "creature", "tail", 10, 5

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption, BankMismatch, DataMissing
 from seecause.lvlm import MaskEngine, MeanBank, bank_of_prompts, make_bank
-from seecause.lvlm.prefix import run_prefix
+from seecause.lvlm._cache import run_prefix
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.reference import hear

@@ -15,8 +15,8 @@ import seecause as sc
 from seecause import critters
 from seecause.critters import wordings
 from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
+from seecause.lvlm.class_prompts import sequence_tree
 from seecause.lvlm.prompt import render
-from seecause.lvlm.tree import plant
 from seecause.models.decoder import causal
 from seecause.types import wide
 from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
@@ -118,7 +118,7 @@ def test_labels_are_scored_as_native_runs_score_them_in_every_order(family, scop
         [words(family, "ABC"[order.index(name)])[0] for name in orders[0]] for order in orders
     ]
     model = asked(family, scope, "label_token")
-    assert model.asked.said["labels"] == "letters" and model.asked.said["orders"] == 3
+    assert model.query.metadata["labels"] == "letters" and model.query.metadata["orders"] == 3
     assert_close(
         model(pictures()),
         prompted.by_labels(lvlm(family).module, prompts, labels, pictures()),
@@ -276,11 +276,11 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
         masks=torch.zeros(1, 32, 32, dtype=torch.bool),
     )
     layout, module = model.layout, lvlm("llava").module
-    assert layout.grid == (4, 4) and layout.tokens == len(model.asked.tree.ids)
+    assert layout.grid == (4, 4) and layout.tokens == len(model.query.tree.ids)
     module.set_attn_implementation("eager")
     try:
         shares = torch.zeros(4, 4, dtype=torch.float64)
-        for sequence in model.asked.sequences:
+        for sequence in model.query.sequences:
             tokens = torch.tensor([sequence])
             out = module(
                 input_ids=tokens,
@@ -290,14 +290,14 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
             )
             shares += torch.stack(
                 [probs[0, :, -1, layout.patches].sum(dim=-1) for probs in out.attentions]
-            ) / len(model.asked.sequences)
+            ) / len(model.query.sequences)
     finally:
         module.set_attn_implementation("sdpa")
     assert_close(found.value, shares, atol=1e-6, rtol=0)  # the native softmax is in float32
 
 
 def test_a_tree_holds_what_sequences_share_once():
-    tree = plant([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
+    tree = sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
     assert tree.ids.tolist() == [1, 2, 3, 4, 5, 3, 6] and tree.trunk == 2
     assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [
         0,
@@ -322,7 +322,7 @@ def test_the_question_and_the_gates_are_part_of_the_fingerprint():
         for names in (("cat", "dog"), ("cat", "blue"), ("dog", "cat"))
     ]
     assert (
-        len({pair.asked.sequences for pair in pairs}) == 1
+        len({pair.query.sequences for pair in pairs}) == 1
     )  # the last token of a name is read, never said
     assert len({pair.fingerprint() for pair in pairs}) == 3
     whole = model.fingerprint()
@@ -332,13 +332,13 @@ def test_the_question_and_the_gates_are_part_of_the_fingerprint():
 
 
 def test_branches_hide_from_each_other_by_one_table_in_a_run():
-    view, tree, made = lvlm("llava"), plant([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)]), []
+    view, tree, made = lvlm("llava"), sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)]), []
 
     def own(rows, keys):
         made.append(len(rows.index))
         return causal(rows, keys)
 
-    blocks = tree.grown([replace(block, additive=own) for block in view.blocks])
+    blocks = tree.separated([replace(block, additive=own) for block in view.blocks])
     at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
     some = at.take(torch.tensor([4, 1]))
     found, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
@@ -382,11 +382,11 @@ def test_half_precision_is_widened_only_where_it_is_read(monkeypatch):
         [asked("llava", by=by) for by in ("name_ll", "label_token")],
     )
     monkeypatch.setattr(
-        "seecause.lvlm.asking.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1]
+        "seecause.lvlm.class_prompts.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1]
     )
     for model in models:
-        some = logits[:, : len(model.asked.rows)]
-        assert_close(model.asked.scores(some), model.asked.scores(some.float()), atol=1e-6, rtol=0)
+        some = logits[:, : len(model.query.rows)]
+        assert_close(model.query.scores(some), model.query.scores(some.float()), atol=1e-6, rtol=0)
     assert widened == [[2, 9]] * 2  # three labels in each of three orders, and no vocabulary
 
 
@@ -398,7 +398,7 @@ def test_critters_llava_names_its_creatures():
         model = sc.lvlm.classifier(view, critters.CLASSES, question=wordings("creature")[0], by=by)
         images = model.preprocess.normalise(scene.image)
         assert bool((model(images).argmax(dim=1) == latents.creature).all())
-    assert model.asked.said["labels"] == "names"  # its tokenizer knows no letters
+    assert model.query.metadata["labels"] == "names"  # its tokenizer knows no letters
     scores = sc.heads.score(model, images[:2], scene.mask[:2])
     assert bool((scores.value[3] == 0).all()) and bool((scores.value[:3] != 0).any())
 

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, WeakAnswer
-from seecause.lvlm import LVLM, MaskEngine, attention, make_bank, wrap
+from seecause.lvlm import LVLM, MaskEngine, _cache, make_bank, wrap
 from seecause.models.image_readers import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
@@ -136,7 +136,7 @@ def test_rows_before_the_first_that_sees_run_once(monkeypatch):
         ]
     )
     assert_close(expected, everything, atol=1e-10, rtol=0)  # the second keeps all rows running
-    assert engine._stage(text).states.shape[1] == 3
+    assert engine._cache_for(text).states.shape[1] == 3
 
 
 @pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl"])
@@ -148,7 +148,7 @@ def test_attention_on_the_picture_by_log_sum_exp(family):
         **prompt.inputs, output_attentions=True
     ).attentions  # its softmax is in float32
     here.lvlm.module.set_attn_implementation({"text_config": "sdpa"})
-    seen = engine.look()
+    seen = engine.activations()
     for layer, weights in enumerate(native):
         rows = weights[0, :, prompt.text, prompt.image]  # [H, T, N]
         assert_close(seen.mass[layer].T, rows.sum(dim=-1).double(), atol=1e-6, rtol=0)
@@ -159,7 +159,7 @@ def test_attention_on_the_picture_by_log_sum_exp(family):
 def test_what_heads_write_adds_up_to_the_block():
     here = scene("llava_grouped")
     mask = some(16)
-    seen = here.engine.look(mask)
+    seen = here.engine.activations(mask)
     block, h = here.lvlm.blocks[1], seen.states[1]
     bias = block.mix(torch.zeros(1, 1, 32, dtype=h.dtype))[0]
     middle = h[-1:] + seen.written(row=-1)[1].sum(dim=0) + bias
@@ -218,7 +218,7 @@ def test_heads_that_may_not_read_the_picture_do_nothing():
     effects = (engine.evaluate(~torch.eye(16, dtype=torch.bool)) - 1).abs().view(GRID)
     assert (effects > 1e-9).nonzero().tolist() == [[1, 2], [3, 0]]
     tokens = engine.evaluate(text=some(2, engine.n_text), image=some(2, engine.n_image))
-    assert torch.isfinite(tokens).all() and engine.look().mass[1, :, 1].max() == 0
+    assert torch.isfinite(tokens).all() and engine.activations().mass[1, :, 1].max() == 0
 
 
 def test_bad_masks_and_weak_answers_are_refused():
@@ -256,11 +256,9 @@ def test_fused_attention_is_used_where_there_is_one(monkeypatch):
         is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 2, 64), device=torch.device("cuda")
     )
     for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(
-            attention, "_capability", lambda device, capability=capability: capability
-        )
-        assert attention._has_flash(rows) is fused
-    assert attention._has_flash(torch.zeros(1, 4, 2, 64)) and not attention._has_flash(
+        monkeypatch.setattr(_cache, "_capability", lambda device, capability=capability: capability)
+        assert _cache._has_flash(rows) is fused
+    assert _cache._has_flash(torch.zeros(1, 4, 2, 64)) and not _cache._has_flash(
         torch.zeros(1, 4, 2, 64, device="meta")
     )
 

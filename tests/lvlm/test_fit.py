@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import HeadAttribution, attribute_heads, draw_masks, elastic_net
-from seecause.lvlm.fit import Penalty
-from seecause.lvlm.regress import Sampling, regress
+from seecause.lvlm.fit import Penalty, Sampling, regress
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 

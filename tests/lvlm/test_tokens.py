@@ -56,7 +56,7 @@ def test_weighted_attention_follows_equation_13():
     heads = scores.mask(3)
     text = torch.arange(engine.n_text) % 2 == 0
     got = weighted_attention(engine, scores.coefficients, heads, effects, text)
-    seen = engine.look()
+    seen = engine.activations()
     slow = torch.zeros(engine.n_image, dtype=torch.float64)
     for layer, head in scores.top(3):
         for row in range(engine.n_text):

@@ -77,7 +77,7 @@ def test_heads_say_the_words_of_their_largest_logits(traced):
     engine = toy_engine()
     said = head_words(engine, traced.heads, heads=2, words=3)
     assert [(one.layer, one.head) for one in said] == traced.heads.top(2)
-    logits = engine.look().lens(*traced.heads.top(1)[0])
+    logits = engine.activations().lens(*traced.heads.top(1)[0])
     first = engine.lvlm.pieces(logits.argmax()[None])[0].strip()
     assert said[0].words[0] == first and said[0].says(first.upper()) and not said[0].says("nothing")
 
@@ -176,7 +176,7 @@ def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
         floor=None,
         seed=5,
     )
-    first, second = found.found
+    first, second = found.attributions
     assert (
         first.protocol["target"] == second.protocol["target"]
         and second.protocol["question"] == "Tell me the colour of the tail."

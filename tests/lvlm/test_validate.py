@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import (
-    Curves,
+    RankingCurves,
     attention_scores,
     attribute_heads,
     causal_scores,
@@ -19,7 +19,7 @@ from seecause.lvlm import (
     scan,
     threshold_study,
 )
-from seecause.lvlm.validate import ratio_study
+from seecause.lvlm.trace import ratio_study
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.reference import hear
 
@@ -56,7 +56,7 @@ def test_curves_and_single_heads_equal_the_slow_twin(family):
 
 def test_counts_are_first_crossings_from_one_head_on():
     falling = torch.tensor([[0.0, 0.3, 0.85, 0.5, 0.9, 1.0], [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]])
-    curves = Curves(falling, 1 - falling)
+    curves = RankingCurves(falling, 1 - falling)
     assert curves.enough().tolist() == [
         2,
         5,
@@ -96,7 +96,7 @@ def test_essential_heads_bring_what_they_promise_and_one_fewer_does_not():
 
 def test_attention_scores_are_the_attention_rows_of_every_head():
     engine = scene("internvl").engine
-    seen, scores = engine.look(), attention_scores(engine)
+    seen, scores = engine.activations(), attention_scores(engine)
     assert_close(scores[2, 1], seen.attention(2, 1).sum(dim=1).mean(), atol=1e-12, rtol=0)
     assert scores.shape == GRID and bool(((scores > 0) & (scores < 1)).all())
 

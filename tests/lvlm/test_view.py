@@ -79,7 +79,7 @@ def test_planted_heads_alone_have_attention_on_the_picture():
         answer=[7],
         floor=None,
     )
-    seen = engine.look()
+    seen = engine.activations()
     for layer in range(2):
         for head in range(4):
             rows = seen.attention(layer, head)

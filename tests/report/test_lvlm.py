@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from seecause.lvlm import Curves, HeadTrace, attribute_heads
+from seecause.lvlm import HeadTrace, RankingCurves, attribute_heads
 from seecause.report.lvlm import (
     CURVES_NOTE,
     FIT,
@@ -74,8 +74,8 @@ def test_notes_use_no_name_that_only_the_paper_explains():
 def test_curves_have_one_line_for_each_ranking_and_a_band_where_there_are_several_orders():
     line = torch.linspace(0, 1, 5)[None].double()
     curves = {
-        "hear": Curves(line, 1 - line),
-        "random": Curves(line.repeat(3, 1), 1 - line.repeat(3, 1)),
+        "hear": RankingCurves(line, 1 - line),
+        "random": RankingCurves(line.repeat(3, 1), 1 - line.repeat(3, 1)),
     }
     body = curves_section(curves, {"hear": ("4", "4"), "random": ("4", "4")}).body
     assert (

@@ -40,8 +40,8 @@ from seecause.lvlm import (
     trace_heads,
     trace_tokens,
 )
-from seecause.lvlm.bank import digest
-from seecause.lvlm.regress import Sampling, check_sampling
+from seecause.lvlm.bank import picture_digest
+from seecause.lvlm.fit import Sampling, check_sampling
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
@@ -351,7 +351,7 @@ def _key(
     decides = [
         lvlm.fingerprint(),
         calibration,
-        digest(to_pil(sample.image)),
+        picture_digest(to_pil(sample.image)),
         sample.id,
         label,
         asdict(asked),

@@ -163,7 +163,7 @@ def write_model(
     """The checkpoint without `heads`."""
     from seecause.heads.export import export
     from seecause.lvlm.classifier import PromptClassifier
-    from seecause.lvlm.export import export as export_whole
+    from seecause.lvlm.classifier import export as export_whole
 
     if isinstance(model, PromptClassifier):
         export_whole(model, heads, folder, note=note)

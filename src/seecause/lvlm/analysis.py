@@ -1,8 +1,12 @@
-"""Head attributions of many samples (head attribution, sections 4.2 to 4.5). Pure functions on
-coefficients [S, L, H] or vectors [S, P].
+"""Head attributions of many samples or many wordings (head attribution, sections 4.2 to 4.5 and
+appendix C.3). Pure functions on coefficients [S, L, H] or vectors [S, P], and `compare_wordings`.
 
 The paper shows t-SNE plots; numbers say whether they mean anything: purity of the nearest
 neighbours, next to chance, and the silhouette.
+
+Does the same question in other words use the same heads? cosine(beta_first, beta_other) for every
+other wording. Coefficients are noisy, so the cosine to expect is not 1 but that of the first
+wording with itself, fitted again on fresh masks: the ceiling.
 """
 
 from __future__ import annotations
@@ -13,10 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.lvlm.regress import correlation
+from seecause.lvlm.attribute import HeadAttribution, attribute_heads
+from seecause.lvlm.bank import MeanBank
+from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm.fit import correlation
+from seecause.lvlm.model import LVLM
 
 Head = tuple[int, int]
 STRONG = 0.1  # a head counts if its coefficient is larger in some sample
@@ -29,10 +38,8 @@ def importance_map(chosen: Tensor) -> Tensor:
 
 def correlations(first: Tensor, second: Tensor) -> Tensor:
     """[S] float64: Pearson's correlation over heads, sample by sample; [S, L, H] each."""
-    return torch.tensor(
-        [correlation(a.flatten(), b.flatten()) for a, b in zip(first, second, strict=True)],
-        dtype=torch.float64,
-    )
+    pairs = zip(first.flatten(1), second.flatten(1), strict=True)
+    return torch.tensor([correlation(a, b) for a, b in pairs], dtype=torch.float64)
 
 
 def cosines(first: Tensor, second: Tensor) -> Tensor:
@@ -46,9 +53,7 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
 class Grouping:
     """Do vectors with the same label lie together?"""
 
-    purity: (
-        float  # share of the nearest neighbours that have a sample's own label, mean over samples
-    )
+    purity: float  # share of the nearest neighbours with a sample's own label, mean over samples
     chance: float  # the same for neighbours drawn by lot
     silhouette: float
 
@@ -74,9 +79,8 @@ def grouping(vectors: Tensor, labels: Sequence[Hashable], *, neighbours: int = 5
             f"at least two kinds, fewer than samples, and more than neighbours={neighbours}",
         )
     points = vectors.double().flatten(1).cpu().numpy()
-    near = (
-        NearestNeighbors(n_neighbors=neighbours).fit(points).kneighbors(return_distance=False)
-    )  # [S, k], a sample is not its own neighbour
+    nearest = NearestNeighbors(n_neighbors=neighbours).fit(points)
+    near = nearest.kneighbors(return_distance=False)  # [S, k], a sample is not its own neighbour
     purity = (codes[near] == codes[:, None]).mean()
     chance = ((codes[:, None] == codes[None]).sum(axis=1) - 1).mean() / (len(codes) - 1)
     return Grouping(float(purity), float(chance), float(silhouette_score(points, codes)))
@@ -90,10 +94,9 @@ def embed(vectors: Tensor, *, perplexity: float = 30, seed: int = 0) -> Tensor:
     points = vectors.double().flatten(1).cpu().numpy()
     if len(points) < 4:
         raise BadOption("vectors", len(points), "at least 4 samples")
-    made = TSNE(
-        perplexity=min(perplexity, (len(points) - 1) / 3), init="pca", random_state=seed
-    ).fit_transform(points)
-    return torch.from_numpy(made).double()
+    perplexity = min(perplexity, (len(points) - 1) / 3)
+    embedded = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
+    return torch.from_numpy(embedded).double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +119,17 @@ def group_heads(coefficients: Tensor, *, groups: int = 2, threshold: float = STR
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
 
     width = coefficients.shape[2]
-    kept = (coefficients.flatten(1) > threshold).any(dim=0).nonzero()[:, 0]
-    if len(kept) <= groups:
+    strong = (coefficients.flatten(1) > threshold).any(dim=0).nonzero()[:, 0]
+    if len(strong) <= groups:
         raise BadOption(
-            "threshold", threshold, f"a value that more than {groups} heads pass; {len(kept)} do"
+            "threshold", threshold, f"a value that more than {groups} heads pass; {len(strong)} do"
         )
-    vectors = coefficients.flatten(1).T[kept].double()  # [K, S]
+    vectors = coefficients.flatten(1).T[strong].double()  # [K, S]
     tree = linkage(vectors.numpy(), method="average", metric="euclidean")
-    found = torch.from_numpy(fcluster(tree, groups, criterion="maxclust").astype(np.int64))
-    by_use = sorted(set(found.tolist()), key=lambda g: -float(vectors[found == g].mean()))
-    ranked = torch.tensor([by_use.index(g) for g in found.tolist()])
-    heads = tuple(divmod(i, width) for i in kept.tolist())
+    clusters = torch.from_numpy(fcluster(tree, groups, criterion="maxclust").astype(np.int64))
+    by_use = sorted(set(clusters.tolist()), key=lambda g: -float(vectors[clusters == g].mean()))
+    ranked = torch.tensor([by_use.index(g) for g in clusters.tolist()])
+    heads = tuple(divmod(i, width) for i in strong.tolist())
     return HeadGroups(heads, vectors, ranked, torch.from_numpy(leaves_list(tree).astype(np.int64)))
 
 
@@ -141,5 +144,43 @@ def depth_of_use(chosen: Tensor) -> float:
 
 
 def _codes(labels: Sequence[Hashable]) -> np.ndarray:
-    known = {label: code for code, label in enumerate(dict.fromkeys(labels))}
-    return np.array([known[label] for label in labels])
+    code_of = {label: code for code, label in enumerate(dict.fromkeys(labels))}
+    return np.array([code_of[label] for label in labels])
+
+
+@dataclass(frozen=True, eq=False)
+class WordingComparison:
+    questions: tuple[str, ...]
+    attributions: tuple[HeadAttribution, ...]  # one for each question
+    cosines: Tensor  # [Q - 1] float64: of every other wording with the first
+    ceiling: float  # of the first with itself, on fresh masks
+
+
+def compare_wordings(
+    lvlm: LVLM,
+    image: Image.Image,
+    questions: Sequence[str],
+    bank: MeanBank,
+    *,
+    answer: str | None = None,
+    masks: int = 10_000,
+    floor: float | None = 1.0,
+    seed: int = 0,
+) -> WordingComparison:
+    """Head attributions of one picture for several wordings of a question; without `answer`, of
+    whatever the model says to the first one."""
+    if len(questions) < 2:
+        raise BadOption("questions", len(questions), "at least two wordings")
+    first = MaskEngine(lvlm, image, questions[0], bank, answer=answer, floor=floor)
+    engines = [first]
+    for question in questions[1:]:
+        engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
+    attributions = [
+        attribute_heads(engine, masks=masks, seed=seed + place)
+        for place, engine in enumerate([*engines, first])
+    ]  # the last: the first wording again
+    vectors = torch.stack([attribution.coefficients for attribution in attributions])
+    alike = cosines(vectors[:1].expand_as(vectors[1:]), vectors[1:])
+    return WordingComparison(
+        tuple(questions), tuple(attributions[:-1]), alike[:-1], float(alike[-1])
+    )

@@ -1,7 +1,15 @@
-"""Which heads carry the picture into the answer (head attribution, Kim et al. 2025).
+"""Which heads carry the picture into the answer, from which image tokens, into which words (head
+attribution, Kim et al. 2025).
 
-beta_n = mean of F over masks with head n on, less the mean with it off, the other heads at random
-(a q-weighted Banzhaf value)
+beta_n   mean of F over masks with head n on, less the mean with it off, the other heads at random
+         (a q-weighted Banzhaf value)
+
+Given the heads x* that matter (sections 5.1 and 5.2):
+
+Delta_i  1 - F(x*, all but text row i) / F(x*): what blocking one text row costs          (eq. 11)
+u*_i     Delta_i > 0.05,   sufficiency = F(x*, u*) / F(x*)
+gamma    elastic net of F(x*, u*, v) / F(x*, u*) on image-token masks v                    (eq. 12)
+w        sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i: attention, weighted by what matters   (eq. 13)
 """
 
 from __future__ import annotations
@@ -16,10 +24,12 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause.errors import BadOption, DataMissing
+from seecause._files import write_atomic, write_json
+from seecause.errors import BadOption, DataMissing, WeakAnswer
 from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm.fit import Regression, Sampling, regress
 from seecause.lvlm.masks import Law
-from seecause.lvlm.regress import Regression, Sampling, regress
+from seecause.models.image_tokens import Grid, ImageTokens
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
 Head = tuple[int, int]  # (layer, head), both from 0
@@ -57,13 +67,9 @@ class HeadAttribution:
     def save(self, folder: str | Path) -> Path:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / VALUES).write_bytes(save({"coefficients": self.coefficients.contiguous()}))
-        rest = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name != "coefficients"
-        }
-        (folder / CARD).write_text(json.dumps(rest, indent=2) + "\n", encoding="utf-8")
+        card = {name: value for name, value in vars(self).items() if name != "coefficients"}
+        write_atomic(folder / VALUES, save({"coefficients": self.coefficients.contiguous()}))
+        write_json(folder / CARD, card)
         return folder
 
     @classmethod
@@ -75,10 +81,8 @@ class HeadAttribution:
                 f"no {VALUES} and {CARD} there",
                 "give a folder that HeadAttribution.save wrote",
             )
-        return cls(
-            load_file(folder / VALUES)["coefficients"],
-            **json.loads((folder / CARD).read_text(encoding="utf-8")),
-        )
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        return cls(load_file(folder / VALUES)["coefficients"], **card)
 
 
 def attribute_heads(
@@ -101,25 +105,157 @@ def attribute_heads(
     `adaptive` asks `step` masks at a time, at most `masks`, until coefficients from two halves of
     them correlate by `agreement`.
     """
-    how = Sampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
-    found = regress(engine.evaluate, engine.n_components, how, engine.lvlm.device)
-    grid = found.coefficients.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads)
+    sampling = Sampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
+    fit = regress(engine.evaluate, engine.n_components, sampling, engine.lvlm.device)
     return HeadAttribution(
-        grid,
-        found.intercept,
-        found.r2,
-        found.pearson,
-        found.masks,
-        found.agreement,
-        protocol(engine, how, found),
+        fit.coefficients.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads),
+        fit.intercept,
+        fit.r2,
+        fit.pearson,
+        fit.masks,
+        fit.agreement,
+        protocol(engine, sampling, fit),
     )
 
 
-def protocol(engine: MaskEngine, how: Sampling, found: Regression) -> dict[str, Any]:
+def protocol(engine: MaskEngine, sampling: Sampling, fit: Regression) -> dict[str, Any]:
     """How a fit was made."""
     return {
         **engine.protocol(),
-        "sampling": dataclasses.asdict(how),
-        "converged": found.converged,
-        "history": found.history,
+        "sampling": dataclasses.asdict(sampling),
+        "converged": fit.converged,
+        "history": fit.history,
     }
+
+
+KEPT = 0.05  # a text row is kept if blocking it costs more
+_LEAST = 0.05  # F of the chosen heads, below which shares of it are noise
+
+
+@dataclass(frozen=True, eq=False)
+class TextEffects:
+    """What the picture loses when it may not reach one text row."""
+
+    deltas: Tensor  # [T] float64
+    pieces: tuple[str, ...]  # the text rows
+    response: float  # F(x*)
+
+    def kept(self, threshold: float = KEPT) -> Tensor:
+        """u* [T]: the rows whose blocking costs more than `threshold`."""
+        return self.deltas > threshold
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAttribution:
+    """One coefficient for each image token."""
+
+    coefficients: Tensor  # gamma [N] float64
+    intercept: float
+    r2: float
+    pearson: float
+    masks: int
+    agreement: float
+    tokens: ImageTokens
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    def maps(self) -> list[tuple[Grid, Tensor]]:
+        """Coefficients as maps [rows, columns], one for each grid that shows the picture."""
+        return self.tokens.maps(self.coefficients)
+
+
+def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> TextEffects:
+    """Delta of every text row, given the heads [L*H] that may see (None: all)."""
+    whole = torch.ones(1, engine.n_text, dtype=torch.bool)
+    all_but_one = ~torch.eye(engine.n_text, dtype=torch.bool)
+    masks = torch.cat([whole, all_but_one])
+    responses = engine.evaluate(heads=_one_mask(heads), text=masks).double().cpu()
+    response = _substantial(engine, float(responses[0]))
+    return TextEffects(1 - responses[1:] / response, engine.prompt.pieces, response)
+
+
+def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float:
+    """F(x*, u*) / F(x*): how much of the effect the kept text rows [T] carry alone."""
+    both = torch.stack([torch.ones_like(text, dtype=torch.bool), text.bool()])
+    whole, part = engine.evaluate(heads=_one_mask(heads), text=both).double().tolist()
+    return part / _substantial(engine, whole)
+
+
+def attribute_tokens(
+    engine: MaskEngine,
+    heads: Tensor | None = None,
+    text: Tensor | None = None,
+    *,
+    masks: int = 10_000,
+    p: float = 0.75,
+    alpha: float = 5e-4,
+    l1_ratio: float = 0.5,
+    seed: int = 0,
+    adaptive: bool = False,
+    agreement: float = 0.9,
+    step: int = 1000,
+) -> TokenAttribution:
+    """gamma of every image token, given heads x* [L*H] and text rows u* [T] that may see (None:
+    all)."""
+    if text is not None and not bool(text.any()):
+        raise BadOption("text", "no row", "at least one text row that may see the picture")
+    sampling = Sampling(
+        masks=masks,
+        p=p,
+        alpha=alpha,
+        l1_ratio=l1_ratio,
+        seed=seed,
+        adaptive=adaptive,
+        agreement=agreement,
+        step=step,
+    )
+    whole = engine.evaluate(heads=_one_mask(heads), text=_one_mask(text))
+    response = _substantial(engine, float(whole[0]))
+
+    def respond(image: Tensor) -> Tensor:
+        return engine.evaluate(heads=_one_mask(heads), text=_one_mask(text), image=image) / response
+
+    fit = regress(respond, engine.n_image, sampling, engine.lvlm.device)
+    return TokenAttribution(
+        fit.coefficients,
+        fit.intercept,
+        fit.r2,
+        fit.pearson,
+        fit.masks,
+        fit.agreement,
+        engine.prompt.tokens,
+        {
+            **protocol(engine, sampling, fit),
+            "heads": None if heads is None else int(heads.sum()),
+            "text": None if text is None else text.int().tolist(),
+        },
+    )
+
+
+def weighted_attention(
+    engine: MaskEngine,
+    coefficients: Tensor,
+    heads: Tensor,
+    effects: TextEffects,
+    text: Tensor | None = None,
+) -> Tensor:
+    """w [N] (eq. 13): the intact attention of heads x* [L*H], weighted by their coefficients [L, H]
+    and by the effects of text rows u* [T]."""
+    rows = effects.kept() if text is None else text.bool()
+    weights = (effects.deltas * rows).to(engine.lvlm.device)
+    activations, width = engine.activations(), engine.lvlm.n_heads
+    total = torch.zeros(engine.n_image, dtype=torch.float64, device=engine.lvlm.device)
+    for component in heads.flatten().nonzero()[:, 0].tolist():
+        attention = activations.attention(*divmod(component, width)).double()  # [T, N]
+        total += float(coefficients.flatten()[component]) * (weights @ attention)
+    return total.cpu()
+
+
+def _one_mask(mask: Tensor | None) -> Tensor | None:
+    """One mask that serves all."""
+    return None if mask is None else mask.reshape(1, -1)
+
+
+def _substantial(engine: MaskEngine, response: float) -> float:
+    if response < _LEAST:
+        raise WeakAnswer(engine.answer, response * engine.span, _LEAST * engine.span)
+    return response

@@ -6,18 +6,17 @@ rotation, so they can be put at any position. Pictures of different shapes have 
 and there are four ways to average them (`mode`):
 
     shape   token by token, calibration pictures with other tokens resized to the explained
-    picture's size (default; exact; needs the pictures)
+            picture's size (default; exact; needs the pictures)
     fixed   every picture, also the explained one, is resized to one size
     mean    one average over all tokens: no place survives
     grid    one average on the shape of `size`, stretched to other shapes; newline tokens get their
-    own average
+            own average
 
 The explained picture is left out of the average if it is one of the calibration pictures.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,25 +24,28 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from seecause._files import digest, write_atomic, write_json
 from seecause.engine.chunks import fit
 from seecause.errors import BadOption, BankMismatch, DataMissing
-from seecause.lvlm.prefix import run_prefix
+from seecause.lvlm._cache import run_prefix
+from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.lvlm.stretch import stretch
-from seecause.lvlm.view import LVLM
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide_dtype
 
 Mode = Literal["shape", "fixed", "mean", "grid"]
 Size = tuple[int, int]  # height, width
-Sums = tuple[Tensor, Tensor]  # keys and values [L, Hkv, N, dh], added up
+KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over pictures
 QUESTION = "What is this?"  # image tokens come before the question, so any will do
 FILE, CARD = "bank.safetensors", "bank.json"
+CALIBRATION = 100
+_START = 1 << 30  # far from any picture of Critters that a model is trained or tested on
 
 
 @dataclass(eq=False, repr=False)
@@ -54,15 +56,13 @@ class MeanBank:
     model: str  # its fingerprint
     size: Size | None
     digests: tuple[str, ...]  # of the calibration pictures
-    sums: dict[ImageTokens, Sums] = field(default_factory=dict)
+    sums: dict[ImageTokens, KeyValueSums] = field(default_factory=dict)
     weights: dict[ImageTokens, int] = field(default_factory=dict)  # how many were added
     pictures: tuple[Image.Image, ...] = ()  # to make averages of new shapes; not saved
 
     def __repr__(self) -> str:
-        return (
-            f"MeanBank({self.mode}, {len(self.digests)} pictures, image tokens"
-            f" {', '.join(map(str, self.sums)) or 'none yet'})"
-        )
+        tokens = ", ".join(map(str, self.sums)) or "none yet"
+        return f"MeanBank({self.mode}, {len(self.digests)} pictures, image tokens {tokens})"
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -72,13 +72,13 @@ class MeanBank:
         return _resize(picture, self.size) if self.mode == "fixed" else picture
 
     @torch.no_grad()
-    def means(self, lvlm: LVLM, prompt: Prompt, picture: Image.Image | None = None) -> Sums:
+    def means(self, lvlm: LVLM, prompt: Prompt, picture: Image.Image | None = None) -> KeyValueSums:
         """Unrotated average keys and values [L, Hkv, N, dh] for a prompt; `picture` is left out of
         them if it is in them."""
         layout = self._layout(lvlm, prompt)
         keys, values = (sums.to(lvlm.device) for sums in self.sums[layout])
         weight = self.weights[layout]
-        times = 0 if picture is None else self.digests.count(digest(picture))
+        times = 0 if picture is None else self.digests.count(picture_digest(picture))
         if picture is not None and times:
             (own_keys, own_values), own = self._collect(lvlm, [picture], prompt)
             if weight == times * own:
@@ -87,40 +87,29 @@ class MeanBank:
                     "leaving it out leaves nothing",
                     "calibrate with more pictures",
                 )
-            keys, values, weight = (
-                keys - times * own_keys,
-                values - times * own_values,
-                weight - times * own,
-            )
+            keys, values = keys - times * own_keys, values - times * own_values
+            weight -= times * own
         if self.mode == "grid":
             keys, values = (stretch(sums, layout, prompt.tokens) for sums in (keys, values))
         shape = (*keys.shape[:2], prompt.n_image, keys.shape[-1])
-        return (keys / weight).to(lvlm.device, lvlm.dtype).expand(shape), (values / weight).to(
-            lvlm.device, lvlm.dtype
-        ).expand(shape)
+        keys, values = (
+            (sums / weight).to(lvlm.device, lvlm.dtype).expand(shape) for sums in (keys, values)
+        )
+        return keys, values
 
     def save(self, folder: str | Path) -> Path:
         """Write the sums (safetensors) and what they are (JSON)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {
-            f"{i}.{what}": t.cpu().contiguous()
-            for i, pair in enumerate(self.sums.values())
-            for what, t in zip(("k", "v"), pair, strict=True)
-        }
-        (folder / FILE).write_bytes(save(kept))
-        shapes = [
-            {"parts": [vars(part) for part in layout.parts], "weight": self.weights[layout]}
-            for layout in self.sums
-        ]
-        card = {
-            "mode": self.mode,
-            "model": self.model,
-            "size": self.size,
-            "digests": self.digests,
-            "shapes": shapes,
-        }
-        (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        tensors, shapes = {}, []
+        for index, (layout, (keys, values)) in enumerate(self.sums.items()):
+            tensors[f"{index}.k"] = keys.cpu().contiguous()
+            tensors[f"{index}.v"] = values.cpu().contiguous()
+            parts = [vars(part) for part in layout.parts]
+            shapes.append({"parts": parts, "weight": self.weights[layout]})
+        card = {name: getattr(self, name) for name in ("mode", "model", "size", "digests")}
+        write_atomic(folder / FILE, save(tensors))
+        write_json(folder / CARD, {**card, "shapes": shapes})
         return folder
 
     @classmethod
@@ -134,26 +123,12 @@ class MeanBank:
         try:
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             tensors = load_file(folder / FILE)
-            bank = cls(
-                card["mode"],
-                card["model"],
-                tuple(card["size"]) if card["size"] else None,
-                tuple(card["digests"]),
-            )
+            size = tuple(card["size"]) if card["size"] else None
+            bank = cls(card["mode"], card["model"], size, tuple(card["digests"]))
             for index, shape in enumerate(card["shapes"]):
-                layout = ImageTokens(
-                    tuple(
-                        Grid(**{**part, "box": part["box"] and tuple(part["box"])})
-                        for part in shape["parts"]
-                    )
-                )
-                bank.sums[layout], bank.weights[layout] = (
-                    (
-                        tensors[f"{index}.k"],
-                        tensors[f"{index}.v"],
-                    ),
-                    shape["weight"],
-                )
+                layout = ImageTokens(tuple(_grid_of(part) for part in shape["parts"]))
+                bank.sums[layout] = tensors[f"{index}.k"], tensors[f"{index}.v"]
+                bank.weights[layout] = shape["weight"]
         except (ValueError, KeyError, TypeError, SafetensorError) as damage:
             raise DataMissing(
                 str(folder),
@@ -161,6 +136,10 @@ class MeanBank:
                 "make the bank again with `seecause lvlm bank`",
             ) from damage
         return bank
+
+    def prepare(self, lvlm: LVLM, prompt: Prompt) -> None:
+        """Make the sums for the image tokens of a prompt now, not when it is asked about."""
+        self._layout(lvlm, prompt)
 
     def _layout(self, lvlm: LVLM, prompt: Prompt) -> ImageTokens:
         """Which of the sums to use, made now if the pictures are at hand."""
@@ -174,21 +153,19 @@ class MeanBank:
             return next(iter(self.sums))
         if prompt.tokens not in self.sums:
             if not self.pictures:
-                known = "; ".join(map(str, self.sums)) or "none"
                 raise BankMismatch(
-                    f"a bank for image tokens {known}",
+                    f"a bank for image tokens {'; '.join(map(str, self.sums)) or 'none'}",
                     f"this picture has {prompt.tokens}",
                     "resize the picture, make the bank with pictures at hand, or use mode='fixed',"
                     " 'mean' or 'grid'",
                 )
-            self.sums[prompt.tokens], self.weights[prompt.tokens] = self._collect(
-                lvlm, self.pictures, prompt
-            )
+            sums, weight = self._collect(lvlm, self.pictures, prompt)
+            self.sums[prompt.tokens], self.weights[prompt.tokens] = sums, weight
         return prompt.tokens
 
     def _collect(
         self, lvlm: LVLM, pictures: Iterable[Image.Image], prompt: Prompt | None = None
-    ) -> tuple[Sums, int]:
+    ) -> tuple[KeyValueSums, int]:
         """Sums over pictures seen the way this bank sees them: as they are, in the bank's size, or
         with the tokens of `prompt`."""
         expected = prompt.tokens if prompt is not None and self.mode in ("shape", "fixed") else None
@@ -211,17 +188,16 @@ def make_bank(
     if mode not in get_args(Mode):
         raise BadOption("mode", mode, f"one of {', '.join(get_args(Mode))}")
     if (size is None) == (mode in ("fixed", "grid")):
-        raise BadOption(
-            "size", size, f"{'a height and width' if size is None else 'None'} with mode={mode!r}"
-        )
+        expected = "a height and width" if size is None else "None"
+        raise BadOption("size", size, f"{expected} with mode={mode!r}")
     pictures = tuple(pictures)
     if not pictures:
         raise BadOption("pictures", [], "at least one calibration picture")
-    bank = MeanBank(mode, lvlm.fingerprint(), size, tuple(map(digest, pictures)), pictures=pictures)
+    digests = tuple(map(picture_digest, pictures))
+    bank = MeanBank(mode, lvlm.fingerprint(), size, digests, pictures=pictures)
     if mode == "shape":
         for height, width in sizes:
-            prompt = lvlm.prompt(_resize(pictures[0], (height, width)), QUESTION)
-            bank._layout(lvlm, prompt)
+            bank.prepare(lvlm, lvlm.prompt(_resize(pictures[0], (height, width)), QUESTION))
         return bank
     sums, weight = bank._collect(lvlm, pictures)
     layout = lvlm.prompt(_resize(pictures[0], size), QUESTION).tokens
@@ -234,15 +210,9 @@ def bank_of_prompts(lvlm: LVLM, prompts: Iterable[Prompt]) -> MeanBank:
     explained picture is among them."""
     prompts = list(prompts)
     sums, weight = add_up(lvlm, prompts)
-    unknown = tuple("" for _ in prompts)
-    return MeanBank(
-        "shape",
-        lvlm.fingerprint(),
-        None,
-        unknown,
-        {prompts[0].tokens: sums},
-        {prompts[0].tokens: weight},
-    )
+    bank = MeanBank("shape", lvlm.fingerprint(), None, ("",) * len(prompts))
+    bank.sums[prompts[0].tokens], bank.weights[prompts[0].tokens] = sums, weight
+    return bank
 
 
 @torch.no_grad()
@@ -252,28 +222,29 @@ def add_up(
     *,
     pooled: bool = False,
     expected: ImageTokens | None = None,
-) -> tuple[Sums, int]:
+) -> tuple[KeyValueSums, int]:
     """Keys and values of image tokens added up over prompts, [L, Hkv, N, dh], and how many there
     were; pooled: over tokens, too, N = 1."""
-    kind = wide_dtype(lvlm.dtype)
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    weight, waiting = 0, []  # type: int, list[Prompt]
-
-    def flush() -> None:
-        nonlocal keys, values, weight
-        image = waiting[0].image
-        found = run_prefix(lvlm.decoder, waiting)
-        k, v = (
-            torch.stack([pair[i][:, :, image].sum(dim=0, dtype=kind) for pair in found])
-            for i in (0, 1)
-        )  # [L, Hkv, N, dh]
+    total: Tensor | None = None  # [2, L, Hkv, N, dh]
+    weight = 0
+    for batch in _batches(lvlm, prompts, pooled=pooled, expected=expected):
+        sums = _batch_sums(lvlm, batch)
+        tokens = sums.shape[3]
         if pooled:
-            k, v = k.sum(dim=2, keepdim=True), v.sum(dim=2, keepdim=True)
-        keys, values = (k, v) if keys is None or values is None else (keys + k, values + v)
-        weight += len(waiting) * (image.stop - image.start if pooled else 1)
-        waiting.clear()
+            sums = sums.sum(dim=3, keepdim=True)
+        total = sums if total is None else total + sums
+        weight += len(batch) * (tokens if pooled else 1)
+    if total is None:
+        raise BadOption("pictures", [], "at least one calibration picture")
+    return (total[0], total[1]), weight
 
+
+def _batches(
+    lvlm: LVLM, prompts: Iterable[Prompt], *, pooled: bool, expected: ImageTokens | None
+) -> Iterable[list[Prompt]]:
+    """Prompts of one shape that fit in memory together; another shape than `expected` (or, unless
+    pooled, than the first) is refused."""
+    batch: list[Prompt] = []
     for prompt in prompts:
         expected = expected or (None if pooled else prompt.tokens)
         if expected is not None and prompt.tokens != expected:
@@ -282,30 +253,83 @@ def add_up(
                 f"expected {expected}",
                 "give pictures of one shape, or a size",
             )
-        if waiting and (
-            waiting[0].tokens != prompt.tokens or len(waiting) >= _together(lvlm, prompt)
-        ):
-            flush()
-        waiting.append(prompt)
-    if waiting:
-        flush()
-    if keys is None or values is None:
-        raise BadOption("pictures", [], "at least one calibration picture")
-    return (keys, values), weight
+        full = len(batch) >= _together(lvlm, prompt)
+        if batch and (full or batch[0].tokens != prompt.tokens):
+            yield batch
+            batch = []
+        batch.append(prompt)
+    if batch:
+        yield batch
 
 
-def digest(picture: Image.Image) -> str:
+def _batch_sums(lvlm: LVLM, batch: list[Prompt]) -> Tensor:
+    """Keys and values of image tokens, added up over prompts of one shape: [2, L, Hkv, N, dh]."""
+    image, kind = batch[0].image, wide_dtype(lvlm.dtype)
+    sums = [
+        torch.stack([tensor[:, :, image].sum(dim=0, dtype=kind) for tensor in keys_values])
+        for keys_values in run_prefix(lvlm.decoder, batch)
+    ]
+    return torch.stack(sums, dim=1)
+
+
+def picture_digest(picture: Image.Image) -> str:
     """Tells pictures apart by their pixels."""
-    return hashlib.sha256(
-        repr(picture.size).encode() + picture.convert("RGB").tobytes()
-    ).hexdigest()[:16]
+    return digest(repr(picture.size), picture.convert("RGB").tobytes())
+
+
+def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
+    """Calibration pictures for the embedded models: `count` Critters, every creature on every
+    background, a third of them in each drawing style."""
+    from seecause import critters
+    from seecause.data.images import to_pil
+
+    styles = critters.STYLES
+    latents = critters.draw("balanced", "train", count, start=_START)
+    images = [
+        critters.render(rows, size=size, style=style).image
+        for style, rows in zip(styles, latents.split(-(-count // len(styles))), strict=False)
+    ]
+    return [to_pil(image) for image in torch.cat(images)]
+
+
+def stretch(values: Tensor, have: ImageTokens, want: ImageTokens) -> Tensor:
+    """Values [L, Hkv, N, dh] of tokens `have` at the places of tokens `want`, bilinearly, grid by
+    grid; every newline token gets the newlines' mean."""
+    if [part.newline for part in have.parts] != [part.newline for part in want.parts]:
+        raise BankMismatch(
+            f"a bank for image tokens {have}",
+            f"this picture has {want}, another number of grids",
+            "use mode='shape' or 'mean'",
+        )
+    pieces = values.split([part.tokens for part in have.parts], dim=2)
+    stretched = map(_stretch_grid, pieces, have.parts, want.parts)
+    return torch.cat(list(stretched), dim=2)
+
+
+def _stretch_grid(piece: Tensor, have: Grid, want: Grid) -> Tensor:
+    layers, heads, _, width = piece.shape
+    rows = piece.unflatten(2, (have.rows, have.columns + have.newline))  # [L, Hkv, rows, +, dh]
+    flat = rows[:, :, :, : have.columns].permute(0, 1, 4, 2, 3).flatten(1, 2)
+    if (have.rows, have.columns) != (want.rows, want.columns):
+        size = (want.rows, want.columns)
+        flat = F.interpolate(flat, size=size, mode="bilinear", align_corners=False)
+    grid = flat.unflatten(1, (heads, width)).permute(0, 1, 3, 4, 2)
+    if have.newline:
+        line = rows[:, :, :, have.columns :].mean(dim=2, keepdim=True)
+        grid = torch.cat([grid, line.expand(layers, heads, want.rows, 1, width)], dim=3)
+    return grid.flatten(2, 3)
+
+
+def _grid_of(part: dict) -> Grid:
+    """A grid as `save` wrote it."""
+    return Grid(**{**part, "box": part["box"] and tuple(part["box"])})
 
 
 def _like(lvlm: LVLM, prompt: Prompt, picture: Image.Image) -> Prompt:
     """A picture with the same image tokens as `prompt`: as it is if it has them, else resized."""
-    found = lvlm.prompt(picture, QUESTION)
-    if found.tokens == prompt.tokens:
-        return found
+    own = lvlm.prompt(picture, QUESTION)
+    if own.tokens == prompt.tokens:
+        return own
     if prompt.size is None:
         raise BankMismatch(
             "a bank that resizes its pictures",
@@ -316,17 +340,13 @@ def _like(lvlm: LVLM, prompt: Prompt, picture: Image.Image) -> Prompt:
 
 
 def _resize(picture: Image.Image, size: Size | None) -> Image.Image:
-    return (
-        picture
-        if size is None or (picture.height, picture.width) == size
-        else picture.convert("RGB").resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    )
+    if size is None or (picture.height, picture.width) == size:
+        return picture
+    return picture.convert("RGB").resize((size[1], size[0]), Image.Resampling.BICUBIC)
 
 
 def _together(lvlm: LVLM, prompt: Prompt) -> int:
     """How many prefixes run at once: they keep keys and values of every block."""
     block = lvlm.blocks[0]
-    each = prompt.image.stop * (
-        lvlm.n_layers * 2 * block.kv_heads * block.head_dim + 20 * block.heads * block.head_dim
-    )
-    return fit(16, each * (torch.finfo(lvlm.dtype).bits // 8), lvlm.device)
+    held = lvlm.n_layers * 2 * block.kv_heads * block.head_dim + 20 * block.heads * block.head_dim
+    return fit(16, prompt.image.stop * held * (torch.finfo(lvlm.dtype).bits // 8), lvlm.device)

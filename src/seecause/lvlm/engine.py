@@ -27,21 +27,26 @@ from seecause.engine.attend import Bank, attend
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mask import Mask
 from seecause.errors import BadOption, WeakAnswer
-from seecause.lvlm.attention import Part, blend, compiled_blend, read_own, read_shared
+from seecause.lvlm._cache import (
+    Part,
+    PrefixCache,
+    blend,
+    compiled_blend,
+    prefix_cache,
+    read_own,
+    read_shared,
+)
+from seecause.lvlm.activations import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.look import Look, look
-from seecause.lvlm.masks import Masks, check_masks
+from seecause.lvlm.masks import MaskBatch, check_masks
+from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.lvlm.stage import Stage, first_stage
-from seecause.lvlm.view import LVLM
 from seecause.models.block import CompiledBlock
 from seecause.models.decoder import causal
 from seecause.types import wide
 
-MOST = {
-    "cuda": 500,
-    "cpu": 64,
-}  # masks at once, when all text rows run; more is not faster, and thousands divide evenly
+# masks at once, when all text rows run; more is not faster, and thousands divide evenly
+MOST = {"cuda": 500, "cpu": 64}
 
 
 class MaskEngine:
@@ -69,29 +74,18 @@ class MaskEngine:
         compile: bool = False,
         block_size: int | None = None,
     ):
-        self.lvlm, self.question, self.position, self.floor, self.vocabulary = (
-            lvlm,
-            question,
-            position,
-            floor,
-            vocabulary,
-        )
-        picture = None if isinstance(image, Prompt) else bank.resized(image)
-        self.prompt, target = _sequence(
-            lvlm, image if picture is None else picture, question, answer, position
-        )
+        self.lvlm, self.question, self.position = lvlm, question, position
+        self.floor, self.vocabulary, self.block_size = floor, vocabulary, block_size
+        seen = image if isinstance(image, Prompt) else bank.resized(image)
+        self.prompt, target = _sequence(lvlm, seen, question, answer, position)
         original = image if isinstance(image, Image.Image) else None
-        self.stage = first_stage(
-            lvlm.decoder, self.prompt, *bank.means(lvlm, self.prompt, original)
-        )
+        means = bank.means(lvlm, self.prompt, original)
+        self.cache = prefix_cache(lvlm.decoder, self.prompt, *means)
+        self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
-        self.compiled: list[CompiledBlock] = (
-            [CompiledBlock(**vars(block)) for block in lvlm.blocks] if compile else []
-        )
-        self.block_size = block_size
-        self._later: Stage | None = (
-            None  # the stage from a later text row on, kept for the next call
-        )
+        self.compiled: list[CompiledBlock] = []
+        if compile:
+            self.compiled = [CompiledBlock(**vars(block)) for block in lvlm.blocks]
         self.target = int(self._intact_logits().argmax()) if target is None else target
         self.readout = lvlm.readout(self.target, vocabulary)
         ends = self.adjusted(torch.tensor([[False], [True]]).expand(2, self.n_components))
@@ -136,39 +130,29 @@ class MaskEngine:
     ) -> Tensor:
         """a [M]: the answer's logit less the vocabulary's mean, in float32 (float64 for a float64
         model)."""
-        masks = check_masks(
-            heads, text, image, (self.lvlm.n_layers, self.lvlm.n_heads), self.n_text, self.n_image
-        )
+        masks = check_masks(heads, text, image, self._grid, self.n_text, self.n_image)
         order = masks.order()
-        masks, stage = masks.take(order), self._stage(masks.text)
-        size = width = self.at_once(len(masks), stage, mixed=masks.image is not None)
-        sent = masks.to(
-            self.lvlm.device
-        )  # all at once: a copy for each block would wait for the one before
+        masks, cache = masks.take(order), self._cache_for(masks.text)
+        size = width = self.at_once(len(masks), cache, mixed=masks.image is not None)
+        sent = masks.to(self.lvlm.device)  # at once: a copy for each block waits for the one before
 
-        def run(start: int, stop: int) -> Tensor:
+        def run_chunk(start: int, stop: int) -> Tensor:
             nonlocal width
             if stop < len(masks):
                 width = stop - start  # halved when memory ran out
             part = (start, stop, width if self._pads else stop - start)
-            return self._run(masks.block(*part), sent.block(*part), stage)[: stop - start]
+            return self._run(masks.block(*part), sent.block(*part), cache)[: stop - start]
 
-        found = torch.cat(list(in_chunks(run, len(masks), size, what="masks")))
-        return torch.empty_like(found).scatter_(0, order.to(found.device), found)
+        answers = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
+        return torch.empty_like(answers).scatter_(0, order.to(answers.device), answers)
 
     @torch.no_grad()
-    def look(self, heads: Tensor | None = None) -> Look:
+    def activations(self, heads: Tensor | None = None) -> HeadActivations:
         """What every head does at every text row, for one mask [L*H] (None: the intact model):
         attention on the picture, outputs."""
-        shape = (self.lvlm.n_layers, self.lvlm.n_heads)
-        on = (
-            torch.ones(shape, dtype=torch.bool)
-            if heads is None
-            else check_masks(
-                heads.reshape(1, -1), None, None, shape, self.n_text, self.n_image
-            ).heads[0]
-        )
-        return look(self.lvlm, self.stage, on.to(self.lvlm.device))
+        one = None if heads is None else heads.reshape(1, -1)
+        masks = check_masks(one, None, None, self._grid, self.n_text, self.n_image)
+        return head_activations(self.lvlm, self.cache, masks.heads[0].to(self.lvlm.device))
 
     def protocol(self) -> dict[str, Any]:
         """What a result must say about its making."""
@@ -184,61 +168,49 @@ class MaskEngine:
             "seecause": __version__, "torch": torch.__version__,
         }  # fmt: skip
 
-    def _run(self, masks: Masks, sent: Masks, stage: Stage) -> Tensor:
+    @property
+    def _grid(self) -> tuple[int, int]:
+        return self.lvlm.n_layers, self.lvlm.n_heads
+
+    def _run(self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache) -> Tensor:
         """a [B] of one block of masks; `sent` are the same on the device."""
-        heads, text = (
-            sent.heads,
-            (None if sent.text is None else sent.text[:, stage.start :]),
-        )  # [1|B, L, H], [1|B, R]
-        mixed = (
-            {}
-            if sent.image is None
-            else {rows: stage.mixed(sent.image, rows) for rows in (len(stage.at.index), 1)}
-        )
-        shared, sees_picture, sees_average = (
-            masks.shared_layers(),
-            masks.sees_picture(),
-            masks.sees_average(),
-        )
-        h = stage.states  # [1, R, D] until masks part
+        text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
+        mixed: dict[int, tuple[Mask, Mask]] = {}
+        if sent.image is not None:
+            mixed = {rows: cache.mixed(sent.image, rows) for rows in (len(cache.at.index), 1)}
+        shared = masks.shared_layers()
+        sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
+        h = cache.states  # [1, R, D] until masks part
         for index, block in enumerate(self.lvlm.blocks):
-            last = index == self.lvlm.n_layers - 1
-            usual = (
-                bool(self.compiled)
-                and 8 < len(h) == len(masks)
-                and not last
-                and sees_picture[index]
-                and sees_average[index]
-            )  # one shape, one graph
+            last, both = (
+                index == self.lvlm.n_layers - 1,
+                sees_picture[index] and sees_average[index],
+            )
+            one_shape = 8 < len(h) == len(masks) and not last and both
+            usual = bool(self.compiled) and one_shape  # one shape, one graph
             half = self.compiled[index] if usual else block
-            q, k, v = half.qkv(h, stage.at)
-            choose = heads[: 1 if index < shared else None, index, None, :]  # [1|B, 1, H]
+            q, k, v = half.qkv(h, cache.at)
+            masks_here = slice(0, 1 if index < shared else None)
+            choose = sent.heads[masks_here, index, None, :]  # [1|B, 1, H]
             if text is not None:
-                choose = choose & text[: 1 if index < shared else None, :, None]
+                choose = choose & text[masks_here, :, None]
             if last:  # only the last row is read
                 q, h, choose = q[:, :, -1:], h[:, -1:], choose[:, -1:]
-            bias = (
-                None
-                if block.additive is causal
-                else block.bias(stage.at, stage.keys_at)[:, :, -q.shape[2] :]
-            )  # type: ignore[index]
-            picture = self._picture(stage, index, q, bias, mixed) if sees_picture[index] else None
-            average = (
-                read_shared(q, *stage.average[index], scale=block.scale, bias=bias)
-                if sees_average[index]
-                else None
-            )
+            bias = cache.bias(block, rows=q.shape[2])
+            picture = self._picture(cache, index, q, bias, mixed) if sees_picture[index] else None
+            average = None
+            if sees_average[index]:
+                average = read_shared(q, *cache.average[index], scale=block.scale, bias=bias)
             own = read_own(q, k, v, scale=block.scale)
-            merged = (compiled_blend() if usual else blend)(
-                own, picture, average, choose.expand(-1, q.shape[2], -1).contiguous()
-            )
+            choose = choose.expand(-1, q.shape[2], -1).contiguous()
+            merged = (compiled_blend() if usual else blend)(own, picture, average, choose)
             h = half.finish(h, merged)
         states = wide(self.lvlm.decoder.norm(h[:, -1]))
         return (states @ self.readout).expand(len(masks))
 
     def _picture(
         self,
-        stage: Stage,
+        cache: PrefixCache,
         index: int,
         q: Tensor,
         bias: Tensor | None,
@@ -248,56 +220,49 @@ class MaskEngine:
         averaged."""
         scale = self.lvlm.blocks[index].scale
         if not mixed:
-            return read_shared(q, *stage.picture[index], scale=scale, bias=bias)
+            return read_shared(q, *cache.picture[index], scale=scale, bias=bias)
         picture, average = mixed[q.shape[2]]
         banks = (
-            Bank(*stage.picture[index], keep=picture, bias=bias),
-            Bank(*stage.average[index], keep=average, bias=bias),
+            Bank(*cache.picture[index], keep=picture, bias=bias),
+            Bank(*cache.average[index], keep=average, bias=bias),
         )
         return attend(q.expand(max(len(q), len(picture.keep)), -1, -1, -1), banks, scale=scale)
 
-    def _stage(self, text: Tensor | None) -> Stage:
+    def _cache_for(self, text: Tensor | None) -> PrefixCache:
         """The rows that masks can change: those before the first that may see the picture are the
         same in every mask."""
-        start = (
-            0
-            if text is None
-            else int(text.any(dim=0).int().argmax())
-            if bool(text.any())
-            else self.n_text - 1
-        )
+        if text is None:
+            return self.cache
+        seeing = text.any(dim=0)
+        start = int(seeing.int().argmax()) if bool(seeing.any()) else self.n_text - 1
         if start == 0:
-            return self.stage
-        if self._later is None or self._later.start != start:
-            self._later = self.stage.from_row(self.lvlm.blocks, start)
-        return self._later
+            return self.cache
+        if self._later_cache is None or self._later_cache.start != start:
+            self._later_cache = self.cache.from_row(self.lvlm.blocks, start)
+        return self._later_cache
 
     @property
     def _pads(self) -> bool:
         """A GPU picks its kernels by shape: blocks of one size round alike, and compile once."""
         return self.lvlm.device.type == "cuda"
 
-    def at_once(self, total: int, stage: Stage | None = None, *, mixed: bool = False) -> int:
+    def at_once(self, total: int, cache: PrefixCache | None = None, *, mixed: bool = False) -> int:
         """How many of `total` masks run at once; a few are padded to a power of two."""
         lvlm, block = self.lvlm, self.lvlm.blocks[0]
         bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
         hidden = lvlm.decoder.native.config.intermediate_size
-        explicit = block.additive is not causal or (
-            mixed and not self._pads
-        )  # attention without a fused kernel
+        explicit = block.additive is not causal or (mixed and not self._pads)  # no fused kernel
         scores = 12 * block.heads * 2 * self.prompt.image.stop if explicit else 0
-        rows = self.n_text - (stage or self.stage).start
+        rows = self.n_text - (cache or self.cache).start
         each = rows * (bytes_each * (12 * width + 3 * hidden) + 16 * width + scores)
-        most = self.block_size or fit(
-            MOST["cuda" if self._pads else "cpu"] * self.n_text // rows, each, lvlm.device
-        )
-        return min(most, 1 << max(3, (total - 1).bit_length()))
+        most = MOST["cuda" if self._pads else "cpu"] * self.n_text // rows
+        size = self.block_size or fit(most, each, lvlm.device)
+        return min(size, 1 << max(3, (total - 1).bit_length()))
 
     def _intact_logits(self) -> Tensor:
         """The native answer at the last row, [V]."""
-        return self.lvlm.module(**self.prompt.inputs, use_cache=False, logits_to_keep=1).logits[
-            0, -1
-        ]
+        inputs = self.prompt.inputs
+        return self.lvlm.module(**inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
 
 
 def _sequence(
@@ -325,21 +290,12 @@ def _sequence(
         prompt = lvlm.prompt(image, question)
         if position == 0:
             return prompt, None
-        said = lvlm.speak(prompt, position + 1)
-        if position >= len(said):
-            raise BadOption(
-                "position",
-                position,
-                f"below {len(said)}, the number of tokens in the model's own answer",
-            )
-        return lvlm.prompt(image, question, said[:position]), None
-    ids = (
-        lvlm.answer_ids(image, question, answer)
-        if isinstance(answer, str)
-        else [int(i) for i in answer]
-    )
+        ids, whose = lvlm.speak(prompt, position + 1), "the model's own answer"
+    elif isinstance(answer, str):
+        ids, whose = lvlm.answer_ids(image, question, answer), f"the answer {answer!r}"
+    else:
+        ids, whose = [int(i) for i in answer], f"the answer {answer!r}"
     if position >= len(ids):
-        raise BadOption(
-            "position", position, f"below {len(ids)}, the number of tokens in the answer {answer!r}"
-        )
-    return lvlm.prompt(image, question, ids[:position] or None), ids[position]
+        raise BadOption("position", position, f"below {len(ids)}, the number of tokens in {whose}")
+    prompt = lvlm.prompt(image, question, ids[:position] or None)
+    return prompt, None if answer is None else ids[position]

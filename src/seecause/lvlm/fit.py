@@ -1,24 +1,32 @@
-"""The elastic net, scikit-learn's, in Gram form.
+"""From masks and responses to one coefficient for each head or token (head attribution, section
+3.3, after COAR).
+
+    F(x) ~ x . beta + b,    elastic net on 80 % of the masks; R2 and Pearson's correlation on the
+                            others
 
     1 / (2n) |y - Xw - b|^2 + alpha l1_ratio |w|_1 + alpha (1 - l1_ratio) / 2 |w|^2
 
-The data enter only through X'X and X'y, which a GPU makes at once: X is 0 and 1, so X'X is a count
-and exact in any precision that holds it. scikit-learn's coordinate descent then runs on the Gram
-matrix, which is small. Its rules of convergence are kept.
+The net is scikit-learn's, in Gram form. The data enter only through X'X and X'y, which a GPU makes
+at once: X is 0 and 1, so X'X is a count and exact in any precision that holds it. scikit-learn's
+coordinate descent then runs on the Gram matrix, which is small. Its rules of convergence are kept.
+
+Training masks come in two halves. How far their coefficients agree tells how much of a coefficient
+is noise, and when to stop asking.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import enet_path
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.lvlm.masks import Law, check_seed, draw_masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +40,7 @@ class Penalty:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class ElasticNetFit:
     """y ~ x @ coefficients + intercept."""
 
     coefficients: Tensor  # [P] float64, on the CPU
@@ -73,7 +81,7 @@ class Moments:
             setattr(both, name, getattr(self, name) + getattr(other, name))
         return both
 
-    def fit(self, penalty: Penalty | None = None) -> Fit:
+    def fit(self, penalty: Penalty | None = None) -> ElasticNetFit:
         """The elastic net on everything added so far."""
         penalty = penalty or Penalty()
         if self.count == 0:
@@ -84,11 +92,12 @@ class Moments:
         squares = self.yy - self.count * mean_y**2
         weights, sweeps, converged = _descend(gram, products, squares, self.count, penalty)
         coefficients = torch.from_numpy(weights)
-        return Fit(coefficients, mean_y - float(mean_x.cpu() @ coefficients), sweeps, converged)
+        intercept = mean_y - float(mean_x.cpu() @ coefficients)
+        return ElasticNetFit(coefficients, intercept, sweeps, converged)
 
 
-def elastic_net(x: Tensor, y: Tensor, penalty: Penalty | None = None) -> Fit:
-    """Fit responses y [n] to masks x [n, P] (0 and 1)."""
+def elastic_net(x: Tensor, y: Tensor, penalty: Penalty | None = None) -> ElasticNetFit:
+    """ElasticNetFit responses y [n] to masks x [n, P] (0 and 1)."""
     return Moments(x.shape[1], x.device).add(x, y).fit(penalty)
 
 
@@ -97,6 +106,9 @@ def _descend(
 ) -> tuple[np.ndarray, int, bool]:
     """scikit-learn's coordinate descent on X'X and X'y. Of X itself it would read the number of
     rows, of y its length: one row stands in for both."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import enet_path
+
     stand_in, length = np.zeros((1, len(products)), order="F"), np.array([max(squares, 0.0) ** 0.5])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
@@ -105,8 +117,143 @@ def _descend(
             precompute=np.ascontiguousarray(gram), Xy=products,
             check_input=False, return_n_iter=True, tol=penalty.tol, max_iter=penalty.max_iter,
         )  # fmt: skip
-    return (
-        np.ascontiguousarray(weights[:, 0]),
-        int(sweeps[0]),
-        not any(issubclass(w.category, ConvergenceWarning) for w in caught),
+    converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    return np.ascontiguousarray(weights[:, 0]), int(sweeps[0]), converged
+
+
+TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How masks are drawn and fitted. `adaptive` stops as soon as the halves' coefficients
+    correlate by `agreement`, asking `step` masks at a time."""
+
+    masks: int = 10_000
+    p: float = 0.75
+    law: Law = "bernoulli"
+    split: float = 0.8
+    alpha: float = 5e-4
+    l1_ratio: float = 0.5
+    seed: int = 0
+    adaptive: bool = False
+    agreement: float = 0.9
+    step: int = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """Coefficients [P] (float64, on the CPU) and how far to trust them."""
+
+    coefficients: Tensor
+    intercept: float
+    r2: float
+    pearson: float
+    masks: int  # asked in all
+    agreement: float  # Pearson's correlation of the two halves' coefficients
+    converged: bool
+    # agreement after each step of an adaptive run
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def reliability(self) -> float:
+        """The correlation to expect between these coefficients and those of as many fresh masks
+        (Spearman-Brown)."""
+        return 2 * self.agreement / (1 + self.agreement)
+
+
+def regress(
+    respond: Callable[[Tensor], Tensor],
+    size: int,
+    sampling: Sampling,
+    device: torch.device | str = "cpu",
+) -> Regression:
+    """Ask `respond` (masks [M, P] -> responses [M]) and fit."""
+    check_sampling(sampling, size)
+    halves = [Moments(size, device) for _ in range(2)]
+    unseen, answers, history = [], [], []  # type: list[Tensor], list[Tensor], list[dict[str, Any]]
+    asked, step = 0, sampling.step if sampling.adaptive else sampling.masks
+    agreement = torch.nan
+    while asked < sampling.masks:
+        masks, responses = _ask(respond, min(step, sampling.masks - asked), size, sampling, asked)
+        count = len(masks)
+        generator = torch.Generator().manual_seed(sampling.seed + asked)
+        shuffled, fitted = torch.randperm(count, generator=generator), round(sampling.split * count)
+        train, test = shuffled[:fitted], shuffled[fitted:]
+        for half, rows in zip(halves, (train[::2], train[1::2]), strict=True):
+            half.add(masks[rows], responses[rows.to(responses.device)])
+        unseen.append(masks[test])
+        answers.append(responses[test.to(responses.device)].cpu().double())
+        asked += count
+        enough = halves[0].count + halves[1].count > size or asked == sampling.masks
+        if sampling.adaptive and enough:
+            agreement, top, common = _agreement(halves, sampling)
+            history.append({"masks": asked, "agreement": agreement, "top": top, "in both": common})
+            if agreement >= sampling.agreement:
+                break
+    if not sampling.adaptive:
+        agreement, _, _ = _agreement(halves, sampling)
+    fit = halves[0].plus(halves[1]).fit(_penalty(sampling))
+    truth, predicted = torch.cat(answers), fit.predict(torch.cat(unseen))
+    rest = (truth - predicted).square().sum() / (truth - truth.mean()).square().sum()
+    return Regression(
+        fit.coefficients,
+        fit.intercept,
+        r2=float(1 - rest),
+        pearson=correlation(truth, predicted),
+        masks=asked,
+        agreement=agreement,
+        converged=fit.converged,
+        history=history,
     )
+
+
+def _ask(
+    respond: Callable[[Tensor], Tensor], count: int, size: int, sampling: Sampling, start: int
+) -> tuple[Tensor, Tensor]:
+    """`count` masks from number `start` on, and the responses to them."""
+    p, law, seed = sampling.p, sampling.law, sampling.seed
+    masks = draw_masks(count, size, p=p, law=law, seed=seed, start=start)
+    responses = respond(masks)
+    if not torch.isfinite(responses).all():
+        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
+    return masks, responses
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    """Pearson's, of two vectors; NaN if one is constant."""
+    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
+    return float((x @ y) / (x.norm() * y.norm()))
+
+
+def _agreement(halves: list[Moments], sampling: Sampling) -> tuple[float, int, int]:
+    """Correlation of the halves' coefficients, and of so many of the largest, how many they have in
+    common."""
+    first, second = (half.fit(_penalty(sampling)).coefficients for half in halves)
+    top = min(TOP, max(1, len(first) // 4))
+    common = set(first.topk(top).indices.tolist()) & set(second.topk(top).indices.tolist())
+    return correlation(first, second), top, len(common)
+
+
+def _penalty(sampling: Sampling) -> Penalty:
+    return Penalty(alpha=sampling.alpha, l1_ratio=sampling.l1_ratio)
+
+
+def check_sampling(sampling: Sampling, size: int) -> None:
+    """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
+    check_seed(sampling.seed)
+    if not 0 < sampling.split < 1:
+        raise BadOption("split", sampling.split, "the share of masks to fit, between 0 and 1")
+    split = sampling.split
+    least = max(2, int(size / split), int(1 / (1 - split)))
+    while round(split * least) <= size or least - round(split * least) < 2:
+        least += 1
+    if sampling.masks < least:
+        share = f"{split:.0%} of them must outnumber the {size} coefficients"
+        raise BadOption("masks", sampling.masks, f"at least {least}: {share}")
+    if sampling.adaptive and not (sampling.step >= 10 and 0 < sampling.agreement < 1):
+        raise BadOption(
+            "step, agreement",
+            (sampling.step, sampling.agreement),
+            "at least 10 masks a step, and a correlation between 0 and 1",
+        )

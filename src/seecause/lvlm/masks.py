@@ -31,11 +31,10 @@ def draw_masks(
     check_seed(seed)
     stop, rows = start + count, []
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
-        lots = torch.rand(
-            _BLOCK, size, generator=torch.Generator().manual_seed((seed << 20) + block)
-        )
-        drawn = lots >= p if law == "bernoulli" else _largest(lots, round((1 - p) * size))
-        rows.append(drawn[max(0, start - block * _BLOCK) : stop - block * _BLOCK])
+        generator = torch.Generator().manual_seed((seed << 20) + block)
+        lots = torch.rand(_BLOCK, size, generator=generator)
+        on = lots >= p if law == "bernoulli" else _largest(lots, round((1 - p) * size))
+        rows.append(on[max(0, start - block * _BLOCK) : stop - block * _BLOCK])
     return torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.bool)
 
 
@@ -48,14 +47,13 @@ def check_seed(seed: int) -> None:
         raise BadOption("seed", seed, f"0 to {_SEEDS - 1}")
 
 
-def _largest(lots: Tensor, kept: int) -> Tensor:
-    return torch.zeros_like(lots, dtype=torch.bool).scatter_(
-        1, lots.argsort(dim=1, descending=True)[:, :kept], True
-    )
+def _largest(lots: Tensor, count: int) -> Tensor:
+    largest = lots.argsort(dim=1, descending=True)[:, :count]
+    return torch.zeros_like(lots, dtype=torch.bool).scatter_(1, largest, True)
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class MaskBatch:
     """M masks on the CPU: heads [M, L, H], text [M, T] or None (all), image [M, N] or None (all). A
     first axis of 1 serves all."""
 
@@ -64,10 +62,7 @@ class Masks:
     image: Tensor | None = None
 
     def __len__(self) -> int:
-        return max(len(mask) for mask in self._given())
-
-    def _given(self) -> list[Tensor]:
-        return [mask for mask in (self.heads, self.text, self.image) if mask is not None]
+        return max(len(mask) for mask in (self.heads, self.text, self.image) if mask is not None)
 
     def order(self) -> Tensor:
         """Masks that agree in the first blocks come together. [M]"""
@@ -76,34 +71,32 @@ class Masks:
         packed = np.packbits(self.heads.flatten(1).numpy(), axis=1)
         return torch.from_numpy(np.lexsort(packed.T[::-1]))
 
-    def take(self, rows: Tensor) -> Masks:
+    def take(self, rows: Tensor) -> MaskBatch:
         return self._each(lambda mask: mask[rows])
 
-    def block(self, start: int, stop: int, size: int) -> Masks:
+    def block(self, start: int, stop: int, size: int) -> MaskBatch:
         """Masks `start` to `stop`, the last one repeated up to `size`."""
-        return self._each(
-            lambda mask: torch.cat(
-                [
-                    mask[start:stop],
-                    mask[stop - 1 : stop].expand(size - (stop - start), *mask.shape[1:]),
-                ]
-            )
-        )
 
-    def to(self, device: torch.device) -> Masks:
-        return Masks(
-            self.heads.to(device),
-            *(None if mask is None else mask.to(device) for mask in (self.text, self.image)),
-        )
+        def padded(mask: Tensor) -> Tensor:
+            last = mask[stop - 1 : stop].expand(size - (stop - start), *mask.shape[1:])
+            return torch.cat([mask[start:stop], last])
 
-    def _each(self, do: Callable[[Tensor], Tensor]) -> Masks:
+        return self._each(padded)
+
+    def to(self, device: torch.device) -> MaskBatch:
+        text, image = (
+            mask if mask is None else mask.to(device) for mask in (self.text, self.image)
+        )
+        return MaskBatch(self.heads.to(device), text, image)
+
+    def _each(self, do: Callable[[Tensor], Tensor]) -> MaskBatch:
         """The same to every mask that does not serve all."""
         heads, text, image = (
             mask if mask is None or len(mask) == 1 else do(mask)
             for mask in (self.heads, self.text, self.image)
         )
         assert heads is not None
-        return Masks(heads, text, image)
+        return MaskBatch(heads, text, image)
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
@@ -131,8 +124,8 @@ def check_masks(
     grid: tuple[int, int],
     n_text: int,
     n_image: int,
-) -> Masks:
-    """Masks as given by a user, or what is wrong with them."""
+) -> MaskBatch:
+    """Masks of a user, or what is wrong with them."""
     if heads is not None and heads.ndim == 3 and tuple(heads.shape[1:]) == grid:
         heads = heads.flatten(1)
     for name, mask, width in (
@@ -142,16 +135,12 @@ def check_masks(
     ):
         if mask is not None and (mask.ndim != 2 or mask.shape[1] != width or len(mask) == 0):
             raise BadOption(name, list(mask.shape), f"masks of shape [M, {width}]")
-    given = {len(mask) for mask in (heads, text, image) if mask is not None} - {1}
-    if len(given) > 1:
+    counts = {len(mask) for mask in (heads, text, image) if mask is not None} - {1}
+    if len(counts) > 1:
         raise BadOption(
-            "masks", sorted(given), "as many heads, text and image masks, or one that serves all"
+            "masks", sorted(counts), "as many heads, text and image masks, or one that serves all"
         )
-    on = (
-        torch.ones(1, *grid, dtype=torch.bool)
-        if heads is None
-        else heads.detach().cpu().bool().unflatten(1, grid)
-    )
-    return Masks(
-        on, *(None if mask is None else mask.detach().cpu().bool() for mask in (text, image))
-    )
+    if heads is None:
+        heads = torch.ones(1, grid[0] * grid[1], dtype=torch.bool)
+    text, image = (None if mask is None else mask.detach().cpu().bool() for mask in (text, image))
+    return MaskBatch(heads.detach().cpu().bool().unflatten(1, grid), text, image)

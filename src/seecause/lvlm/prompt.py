@@ -1,4 +1,5 @@
-"""A picture and a question as the sequence a decoder sees.
+"""A picture and a question as the sequence a decoder sees, and where its image tokens lie in the
+picture, against a mask of the object (head attribution, section 5.2).
 
     [tokens before the picture] [image tokens] [text rows: everything after]
 
@@ -10,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause.errors import BadPrompt
+from seecause.data.dataset import IGNORE
+from seecause.errors import BadOption, BadPrompt
 from seecause.models.decoder import arriving, planted_span
-from seecause.models.image_tokens import ImageTokens, image_tokens
+from seecause.models.image_tokens import Box, ImageTokens, image_tokens
 from seecause.models.layout import At
 
 if TYPE_CHECKING:
-    from seecause.lvlm.view import LVLM
+    from seecause.lvlm.model import LVLM
 
 PLAIN = "USER: {image}\n{question} ASSISTANT:"  # for processors without a chat template
 
@@ -91,8 +95,7 @@ def native_inputs(
             "expected one PIL image",
             "open a file with seecause.data.images.read_image",
         )
-    made = lvlm.processor(images=picture.convert("RGB"), text=text, return_tensors="pt")
-    return lvlm.send(made)
+    return lvlm.send(lvlm.processor(images=picture.convert("RGB"), text=text, return_tensors="pt"))
 
 
 def prompt_ids(lvlm: LVLM, picture: Image.Image, text: str) -> list[int]:
@@ -106,25 +109,23 @@ def answer_ids(
     """The tokens of an answer as they follow the prompt; `before` are the prompt's own, where they
     are known."""
     joined = text + answer if text[-1].isspace() else f"{text} {answer}"
-    before, both = (
-        prompt_ids(lvlm, picture, text) if before is None else before,
-        prompt_ids(lvlm, picture, joined),
-    )
+    before = prompt_ids(lvlm, picture, text) if before is None else before
+    both = prompt_ids(lvlm, picture, joined)
     if not answer.strip() or both[: len(before)] != before or len(both) == len(before):
         raise BadPrompt(
             f"answer {answer!r}",
             "its tokens do not continue the prompt's",
             "give the answer as the model would write it",
         )
-    said = both[len(before) :]
+    ids = both[len(before) :]
     unknown = getattr(getattr(lvlm.processor, "tokenizer", None), "unk_token_id", None)
-    if unknown is not None and unknown in said:
+    if unknown is not None and unknown in ids:
         raise BadPrompt(
             f"answer {answer!r}",
             "it has words that the model's tokenizer does not know",
             "give an answer in words that the model can say",
         )
-    return said
+    return ids
 
 
 def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
@@ -144,43 +145,7 @@ def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
 @torch.no_grad()
 def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
     """A prompt from native inputs: one sequence, one picture."""
-    ids = inputs["input_ids"][0]
-    places = (ids == lvlm.module.config.image_token_id).nonzero()[:, 0]
-    if len(places) == 0 or inputs.get("pixel_values") is None:
-        raise BadPrompt(
-            "a prompt without image tokens",
-            "there is no picture to trace",
-            "give a picture, and a template that has a place for it",
-        )
-    image = slice(int(places[0]), int(places[-1]) + 1)
-    pictures = next(
-        (len(inputs[name]) for name in ("image_grid_thw", "image_sizes") if name in inputs), 1
-    )
-    if len(places) != image.stop - image.start or pictures > 1 or len(inputs["input_ids"]) > 1:
-        raise BadPrompt(
-            "a prompt with more than one picture",
-            "heads are traced for one picture at a time",
-            "give one picture and one question",
-        )
-    if image.stop == len(ids):
-        raise BadPrompt(
-            "a prompt that ends with the picture",
-            "no text row follows that could see it",
-            "use a template with the question after the picture",
-        )
-    span = planted_span(lvlm.decoder.native.config)
-    if span is not None and span != (image.start, image.stop):
-        raise BadPrompt(
-            f"image tokens {image.start} to {image.stop}",
-            f"this planted model expects {span[0]} to {span[1]}",
-            "use its own template",
-        )
-    if lvlm.decoder.window is not None and len(ids) > lvlm.decoder.window:
-        raise BadPrompt(
-            f"a prompt of {len(ids)} tokens",
-            f"this decoder's sliding window holds {lvlm.decoder.window}",
-            "shorten it, or use a smaller picture",
-        )
+    ids, image = inputs["input_ids"][0], _image_span(lvlm, inputs)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
     embeddings, positions = arrived["inputs_embeds"], arrived.get("position_ids")
     if positions is None:
@@ -193,9 +158,161 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         embeddings=embeddings,
         at=lvlm.decoder.at(positions, embeddings),
         image=image,
-        tokens=image_tokens(lvlm.module.config, inputs, len(places), size, tiling),
+        tokens=image_tokens(lvlm.module.config, inputs, image.stop - image.start, size, tiling),
         pieces=lvlm.pieces(ids[image.stop :]),
         deepstack=tuple(feature[None] for feature in arrived.get("deepstack_visual_embeds") or ()),
         inputs=inputs,
         size=size,
     )
+
+
+def _image_span(lvlm: LVLM, inputs: Mapping[str, Any]) -> slice:
+    """Where the image tokens of one picture stand, or why this prompt cannot be traced."""
+    ids = inputs["input_ids"][0]
+    places = (ids == lvlm.module.config.image_token_id).nonzero()[:, 0]
+    if len(places) == 0 or inputs.get("pixel_values") is None:
+        raise BadPrompt(
+            "a prompt without image tokens",
+            "there is no picture to trace",
+            "give a picture, and a template that has a place for it",
+        )
+    image = slice(int(places[0]), int(places[-1]) + 1)
+    counts = [len(inputs[name]) for name in ("image_grid_thw", "image_sizes") if name in inputs]
+    torn = len(places) != image.stop - image.start
+    if torn or max(counts, default=1) > 1 or len(inputs["input_ids"]) > 1:
+        raise BadPrompt(
+            "a prompt with more than one picture",
+            "heads are traced for one picture at a time",
+            "give one picture and one question",
+        )
+    if image.stop == len(ids):
+        raise BadPrompt(
+            "a prompt that ends with the picture",
+            "no text row follows that could see it",
+            "use a template with the question after the picture",
+        )
+    span, window = planted_span(lvlm.decoder.native.config), lvlm.decoder.window
+    if span is not None and span != (image.start, image.stop):
+        raise BadPrompt(
+            f"image tokens {image.start} to {image.stop}",
+            f"this planted model expects {span[0]} to {span[1]}",
+            "use its own template",
+        )
+    if window is not None and len(ids) > window:
+        raise BadPrompt(
+            f"a prompt of {len(ids)} tokens",
+            f"this decoder's sliding window holds {window}",
+            "shorten it, or use a smaller picture",
+        )
+    return image
+
+
+@dataclass(frozen=True)
+class ObjectShare:
+    """How much of what counts lies on the object, and how much of the picture the object is."""
+
+    share: float  # of the positive values
+    area: float  # of the tokens: what values spread evenly would have
+    hit: bool  # whether the largest value lies on a token that the object covers by half or more
+
+    @property
+    def lift(self) -> float:
+        return self.share / self.area
+
+
+def coverage(tokens: ImageTokens, mask: Tensor) -> Tensor:
+    """[N] float64: the share of each token's box that the object covers; NaN for tokens without a
+    place (newlines, class token).
+
+    mask [H, W]: bool, or integers with 1 on the object. Pixels that are neither (IGNORE) do not
+    count; NaN where a box has no others.
+    """
+    if mask.ndim != 2:
+        raise BadOption("mask", list(mask.shape), "one value for each pixel, [H, W]")
+    both = torch.stack([mask == 1, mask != IGNORE]).cpu().double()
+    parts = []
+    for part in tokens.parts:
+        shape = (part.rows, part.columns + part.newline)
+        covered = torch.full(shape, torch.nan, dtype=torch.float64)
+        if part.box is not None:
+            top, left, bottom, right = _scaled(part.box, *mask.shape)
+            shown = both[:, top:bottom, left:right]
+            on, counted = F.adaptive_avg_pool2d(shown, (part.rows, part.columns))
+            covered[:, : part.columns] = on / counted  # 0 / 0 is NaN
+        parts.append(covered.flatten())
+    return torch.cat(parts)
+
+
+def _scaled(box: Box, height: int, width: int) -> list[int]:
+    """Top, left, bottom and right in pixels or cells."""
+    return [round(share * side) for share, side in zip(box, (height, width) * 2, strict=True)]
+
+
+def object_share(values: Tensor, tokens: ImageTokens, mask: Tensor) -> ObjectShare | None:
+    """The share of the positive part of values [N] that lies on the object; mask [H, W] in the
+    frame that the image tokens cover (`seen_mask`).
+
+    None where no value is positive: there is nothing to share out.
+    """
+    covered = coverage(tokens, mask)
+    placed = ~covered.isnan()
+    weight, covered = values.double().cpu()[placed].clamp(min=0), covered[placed]
+    if not bool((weight > 0).any()):
+        return None
+    return ObjectShare(
+        float((weight * covered).sum() / weight.sum()),
+        float(covered.mean()),
+        bool(covered[weight.argmax()] >= 0.5),
+    )
+
+
+def picture_map(tokens: ImageTokens, values: Tensor) -> Tensor:
+    """Values [N] of all grids as one map [gh, gw] of the finest grid: a coarse token's value is
+    shared out over its box. One grid stays as it is."""
+    shown = tokens.maps(values.double().cpu())
+    if not shown:
+        raise BadOption("tokens", str(tokens), "image tokens with known places")
+    boxes = [part.box for part, _ in shown if part.box is not None]
+    placed = [(part, piece, box) for (part, piece), box in zip(shown, boxes, strict=True)]
+    rows = max(round(part.rows / (box[2] - box[0])) for part, _, box in placed)
+    columns = max(round(part.columns / (box[3] - box[1])) for part, _, box in placed)
+    total = torch.zeros(rows, columns, dtype=torch.float64)
+    for part, piece, box in placed:
+        top, left, bottom, right = _scaled(box, rows, columns)
+        size = (bottom - top, right - left)
+        spread = F.interpolate(piece[None, None], size=size, mode="nearest")[0, 0]
+        total[top:bottom, left:right] += spread * (part.rows * part.columns / spread.numel())
+    return total
+
+
+def seen_picture(lvlm: LVLM, prompt: Prompt, picture: Image.Image) -> Tensor:
+    """The picture [3, H, W] in [0, 1] in the frame that image tokens cover: what the model gets
+    where it crops and gets one, else the picture as it is."""
+    pixels = prompt.inputs.get("pixel_values")
+    reader = getattr(lvlm.processor, "image_processor", None)
+    mean, deviation = (getattr(reader, name, None) for name in ("image_mean", "image_std"))
+    if _is_picture(pixels) and mean is not None and deviation is not None:
+        mean, deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
+        return (pixels[0].float().cpu() * deviation + mean).clamp(0, 1)
+    return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1) / 255
+
+
+def seen_mask(lvlm: LVLM, prompt: Prompt, mask: Tensor) -> Tensor:
+    """A mask [H, W] of the picture in the frame that image tokens cover: resized and cropped as the
+    picture was, without new values in between."""
+    reader = getattr(lvlm.processor, "image_processor", None)
+    if reader is None or not _is_picture(prompt.inputs.get("pixel_values")):
+        return mask
+    picture = Image.fromarray(mask.cpu().to(torch.uint8).numpy())
+    if prompt.size is not None:  # a bank may have had the picture resized
+        picture = picture.resize((prompt.size[1], prompt.size[0]), Image.Resampling.NEAREST)
+    plain = {"do_rescale": False, "do_normalize": False, "resample": Image.Resampling.NEAREST}
+    three = Image.merge("RGB", [picture] * 3)
+    pixels = reader(images=three, **plain, return_tensors="pt")["pixel_values"]
+    seen = pixels[0, 0].round().to(torch.uint8)
+    return seen == 1 if mask.dtype == torch.bool else seen
+
+
+def _is_picture(pixels: object) -> TypeGuard[Tensor]:
+    """One whole picture, not its tiles or patches."""
+    return isinstance(pixels, Tensor) and pixels.ndim == 4 and tuple(pixels.shape[:2]) == (1, 3)

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import versions
-from seecause.lvlm import Curves, MaskEngine, picture_map, seen_picture
-from seecause.lvlm.lens import HeadWords
-from seecause.lvlm.tokens import TokenAttribution
+from seecause.lvlm import MaskEngine, RankingCurves, picture_map, seen_picture
+from seecause.lvlm.activations import HeadWords
+from seecause.lvlm.attribute import TokenAttribution
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace
 from seecause.metrics import standard_error
 from seecause.report.cards import Card, MapView, Strip, render_cards
@@ -159,7 +159,9 @@ def heads_section(engine: MaskEngine, found: HeadTrace) -> Section:
     )
 
 
-def curves_section(curves: Mapping[str, Curves], counts: Mapping[str, tuple[str, str]]) -> Section:
+def curves_section(
+    curves: Mapping[str, RankingCurves], counts: Mapping[str, tuple[str, str]]
+) -> Section:
     """Curves by ranking, means over their rows with standard errors, and the counts as written in
     `counts`."""
     looks = styled(RANKINGS)

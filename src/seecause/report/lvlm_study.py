@@ -15,7 +15,7 @@ from seecause._files import write_atomic
 from seecause.bench.traces import Study, Traced, to_csv
 from seecause.lvlm import (
     LVLM,
-    Curves,
+    RankingCurves,
     embed,
     group_heads,
     grouping,
@@ -121,7 +121,9 @@ def _head_groups(coefficients: Tensor) -> list[tuple[str, str]]:
 
 def study_curves_section(study: Study) -> Section:
     curves = {
-        name: Curves(study.stacked(f"faithfulness.{name}"), study.stacked(f"completeness.{name}"))
+        name: RankingCurves(
+            study.stacked(f"faithfulness.{name}"), study.stacked(f"completeness.{name}")
+        )
         for name in RANKINGS
     }
     counts = {

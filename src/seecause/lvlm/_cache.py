@@ -1,0 +1,207 @@
+"""What every mask shares, run once, and the attention of many masked copies of the text rows on it.
+
+Everything up to the last image token depends on no mask. The copies differ in which heads see the
+picture, so they read two banks that all of them share, the picture's keys and the average
+picture's, and their own text. Copies are folded into rows, so a bank is read by one large product
+and never copied:
+
+    o = merge(choose(picture, average), own text)    by log-sum-exp: one softmax over chosen keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from seecause.engine.attend import Bank, attend
+from seecause.engine.mask import Mask
+from seecause.lvlm.prompt import Prompt
+from seecause.models.block import Block
+from seecause.models.decoder import Decoder, causal, rotate, run
+from seecause.models.layout import At
+from seecause.types import wide
+
+Part = tuple[Tensor, Tensor]  # o [B, R, H, dh] and its log-sum-exp [B, R, H], float32 or float64
+
+_HALF = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)  # the first with the fused kernel
+
+
+def read_shared(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None = None
+) -> Part:
+    """Rows q [B, H, R, dh] over keys all of them share, k and v [1, Hkv, K, dh]; bias [1, H, R, K]
+    hides some of them."""
+    if bias is not None:
+        return attend(q, [Bank(k, v, bias=bias)], scale=scale)
+    batch, _, rows, _ = q.shape
+    folded = q.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)  # [1, H, B*R, dh]
+    if _has_flash(q):
+        o, lse = _flash(folded, k, v, scale)
+    else:
+        o, lse = attend(folded, [Bank(k, v)], scale=scale)
+    return o[0].unflatten(0, (batch, rows)), lse[0].unflatten(0, (batch, rows))
+
+
+def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
+    """The last R rows of each copy over its own text q [B, H, R, dh], k and v [B, Hkv, K, dh],
+    looking back only."""
+    rows, keys = q.shape[2], k.shape[2]
+    if _has_flash(q) and rows in (1, keys):
+        return _flash(q, k, v, scale, causal=rows == keys)
+    back = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    return attend(q, [Bank(k, v, Mask(back[None, None]))], scale=scale)
+
+
+def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor) -> Tensor:
+    """Each row and head [B, R, H] takes the picture where `choose` says so, else the average; then
+    its own text is merged in. [B, R, H, dh]"""
+    if picture is None or average is None:
+        seen, lse = picture or average  # type: ignore[misc]
+    else:
+        seen = torch.where(choose[..., None], picture[0], average[0])
+        lse = torch.where(choose, picture[1], average[1])
+    share = torch.sigmoid(lse - own[1])[..., None]  # exp(lse) / (exp(lse) + exp(own))
+    start = wide(own[0])
+    return (start + share * (wide(seen) - start)).to(own[0].dtype)
+
+
+@cache
+def compiled_blend() -> Callable[..., Tensor]:
+    """The same in one kernel."""
+    return torch.compile(blend)
+
+
+def _has_flash(q: Tensor) -> bool:
+    if not q.is_cuda:
+        return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
+    right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return q.dtype in _HALF and right_width and _capability(q.device) >= _AMPERE
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Part:
+    """The fused kernels under torch's attention, called by name because they also return the
+    log-sum-exp. They take fewer key heads than query heads."""
+    if q.is_cuda:
+        o, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, False, scale=scale
+        )
+    else:
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, scale=scale
+        )
+    return o.transpose(1, 2), lse.transpose(1, 2)
+
+
+KeyValues = list[tuple[Tensor, Tensor]]  # for each block, unrotated keys and values [B, Hkv, P, dh]
+
+
+@torch.no_grad()
+def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
+    """Keys (before rotation) and values of every row up to the last image token, for prompts of one
+    shape at once."""
+    first, keys_values = prompts[0], []  # type: Prompt, KeyValues
+    end = first.image.stop
+    features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
+    run(
+        decoder,
+        torch.cat([prompt.embeddings[:, :end] for prompt in prompts]),
+        first.at.take(first.at.index[:end]),
+        deepstack=tuple(map(torch.cat, features)),
+        image=first.image,
+        record=lambda _, k, v: keys_values.append((k, v)),
+    )
+    return keys_values
+
+
+KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixCache:
+    """Text rows from `start` on, and two banks for each block: what came before them, with the
+    picture or with its average."""
+
+    start: int
+    states: Tensor  # [1, R, D] entering the first block
+    at: At  # their positions, [R]
+    keys_at: At  # positions of the keys, [K]
+    image: slice  # image tokens among the keys
+    picture: list[KeyValue]
+    average: list[KeyValue]
+
+    def mixed(self, image: Tensor, rows: int) -> tuple[Mask, Mask]:
+        """Which keys of the picture's and of the average's bank `rows` rows read, where some image
+        tokens [B, N] are averaged."""
+        keys = len(self.keys_at.index)
+        picture = torch.ones(len(image), keys, dtype=torch.bool, device=image.device)
+        picture[:, self.image] = image
+        spread = picture[:, None, None].expand(-1, 1, rows, -1)  # [B, 1, R, K]
+        return Mask(spread), Mask(~spread)
+
+    def bias(self, block: Block, *, rows: int) -> Tensor | None:
+        """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come
+        before every row and nothing else is hidden."""
+        hidden = None if block.additive is causal else block.bias(self.at, self.keys_at)
+        return None if hidden is None else hidden[:, :, -rows:]
+
+    @torch.no_grad()
+    def from_row(self, blocks: Sequence[Block], row: int) -> PrefixCache:
+        """The cache of text rows `row` and later, when no row before may see the picture: those run
+        once, and their keys join both banks."""
+        h, at = self.states[:, :row], self.at.take(self.at.index[:row])
+        picture: list[KeyValue] = []
+        average: list[KeyValue] = []
+        for index, block in enumerate(blocks):
+            q, k, v = block.qkv(h, at)
+            bias = None if block.additive is causal else block.bias(at, self.keys_at)
+            seen = read_shared(q, *self.average[index], scale=block.scale, bias=bias)
+            own = read_own(q, k, v, scale=block.scale)
+            h = block.finish(h, blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool)))
+            for banks, old in ((picture, self.picture[index]), (average, self.average[index])):
+                banks.append((torch.cat([old[0], k], dim=2), torch.cat([old[1], v], dim=2)))
+        return PrefixCache(
+            start=self.start + row,
+            states=self.states[:, row:],
+            at=self.at.take(self.at.index[row:]),
+            keys_at=self.at.take(torch.cat([self.keys_at.index, at.index])),
+            image=self.image,
+            picture=picture,
+            average=average,
+        )
+
+
+def prefix_cache(
+    decoder: Decoder, prompt: Prompt, mean_keys: Tensor, mean_values: Tensor
+) -> PrefixCache:
+    """Both banks, rotated: keys before the picture, then the picture or its average."""
+    before, image, text = slice(0, prompt.image.start), prompt.image, prompt.text
+    at = prompt.at.take(prompt.at.index[: image.stop])
+    image_at = prompt.at.take(prompt.at.index[image])
+    picture, average = [], []
+    for index, (unrotated, values) in enumerate(run_prefix(decoder, [prompt])):
+        keys = rotate(unrotated, at)
+        picture.append((keys, values))
+        mean = rotate(mean_keys[None, index], image_at)
+        mean_bank = torch.cat([keys[:, :, before], mean], dim=2)
+        average.append(
+            (mean_bank, torch.cat([values[:, :, before], mean_values[None, index]], dim=2))
+        )
+    return PrefixCache(
+        start=0,
+        states=prompt.embeddings[:, text],
+        at=prompt.at.take(prompt.at.index[text]),
+        keys_at=at,
+        image=image,
+        picture=picture,
+        average=average,
+    )

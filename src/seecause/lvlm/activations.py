@@ -1,0 +1,150 @@
+"""What the heads of one masked run do: how much of the picture they attend to, what they write, and
+what the important ones would say on their own (logit lens; head attribution, section 4.4).
+
+The share of attention that falls on the picture needs no attention matrix (eq. 10):
+
+    exp(lse of image keys - lse of all keys)
+
+For the lens, a head's output at one text row goes through the final norm and the vocabulary, and
+the words with the largest logits are read. The paper leaves row and norm open: here the last row,
+with the norm; `image_only` reads the part of the output that comes from image tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from seecause.engine.attend import Bank, attend, merge
+from seecause.errors import BadOption
+from seecause.lvlm._cache import Part, PrefixCache, read_own
+from seecause.lvlm.model import LVLM
+from seecause.types import wide
+
+if TYPE_CHECKING:
+    from seecause.lvlm.attribute import HeadAttribution
+    from seecause.lvlm.engine import MaskEngine
+
+
+@dataclass(frozen=True, eq=False)
+class HeadActivations:
+    """All text rows of one run, block by block."""
+
+    lvlm: LVLM
+    mass: Tensor  # [L, T, H] share of attention on image tokens
+    heads: Tensor  # [L, T, H, dh] outputs, before the output projection
+    from_image: Tensor  # [L, T, H, dh] the part of them that comes from image tokens
+    states: Tensor  # [L + 1, T, D] entering each block, and leaving the last
+    queries: list[Tensor]  # [H, T, dh]
+    keys: list[Tensor]  # [Hkv, N, dh] of the picture
+    lse: Tensor  # [L, T, H] over all keys
+    bias: list[Tensor | None]  # [H, T, N] what hides image keys from rows, where a model has that
+
+    def image_attention(self) -> Tensor:
+        """[L, H]: attention on the picture, averaged over text rows (eq. 10)."""
+        return self.mass.mean(dim=1)
+
+    def attention(self, layer: int, head: int) -> Tensor:
+        """[T, N]: attention of one head's text rows on image tokens. The run must be the intact one
+        at this head."""
+        block = self.lvlm.blocks[layer]
+        if not 0 <= head < block.heads:
+            raise BadOption("head", head, f"0 to {block.heads - 1}")
+        keys = self.keys[layer][head * block.kv_heads // block.heads]
+        scores = wide(self.queries[layer][head]) @ wide(keys).T * block.scale
+        bias = self.bias[layer]
+        if bias is not None:
+            scores = scores + bias[head % len(bias)]  # one serves all heads
+        return torch.exp(scores - self.lse[layer, :, head, None])
+
+    @torch.no_grad()
+    def written(self, *, row: int = -1, image_only: bool = False) -> Tensor:
+        """[L, H, D]: what each head adds to the residual stream at one text row, through its slice
+        of the output projection."""
+        outputs = (self.from_image if image_only else self.heads)[:, row]  # [L, H, dh]
+        written = []
+        for block, heads in zip(self.lvlm.blocks, outputs, strict=True):
+            # [1, H, H*dh]: one head at a time, the others silent
+            alone = torch.diag_embed(heads.T).permute(1, 2, 0).flatten(1)[None]
+            written.append((block.mix(alone) - block.mix(torch.zeros_like(alone[:, :1])))[0])
+        return torch.stack(written)
+
+    @torch.no_grad()
+    def lens(self, layer: int, head: int, *, row: int = -1, image_only: bool = False) -> Tensor:
+        """[V]: the logit lens on one head's output (final norm, then vocabulary)."""
+        vector = self.written(row=row, image_only=image_only)[layer, head]
+        return wide(self.lvlm.decoder.head(self.lvlm.decoder.norm(vector[None])))[0]
+
+
+@torch.no_grad()
+def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivations:
+    """Run one mask `on` [L, H] and keep what its heads do."""
+    image, h = cache.image, cache.states
+    states, columns = [h[0]], []  # type: list[Tensor], list[tuple[Tensor, ...]]
+    queries, keys, biases = [], [], []
+    for index, block in enumerate(lvlm.blocks):
+        q, k, v = block.qkv(h, cache.at)
+        bias = cache.bias(block, rows=q.shape[2])
+        picture, average = cache.picture[index], cache.average[index]
+        true = _read(q, picture, image, bias, block.scale)
+        mean = _read(q, average, image, bias, block.scale)
+        seen = torch.where(on[index][:, None], true[0], mean[0])
+        seen_lse = torch.where(on[index], true[1], mean[1])
+        parts = [(seen, seen_lse), read_own(q, k, v, scale=block.scale)]
+        if image.start:
+            parts.append(_read(q, picture, slice(0, image.start), bias, block.scale))
+        o, lse = merge([wide(o) for o, _ in parts], [lse for _, lse in parts])
+        share = torch.exp(seen_lse - lse)
+        from_image = share[..., None] * wide(seen)
+        columns.append((share[0], o[0].to(q.dtype), from_image[0].to(q.dtype), lse[0]))
+        queries.append(q[0])
+        keys.append(picture[0][0, :, image])
+        biases.append(None if bias is None else bias[0, :, :, image])
+        h = block.finish(h, o.to(q.dtype))
+        states.append(h[0])
+    mass, heads, from_images, lses = map(torch.stack, zip(*columns, strict=True))
+    stacked = torch.stack(states)
+    return HeadActivations(lvlm, mass, heads, from_images, stacked, queries, keys, lses, biases)
+
+
+def _read(
+    q: Tensor, bank: tuple[Tensor, Tensor], columns: slice, bias: Tensor | None, scale: float
+) -> Part:
+    """Rows q [1, H, R, dh] over some columns of a bank."""
+    hidden = None if bias is None else bias[..., columns]
+    k, v = (tensor[:, :, columns] for tensor in bank)
+    return attend(q, [Bank(k, v, bias=hidden)], scale=scale)
+
+
+@dataclass(frozen=True)
+class HeadWords:
+    layer: int
+    head: int
+    coefficient: float
+    words: tuple[str, ...]  # the likeliest first
+
+    def says(self, word: str) -> bool:
+        return word.strip().lower() in (other.strip().lower() for other in self.words)
+
+
+def head_words(
+    engine: MaskEngine,
+    attribution: HeadAttribution,
+    *,
+    heads: int = 5,
+    words: int = 10,
+    row: int = -1,
+    image_only: bool = False,
+) -> list[HeadWords]:
+    """The `words` likeliest words of each of the top `heads` heads, in the intact model."""
+    activations = engine.activations()
+    top = []
+    for layer, head in attribution.top(min(heads, engine.n_components)):
+        logits = activations.lens(layer, head, row=row, image_only=image_only)
+        pieces = engine.lvlm.pieces(logits.topk(min(words, len(logits))).indices)
+        coefficient = float(attribution.coefficients[layer, head])
+        top.append(HeadWords(layer, head, coefficient, tuple(piece.strip() for piece in pieces)))
+    return top
