@@ -51,11 +51,16 @@ from scripts.faithful_plan import (
     where_erm_fails,
 )
 from scripts.kept_pieces import write_whole
-from seecause.critters.train.ifam import fit, seen_in_training
+from seecause.critters.train.ifam import (
+    balanced,
+    choose,
+    fit,
+    measure,
+    measure_changed,
+    seen_in_training,
+)
 from seecause.critters.train.ifam_backbone import pretrain
-from seecause.critters.train.ifam_evaluate import balanced, choose, measure, measure_changed
-from seecause.critters.train.ifam_pictures import Scenes
-from seecause.critters.train.ifam_recipe import IfamRecipe, Pretraining, build
+from seecause.critters.train.ifam_recipe import IfamRecipe, Pretraining, Scenes, build_backbone
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM
 
@@ -138,7 +143,7 @@ def learn_to_see(
     model = pretrain(
         recipe,
         device=torch.device(device),
-        hear=rows.append,
+        write_row=rows.append,
         every=max(1, recipe.pretraining_steps // 8),
     )
     made = {
@@ -166,7 +171,7 @@ def follow(
         return "left for the next run"
     torch.set_num_threads(1)
     began, recipe, where = time.perf_counter(), sized(job.recipe, quick), torch.device(device)
-    backbone = build(recipe).to(where)
+    backbone = build_backbone(recipe).to(where)
     if recipe.pretraining != "none":
         backbone.load_state_dict(
             learn_to_see(work, recipe.pretraining, job.seed, device, quick, accept_old)
@@ -232,7 +237,7 @@ def fit_best(
     ):
         log: list[dict[str, Any]] = []
         one = dataclasses.replace(recipe, learning_rate=rate, head_factor=factor)
-        nets.append(fit(one, copy.deepcopy(backbone), device=device, hear=log.append))
+        nets.append(fit(one, copy.deepcopy(backbone), device=device, write_row=log.append))
         told.append(
             {
                 "rate": rate,

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.demo_picture import QUIET
-from seecause.critters.demo import Setting, audit, repair
+from seecause.critters.demo import DemoSetting, audit, repair
 from seecause.report.page import write_page
 
 
@@ -26,8 +26,8 @@ def main(
     browser: Annotated[str, typer.Option(help="A chromium.")] = "/usr/bin/chromium",
 ) -> None:
     """Verdict, grid and numbers on one page of 1100 pixels."""
-    verdict, *_ = audit.run(Setting(), models=(audit.MODELS[-1],)).sections
-    grid, change, *_ = repair.run(Setting()).sections
+    verdict, *_ = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
+    grid, change, *_ = repair(DemoSetting()).sections
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         page_file = write_page(Path(folder) / "heads.html", "", [verdict, grid, change])
         opened = play.chromium.launch(executable_path=browser, args=QUIET)

@@ -42,7 +42,7 @@ from scripts.shortcut.data import (
 )
 from scripts.shortcut.measure import Row, fast, measure
 from scripts.shortcut.repair import repairs
-from seecause.critters.train.steps import pace
+from seecause.critters.train.common import pace
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups

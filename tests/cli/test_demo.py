@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
-from seecause.critters.demo import JOBS, Setting, audit, compare, explain, repair
+from seecause.critters import demo_classifiers
+from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, repair
 from seecause.report.page import render_page
 
 ARCHITECTURE = {
@@ -39,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
-    shown = explain.run(Setting(), models=[folder], pictures=2)
+    shown = explain(DemoSetting(), models=[folder], pictures=2)
     page = render_page("Demo", shown.sections)
     assert page.count('<article class="card') == 2
     assert page.count("<figcaption>on another background</figcaption>") == 2
@@ -48,26 +49,26 @@ def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
 
 
 def test_every_creature_stands_on_its_usual_background_first():
-    latents = explain._usual_scenes(6, seed=0)
+    latents = demo_classifiers._usual_scenes(6, seed=0)
     assert torch.equal(latents.background, critters.usual_background(latents.creature))
     assert len(set(latents.creature.tolist())) == 6
-    assert (explain._elsewhere(latents) != latents.background).all()
+    assert (demo_classifiers._elsewhere(latents) != latents.background).all()
 
 
 def test_jobs_are_registered():
-    assert explain in JOBS
+    assert JOBS["Explain"] is explain
 
 
 def test_the_compare_job_shows_a_table_and_curves_of_every_method():
     page = render_page(
-        "Demo", compare.run(Setting(), methods=("caap", "random"), pictures=2).sections
+        "Demo", compare(DemoSetting(), methods=("caap", "random"), pictures=2).sections
     )
     assert page.count('<th scope="row">') == 2 and "<svg" in page
     assert "ins-del" in page and "no value" not in page
 
 
 def test_the_audit_job_gives_a_verdict_on_each_model(folder):
-    shown = audit.run(Setting(), models=(folder, folder), pictures=3)
+    shown = audit(DemoSetting(), models=(folder, folder), pictures=3)
     page = render_page("Demo", shown.sections)
     assert page.count('<div class="verdict">') == 2 and page.count('<article class="card">') == 3
     assert len(shown.manifests) == 2
@@ -75,7 +76,7 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
 
 def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
     page = render_page(
-        "Demo", repair.run(Setting(), model=folder, pictures=3, top=2, draws=2).sections
+        "Demo", repair(DemoSetting(), model=folder, pictures=3, top=2, draws=2).sections
     )
     assert (
         "What changed when they went?" in page

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import seecause as sc
 from seecause.cli import app
 from seecause.cli.lvlm_open import check_bank, tell_if_outside
-from seecause.critters.demo import JOBS, Setting, trace
+from seecause.critters.demo import JOBS, DemoSetting, trace
 from seecause.data.images import read_image
 from seecause.errors import BadOption
 from seecause.report.page import render_page
@@ -365,13 +365,13 @@ def test_an_embedded_model_is_not_asked_about_photos_without_a_word(toy, tmp_pat
 
 
 def test_the_demo_traces_one_answer(toy):
-    shown = trace.run(Setting(), model=toy, masks=100, pictures=3, floor=None)
+    shown = trace(DemoSetting(), model=toy, masks=100, pictures=3, floor=None)
     page = render_page("Demo", shown.sections)
     assert "From where in the picture" in page and "For the demo" in page
     assert shown.manifests[0]["method"].startswith("head attribution")
-    assert trace in JOBS
+    assert JOBS["Trace"] is trace
 
 
 def test_without_the_embedded_model_the_job_shows_nothing():
-    shown = trace.run(Setting(), model="builtin:not-embedded")
+    shown = trace(DemoSetting(), model="builtin:not-embedded")
     assert not shown.sections and not shown.manifests

@@ -11,7 +11,7 @@ import seecause as sc
 from seecause import critters
 from seecause.critters import BACKGROUNDS, Do, render
 from seecause.critters.planted import PlantedViT, vivid_patches
-from seecause.critters.train.recipes import planted_vit
+from seecause.critters.train.classifier import planted_vit
 from seecause.errors import BadOption
 from tests.tiny import scramble
 

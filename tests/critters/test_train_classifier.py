@@ -13,10 +13,17 @@ from safetensors.torch import load_file
 import seecause as sc
 from seecause import critters
 from seecause.critters import CLASSES, REGIMES
-from seecause.critters.train.classifier import fit, train
-from seecause.critters.train.evaluate import evaluate
-from seecause.critters.train.recipes import RECIPES, Recipe, build, planted_vit, small_vit
-from seecause.critters.train.zoo import find_recipe
+from seecause.critters.train.classifier import (
+    RECIPES,
+    Recipe,
+    build,
+    fit,
+    planted_vit,
+    small_vit,
+    train,
+)
+from seecause.critters.train.common import evaluate
+from seecause.critters.zoo import find_recipe
 from seecause.errors import BadOption, UnknownName
 
 TINY = small_vit() | {"img_size": 48, "patch_size": 12, "embed_dim": 32, "depth": 2, "num_heads": 4}

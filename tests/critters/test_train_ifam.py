@@ -17,14 +17,17 @@ from scripts import faithful_page as page
 from scripts import faithful_plan as plan
 from scripts import faithful_study as study
 from seecause.critters import CLASSES, Regime
-from seecause.critters.demo import Setting, build
-from seecause.critters.train import ifam, ifam_evaluate
-from seecause.critters.train.ifam_backbone import loudest, pretrain
-from seecause.critters.train.ifam_dino import distillation, view
-from seecause.critters.train.ifam_evaluate import balanced, choose, measure, measure_changed
-from seecause.critters.train.ifam_pictures import batches
-from seecause.critters.train.ifam_recipe import RECIPES, IfamRecipe, backbone_shape
-from seecause.critters.train.ifam_recipe import build as build_backbone
+from seecause.critters.demo import DemoSetting, build
+from seecause.critters.train import ifam
+from seecause.critters.train.ifam import balanced, choose, measure, measure_changed
+from seecause.critters.train.ifam_backbone import distillation, loudest, pretrain, view
+from seecause.critters.train.ifam_recipe import (
+    RECIPES,
+    IfamRecipe,
+    backbone_shape,
+    batches,
+    build_backbone,
+)
 from seecause.report.page import render_page
 
 CPU = torch.device("cpu")
@@ -81,7 +84,7 @@ def test_the_shipped_shape_is_small_enough():
 
 def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     out, _ = trained
-    page = render_page("Demo", build.run(Setting(), model=str(out), pictures=2).sections)
+    page = render_page("Demo", build(DemoSetting(), model=str(out), pictures=2).sections)
     assert (
         page.count('<article class="card') == 2
         and page.count("<figcaption>stage 2 sees") == 2
@@ -89,7 +92,7 @@ def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
     )
     said = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
     assert page.count("; changes without part") == min(2, int(said[1]))  # those come first
-    assert build.run(Setting(), model="builtin:not-there").sections == []
+    assert build(DemoSetting(), model="builtin:not-there").sections == []
 
 
 @pytest.mark.parametrize("reads", ["everything", "creature"])
@@ -106,7 +109,7 @@ def test_reading_everything_or_the_creature_trains_stage_2_alone(reads):
 def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monkeypatch):
     """A threshold cuts where tokens are dense: in another precision it cuts elsewhere."""
     monkeypatch.setattr(
-        ifam_evaluate,
+        ifam,
         "half",
         lambda device: torch.autocast("cpu", dtype=torch.bfloat16),
         raising=False,
@@ -159,7 +162,7 @@ def test_dino_asks_the_other_view():
     assert crossed < own and right == 1 and wrong == 0
     assert view(torch.rand(3, 3, 32, 32)).shape == (3, 3, 32, 32)
     heard: list[dict] = []
-    model = pretrain(tiny(pretraining="dino"), device=CPU, hear=heard.append, every=1)
+    model = pretrain(tiny(pretraining="dino"), device=CPU, write_row=heard.append, every=1)
     assert [row["step"] for row in heard] == [1, 2] and not model.training
 
 

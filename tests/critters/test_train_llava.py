@@ -14,12 +14,23 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 from seecause import critters
 from seecause.critters import SUBJECTS, answer_codes, choices, wordings
 from seecause.critters.train.llava import fit
-from seecause.critters.train.llava_batch import Teacher, answer_logits
-from seecause.critters.train.llava_blind import ask_bank, blind_loss, mean_bank
-from seecause.critters.train.llava_evaluate import answer, evaluate
-from seecause.critters.train.llava_recipe import RECIPES, LlavaRecipe, build
-from seecause.critters.train.llava_words import TEMPLATE, make_words
-from seecause.critters.train.zoo import card, find_recipe, train
+from seecause.critters.train.llava_answers import (
+    Teacher,
+    answer,
+    answer_logits,
+    ask_bank,
+    blind_loss,
+    evaluate,
+    mean_bank,
+)
+from seecause.critters.train.llava_model import (
+    RECIPES,
+    TEMPLATE,
+    LlavaRecipe,
+    build_llava,
+    make_words,
+)
+from seecause.critters.zoo import card, find_recipe, train
 from seecause.models.image_readers import load_reading_few
 
 SMALL = {
@@ -48,7 +59,7 @@ def model_and_lesson(**changes):
     teacher = Teacher(words, "cpu")
     lesson = teacher.lesson(critters.draw("balanced", "train", 5), recipe.preprocess)
     return (
-        build(recipe, words).double().eval(),
+        build_llava(recipe, words).double().eval(),
         teacher,
         dataclasses.replace(lesson, image=lesson.image.double()),
     )
@@ -265,6 +276,6 @@ def test_recipes_are_found_by_name_whatever_their_kind():
     assert find_recipe("critters-biased", seed=None).stem == "critters-biased"
     assert find_recipe("critters-llava-planted").readers
     count = sum(
-        value.numel() for value in build(RECIPES["critters-llava"], make_words()).parameters()
+        value.numel() for value in build_llava(RECIPES["critters-llava"], make_words()).parameters()
     )
     assert 1.9e6 < count < 2.2e6  # 4 MB in float16

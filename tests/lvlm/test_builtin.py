@@ -6,10 +6,9 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
-from seecause.critters.train.llava_batch import Teacher
-from seecause.critters.train.llava_evaluate import ENOUGH, evaluate
-from seecause.critters.train.llava_words import make_words
-from seecause.critters.train.zoo import card, find_recipe
+from seecause.critters.train.llava_answers import ENOUGH, Teacher, evaluate
+from seecause.critters.train.llava_model import make_words
+from seecause.critters.zoo import card, find_recipe
 from seecause.models.sources import ZOO
 
 

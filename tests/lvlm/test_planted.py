@@ -9,8 +9,7 @@ from PIL import Image
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.train.llava_recipe import LlavaRecipe, build
-from seecause.critters.train.llava_words import make_processor, make_words
+from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.models.image_readers import restrict
 from tests.tiny import scramble
 
@@ -32,7 +31,7 @@ RECIPE = LlavaRecipe(
 @pytest.fixture(scope="module")
 def engine():
     words = make_words()
-    module = restrict(scramble(build(RECIPE, words)).double().eval())
+    module = restrict(scramble(build_llava(RECIPE, words)).double().eval())
     lvlm = sc.lvlm.wrap(module, make_processor(words, RECIPE.preprocess, patch=RECIPE.patch))
     drawn = critters.render(critters.draw("balanced", "test", 9), size=32).image
     pictures = [

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seecause.critters.train.llava_recipe import RECIPES, build
-from seecause.critters.train.llava_words import make_words
+from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
 from seecause.errors import BadOption, BadPrompt
 from seecause.lvlm import MaskEngine, make_bank, wrap
 from seecause.models.image_readers import restrict
@@ -18,7 +17,7 @@ from tests.lvlm.toy import pictures, toy_engine
 
 def test_removing_any_head_changes_the_fingerprint():
     recipe = RECIPES["critters-llava"]
-    lvlm = wrap(build(recipe, make_words()), check=False)
+    lvlm = wrap(build_llava(recipe, make_words()), check=False)
     whole, width = lvlm.fingerprint(), recipe.width // recipe.heads
     for block in lvlm.blocks:
         attention = block.native.self_attn

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.train.llava_recipe import LlavaRecipe, build
-from seecause.critters.train.llava_words import make_processor, make_words
+from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.data.images import to_pil
 from tests.tiny import scramble
 
@@ -29,7 +28,7 @@ QUESTION = "What colour is the tail?"
 
 def native():
     words = make_words()
-    return scramble(build(RECIPE, words)).eval(), make_processor(
+    return scramble(build_llava(RECIPE, words)).eval(), make_processor(
         words, RECIPE.preprocess, patch=RECIPE.patch
     )
 

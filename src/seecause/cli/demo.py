@@ -29,19 +29,19 @@ def demo(
     picture."""
     from seecause.cli.options import pick_device, tell_page
     from seecause.cli.progress import counting
-    from seecause.critters.demo import JOBS, Setting, chapter
+    from seecause.critters.demo import JOBS, DemoSetting, run_job
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import Section, protocol_section, write_page
 
     replaces = check_out(out, overwrite=overwrite)
-    setting = Setting(device=pick_device(device), seed=seed)
+    setting = DemoSetting(device=pick_device(device), seed=seed)
     sections: list[Section] = []
     manifests: list[dict[str, Any]] = []
     with counting("running jobs", len(JOBS), quiet=quiet) as advance:
-        for job in JOBS:
-            found = chapter(job, setting)
-            sections += found.sections
-            manifests += found.manifests
+        for chapter in JOBS:
+            shown = run_job(chapter, setting)
+            sections += shown.sections
+            manifests += shown.manifests
             advance(1)
     manifest = {"command": "demo", "page": "index.html", "runs": manifests}
     with result_folder(out, manifest, overwrite=overwrite) as folder:

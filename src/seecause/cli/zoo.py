@@ -36,7 +36,7 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from seecause.critters.train import zoo
+    from seecause.critters import zoo
     from seecause.models.sources import ZOO
 
     columns = [
@@ -96,7 +96,7 @@ def train(
 ) -> None:
     """Train an embedded model from its recipe: minutes on a GPU, hours on a CPU."""
     from seecause.cli.options import pick_device
-    from seecause.critters.train import zoo
+    from seecause.critters import zoo
 
     recipe = zoo.find_recipe(
         name.removeprefix("builtin:"),

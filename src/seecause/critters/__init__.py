@@ -7,27 +7,24 @@ map and its exact counterfactuals.
 
     latents = critters.draw("certified", "test", 16)
     picture = critters.render(latents)
-    elsewhere = critters.render(latents, do=critters.Do(background=2))   # the creature keeps every
-    bit
+    elsewhere = critters.render(latents, do=critters.Do(background=2))  # the creature is the same
 """
 
-from seecause.critters.anatomy import (
+from seecause.critters.dataset import samples
+from seecause.critters.latents import (
     CLASSES,
     CODEWORDS,
     COLOURS,
     PARTS,
     VARIANTS,
-    minimal_sufficient_sets,
-)
-from seecause.critters.backgrounds import BACKGROUNDS
-from seecause.critters.latents import (
     Latents,
     compatible_classes,
     concatenate,
     drop_parts,
+    minimal_sufficient_sets,
     mix_parts,
 )
-from seecause.critters.picture import STYLES, Do, Picture, Style, intervene, render
+from seecause.critters.picture import BACKGROUNDS, STYLES, Do, Picture, Style, intervene, render
 from seecause.critters.questions import (
     SUBJECTS,
     Exam,
@@ -42,14 +39,15 @@ from seecause.critters.questions import (
 )
 from seecause.critters.regimes import (
     REGIMES,
+    SPLITS,
     Certificate,
     Regime,
     certificate,
+    draw,
     find_regime,
     joint,
     usual_background,
 )
-from seecause.critters.world import SPLITS, draw, samples
 
 __all__ = [
     "BACKGROUNDS",

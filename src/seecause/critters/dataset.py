@@ -4,17 +4,20 @@ length."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from seecause.critters import CLASSES, SPLITS, Latents, draw, samples
-from seecause.critters.regimes import find_regime
+from seecause.critters.latents import CLASSES, Latents
+from seecause.critters.picture import Do, Style, render
+from seecause.critters.regimes import SPLITS, Regime, draw, find_regime
 from seecause.data.dataset import Sample, check_limit
 from seecause.errors import UnknownName
 
 DEFAULT_LENGTH = 512
+_RENDER_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,35 @@ class CrittersData:
         """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
         rendered."""
         return draw(self.regime, self.split, stop - start, start=start, device=device)
+
+
+def samples(
+    regime: str | Regime,
+    split: str,
+    n: int,
+    *,
+    seed: int = 0,
+    start: int = 0,
+    size: int = 96,
+    style: Style = "plain",
+    do: Do | None = None,
+) -> Iterator[Sample]:
+    """Pictures one by one, with label, group (creature, background), mask and part map; drawn in
+    small batches on the CPU."""
+    name = find_regime(regime).name
+    for first in range(start, start + n, _RENDER_ROWS):
+        rows = min(_RENDER_ROWS, start + n - first)
+        latents = draw(regime, split, rows, seed=seed, start=first)
+        picture = render(latents, size=size, style=style, do=do)
+        for row in range(rows):
+            yield Sample(
+                image=picture.image[row],
+                label=int(latents.label[row]),
+                group=(int(latents.creature[row]), int(latents.background[row])),
+                mask=picture.mask[row],
+                parts=picture.parts[row],
+                id=f"{name}-{split}-{seed}-{first + row}",
+            )
 
 
 def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:

@@ -2,7 +2,7 @@
 
 Every question is asked about every (creature, background) pair equally often, in every wording. So
 each of its answers is equally frequent, and a model that has not looked at the picture can do no
-better than _random.
+better than chance.
 """
 
 from __future__ import annotations
@@ -16,20 +16,15 @@ import torch
 from torch import Tensor
 
 from seecause import _random
-from seecause.critters.anatomy import CLASSES, COLOURS, PARTS, VARIANT_COLOURS
-from seecause.critters.backgrounds import BACKGROUNDS
-from seecause.critters.latents import Latents
-from seecause.critters.picture import STYLES, Picture, Style, render
-from seecause.critters.world import draw
+from seecause.critters.latents import CLASSES, COLOURS, PARTS, VARIANT_COLOURS, Latents
+from seecause.critters.picture import BACKGROUNDS, STYLES, Picture, Style, render
+from seecause.critters.regimes import draw
 from seecause.errors import UnknownName
 
 _TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").read_text())
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
-SUBJECTS = (
-    "creature",
-    "background",
-    *PARTS[1:],
-)  # what can be asked about; a part is asked for its colour
+# what can be asked about; a part is asked for its colour
+SUBJECTS = ("creature", "background", *PARTS[1:])
 _PAIRS = len(CLASSES) * len(BACKGROUNDS)
 
 
@@ -127,11 +122,7 @@ def words(text: str) -> list[str]:
 
 def vocabulary() -> tuple[str, ...]:
     """Every word a question or an answer can contain, sorted."""
-    asked = [
-        text.format(part=part)
-        for texts in WORDINGS.values()
-        for text in texts
-        for part in PARTS[1:]
-    ]
-    answered = [answer for subject in SUBJECTS for answer in choices(subject)]
-    return tuple(sorted({word for text in asked + answered for word in words(text)}))
+    texts: list[str] = []
+    for subject in SUBJECTS:
+        texts += [*wordings(subject), *choices(subject)]
+    return tuple(sorted(set(words(" ".join(texts)))))

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seecause.critters.anatomy import CLASSES
-from seecause.critters.backgrounds import BACKGROUNDS
+from seecause import _random
+from seecause.critters.latents import CLASSES, Latents, from_codes
+from seecause.critters.picture import BACKGROUNDS
 from seecause.errors import BadOption, UnknownName
+
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,8 @@ class Certificate:
     uses_creature: bool
 
     def __str__(self) -> str:
-        proven = [
-            cue
-            for cue, known in (
-                ("background", self.uses_background),
-                ("creature", self.uses_creature),
-            )
-            if known
-        ]
+        cues = {"background": self.uses_background, "creature": self.uses_creature}
+        proven = [cue for cue, used in cues.items() if used]
         return (
             f"accuracy {self.accuracy:.3f} on {self.samples} pictures (margin {self.margin:.3f});"
             f" at most {self.creature_only:.3f} without the background, {self.background_only:.3f}"
@@ -122,9 +119,53 @@ def certificate(
     )
 
 
+def draw(
+    regime: str | Regime,
+    split: str,
+    n: int,
+    *,
+    seed: int = 0,
+    start: int = 0,
+    device: torch.device | str = "cpu",
+) -> Latents:
+    """Latents of samples start .. start + n. A sample is the same however it is reached; splits and
+    seeds never share one."""
+    law = find_regime(regime)
+    index = torch.arange(start, start + n, device=device)
+    if split == "train" and law.train_pool is not None:
+        index = index % law.train_pool
+    sample_seed = _sample_seeds(split, index, seed)
+    if law.balanced:
+        label = creature = index % len(CLASSES)
+        background = index // len(CLASSES) % len(BACKGROUNDS)
+    else:
+        label = _random.bits(sample_seed, 1) % len(CLASSES)
+        creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
+        background = _mostly(
+            usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4
+        )
+    return from_codes(label, creature, background, sample_seed).on_mat(law.mat)
+
+
 def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
     """[C, codes]: probability `reliability` on the usual code of each class, the rest spread
     evenly."""
     table = torch.full((len(usual), codes), (1 - reliability) / (codes - 1), dtype=torch.float64)
     table[torch.arange(len(usual)), usual] = reliability
     return table
+
+
+def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
+    """One number for each sample; split and world seed sit in their own bits, so no two can
+    meet."""
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    if not 0 <= seed < 2**24:
+        raise BadOption("seed", seed, "a number from 0 to 16777215")
+    return (seed << 34) + (index << 2) + SPLITS.index(split)
+
+
+def _mostly(usual: Tensor, codes: int, reliability: float, seed: Tensor, purpose: int) -> Tensor:
+    """The usual code with probability `reliability`, else one of the others, evenly."""
+    other = (usual + 1 + _random.bits(seed, purpose) % (codes - 1)) % codes
+    return torch.where(_random.uniform(seed, purpose + 1) < reliability, usual, other)

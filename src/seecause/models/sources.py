@@ -28,7 +28,7 @@ ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` 
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
     "IFAM": "seecause.faithful.save",
-    "PlantedViT": "seecause.critters.planted_view",
+    "PlantedViT": "seecause.critters.planted",
 }
 
 

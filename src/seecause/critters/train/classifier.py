@@ -12,27 +12,145 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents
-from seecause.critters.train.evaluate import evaluate
-from seecause.critters.train.recipes import Recipe, build
-from seecause.critters.train.steps import adamw, half, move_average, pace, seeded, write_log
+from seecause.critters import CLASSES, REGIMES, VARIANTS, Latents, Regime
+from seecause.critters.planted import PlantedViT
+from seecause.critters.train.common import (
+    DrawnRecipe,
+    TrainingLog,
+    adamw,
+    evaluate,
+    half,
+    move_average,
+    pace,
+    seeded,
+    write_log,
+)
 from seecause.engine.machine import machine
+from seecause.errors import BadOption
+
+_HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]
+
+
+def small_vit() -> dict[str, Any]:
+    """Arguments of timm's VisionTransformer: 1.2 M parameters, 12 x 12 patches at 96 pixels.
+
+    Four registers give the network a place for what it knows of the whole picture, and three in ten
+    patches are left out in training, so that patch tokens keep speaking for their own place.
+    """
+    return {
+        "img_size": 96,
+        "patch_size": 8,
+        "embed_dim": 128,
+        "depth": 6,
+        "num_heads": 8,
+        "num_classes": len(CLASSES),
+        "class_token": True,
+        "reg_tokens": 4,
+        "patch_drop_rate": 0.3,
+        "global_pool": "token",
+    }
+
+
+def planted_vit() -> dict[str, Any]:
+    """Arguments of `PlantedViT`: 1.0 M parameters, three local blocks, then two router blocks with
+    5 background, 6 object and 5 idle heads."""
+    return small_vit() | {
+        "depth": 5,
+        "reg_tokens": 0,
+        "mean": _HALF,
+        "std": _HALF,
+        "routers": [
+            {"block": 3, "background": [0, 5, 6], "object": [1, 2, 4]},
+            {"block": 4, "background": [2, 7], "object": [0, 3, 5]},
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Recipe(DrawnRecipe):
+    """Fresh pictures all the way. The first share is `clean` with a head for each part, so the
+    network learns to see before it learns to guess."""
+
+    name: str
+    regime: str
+    architecture: dict[str, Any] = field(default_factory=small_vit)
+    network: Literal["VisionTransformer", "PlantedViT"] = "VisionTransformer"
+    samples: int = 1_600_000
+    batch: int = 1024
+    learning_rate: float = 1e-3
+    warm_up: float = 0.05  # share of the steps
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    average: float = 0.999  # decay of the weight average that is shipped
+    seeing: float = 1 / 3  # share of the steps spent on `clean` with part heads
+    part_drop: float = 0.5  # share of the pictures that lose some parts
+    seed: int = 0
+    background_reliability: float | None = None  # r_s; None: the regime's own
+
+    def __post_init__(self) -> None:
+        if self.background_reliability is not None and not 0 <= self.background_reliability <= 1:
+            raise BadOption(
+                "background_reliability",
+                self.background_reliability,
+                "a probability between 0 and 1, or None for the regime's own",
+            )
+
+    @property
+    def size(self) -> int:
+        return self.architecture["img_size"]
+
+    @property
+    def stem(self) -> str:
+        """What its files are called; a reliability of its own is part of the name, before the seed:
+        critters-biased-rs0.5-1."""
+        own = self.background_reliability
+        if own is None:
+            return super().stem
+        return f"{self.name}-rs{own:g}" + (f"-{self.seed}" if self.seed else "")
+
+    @property
+    def law(self) -> Regime:
+        """How labels, creatures and backgrounds go together in its pictures."""
+        regime, own = REGIMES[self.regime], self.background_reliability
+        if own is None:
+            return regime
+        return replace(regime, name=f"{regime.name}, r_s {own:g}", background_reliability=own)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("critters-vit", regime="clean"),
+        Recipe("critters-biased", regime="certified"),
+        Recipe(
+            "critters-planted", regime="matted", architecture=planted_vit(), network="PlantedViT"
+        ),
+    )
+}
+
+
+def build(
+    architecture: dict[str, Any], *, network: str = "VisionTransformer", seed: int = 0
+) -> VisionTransformer:
+    """The untrained network, on the CPU; the global random state is left as it was."""
+    kind = PlantedViT if network == "PlantedViT" else VisionTransformer
+    with seeded(seed):
+        return kind(**architecture)
+
 
 _PART_CHOICES = 1 + max(len(names) for names in VARIANTS.values())  # every variant, or absent
-_LOG_LINES = 100
 
 
 def train(
@@ -106,33 +224,12 @@ def _fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: pace(step, recipe.steps, recipe.warm_up)
     )
-    every = max(1, recipe.steps // _LOG_LINES)
-    seeing_steps, matted = int(recipe.seeing * recipe.steps), recipe.law.mat
-    running = torch.zeros(
-        2, device=device
-    )  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
-    log: list[dict[str, Any]] = []
-    began = time.perf_counter()
-
-    with Progress(
-        TextColumn(recipe.name),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-    ) as progress:
-        bar = progress.add_task("training", total=recipe.steps, said="")
+    seeing_steps = int(recipe.seeing * recipe.steps)
+    with TrainingLog(recipe.name, recipe.steps, device) as log:
         for step in range(recipe.steps):
             seeing = step < seeing_steps
             law = REGIMES["clean"] if seeing else recipe.law
-            latents = critters.draw(
-                law,
-                "train",
-                recipe.batch,
-                seed=recipe.seed,
-                start=step * recipe.batch,
-                device=device,
-            ).on_mat(matted)
-            latents = critters.drop_parts(latents, share=recipe.part_drop)
+            latents = _fresh(recipe, law, step, device)
             image = recipe.preprocess.normalise(critters.render(latents, size=recipe.size).image)
             with half(image.device):
                 loss, logits = _losses(model, image, latents, part_heads if seeing else None)
@@ -142,29 +239,19 @@ def _fit(
             optimizer.step()
             schedule.step()
             move_average(average, model, step, recipe.average)
+            right = (logits.argmax(dim=1) == latents.label).float().mean()
+            regime = "clean + parts" if seeing else law.name
+            log.add(step, loss, right, rate=float(schedule.get_last_lr()[0]), regime=regime)
+    return average, log.rows
 
-            running += torch.stack(
-                [loss.detach(), (logits.argmax(dim=1) == latents.label).float().mean()]
-            )
-            progress.advance(bar)
-            if (step + 1) % every == 0:
-                mean_loss, accuracy = (running / every).tolist()
-                running.zero_()
-                row = {
-                    "step": step + 1,
-                    "regime": "clean + parts" if seeing else law.name,
-                    "loss": mean_loss,
-                    "accuracy": accuracy,
-                }
-                log.append(
-                    row
-                    | {
-                        "learning_rate": schedule.get_last_lr()[0],
-                        "seconds": time.perf_counter() - began,
-                    }
-                )
-                progress.update(bar, said=f"loss {mean_loss:.3f}  accuracy {accuracy:.3f}")
-    return average, log
+
+def _fresh(recipe: Recipe, law: Regime, step: int, device: torch.device | str) -> Latents:
+    """The latents of one step, some parts left out."""
+    start = step * recipe.batch
+    latents = critters.draw(
+        law, "train", recipe.batch, seed=recipe.seed, start=start, device=device
+    )
+    return critters.drop_parts(latents.on_mat(recipe.law.mat), share=recipe.part_drop)
 
 
 def _losses(

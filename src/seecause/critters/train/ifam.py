@@ -1,10 +1,11 @@
 """Train critters-ifam from its recipe: a backbone that learns to see, then parts, mask and
-classifier together.
+classifier together; and how well it answers and selects.
 
     seecause zoo train critters-ifam --out weights --device cuda
 
 Writes NAME.safetensors (float16), NAME.json and NAME.log.csv. The log grows while it trains, and
-weights are written before they are evaluated.
+weights are written before they are evaluated. Measured are accuracy by group, the mask against the
+creature, and interventions chosen on validation.
 """
 
 from __future__ import annotations
@@ -13,39 +14,37 @@ import copy
 import csv
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import timm
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
 from seecause.critters import CLASSES
-from seecause.critters.train.evaluate import evaluate
-from seecause.critters.train.ifam_backbone import pretrain
-from seecause.critters.train.ifam_evaluate import (
-    Answering,
-    balanced,
-    choose,
-    measure,
-    measure_changed,
-    read,
+from seecause.critters.train.common import (
+    evaluate,
+    half,
+    move_average,
+    progress_bar,
+    rounded,
+    seeded,
 )
-from seecause.critters.train.ifam_pictures import Scenes, batches, drawn
-from seecause.critters.train.ifam_recipe import IfamRecipe
-from seecause.critters.train.steps import half, move_average, seeded
+from seecause.critters.train.ifam_backbone import LogRow, pretrain
+from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, draw_scenes
 from seecause.engine.machine import machine
-from seecause.faithful import IFAM, parameter_groups
+from seecause.faithful import IFAM, calibrate, intervene, parameter_groups
+from seecause.faithful.evaluate import best_of, try_interventions
 from seecause.faithful.lesson import Lesson
 from seecause.faithful.rates import cosine, set_pace
 from seecause.faithful.save import load
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.segmentation import Overlap, overlap
 
-Heard = Callable[[dict[str, Any]], None]
 LOSSES = (
     "class1",
     "class2",
@@ -78,43 +77,47 @@ def train(
     written."""
     out.mkdir(parents=True, exist_ok=True)
     device = torch.device(device)
-    with Log(out / f"{recipe.stem}.log.csv", recipe) as log:
+    with GrowingLog(out / f"{recipe.stem}.log.csv", recipe) as log:
         backbone = pretrain(
             recipe,
             device=device,
-            hear=log.hear,
+            write_row=log.write_row,
             every=max(1, recipe.pretraining_steps // _LOG_LINES),
         )
-        net = fit(recipe, backbone, device=device, hear=log.hear)
-    told = {
+        net = fit(recipe, backbone, device=device, write_row=log.write_row)
+    card = {
         "recipe": dataclasses.asdict(recipe),
         "storage": "float16",
         "versions": {"torch": torch.__version__, "timm": timm.__version__},
     }
-    told["device"] = machine(device)
-    _save(net, out, recipe, told)
+    card["device"] = machine(device)
+    _save(net, out, recipe, card)
 
     shipped = load(out, recipe.stem).to(device)
     evaluation, shipped_thresholds = evaluated(shipped, recipe, device=device, samples=test_samples)
     net.thresholds = shipped_thresholds
-    _save(net, out, recipe, {**told, "evaluation": evaluation})
+    _save(net, out, recipe, {**card, "evaluation": evaluation})
     return evaluation
 
 
 def fit(
-    recipe: IfamRecipe, backbone: nn.Module, *, device: torch.device, hear: Heard = lambda row: None
+    recipe: IfamRecipe,
+    backbone: nn.Module,
+    *,
+    device: torch.device,
+    write_row: LogRow = lambda row: None,
 ) -> IFAM:
     """The averaged network after the last step, in eval mode. The global random state is left as it
     was."""
     with seeded(recipe.seed, device):
-        return _fit(recipe, backbone, device, hear)
+        return _fit(recipe, backbone, device, write_row)
 
 
 def evaluated(
     net: IFAM, recipe: IfamRecipe, *, device: torch.device, samples: int
 ) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Every number of the card, and the thresholds that were calibrated on the way."""
-    found = evaluate(
+    numbers = evaluate(
         Answering(net), recipe.regime, preprocess=recipe.preprocess, samples=samples, device=device
     )
     val = balanced(
@@ -124,24 +127,24 @@ def evaluated(
     test = balanced("test", samples, seed=recipe.seed, size=recipe.size, device=device)
     masks = measure(net, recipe, test)
     changed = measure_changed(net, recipe, test, chosen)
-    found |= {
+    numbers |= {
         "mask": masks.row(),
         "intervention": {key: chosen[key] for key in ("drop", "quantile")},
         "after_intervention": changed.row(),
     }
-    return {**found, "validation": chosen["tried"]}, net.thresholds
+    return {**numbers, "validation": chosen["tried"]}, net.thresholds
 
 
 def seen_in_training(recipe: IfamRecipe, count: int, device: torch.device) -> Scenes:
     """Training pictures, for calibration."""
-    return drawn(
+    return draw_scenes(
         critters.draw(recipe.regime, "train", count, seed=recipe.seed, device=device),
         torch.arange(count, device=device),
         recipe.size,
     )
 
 
-def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, hear: Heard) -> IFAM:
+def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_row: LogRow) -> IFAM:
     net = new_net(recipe, backbone).to(device).train()
     lesson = Lesson(net, recipe.weights)
     average = copy.deepcopy(net).eval().requires_grad_(False)
@@ -168,27 +171,20 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, hear: He
         )
         scenes = scenes.mirrored()
         with half(device):
-            total, said = _losses(lesson, recipe, scenes, step)
+            total, losses = _losses(lesson, recipe, scenes, step)
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
         optimizer.step()
         move_average(average, net, step, recipe.average)
-        latest = torch.stack(list(said.values()))
+        latest = torch.stack(list(losses.values()))
         running = latest if running is None else running + latest
-        if (step + 1) % every == 0:
-            means = dict(
-                zip(said, (running / every).tolist(), strict=True)
-            )  # read rarely, so the device is not kept waiting
+        if (step + 1) % every == 0:  # read rarely, so the device is not kept waiting
+            means = dict(zip(losses, (running / every).tolist(), strict=True))
             running = None
-            hear(
-                {
-                    "phase": recipe.reads,
-                    "step": step + 1,
-                    "learning_rate": optimizer.param_groups[0]["lr"],
-                    **means,
-                }
-            )
+            rate = optimizer.param_groups[0]["lr"]
+            row = {"phase": recipe.reads, "step": step + 1, "learning_rate": rate}
+            write_row({**row, **means})
     return average
 
 
@@ -197,14 +193,14 @@ def _losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     images, labels = recipe.preprocess.normalise(scenes.images), scenes.latents.label
     if recipe.reads == "parts":
-        total, found, logits = lesson(images, labels, scenes.ids, recipe.seed, step)
-        found = {**found, "loss": found["total"]}
-        del found["total"]
+        total, losses, logits = lesson(images, labels, scenes.ids, recipe.seed, step)
+        losses = {**losses, "loss": losses["total"]}
+        del losses["total"]
     else:
         logits, _ = read(lesson.net, recipe, images, scenes)
         total = F.cross_entropy(logits.float(), labels)
-        found = {"class2": total.detach(), "loss": total.detach()}
-    return total, {**found, "accuracy": (logits.argmax(dim=1) == labels).float().mean()}
+        losses = {"class2": total.detach(), "loss": total.detach()}
+    return total, {**losses, "accuracy": (logits.argmax(dim=1) == labels).float().mean()}
 
 
 def new_net(recipe: IfamRecipe, backbone: nn.Module) -> IFAM:
@@ -224,54 +220,135 @@ def new_net(recipe: IfamRecipe, backbone: nn.Module) -> IFAM:
     )
 
 
-def _save(net: IFAM, out: Path, recipe: IfamRecipe, told: dict[str, Any]) -> None:
-    copy.deepcopy(net).half().save(out, recipe.stem, **told)
+def _save(net: IFAM, out: Path, recipe: IfamRecipe, card: dict[str, Any]) -> None:
+    copy.deepcopy(net).half().save(out, recipe.stem, **card)
 
 
-class Log:
+class GrowingLog:
     """A CSV file that grows a row at a time, and a bar on terminals."""
 
     def __init__(self, path: Path, recipe: IfamRecipe):
         self.path, self.recipe = path, recipe
         self.began = time.perf_counter()
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> GrowingLog:
         self.file = self.path.open("w", newline="", encoding="utf-8")
         self.writer = csv.DictWriter(self.file, COLUMNS, restval="", extrasaction="ignore")
         self.writer.writeheader()
-        self.bar = Progress(
-            TextColumn(self.recipe.name),
-            BarColumn(),
-            TextColumn("{task.fields[said]}"),
-            TimeRemainingColumn(),
-        )
+        self.bar = progress_bar(self.recipe.name)
         self.bar.start()
         self.task = self.bar.add_task(
-            "training", total=self.recipe.steps + self.recipe.pretraining_steps, said=""
+            "training", total=self.recipe.steps + self.recipe.pretraining_steps, status=""
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
         self.file.close()
 
-    def hear(self, row: dict[str, Any]) -> None:
+    def write_row(self, row: dict[str, Any]) -> None:
         row = {**row, "seconds": time.perf_counter() - self.began}
-        self.writer.writerow(
-            {
-                key: round(value, 6) if isinstance(value, float) else value
-                for key, value in row.items()
-            }
-        )
+        self.writer.writerow(rounded(row))
         self.file.flush()
         done = row["step"] + (0 if row["phase"] == "seeing" else self.recipe.pretraining_steps)
-        self.bar.update(
-            self.task,
-            completed=done,
-            said=f"{row['phase']}: loss {row['loss']:.3f}  accuracy {row.get('accuracy', 0.0):.3f}",
+        accuracy = row.get("accuracy", 0.0)
+        status = f"{row['phase']}: loss {row['loss']:.3f}  accuracy {accuracy:.3f}"
+        self.bar.update(self.task, completed=done, status=status)
+
+
+_ROWS = 512
+
+
+class Answering(nn.Module):
+    """A network as a plain classifier: images to logits, all tokens run, which a GPU does faster in
+    float32 than packing."""
+
+    def __init__(self, net: IFAM):
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(images, packed=False if self.net.stage2 is not None else None).logits
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a set of pictures, against the creature in them."""
+
+    groups: GroupAccuracy
+    # of selected patches and creature; of nothing where no patch is selected by the network
+    overlap: Overlap
+    kept: float  # share of patches that the classifier may read
+
+    def row(self) -> dict[str, float]:
+        row = {"average": self.groups.average, "worst": self.groups.worst, "kept": self.kept}
+        return row if self.overlap.either == 0 else {**row, "iou": self.overlap.iou}
+
+
+def balanced(split: str, count: int, *, seed: int, size: int, device: torch.device) -> Scenes:
+    """Every creature on every background equally often."""
+    latents = critters.draw("balanced", split, count, seed=seed, device=device)
+    return draw_scenes(latents, torch.arange(count, device=device), size)
+
+
+@torch.no_grad()
+def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> Measured:
+    """Groups are (creature, background)."""
+    right, shared, kept = [], Overlap(), 0.0
+    for images, part in _slices(scenes, recipe):
+        logits, mask = read(net, recipe, images, part)
+        right.append(logits.argmax(dim=1) == part.latents.creature)
+        kept += mask.float().mean(dim=(1, 2)).sum().item()
+        if recipe.reads == "parts":
+            pixels = mask.repeat_interleave(recipe.size // mask.shape[1], dim=1).repeat_interleave(
+                recipe.size // mask.shape[2], dim=2
+            )
+            shared = shared + overlap(pixels, part.masks)
+    groups = torch.stack([scenes.latents.creature, scenes.latents.background], dim=1)
+    return Measured(group_accuracy(torch.cat(right), groups), shared, kept / len(scenes))
+
+
+def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor]:
+    """Answers [B, C] of normalised images, and the patches [B, gh, gw] they may come from."""
+    if recipe.reads == "parts":
+        out = net(images, packed=False if net.stage2 is not None else None)
+        return out.logits, out.mask
+    mask = scenes.patches(recipe.size // recipe.architecture["patch_size"], covered=recipe.covered)
+    mask = mask if recipe.reads == "creature" else torch.ones_like(mask)
+    return net.classify(images, mask, packed=False), mask
+
+
+@torch.no_grad()
+def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[str, Any]:
+    """The intervention with the best worst-group accuracy on validation pictures: one part left
+    out, a quantile, both or neither.
+
+    Thresholds are calibrated on training pictures and stay with the network. All of it in the
+    precision in which `measure` applies them.
+    """
+    calibrate(net, (images for images, _ in _slices(train, recipe)), list(recipe.quantiles))
+    tried = try_interventions(net, lambda: _labelled(val, recipe), recipe.quantiles)
+    return {**asdict(best_of(tried)), "tried": [asdict(trial) for trial in tried]}
+
+
+def measure_changed(
+    net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: dict[str, Any]
+) -> Measured:
+    """With the intervention that `choose` found."""
+    with intervene(net, drop_parts=chosen["drop"], quantile=chosen["quantile"]):
+        return measure(net, recipe, scenes)
+
+
+def _slices(scenes: Scenes, recipe: IfamRecipe) -> Iterator[tuple[Tensor, Scenes]]:
+    for start in range(0, len(scenes), _ROWS):
+        part = scenes.take(slice(start, start + _ROWS))
+        yield recipe.preprocess.normalise(part.images), part
+
+
+def _labelled(scenes: Scenes, recipe: IfamRecipe) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for images, part in _slices(scenes, recipe):
+        yield (
+            images,
+            part.latents.creature,
+            torch.stack([part.latents.creature, part.latents.background], dim=1),
         )

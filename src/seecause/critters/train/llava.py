@@ -10,31 +10,42 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from seecause import critters
 from seecause.critters import BACKGROUNDS, VARIANTS, Latents
-from seecause.critters.train.llava_batch import Lesson, Teacher, answer_logits, see
-from seecause.critters.train.llava_blind import AveragePicture, blind_loss, mean_bank
-from seecause.critters.train.llava_evaluate import evaluate
-from seecause.critters.train.llava_recipe import LlavaRecipe, build
-from seecause.critters.train.llava_words import make_processor, make_words
-from seecause.critters.train.steps import adamw, half, move_average, pace, seeded, write_log
+from seecause.critters.train.common import (
+    TrainingLog,
+    adamw,
+    half,
+    move_average,
+    pace,
+    seeded,
+    write_log,
+)
+from seecause.critters.train.llava_answers import (
+    AnswerBatch,
+    AveragePicture,
+    Teacher,
+    answer_logits,
+    blind_loss,
+    evaluate,
+    mean_bank,
+    see,
+)
+from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.engine.machine import machine
 from seecause.models.image_readers import restrict
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
-_LOG_LINES = 100
 _AHEAD = 12  # steps
 _AVERAGED = 64  # pictures of a batch, for the blind lesson
 
@@ -97,7 +108,7 @@ def _fit(
 ) -> tuple[LlavaForConditionalGeneration, list[dict[str, Any]]]:
     words = make_words()
     teacher = Teacher(words, device)
-    model = build(recipe, words).train()
+    model = build_llava(recipe, words).train()
     if start is not None:
         model.load_state_dict(
             LlavaForConditionalGeneration.from_pretrained(start, dtype=torch.float32).state_dict()
@@ -108,26 +119,14 @@ def _fit(
     optimizer = adamw(
         model, sights, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay
     )
-    every = max(1, recipe.steps // _LOG_LINES)
     seeing_steps = int(recipe.seeing * recipe.steps)
     settled = recipe.steps - int(recipe.settling * recipe.steps)
-    running = torch.zeros(
-        2, device=device
-    )  # loss and accuracy since the last log row: read rarely, so the device is not kept waiting
-    log: list[dict[str, Any]] = []
-    began = time.perf_counter()
-
-    with Progress(
-        TextColumn(recipe.name),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-    ) as progress:
-        bar = progress.add_task("training", total=recipe.steps, said="")
+    with TrainingLog(recipe.name, recipe.steps, device) as log:
         for step, (latents, lesson) in enumerate(_lessons(recipe, teacher, device)):
             seeing = step < seeing_steps
+            rate = recipe.learning_rate * _pace(step, seeing_steps, recipe)
             for group in optimizer.param_groups:  # each phase has its own rise and fall
-                group["lr"] = recipe.learning_rate * _pace(step, seeing_steps, recipe)
+                group["lr"] = rate
             kept = None if step >= settled else _some_patches(recipe, device)
             bank = _bank(model, teacher, lesson) if not seeing and recipe.blind else None
             with half(device):
@@ -136,40 +135,20 @@ def _fit(
                 else:
                     loss, right = _answering(model, teacher, lesson, kept)
                 if bank is not None:
-                    loss = (1 - recipe.blind) * loss + recipe.blind * blind_loss(
-                        model, teacher, bank
-                    )
+                    blind = blind_loss(model, teacher, bank)
+                    loss = (1 - recipe.blind) * loss + recipe.blind * blind
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             move_average(average, model, step if seeing else step - seeing_steps, recipe.average)
-
-            running += torch.stack([loss.detach(), right])
-            progress.advance(bar)
-            if (step + 1) % every == 0:
-                mean_loss, accuracy = (running / every).tolist()
-                running.zero_()
-                row = {
-                    "step": step + 1,
-                    "phase": "seeing" if seeing else "answering",
-                    "loss": mean_loss,
-                    "accuracy": accuracy,
-                }
-                log.append(
-                    row
-                    | {
-                        "learning_rate": optimizer.param_groups[0]["lr"],
-                        "seconds": time.perf_counter() - began,
-                    }
-                )
-                progress.update(
-                    bar, said=f"{row['phase']}: loss {mean_loss:.3f}  accuracy {accuracy:.3f}"
-                )
-    return average, log
+            log.add(step, loss, right, rate=rate, phase="seeing" if seeing else "answering")
+    return average, log.rows
 
 
-def _bank(model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson) -> AveragePicture:
+def _bank(
+    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: AnswerBatch
+) -> AveragePicture:
     """The average of some of a batch, of every style alike. Autocast is left at once: some versions
     keep weights that were cast without gradients."""
     with half(lesson.image.device):
@@ -184,7 +163,7 @@ def _pace(step: int, seeing_steps: int, recipe: LlavaRecipe) -> float:
 
 def _lessons(
     recipe: LlavaRecipe, teacher: Teacher, device: torch.device
-) -> Iterator[tuple[Latents, Lesson]]:
+) -> Iterator[tuple[Latents, AnswerBatch]]:
     """One batch a step. Pictures are drawn several steps ahead: thousands at once take a GPU hardly
     longer than hundreds."""
     for first in range(0, recipe.steps, _AHEAD):
@@ -242,7 +221,7 @@ def _seeing(
 
 
 def _answering(
-    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: Lesson, kept: Tensor | None
+    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: AnswerBatch, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Loss on the answer and on stopping after it; accuracy of the answer."""
     logits = answer_logits(model, teacher, lesson, kept).float()  # [B, Q, 2, V]

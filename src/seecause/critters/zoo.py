@@ -1,6 +1,6 @@
 """Every embedded model by name: its recipe, the loop that follows it, and its card.
 
-A kind of recipe is two modules of this package: one with RECIPES, light to import, and one with
+A kind of recipe has a module of `critters.train` with RECIPES and one, often the same, with
 `train(recipe, out=, device=, test_samples=)`.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 
 from seecause.errors import BadOption, UnknownName
 
-KINDS = {
-    "recipes": "classifier",
-    "llava_recipe": "llava",
-    "ifam_recipe": "ifam",
-}  # module with RECIPES -> module with train
+# module with RECIPES -> module with train
+KINDS = {"classifier": "classifier", "llava_model": "llava", "ifam_recipe": "ifam"}
 TEST_SAMPLES = 8192
 
 
 def recipes() -> dict[str, Any]:
     """All recipes, in the order of the kinds."""
-    return {name: recipe for where in KINDS for name, recipe in _module(where).RECIPES.items()}
+    everything: dict[str, Any] = {}
+    for where in KINDS:
+        everything |= _module(where).RECIPES
+    return everything
 
 
 def find_recipe(name: str, **changes: Any) -> Any:
@@ -32,10 +32,10 @@ def find_recipe(name: str, **changes: Any) -> Any:
     known = recipes()
     if name not in known:
         raise UnknownName("recipe", name, known)
-    told = {key: value for key, value in changes.items() if value is not None}
-    for key in told.keys() - {field.name for field in dataclasses.fields(known[name])}:
-        raise BadOption(key, told[key], f"nothing: {name} is not made that way")
-    return dataclasses.replace(known[name], **told)
+    fields = {key: value for key, value in changes.items() if value is not None}
+    for key in fields.keys() - {field.name for field in dataclasses.fields(known[name])}:
+        raise BadOption(key, fields[key], f"nothing: {name} is not made that way")
+    return dataclasses.replace(known[name], **fields)
 
 
 def train(
@@ -53,8 +53,8 @@ def train(
         raise BadOption(
             "start", start, "a folder with a card.json that critters-llava was written into before"
         )
-    more = {} if start is None else {"start": start}
-    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples, **more)
+    options = {} if start is None else {"start": start}
+    return _module(loop).train(recipe, out=out, device=device, test_samples=test_samples, **options)
 
 
 def card(folder: Path, name: str) -> dict[str, Any] | None:

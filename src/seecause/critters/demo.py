@@ -1,0 +1,192 @@
+"""The demo: every job on the embedded models, for one page. `JOBS` lists them by the chapter that
+each opens; `run_job` gives a chapter's sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from PIL import Image
+
+from seecause import critters
+from seecause.attribution.attribute import protocol
+from seecause.critters.demo_classifiers import (
+    DemoSections,
+    DemoSetting,
+    audit,
+    compare,
+    explain,
+    repair,
+)
+from seecause.data.dataset import evenly
+from seecause.data.images import to_pil
+from seecause.errors import WeakAnswer
+from seecause.faithful.interventions import leave_one_out, network
+from seecause.faithful.net import IFAM
+from seecause.loading import load
+from seecause.lvlm import (
+    LVLM,
+    MaskEngine,
+    MeanBank,
+    calibration_critters,
+    make_bank,
+    trace_heads,
+    trace_tokens,
+)
+from seecause.lvlm import (
+    load as load_lvlm,
+)
+from seecause.models.sources import ZOO
+from seecause.report.faithful import PartCard, note_of, part_cards, parts_section
+from seecause.report.lvlm import (
+    curves_section,
+    heads_section,
+    one_answer_counts,
+    tokens_section,
+    trace_manifest,
+)
+
+BUILT = "builtin:critters-ifam"
+BUILD_PICTURES = 4
+
+
+def build(
+    setting: DemoSetting, *, model: str = BUILT, pictures: int = BUILD_PICTURES
+) -> DemoSections:
+    """Cards for `pictures` creatures, and how often another background changes the answer. Nothing
+    where the network is not installed."""
+    library, _, name = model.partition(":")
+    if library == "builtin" and not (ZOO / f"{name}.json").is_file():
+        return DemoSections([], [])
+    view = load(model, device=setting.device)
+    net = network(view)
+    latents = critters.draw("balanced", "test", 8 * pictures, seed=setting.seed)
+    size = view.preprocess.size[0]
+
+    def images(rows: critters.Latents, do: critters.Do | None = None) -> torch.Tensor:
+        return view.preprocess.normalise(critters.render(rows, size=size, do=do).image).to(
+            view.device, view.dtype
+        )
+
+    changing = _changing(net, images(latents))
+    rows = [
+        *evenly(changing.nonzero()[:, 0].tolist(), pictures),
+        *evenly((~changing).nonzero()[:, 0].tolist(), pictures),
+    ][:pictures]
+    shown = latents[torch.tensor(rows)]
+    titles = [
+        f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
+        for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
+    ]
+    cards: list[PartCard] = part_cards(net, images(shown), titles=titles)
+    elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
+    with torch.no_grad():
+        before, after = (
+            view(images(latents, do)).argmax(dim=1)
+            for do in (None, critters.Do(background=elsewhere))
+        )
+    flips = int((before != after).sum())
+    count = len(latents)
+    note = (
+        f"{note_of(net)}\nOf {count} creatures drawn, {int(changing.sum())} get another answer when"
+        f" some part is taken out; those are shown first. Another background changed {flips} of"
+        f" {count} answers. It can: stage 1 sees it when it chooses, and patches at the creature's"
+        " border show some of both."
+    )
+    manifest = {
+        "method": "iFAM",
+        "options": {"parts": net.parts, "pictures": count},
+        **protocol(view, images(latents)),
+    }
+    return DemoSections([parts_section(cards, net.parts, note=note)], [manifest])
+
+
+def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
+    """[B] bool: another answer without one of the parts."""
+    answers = leave_one_out(net, [(images, torch.zeros(len(images), dtype=torch.int64))])
+    return (answers.without.argmax(dim=-1) != answers.logits.argmax(dim=-1)).any(dim=0)
+
+
+TRACED = "builtin:critters-llava"
+QUESTION = "What is the name of this creature?"
+MASKS = 1500  # the paper and `seecause lvlm` take 10,000
+CALIBRATION_PICTURES = 32  # in the average picture; elsewhere 100
+# the first picture of the test split that is tried, and how many are: one must move the answer
+# enough
+PLACE, TRIED = 2, 8
+FEWER = (
+    f" For the demo {MASKS:,} masks and {CALIBRATION_PICTURES} calibration pictures;"
+    " seecause lvlm tokens takes 10,000 and 100."
+)
+
+
+def trace(
+    setting: DemoSetting,
+    *,
+    model: str = TRACED,
+    masks: int = MASKS,
+    pictures: int = CALIBRATION_PICTURES,
+    floor: float | None = 1.0,
+) -> DemoSections:
+    """Heads, curves, words and image tokens of one answer; nothing where the model is not in the
+    package."""
+    kind, _, name = model.partition(":")
+    if kind == "builtin" and not (ZOO / name / "config.json").is_file():
+        return DemoSections([], [])
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    lvlm = load_lvlm(model, device=setting.device)
+    engine, shown = _first_that_sees(
+        lvlm, make_bank(lvlm, calibration_critters(pictures)), setting.seed, floor
+    )
+    heads = trace_heads(engine, masks=masks, seed=setting.seed)
+    tokens = trace_tokens(
+        engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=setting.seed
+    )
+    first = tokens_section(engine, tokens, shown)
+    sections = [
+        replace(first, note=first.note + FEWER),
+        heads_section(engine, heads),
+        curves_section(heads.curves, one_answer_counts(heads)),
+    ]
+    return DemoSections(sections, [trace_manifest(engine, heads, tokens.tokens)])
+
+
+def _first_that_sees(
+    lvlm: LVLM, bank: MeanBank, seed: int, floor: float | None
+) -> tuple[MaskEngine, Image.Image]:
+    """The first picture that moves the answer by the floor; if none does, that of the last is the
+    error."""
+    pictures = [
+        to_pil(image)
+        for image in critters.render(
+            critters.draw("balanced", "test", TRIED, start=PLACE, seed=seed)
+        ).image
+    ]
+    for shown in pictures[:-1]:
+        try:
+            return MaskEngine(lvlm, shown, QUESTION, bank, floor=floor), shown
+        except WeakAnswer:
+            continue
+    return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
+
+
+# chapter -> job
+JOBS: dict[str, Callable[[DemoSetting], DemoSections]] = {
+    "Explain": explain,
+    "Compare": compare,
+    "Audit": audit,
+    "Repair": repair,
+    "Build": build,
+    "Trace": trace,
+}
+
+
+def run_job(chapter: str, setting: DemoSetting) -> DemoSections:
+    """What a job shows, its first section opening a chapter."""
+    shown = JOBS[chapter](setting)
+    first = [replace(section, chapter=chapter) for section in shown.sections[:1]]
+    return replace(shown, sections=[*first, *shown.sections[1:]])

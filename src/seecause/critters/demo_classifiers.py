@@ -1,0 +1,272 @@
+"""The demo's jobs on classifiers: explain, compare, audit, repair. Each gives sections of a page
+and the manifests of what they show.
+
+Explain shows one model that learned the creature, one that learned the background too, and the same
+creature elsewhere. Both maps show the class of the creature, in both scenes, on one colour scale:
+where a model answers from the creature, nothing changes when the background does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause import critters
+from seecause.attribution.attribute import attribute, protocol
+from seecause.attribution.result import Attribution
+from seecause.bench.plan import Request, Store, make_plan
+from seecause.bench.runner import run as run_bench
+from seecause.bench.table import make_table
+from seecause.bench.work import Worker, open_model
+from seecause.data import open_data
+from seecause.heads.audit import audit as audit_model
+from seecause.heads.cases import critter_cases
+from seecause.heads.guard import penalised
+from seecause.heads.removal import Look, curve
+from seecause.heads.screen import screen
+from seecause.loading import load
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.report.bench import curves_section, summaries, table_section
+from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
+from seecause.report.explain import top_answers
+from seecause.report.heads import change_section, scores_section, verdict_section
+from seecause.report.heads import curves_section as removal_section
+from seecause.report.heads_gallery import audit_gallery, repair_gallery
+from seecause.report.overlay import scale_of
+from seecause.report.page import Section
+
+SceneMaps = Mapping[str, tuple[Attribution, list[list[Answer]]]]  # by scene
+
+
+@dataclass(frozen=True)
+class DemoSetting:
+    """Where and with which seed all jobs run."""
+
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DemoSections:
+    """Sections of the page, and the manifests of what they show."""
+
+    sections: Sequence[Section]
+    manifests: Sequence[dict[str, Any]]
+
+
+TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")
+EXPLAINED = 6
+EXPLAIN_NOTE = (
+    "Each card is one creature, on the background its class is usually met on and on another (every"
+    " pixel of the creature is the same). The maps show which patches speak for the creature's"
+    " class when they stand alone in a blank picture (CAAP); all maps of a card share one scale. A"
+    " model may favour a class on the blank picture already, so look at what changes between the"
+    " two rows. critters-vit was trained where background and class are independent,"
+    " critters-biased where the background nearly gives the class away."
+)
+
+
+def explain(
+    setting: DemoSetting, *, models: Sequence[str] = TWO_MODELS, pictures: int = EXPLAINED
+) -> DemoSections:
+    """Cards for `pictures` creatures that stand on the usual background of their class."""
+    latents = _usual_scenes(pictures, setting.seed)
+    scenes = {
+        "as drawn": critters.render(latents).image,
+        "on another background": (
+            critters.render(latents, do=critters.Do(background=_elsewhere(latents))).image
+        ),
+    }
+    opened = {name.rpartition(":")[2]: load(name, device=setting.device) for name in models}
+    maps = {
+        name: _explain_scenes(model, scenes, latents.creature) for name, model in opened.items()
+    }
+    cards = [_card(index, latents, scenes, maps) for index in range(pictures)]
+    manifests = [next(iter(runs.values()))[0].manifest for runs in maps.values()]
+    note = (
+        f"{EXPLAIN_NOTE}\nThe other background changed"
+        f" {' and '.join(f'{_flips(runs)} answers of {name}' for name, runs in maps.items())}."
+    )
+    return DemoSections(
+        [Section("Which patches caused the answer?", render_cards(cards), note)], manifests
+    )
+
+
+def _explain_scenes(model: ImageModel, scenes: Mapping[str, Tensor], creature: Tensor) -> SceneMaps:
+    by_scene = {}
+    for scene, raw in scenes.items():
+        images = model.preprocess.normalise(raw).to(model.device, model.dtype)
+        answers = [
+            top_answers(model, image[None], target=int(c), count=2)[0]
+            for image, c in zip(images, creature, strict=True)
+        ]
+        by_scene[scene] = (attribute(model, images, creature), answers)
+    return by_scene
+
+
+def _flips(runs: SceneMaps) -> str:
+    """How often the first answer differs between the two scenes, in words."""
+    before, after = ([row[0].name for row in answers] for _, answers in runs.values())
+    return f"{sum(a != b for a, b in zip(before, after, strict=True))} of {len(before)}"
+
+
+def _card(
+    index: int,
+    latents: critters.Latents,
+    scenes: Mapping[str, Tensor],
+    by_model: Mapping[str, SceneMaps],
+) -> Card:
+    shown = [runs[scene][0].maps[index] for runs in by_model.values() for scene in scenes]
+    scale, strips = scale_of(*shown), []
+    for scene, raw in scenes.items():
+        views = [
+            MapView(name, runs[scene][0].maps[index], scale, answers=runs[scene][1][index])
+            for name, runs in by_model.items()
+        ]
+        strips.append(Strip(raw[index], views, label=scene))
+    creature = critters.CLASSES[int(latents.creature[index])]
+    background = critters.BACKGROUNDS[int(latents.background[index])]
+    return Card(f"{creature} on {background}", strips)
+
+
+def _usual_scenes(count: int, seed: int) -> critters.Latents:
+    """One creature of each class in turn, on the background its class is usually met on."""
+    pool = critters.draw(
+        "balanced",
+        "test",
+        len(critters.CLASSES) * len(critters.BACKGROUNDS) * -(-count // len(critters.CLASSES)),
+        seed=seed,
+    )
+    usual = torch.nonzero(critters.usual_background(pool.creature) == pool.background).flatten()
+    order = usual[torch.argsort(pool.creature[usual], stable=True)]
+    return pool[order[torch.linspace(0, len(order) - 1, count).round().long()]]
+
+
+def _elsewhere(latents: critters.Latents) -> Tensor:
+    step = 1 + torch.arange(len(latents)) % (len(critters.BACKGROUNDS) - 1)
+    return (latents.background + step) % len(critters.BACKGROUNDS)
+
+
+COMPARED_METHODS = ("caap", "gae", "rollout", "random")
+COMPARED_METRICS = ("aupr1", "pointing", "deletion", "ins-del")
+COMPARED = 8
+
+
+def compare(
+    setting: DemoSetting, *, methods: tuple[str, ...] = COMPARED_METHODS, pictures: int = COMPARED
+) -> DemoSections:
+    """A table and curves of `methods` on critters-vit; `seecause bench run` does the same at any
+    size."""
+    request = Request(
+        model="builtin:critters-vit",
+        data="critters:clean:test",
+        methods={name: {} for name in methods},
+        metrics=COMPARED_METRICS,
+        measures={"insertion-deletion": {"order": "patch", "steps": 8}},
+        limit=pictures,
+        seed=setting.seed,
+        device=setting.device,
+        threads=2,
+    )
+    model, data = open_model(request), open_data(request.data, limit=request.limit)
+    plan = make_plan(request, model, data)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        run_bench(store, Worker(plan, model, data))
+        sections = [
+            table_section(make_table(store.rows(plan), plan), methods=summaries(plan)),
+            *curves_section(store, plan),
+        ]
+    return DemoSections(sections, [])
+
+
+AUDITED = 8
+# balanced pictures run through creatures, then backgrounds: steps of this size mix both
+STRIDE = 13
+
+
+def audit(
+    setting: DemoSetting, *, models: tuple[str, ...] = TWO_MODELS, pictures: int = AUDITED
+) -> DemoSections:
+    """A verdict on each model with true masks and exact swaps, and where the last one goes wrong.
+    `seecause heads audit` discovers masks too."""
+    latents = critters.draw(
+        "balanced", "test", STRIDE * pictures, seed=setting.seed, device=setting.device
+    )[::STRIDE]  # type: ignore[misc]
+    sections: list[Section] = []
+    manifests = []
+    for name in models:
+        model = load(name, device=setting.device)
+        cases = critter_cases(model, latents, name="critters:balanced:test")
+        # of eight, the biased one has few right
+        result = audit_model(model, cases, masks="oracle", count="all")
+        title = f"Does {name.rpartition(':')[2]} answer from the background?"
+        sections.append(verdict_section(result, title=title, explained=not sections))
+        manifests.append(result.protocol)
+    return DemoSections([*sections, audit_gallery(model, result, count=4)], manifests)
+
+
+REPAIRED = "builtin:critters-biased"
+REPAIR_PICTURES, REPAIR_TOP, REPAIR_DRAWS, REPAIR_SHOWN = 8, 6, 3, 4
+
+
+def repair(
+    setting: DemoSetting,
+    *,
+    model: str = REPAIRED,
+    pictures: int = REPAIR_PICTURES,
+    top: int = REPAIR_TOP,
+    draws: int = REPAIR_DRAWS,
+) -> DemoSections:
+    """Heads are chosen on training pictures with grey in place of the background, and judged on
+    others. `seecause heads prune` saves the result."""
+    opened = load(model, device=setting.device)
+    assert isinstance(opened, VisionModel)
+    train = critter_cases(
+        opened,
+        critters.draw("certified", "train", pictures, seed=setting.seed, device=setting.device),
+        name="critters:certified:train",
+    )
+    latents = critters.draw(
+        "balanced", "test", STRIDE * pictures, seed=setting.seed, device=setting.device
+    )[::STRIDE]  # type: ignore[misc]
+    test = critter_cases(opened, latents, name="critters:balanced:test")
+    screened = screen(
+        opened,
+        train.images,
+        train.oracle,
+        top=top,
+        verify=2 * top,
+        baseline="grey",
+        target=train.labels,
+        seed=setting.seed,
+    )
+    scores = penalised(screened.scores)
+    heads = scores.top(min(top, int(scores.value.isfinite().sum())))
+    look = Look(None, test.swapped) if test.swapped is not None else None
+    line = curve(
+        opened,
+        test,
+        scores,
+        sorted({0, len(heads) // 2, len(heads)}),
+        [look] if look else [],
+        draws=draws,
+        seed=setting.seed,
+    )
+    sections = [
+        scores_section(scores, by="cigma", chosen=heads),
+        change_section(line.chosen[0], line.chosen[-1], test, title="What changed when they went?"),
+        removal_section(line, by="cigma", title="Would any heads do?"),
+        repair_gallery(opened, test.take(torch.arange(min(REPAIR_SHOWN, len(test)))), heads, None),
+    ]
+    options = {"top": top, "pictures": pictures, "fill": "grey"}
+    return DemoSections(
+        sections, [{"method": "cigma", "options": options, **protocol(opened, train.images)}]
+    )
