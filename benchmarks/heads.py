@@ -41,8 +41,8 @@ from seecause.data.batch import to_batch
 from seecause.engine.chunks import budget
 from seecause.engine.forks import HELD
 from seecause.heads import Masks, Swapped, discover_masks, information_gains, score, screen
-from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import erase
+from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.loading import rewrap
 from seecause.models.view import VisionModel
 
@@ -159,13 +159,7 @@ def race(model: VisionModel, images: Tensor, masks: Tensor, batch: int, repeats:
     def exact(n: int) -> None:
         with budget(int(batch * each / (1 - HELD))):
             slow["exact"] = score(
-                model,
-                images[:n],
-                masks[:n],
-                target=labels[:n],
-                baseline="mean",
-                guard=False,
-                per_image=True,
+                model, images[:n], masks[:n], target=labels[:n], baseline="mean", guard=False
             ).effects  # type: ignore[assignment]
 
     def screened(n: int) -> None:

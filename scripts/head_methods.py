@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.heads import HeadScores, Look, Masks, penalised, score, select
+from seecause.heads import Erasure, HeadScores, Masks, penalised, score, select
 from seecause.heads.erase import erase
 from seecause.models.view import VisionModel
 
@@ -23,7 +23,7 @@ CONTROLS = {
 
 
 def cigma(
-    model: VisionModel, images: Tensor, labels: Tensor, looks: Mapping[str, Look], **options: Any
+    model: VisionModel, images: Tensor, labels: Tensor, looks: Mapping[str, Erasure], **options: Any
 ) -> dict[str, HeadScores]:
     """CIGMA by every look, as it is and less what the foreground loses. Options are those of
     `score`."""

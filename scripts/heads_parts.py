@@ -35,8 +35,9 @@ from seecause.heads import (
     score,
     select,
 )  # fmt: skip
-from seecause.heads.cases import Cases, critter_cases, logits_of
-from seecause.heads.removal import Look, logits_without, outcomes
+from seecause.heads.erase import Erasure
+from seecause.heads.outcomes import logits_without, outcomes
+from seecause.heads.pictures import Pictures, critter_pictures, logits_of
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.view import VisionModel
 
@@ -62,9 +63,9 @@ def cases(
     start: int = 0,
     mat: bool = False,
     swaps: bool = True,
-) -> Cases:
+) -> Pictures:
     latents = critters.draw(regime, split, count, start=start, device=model.device)
-    return critter_cases(
+    return critter_pictures(
         model,
         latents.on_mat(mat) if mat else latents,
         name=f"critters:{regime}:{split}",
@@ -72,14 +73,14 @@ def cases(
     )
 
 
-def about(model: VisionModel, measured: Cases, steps: int) -> tuple[Row, list[Look]]:
+def about(model: VisionModel, measured: Pictures, steps: int) -> tuple[Row, list[Erasure]]:
     """What an audit says of the whole model, and the looks it used."""
     found = discover_masks(model, measured.images, steps=steps)
     looks = [
-        Look(found, "mean"),
-        Look(measured.oracle, "mean"),
-        Look(measured.oracle, "grey"),
-        Look(None, measured.swapped),
+        Erasure(found, "mean"),
+        Erasure(measured.oracle, "mean"),
+        Erasure(measured.oracle, "grey"),
+        Erasure(None, measured.swapped),
     ]  # type: ignore[arg-type]
     gains = {
         look.name: information_gains(model, measured.images, look.masks, baseline=look.baseline)
@@ -103,7 +104,7 @@ def about(model: VisionModel, measured: Cases, steps: int) -> tuple[Row, list[Lo
 
 
 def selections(
-    study: Clock, model: VisionModel, train: Cases, balanced: Cases, masks: Masks, most: int
+    study: Clock, model: VisionModel, train: Pictures, balanced: Pictures, masks: Masks, most: int
 ) -> dict[str, HeadScores]:
     """Scores of every method, on the same pictures."""
     truth, swap, images, labels, sizes = (
@@ -117,11 +118,11 @@ def selections(
     given = {"target": labels}
     with study.timed("cigma scores"):
         looks = {
-            PRINTED: Look(masks, "mean"),
-            "cigma, discovered masks, grey": Look(masks, "grey"),
-            "cigma, true masks": Look(truth, "mean"),
-            GREY: Look(truth, "grey"),
-            "cigma, exact swap": Look(None, swap),
+            PRINTED: Erasure(masks, "mean"),
+            "cigma, discovered masks, grey": Erasure(masks, "grey"),
+            "cigma, true masks": Erasure(truth, "mean"),
+            GREY: Erasure(truth, "grey"),
+            "cigma, exact swap": Erasure(None, swap),
         }
         found = cigma(model, images, labels, looks)
     found[f"{GREY} + strict guard"] = protected(found[GREY])
@@ -147,7 +148,9 @@ def selections(
     return found
 
 
-def gating(model: VisionModel, train: Cases, balanced: Cases, steps: int) -> dict[str, HeadScores]:
+def gating(
+    model: VisionModel, train: Pictures, balanced: Pictures, steps: int
+) -> dict[str, HeadScores]:
     """Causal Head Gating on biased labels, on balanced ones, and contrastive: keep the object's
     pictures, suppress the background's.
 
@@ -171,11 +174,11 @@ def gating(model: VisionModel, train: Cases, balanced: Cases, steps: int) -> dic
 def measure(
     model: VisionModel,
     sets: list[Any],
-    val: Cases,
-    test: Cases,
-    iid: Cases,
-    measured: Cases,
-    looks: list[Look],
+    val: Pictures,
+    test: Pictures,
+    iid: Pictures,
+    measured: Pictures,
+    looks: list[Erasure],
 ) -> list[Row]:
     """Numbers of the model without each set of heads."""
     rows = [{"removed": len(heads)} for heads in sets]
@@ -203,7 +206,7 @@ def measure(
 
 
 def agreement(
-    model: VisionModel, train: Cases, one: HeadScores, found: dict[str, HeadScores]
+    model: VisionModel, train: Pictures, one: HeadScores, found: dict[str, HeadScores]
 ) -> Row:
     """How like the gold score a method's ranking is, and how much of the background's effect passes
     through its four best heads."""
@@ -226,7 +229,7 @@ def agreement(
     }
 
 
-def screen_facts(model: VisionModel, train: Cases, found: dict[str, HeadScores]) -> Row:
+def screen_facts(model: VisionModel, train: Pictures, found: dict[str, HeadScores]) -> Row:
     """Recall of the exact top 4 among the 16 likeliest heads of the first-order guess (H4)."""
     row: Row = {"heads": model.n_layers * model.n_heads}
     for name, masks, baseline in (

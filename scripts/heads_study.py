@@ -51,9 +51,9 @@ from scripts.kept_pieces import write_whole
 from seecause import critters
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
-from seecause.heads import Look, discover_masks, random_sets, retrain
-from seecause.heads.cases import Cases, right_ones
-from seecause.heads.removal import logits_without
+from seecause.heads import Erasure, discover_masks, random_sets, retrain_last_layer
+from seecause.heads.outcomes import logits_without
+from seecause.heads.pictures import Pictures, answered_right
 from seecause.models.sources import saved
 from seecause.models.view import VisionModel
 
@@ -273,7 +273,9 @@ def reliability(name: str, folder: Path | None) -> float:
 def retrained(model: VisionModel, sizes: Sizes) -> VisionModel:
     """DFR on balanced validation pictures that nothing else uses."""
     held = cases(model, "balanced", "val", sizes.retrained, start=8192, swaps=False)
-    return retrain(model, held.images, held.labels, torch.tensor(held.groups), **RETRAINED)  # type: ignore[arg-type]
+    return retrain_last_layer(
+        model, held.images, held.labels, torch.tensor(held.groups), **RETRAINED
+    )  # type: ignore[arg-type]
 
 
 def state(model: VisionModel, sizes: Sizes) -> str:
@@ -304,7 +306,7 @@ def one_seed(study: Study, seed: str, model: VisionModel) -> None:
     """All methods on one model."""
     sizes = study.sizes
     with study.timed("pictures"):
-        train = right_ones(
+        train = answered_right(
             model, cases(model, "certified", "train", 4 * sizes.scored), share=0.4, cap=sizes.scored
         )
         plain = (
@@ -360,8 +362,8 @@ def by_lot(
     seed: str,
     model: VisionModel,
     sizes: set[int],
-    seen: tuple[Cases, Cases, Cases, Cases],
-    looks: list[Look],
+    seen: tuple[Pictures, Pictures, Pictures, Pictures],
+    looks: list[Erasure],
 ) -> None:
     """Random sets for every K, and as large as each set that was really removed: heads with scores
     of 0 or less stay, so some are smaller than K."""
@@ -390,7 +392,7 @@ def by_lot(
 def planted(study: Study, model: VisionModel) -> None:
     """A model whose background heads are known: does each method find them?"""
     roles: dict[tuple[int, int], str] = model.module.roles  # type: ignore[assignment]
-    train = right_ones(
+    train = answered_right(
         model,
         cases(model, "matted", "train", 4 * study.sizes.scored),
         share=0.4,

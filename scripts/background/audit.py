@@ -12,10 +12,10 @@ from scripts.background.composites import ALONE
 from scripts.background.photos import Study
 from scripts.kept_pieces import Pieces, pack, unpack
 from seecause.data.dataset import IGNORE
-from seecause.heads import Audit, Gains, Look, Masks, discover_masks, information_gains, iou
-from seecause.heads.binarise import harden
-from seecause.heads.cases import logits_of
-from seecause.heads.divergence import log_probs
+from seecause.heads import Audit, Erasure, Gains, Masks, discover_masks, information_gains, iou
+from seecause.heads._mask_search import harden
+from seecause.heads.gains import log_probs
+from seecause.heads.pictures import logits_of
 
 MASKED = 75  # photos whose masks are one piece
 RHO = 0.35  # share of the pixels that discovered masks keep
@@ -95,13 +95,13 @@ def masks_of(study: Study, pieces: Pieces) -> Masks | None:
     )
 
 
-def fair_looks(study: Study, masks: Masks) -> dict[str, Look]:
+def fair_looks(study: Study, masks: Masks) -> dict[str, Erasure]:
     """What `seecause heads audit` can do on these photos: discovered and true masks, each with
     every fill."""
     return {
         look.name: look
         for source in (masks, Masks.oracle(study.shapes))
-        for look in (Look(source, fill) for fill in FILLS)
+        for look in (Erasure(source, fill) for fill in FILLS)
     }
 
 
@@ -119,10 +119,10 @@ def audited(study: Study, masks: Masks) -> Row:
     }
     looks = {
         **fair_looks(study, masks),
-        "true masks, border left in both, grey": Look(bare, "grey"),
-        "the animal on another breed's photo": Look(None, study.swapped),
-        "control: another photo's true mask, grey": Look(other, "grey"),
-        "control: centre, grey": Look(Masks.oracle(guess["control: centre"]), "grey"),
+        "true masks, border left in both, grey": Erasure(bare, "grey"),
+        "the animal on another breed's photo": Erasure(None, study.swapped),
+        "control: another photo's true mask, grey": Erasure(other, "grey"),
+        "control: centre, grey": Erasure(Masks.oracle(guess["control: centre"]), "grey"),
     }
     gains = {
         name: information_gains(model, pets.images, look.masks, baseline=look.baseline)

@@ -30,7 +30,7 @@ from scripts.background.numbers import (
 from scripts.background.page import NAME
 from scripts.background.removal import ENDS
 from scripts.head_methods import GREY, PRINTED
-from seecause.heads import Cases, Masks
+from seecause.heads import Masks, Pictures
 
 Row = dict[str, Any]
 SIDE, GAP, TOP, SHOWN = (
@@ -54,7 +54,7 @@ DRAWN_MEASURES = (*ACCURACIES, "BG-gap", "BIR, true masks, grey")
 
 
 def write(
-    pets: Cases, made: Composites, masks: Masks | None, found: Row, removals: Removals, out: Path
+    pets: Pictures, made: Composites, masks: Masks | None, found: Row, removals: Removals, out: Path
 ) -> None:
     """evidence-background-photos.png, and evidence-background.png from what is there."""
     sheet(pets, made, masks).save(out / f"{NAME}-photos.png", optimize=True)
@@ -88,7 +88,7 @@ def write(
     plt.close(figure)
 
 
-def sheet(pets: Cases, made: Composites, masks: Masks | None) -> Image.Image:
+def sheet(pets: Pictures, made: Composites, masks: Masks | None) -> Image.Image:
     """Some photos, one in a row: as it is, what the discovered mask keeps, and every composite. In
     256 colours, to be small."""
     pixels = made.alone["original"]

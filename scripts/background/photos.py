@@ -18,7 +18,7 @@ from torch import Tensor
 import seecause as sc
 from scripts.background.composites import Composites, compose, halves
 from seecause.data import open_data
-from seecause.heads import Cases, Swapped, gather
+from seecause.heads import Pictures, Swapped, read_pictures
 from seecause.models.view import VisionModel
 
 VERSION = 1  # of the protocol: another number makes every piece anew
@@ -47,8 +47,8 @@ class Study:
     """The model, the photos, and what is made of them without measuring anything."""
 
     model: VisionModel
-    pets: Cases  # labels are ImageNet's; truth: 1 animal, 0 background, IGNORE border
-    imagenet: Cases
+    pets: Pictures  # labels are ImageNet's; truth: 1 animal, 0 background, IGNORE border
+    imagenet: Pictures
     half: Tensor  # [N] 0: heads are chosen on it, 1: numbers are taken on it
     sizes: Sizes
     seed: int
@@ -150,13 +150,13 @@ def opened(
             for photo in [one for one in pets.photos if one.label == label][:4]
         ]
         pets = replace(pets, photos=tuple(photo for photo in pets.photos if photo in few))
-    cases = gather(model, pets)
+    cases = read_pictures(model, pets)
     assert cases.labels is not None
     half, told = halves(cases.labels.cpu(), seed=seed), (pets.fingerprint, imagenet.fingerprint)
     return Study(
         model,
         cases,
-        gather(model, imagenet),
+        read_pictures(model, imagenet),
         half,
         sizes,
         seed,

@@ -14,11 +14,11 @@ from scripts.background.audit import bits, shares, unbits
 from scripts.background.photos import Study
 from scripts.head_methods import GREY, PRINTED, cigma, contrastive_gating, controls
 from seecause.errors import NothingRight
-from seecause.heads import HeadScores, Look, Masks, Swapped, regress, select
-from seecause.heads.divergence import jensen_shannon, log_probs
-from seecause.heads.gains import Views
-from seecause.heads.removal import logits_without
-from seecause.heads.result import Head
+from seecause.heads import Erasure, HeadScores, Masks, Swapped, regress, select
+from seecause.heads.erase import ErasedViews
+from seecause.heads.gains import jensen_shannon, log_probs
+from seecause.heads.outcomes import logits_without
+from seecause.heads.scores import Head
 
 AFTER = ("true masks, grey", "discovered masks, mean")  # looks that are measured without heads too
 SWAP = "another breed's photo"
@@ -61,8 +61,8 @@ def scorers(
         "seed": study.seed,
     }
 
-    def by_look(**looks: Look) -> dict[str, HeadScores]:
-        return cigma(model, images, labels, looks, per_image=True)
+    def by_look(**looks: Erasure) -> dict[str, HeadScores]:
+        return cigma(model, images, labels, looks)
 
     def fitted(fit: Callable[[], HeadScores], name: str) -> dict[str, HeadScores]:
         with study.fastly():
@@ -70,12 +70,12 @@ def scorers(
 
     return {
         "discovered masks": lambda: by_look(
-            **{PRINTED: Look(own, "mean"), "cigma, discovered masks, grey": Look(own, "grey")}
+            **{PRINTED: Erasure(own, "mean"), "cigma, discovered masks, grey": Erasure(own, "grey")}
         ),
         "true masks": lambda: by_look(
-            **{"cigma, true masks": Look(truth, "mean"), GREY: Look(truth, "grey")}
+            **{"cigma, true masks": Erasure(truth, "mean"), GREY: Erasure(truth, "grey")}
         ),
-        "swap": lambda: by_look(**{"cigma, another breed's photo": Look(None, swap)}),
+        "swap": lambda: by_look(**{"cigma, another breed's photo": Erasure(None, swap)}),
         "regression": lambda: {
             "regression, true masks, grey": regress(
                 model, images, truth, draws=draws, target=labels, seed=study.seed
@@ -185,10 +185,10 @@ class Bench:
             name: study.seen(stack[:, here].flatten(0, 1)) for name, stack in made.mixed.items()
         }
         for look in (
-            Look(Masks.oracle(study.shapes[sure.to(here.device)]), "grey"),
-            Look(masks.take(sure), "mean"),
+            Erasure(Masks.oracle(study.shapes[sure.to(here.device)]), "grey"),
+            Erasure(masks.take(sure), "mean"),
         ):
-            erased = Views(
+            erased = ErasedViews(
                 study.model, study.pets.images[sure.to(here.device)], look.masks, look.baseline
             ).erased(slice(None))
             assert erased.no_foreground is not None

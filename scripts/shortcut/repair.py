@@ -25,19 +25,21 @@ from torch import Tensor
 from scripts.shortcut.data import Pictures
 from scripts.shortcut.measure import Row, fast, measure
 from seecause.heads import (
-    Cases,
     Head,
     HeadScores,
+    answered_right,
     discover_masks,
     iou,
     penalised,
     random_sets,
-    retrain,
-    right_ones,
+    retrain_last_layer,
     score,
 )
-from seecause.heads.cases import logits_of
-from seecause.heads.removal import logits_without
+from seecause.heads import (
+    Pictures as Photos,
+)
+from seecause.heads.outcomes import logits_without
+from seecause.heads.pictures import logits_of
 from seecause.models.view import VisionModel
 
 KS = (1, 2, 4, 8)
@@ -60,19 +62,19 @@ def repairs(
     images = {"val": _seen(model, val), "test": _seen(model, test)}
     pictures = {"val": val, "test": test}
     found: Row = {}
-    retrained = retrain(model, images["val"], val.labels, val.groups, seed=seed, **DFR)
+    retrained = retrain_last_layer(model, images["val"], val.labels, val.groups, seed=seed, **DFR)
     found["dfr"] = {
         name: measure(logits_of(retrained, images[name]), pictures[name]) for name in pictures
     }
 
-    cases = Cases(
+    cases = Photos(
         "train",
         tuple(map(str, train.photos.tolist())),
         _seen(model, train),
         train.labels,
         train.masks,
     )
-    cases = right_ones(model, cases, share=0.4, cap=scored, seed=seed)
+    cases = answered_right(model, cases, share=0.4, cap=scored, seed=seed)
     assert cases.labels is not None and cases.truth is not None
     masks = discover_masks(model, cases.images, steps=mask_steps)
     scores = {

@@ -359,7 +359,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
 
 def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(
-        "seecause.heads.cases.gather", lambda *_, **__: pytest.fail("pictures were read")
+        "seecause.heads.pictures.read_pictures", lambda *_, **__: pytest.fail("pictures were read")
     )
     planted = toy(tmp_path / "planted", planted=True, library="seecause")
     for said, words in (

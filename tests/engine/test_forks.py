@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from seecause.engine.forks import logits_of_sets
 from seecause.heads import ablate
-from seecause.heads.ablate import gates_without
+from seecause.heads.scores import gates_without
 from tests.helpers import hooks, view
 from tests.tiny import FAMILIES, pictures, tiny
 

@@ -16,12 +16,18 @@ from seecause.data import open_data
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
+from seecause.heads.ablation_study import STUDIES, StudySetup, ablation_study
 from seecause.heads.audit import Audit, audit
-from seecause.heads.backgrounds import background_gaps, nine
-from seecause.heads.cases import Cases, critter_cases, gather, right_ones
+from seecause.heads.erase import Erasure
 from seecause.heads.gains import Gains
-from seecause.heads.removal import Look, curve, logits_without, outcomes
-from seecause.heads.studies import STUDIES, Setup, run_study
+from seecause.heads.outcomes import (
+    background_gaps,
+    curve,
+    imagenet9_model,
+    logits_without,
+    outcomes,
+)
+from seecause.heads.pictures import Pictures, answered_right, critter_pictures, read_pictures
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.sanity import copied
 from tests.heads.toys import toy
@@ -34,15 +40,15 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cases(model) -> Cases:
-    return critter_cases(
+def cases(model) -> Pictures:
+    return critter_pictures(
         model, critters.draw("balanced", "test", 64)[::11], name="critters:balanced:test"
     )
 
 
 def test_critters_come_with_exact_counterfactuals(model):
     data = open_data("critters:balanced:test", limit=5)
-    found = gather(model, data)
+    found = read_pictures(model, data)
     assert_close(found.images[3], model.preprocess.normalise(data[3].image[None])[0].double())
     assert (
         found.groups[3] == data[3].group
@@ -66,7 +72,7 @@ def test_a_dataset_of_files_has_what_its_samples_have(model):
         def __getitem__(self, index):
             return next(critters.samples("clean", "test", 1, start=range(3)[index]))
 
-    found = gather(model, Files())
+    found = read_pictures(model, Files())
     assert len(found) == 3 and found.swapped is None and found.oracle is not None and found.grouped
     assert found.take(torch.tensor([2, 0])).ids == (found.ids[2], found.ids[0])
 
@@ -80,12 +86,12 @@ def test_a_dataset_of_files_has_what_its_samples_have(model):
     ],
 )
 def test_labels_follow_class_names(model, names, labels):
-    assert gather(model, Named(names)).labels.tolist() == labels
+    assert read_pictures(model, Named(names)).labels.tolist() == labels
 
 
 def test_one_known_name_among_others_is_a_mistake(model):
     with pytest.raises(UnknownClass, match=r"not data for .*walrus.* Give data with its classes"):
-        gather(model, Named(("walrus", *critters.CLASSES[1:])))
+        read_pictures(model, Named(("walrus", *critters.CLASSES[1:])))
 
 
 class Named:
@@ -136,7 +142,7 @@ def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkey
 
 
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
-    looks = [Look(cases.oracle, "grey"), Look(None, cases.swapped)]
+    looks = [Erasure(cases.oracle, "grey"), Erasure(None, cases.swapped)]
     heads = [(0, 2), (2, 1)]
     found = outcomes(model, cases, [heads], looks)[0]
     with ablate(model, heads):
@@ -156,7 +162,7 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
 
 def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases):
     scores = select("weight-norm", model, cases.images, cases.labels)
-    found = curve(model, cases, scores, [0, 3], [Look(None, cases.swapped)], draws=4)
+    found = curve(model, cases, scores, [0, 3], [Erasure(None, cases.swapped)], draws=4)
     assert found.chosen[0].heads == [] and sorted(found.chosen[1].heads) == sorted(scores.top(3))
     assert len(found.random[1]) == 4 and all(len(draw.heads) == 3 for draw in found.random[1])
     few = HeadScores(torch.where(torch.arange(12).view(3, 4) < 2, 1.0, -1.0).double())
@@ -203,9 +209,9 @@ def told(big: dict[str, float], flips: float | None = None) -> list[str]:
         for name, value in big.items()
     }
     images = torch.zeros(4, 3, 2, 2)
-    masks = Look(None, Swapped(images))
-    truth = Look(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
-    searched = Look(replace(truth.masks, protocol={"source": "discovered"}), "mean")
+    masks = Erasure(None, Swapped(images))
+    truth = Erasure(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
+    searched = Erasure(replace(truth.masks, protocol={"source": "discovered"}), "mean")
     looks = {
         name: (
             masks if name == "exact swap" else searched if name.startswith("discovered") else truth
@@ -214,7 +220,7 @@ def told(big: dict[str, float], flips: float | None = None) -> list[str]:
     }
     moved = None if flips is None else torch.arange(4) < 4 * flips
     return Audit(
-        Cases("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved
+        Pictures("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved
     ).verdict()
 
 
@@ -338,18 +344,19 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
         40, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     labels = torch.arange(40) % 9
-    ten = nine(model, mapping)
+    ten = imagenet9_model(model, mapping)
     assert (
         ten(images).argmax(dim=1) == in9_answers(model(images), mapping) % 10
     ).all() and ten.n_classes == 10
     swapped = torch.tensor([1, 0, *range(2, 9), -1, 3, -1, 0, 8])
     assert (
-        len({model.fingerprint(), ten.fingerprint(), nine(model, swapped).fingerprint()}) == 3
+        len({model.fingerprint(), ten.fingerprint(), imagenet9_model(model, swapped).fingerprint()})
+        == 3
     )  # masks are kept by it
     with ablate(ten, [(0, 0)]):
         assert (
             ten.fingerprint().startswith(model.fingerprint())
-            and ten.fingerprint() != nine(model, mapping).fingerprint()
+            and ten.fingerprint() != imagenet9_model(model, mapping).fingerprint()
         )
     for edit in (
         lambda: sc.heads.prune(ten, [(0, 0)]),
@@ -361,7 +368,7 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
         ):  # a copy would have the 14
             edit()
     same, random = (
-        Cases(name, tuple(map(str, range(20))), images[part], labels[part])
+        Pictures(name, tuple(map(str, range(20))), images[part], labels[part])
         for name, part in (("s", slice(20)), ("r", slice(20, 40)))
     )
     heads = [(0, 1), (1, 2)]
@@ -383,20 +390,20 @@ def test_bad_input_is_named(model, cases):
         )
     wrong = replace(cases, labels=(model(cases.images).argmax(dim=1) + 1) % model.n_classes)
     with pytest.raises(NothingRight, match="none of the 6 photos"):
-        right_ones(model, wrong)
+        answered_right(model, wrong)
     labels = model(cases.images).argmax(dim=1)
     labels[0] = 7 if labels[0] != 7 else 6
     with pytest.raises(NothingRight, match="no photo of class"):
-        right_ones(model, replace(cases, labels=labels), stratified=True)
+        answered_right(model, replace(cases, labels=labels), stratified=True)
     with pytest.raises(BadOption, match="masks"):
         outcomes(
             model,
             cases,
             [[]],
-            [Look(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")],
+            [Erasure(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")],
         )
     with pytest.raises(BadOption, match="1 to 12 heads"):
-        run_study("k", Setup(model, cases, cases, cases.oracle, top=13))
+        ablation_study("k", StudySetup(model, cases, cases, cases.oracle, top=13))
     with pytest.raises(BadOption, match="up to 12"):
         HeadScores(torch.ones(3, 4)).top(13)
 
@@ -419,7 +426,13 @@ def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
 def test_cigma_takes_any_baseline(model, cases):
     swap = select("cigma", model, cases.images, cases.labels, baseline=cases.swapped)
     grey = select(
-        "cigma", model, cases.images, cases.labels, masks=cases.oracle, baseline="grey", guard=False
+        "cigma",
+        model,
+        cases.images,
+        cases.labels,
+        masks=cases.oracle,
+        baseline="grey",
+        guard="none",
     )
     assert swap.protocol["baseline"] == "swapped" and swap.protocol["masks"] == "none"
     assert_close(
@@ -429,26 +442,26 @@ def test_cigma_takes_any_baseline(model, cases):
 
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch, tmp_path):
-    from seecause.heads import studies
+    from seecause.heads import ablation_study as studies
 
     monkeypatch.setattr(
         studies,
         "MASKS",
         {"default": {}, "rho 0.25": {"rho": 0.25}, "blurred fill": {"baseline": "blur"}},
     )
-    setup = Setup(
+    setup = StudySetup(
         model,
         cases,
         cases,
         cases.oracle,
-        (Look(cases.oracle, "grey"),),
+        (Erasure(cases.oracle, "grey"),),
         top=4,
         fill="grey",
         draws=2,
         steps=2,
         cache=tmp_path / "masks",
     )
-    found = run_study(name, setup)
+    found = ablation_study(name, setup)
     assert (
         len(found.rows)
         == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]

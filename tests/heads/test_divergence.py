@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.heads.divergence import entropy, jensen_shannon, log_probs
+from seecause.heads.gains import entropy, jensen_shannon, log_probs
 from tests.helpers import noise
 from tests.reference import cigma as reference
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from seecause.engine.subset import kept_logits
 from seecause.errors import BadOption
 from seecause.heads import divprune
-from seecause.heads.divprune import most_diverse
+from seecause.heads.baselines import most_diverse
 from tests.helpers import noise, view
 from tests.reference import divprune as reference
 from tests.tiny import pictures, tiny

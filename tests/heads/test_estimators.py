@@ -23,7 +23,7 @@ from seecause.heads import (
     score,
     screen,
 )
-from seecause.heads.regression import fit
+from seecause.heads.joint import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny

@@ -11,8 +11,8 @@ import seecause as sc
 from seecause import critters
 from seecause.heads import penalised, score
 from seecause.heads.audit import audit
-from seecause.heads.cases import critter_cases, right_ones
-from seecause.heads.removal import logits_without
+from seecause.heads.outcomes import logits_without
+from seecause.heads.pictures import answered_right, critter_pictures
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from seecause.heads.removal import logits_without
 def test_the_audit_tells_the_clean_model_from_the_biased_one(name, verdict):
     model = sc.load(f"builtin:critters-{name}", check=False)
     found = audit(
-        model, critter_cases(model, critters.draw("balanced", "test", 65)[::13]), masks="oracle"
+        model, critter_pictures(model, critters.draw("balanced", "test", 65)[::13]), masks="oracle"
     )
     assert found.verdict()[0].startswith(verdict)
     if name == "biased":  # the paper's fill alone would have missed it
@@ -50,8 +50,8 @@ def area(planted, scores):
 
 @pytest.mark.parametrize("fill", ["default", "swap"])
 def test_scores_with_true_masks_and_guard_find_the_planted_background_heads(planted, fill):
-    train = right_ones(
-        planted, critter_cases(planted, critters.draw("matted", "train", 32)), share=1.0, cap=12
+    train = answered_right(
+        planted, critter_pictures(planted, critters.draw("matted", "train", 32)), share=1.0, cap=12
     )
     given = {"default": {}, "swap": {"baseline": train.swapped}}[fill]
     found = score(
@@ -66,8 +66,8 @@ def test_scores_with_true_masks_and_guard_find_the_planted_background_heads(plan
 
 
 def test_the_papers_fill_does_not_find_them(planted):
-    train = right_ones(
-        planted, critter_cases(planted, critters.draw("matted", "train", 96)), share=1.0, cap=40
+    train = answered_right(
+        planted, critter_pictures(planted, critters.draw("matted", "train", 96)), share=1.0, cap=40
     )
     found = score(
         planted,
@@ -83,7 +83,7 @@ def test_the_papers_fill_does_not_find_them(planted):
 
 
 def test_without_the_planted_background_heads_no_background_matters(planted):
-    test = critter_cases(planted, critters.draw("balanced", "test", 65)[::13].on_mat())
+    test = critter_pictures(planted, critters.draw("balanced", "test", 65)[::13].on_mat())
     heads = [head for head, role in planted.module.roles.items() if role == "background"]
     pictures = torch.cat([test.images, test.swapped.background])
     whole, cut = logits_without(planted, pictures, [[], heads]).unflatten(1, (2, -1))

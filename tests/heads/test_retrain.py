@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.heads import export, retrain
-from seecause.heads.retrain import _logistic, features, fit_head
+from seecause.heads import export, retrain_last_layer
+from seecause.heads.baselines import _logistic, features, fit_head
 from seecause.metrics.groups import group_accuracy
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -86,7 +86,7 @@ def test_the_new_head_is_part_of_the_native_model(tmp_path):
     native = tiny("hf_vit", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native, batch=42)
     labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 % 2
-    new = retrain(
+    new = retrain_last_layer(
         model, images, labels, torch.stack([labels, groups], dim=1), refits=2, strengths=(1.0,)
     )
     expected = fit_head(
@@ -108,7 +108,7 @@ def test_a_zero_shot_model_gets_a_linear_head():
     native = tiny("hf_clip")
     model, images = view(native, check=False), pictures(native, batch=20)
     labels = torch.arange(20) % 5
-    new = retrain(model, images, labels, labels, refits=1, strengths=(1.0,))
+    new = retrain_last_layer(model, images, labels, labels, refits=1, strengths=(1.0,))
     found = fit_head(features(model, images), labels, labels, classes=5, refits=1, strengths=(1.0,))
     assert_close(
         new(images), features(model, images) @ found.weight.T + found.bias, atol=1e-8, rtol=0

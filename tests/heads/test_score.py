@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import HeadScores, Masks, Swapped, above_noise, penalised, protected, score
-from seecause.heads.study import derangement
+from seecause.heads._experiment import derangement
 from tests.families.conv import OPTIONS as CONV
 from tests.families.conv import tiny_conv
 from tests.helpers import hooks, noise, view
@@ -61,7 +61,7 @@ def big(native, images, masks):
 def test_suffix_scores_are_naive_scores(family):
     native, model, images, masks = case(family)
     expected = naive(native, images, big(native, images, masks))
-    found = score(model, images, masks, per_image=True)
+    found = score(model, images, masks)
     assert_close(found.effects, expected, atol=1e-10, rtol=0)
     assert_close(found.value, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert_close(found.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
@@ -76,7 +76,7 @@ def test_the_paper_fills_with_the_mean_colour():
         lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
     )
     assert_close(
-        score(model, images, masks, baseline="mean", per_image=True).effects,
+        score(model, images, masks, baseline="mean").effects,
         expected,
         atol=1e-10,
         rtol=0,
@@ -111,7 +111,7 @@ def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
         ("resample", lambda i, layer: seen[layer][donors[i]]),
     ):
         expected = naive(native, images, big(native, images, masks), put(contents))
-        found = score(model, images, masks, operator=operator, seed=4, per_image=True, guard=False)
+        found = score(model, images, masks, operator=operator, seed=4, guard=False)
         assert_close(found.effects, expected, atol=1e-10, rtol=0)
 
 
@@ -124,7 +124,7 @@ def test_other_responses_need_no_masks():
         "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
     }
     for response, measure in answers.items():
-        found = score(model, images, response=response, target=labels, per_image=True)
+        found = score(model, images, response=response, target=labels)
         assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
         assert "fig" not in found.after
     contrast = score(model, images, response=lambda logits: logits[:, 1] - logits[:, 4])
@@ -145,7 +145,7 @@ def test_heads_without_output_columns_score_exactly_zero(family):
     native, model, images, masks = case(family)
     with torch.no_grad():
         reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
-    found = score(model, images, masks, per_image=True)
+    found = score(model, images, masks)
     assert (found.effects[:, 1, 1] == 0).all() and found.error[1, 1] == 0
     assert (found.value == 0).sum() == 1 and found.protocol["heads_run"] == 11
     assert found.after["nll"][1, 1] == found.before["nll"]
@@ -156,7 +156,7 @@ def test_removed_heads_stay_removed():
     gates = torch.ones(4, HEADS)
     gates[2, 0] = 0
     with model.gated(gates):
-        found = score(model, images, masks, per_image=True)
+        found = score(model, images, masks)
     with reference.without(native.blocks[2], 0, WIDTH):
         expected = naive(native, images, big(native, images, masks))
     assert_close(found.effects, expected, atol=1e-10, rtol=0)
@@ -221,7 +221,7 @@ def test_what_else_a_removal_does():
 
 def test_matched_entropy_is_matched():
     _, model, images, masks = case(batch=3)
-    plain, matched = score(model, images, masks), score(model, images, masks, entropy_match=True)
+    plain, matched = score(model, images, masks), score(model, images, masks, temperature="matched")
     assert_close(
         matched.after["entropy"],
         torch.full((4, HEADS), plain.before["entropy"], dtype=torch.float64),
@@ -237,7 +237,7 @@ def test_matched_entropy_is_matched():
 def test_swapped_pictures_need_no_masks():
     native, model, images, _ = case()
     elsewhere = images + noise(*images.shape, seed=5)
-    found = score(model, images, baseline=Swapped(elsewhere), guard=False, per_image=True)
+    found = score(model, images, baseline=Swapped(elsewhere), guard=False)
 
     def measure(i):
         return reference.js(*(reference.answer(native.forward, x[i]) for x in (images, elsewhere)))
@@ -270,12 +270,12 @@ def test_guards():
 
 def test_errors_and_effects_are_those_of_the_penalised_score():
     _, model, images, masks = case(batch=3)
-    found = score(model, images, masks, per_image=True)
+    found = score(model, images, masks)
     guarded = penalised(found, alpha=0.5)
     assert_close(guarded.effects.mean(dim=0), guarded.value)
     assert_close(guarded.error, guarded.effects.std(dim=0) / 3**0.5)
     assert (guarded.error - found.error).abs().max() > 1e-5
-    bare = penalised(score(model, images, masks), alpha=0.5)
+    bare = penalised(replace(found, effects=None, fig_drops=None), alpha=0.5)
     assert torch.equal(bare.error.isnan(), found.after["fig_drop"] > 0) and bare.effects is None
     assert (
         score(model, images[:1], masks[:1]).error.isnan().all()
@@ -296,10 +296,10 @@ def test_bad_input_is_refused():
         ({}, "masks of the images"),
         ({"masks": masks, "response": "bigger"}, "big, fig, prob, logit, nll"),
         ({"masks": masks, "operator": "shuffle"}, "zero, mean, resample"),
-        ({"masks": masks, "heads": [(4, 0)]}, "layer 0-3"),
+        ({"masks": masks, "heads": [(4, 0)]}, "layers 0-3"),
         ({"masks": masks, "heads": []}, "at least one"),
         ({"masks": masks, "temperature": 0}, "above 0"),
-        ({"response": "prob", "entropy_match": True}, "compare answers"),
+        ({"response": "prob", "temperature": "matched"}, "compare answers"),
         ({"masks": masks, "target": [1]}, "each of the 2 images"),
     ):
         with pytest.raises(BadOption, match=said):

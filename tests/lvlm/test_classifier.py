@@ -162,9 +162,7 @@ def test_suffix_scores_are_naive_scores(family, scope):
         block.head_dim,
         lambda i: cigma.gains(model.native, images[i], keep[i])[1],
     )
-    assert_close(
-        sc.heads.score(model, images, keep, per_image=True).effects, expected, atol=1e-10, rtol=0
-    )
+    assert_close(sc.heads.score(model, images, keep).effects, expected, atol=1e-10, rtol=0)
     gains = sc.heads.information_gains(model, images, keep)
     slow = torch.tensor(
         [cigma.gains(model.native, image, mask) for image, mask in zip(images, keep, strict=True)],
@@ -258,7 +256,7 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
         sc.heads.screen(model, images, keep, top=1, target=labels).scores.value.isfinite().sum()
         >= 4
     )
-    cases = sc.heads.Cases("noise", ("a", "b", "c"), images, labels, keep.int())
+    cases = sc.heads.Pictures("noise", ("a", "b", "c"), images, labels, keep.int())
     assert (
         model.readout_name
         == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"

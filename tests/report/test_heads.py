@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from seecause.heads import HeadScores
+from seecause.heads.ablation_study import StudyTable
 from seecause.heads.audit import Audit
-from seecause.heads.cases import Cases
+from seecause.heads.erase import Erasure, Masks
 from seecause.heads.gains import Gains
-from seecause.heads.masks import Masks
-from seecause.heads.removal import Look, Outcome
-from seecause.heads.studies import Found
+from seecause.heads.outcomes import Outcome
+from seecause.heads.pictures import Pictures
 from seecause.metrics import group_accuracy
 from seecause.report.heads import (
     ScoreGrid,
@@ -92,14 +92,14 @@ def test_a_study_is_drawn_along_its_axis_or_row_by_row():
         {"K": k, "accuracy": 0.5 + k / 10, "accuracy, random": 0.4, "accuracy, random sd": 0.1}
         for k in (0, 2)
     ]
-    along = study_section(Found("k", "How many?", rows, "K")).body
+    along = study_section(StudyTable("k", "How many?", rows, "K")).body
     assert along.count("<polyline") == 2 and along.count("<polygon") == 1
     assert "random sd" not in along
     rows = [
         {"blocks": name, "accuracy": value}
         for name, value in (("none", 0.5), ("all", 0.75), ("some", 0.25))
     ]
-    dots = study_section(Found("layers", "Where?", rows)).body
+    dots = study_section(StudyTable("layers", "Where?", rows)).body
     assert dots.count("<circle") == 2 and "all: +0.25" in dots and "difference to none" in dots
     assert 'class="clear"' not in dots  # one run has no interval that could leave out zero
 
@@ -122,7 +122,7 @@ def test_the_note_says_what_the_selector_scores():
 
 def test_groups_have_the_names_of_the_data():
     groups = ((0, 0), (0, 1), (1, 0), (1, 1))
-    cases = Cases(
+    cases = Pictures(
         "c",
         tuple("abcd"),
         torch.zeros(4, 3, 2, 2),
@@ -159,9 +159,9 @@ def test_groups_have_the_names_of_the_data():
 def seen(name: str, source: str, gains: Gains) -> Audit:
     """An audit by one look at some pictures."""
     count = len(gains.big)
-    look = Look(Masks(torch.ones(count, 2, 2), protocol={"source": source}), "grey")
+    look = Erasure(Masks(torch.ones(count, 2, 2), protocol={"source": source}), "grey")
     return Audit(
-        Cases("c", tuple(map(str, range(count))), torch.zeros(count, 3, 2, 2)),
+        Pictures("c", tuple(map(str, range(count))), torch.zeros(count, 3, 2, 2)),
         torch.zeros(count, 2),
         {name: look},
         {name: gains},
@@ -215,7 +215,7 @@ def test_eight_pictures_that_lose_nothing_are_not_too_few():
 def test_before_and_after_are_told_in_words():
     gains = {"exact swap": Gains(torch.ones(4), torch.ones(4), 0.0)}
     before, after = (Outcome([], accuracy, 0.0, 1.0, 0.1, 0.5, gains) for accuracy in (0.5, 0.75))
-    cases = Cases(
+    cases = Pictures(
         "test", tuple("abcd"), torch.zeros(4, 3, 2, 2), groups=((0, 0), (0, 1), (1, 0), (1, 1))
     )
     section = change_section(before, after, cases)

@@ -155,7 +155,7 @@ def audit(
     from seecause.cli.heads_run import lead, read, say
     from seecause.cli.progress import counting
     from seecause.heads.audit import audit as run
-    from seecause.heads.backgrounds import background_gaps
+    from seecause.heads.outcomes import background_gaps
     from seecause.models.view import VisionModel
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import audit_csv, groups_section, verdict_section
@@ -270,7 +270,7 @@ def score(
         scored,
         settings,
     )
-    from seecause.heads.cases import right_ones
+    from seecause.heads.pictures import answered_right
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import scores_csv, scores_section
     from seecause.report.page import write_page
@@ -298,7 +298,7 @@ def score(
         data,
     )
     check_screen(opened, screen)
-    cases = right_ones(
+    cases = answered_right(
         opened,
         read(opened, data, limit, quiet=quiet),
         share=share,
@@ -431,9 +431,8 @@ def prune(
     )
     from seecause.cli.progress import counting
     from seecause.data.answers import group_shares
-    from seecause.heads.backgrounds import background_gaps
-    from seecause.heads.cases import right_ones
-    from seecause.heads.removal import curve
+    from seecause.heads.outcomes import background_gaps, curve
+    from seecause.heads.pictures import answered_right
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import (
         change_section,
@@ -471,7 +470,7 @@ def prune(
     check_export(opened, form.value)
     scorer, judge = fitted(opened, data), fitted(opened, test)
     seen = read(scorer, data, limit, quiet=quiet)
-    cases = right_ones(scorer, seen, share=share, cap=cap, stratified=stratified, seed=seed)
+    cases = answered_right(scorer, seen, share=share, cap=cap, stratified=stratified, seed=seed)
     look = look_for(scorer, cases, masks, fill, search, quiet=quiet) if by in TAKES else None
     found, said = scored(
         scorer,

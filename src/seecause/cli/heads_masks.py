@@ -13,8 +13,8 @@ import typer
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads.cases import Cases
-    from seecause.heads.masks import Masks
+    from seecause.heads.erase import Masks
+    from seecause.heads.pictures import Pictures
     from seecause.models.base import ImageModel
 
 Steps = Annotated[
@@ -52,7 +52,7 @@ class Search:
     cache: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def masks(self, model: ImageModel, cases: Cases, *, quiet: bool) -> Masks:
+    def masks(self, model: ImageModel, cases: Pictures, *, quiet: bool) -> Masks:
         """The model's own masks of all pictures."""
         from seecause.cli.progress import counting
         from seecause.heads.masks import discover_masks

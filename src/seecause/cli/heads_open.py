@@ -13,8 +13,8 @@ from seecause.cli.options import Device, Dtype, open_model
 from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
-    from seecause.heads.cases import Cases
-    from seecause.heads.result import Head
+    from seecause.heads.pictures import Pictures
+    from seecause.heads.scores import Head
     from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
 
@@ -130,14 +130,14 @@ def fitted(model: VisionModel, data: str) -> VisionModel:
     """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine
     answers."""
     from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
-    from seecause.heads.backgrounds import nine
+    from seecause.heads.outcomes import imagenet9_model
 
     if not data.startswith("imagenet9:") or model.n_classes != IMAGENET_CLASSES:
         return model
-    return nine(model, read_in9_map(find_in9_map(data)))
+    return imagenet9_model(model, read_in9_map(find_in9_map(data)))
 
 
-def twin_of(model: VisionModel, data: str, limit: int, *, quiet: bool) -> Cases | None:
+def twin_of(model: VisionModel, data: str, limit: int, *, quiet: bool) -> Pictures | None:
     """Of mixed_rand, mixed_same: together they tell the BG-gap."""
     from seecause.cli.heads_run import read
 

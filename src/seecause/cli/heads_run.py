@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from seecause.cli.heads_masks import Search
-    from seecause.heads.cases import Cases
-    from seecause.heads.erase import Baseline
-    from seecause.heads.masks import Masks
-    from seecause.heads.removal import Look
-    from seecause.heads.result import HeadScores
+    from seecause.heads.erase import Baseline, Erasure, Masks
+    from seecause.heads.pictures import Pictures
+    from seecause.heads.scores import HeadScores
     from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
 
@@ -129,7 +127,7 @@ TAKES = {  # selectors that take masks, and which options of theirs are flags he
     "contrastive-gating": ("masks", "baseline", "seed"),
     "attention-mass": ("masks",),
 }
-FREE = ("temperature", "entropy_match")  # options of CIGMA's scores that have no flag
+FREE = ("temperature",)  # options of CIGMA's scores that have no flag
 FREE_SCREEN = ("verify", "audit", "at", "by")
 
 OptionPairs = Annotated[
@@ -151,19 +149,19 @@ Screen = Annotated[
 ]
 
 
-def read(model: ImageModel, name: str, limit: int, *, quiet: bool) -> Cases:
+def read(model: ImageModel, name: str, limit: int, *, quiet: bool) -> Pictures:
     """A dataset's pictures in the model's frame."""
     from seecause.cli.progress import counting
     from seecause.data.registry import open_data
-    from seecause.heads.cases import gather
+    from seecause.heads.pictures import read_pictures
 
     data = open_data(name, limit=limit)
     with counting("reading pictures", len(data), quiet=quiet) as advance:
-        return gather(model, data, progress=advance)
+        return read_pictures(model, data, progress=advance)
 
 
 def need_view(model: ImageModel) -> VisionModel:
-    from seecause.heads.study import need_heads
+    from seecause.heads.scores import need_heads
     from seecause.models.view import VisionModel
 
     need_heads(model, "seecause heads")
@@ -172,7 +170,7 @@ def need_view(model: ImageModel) -> VisionModel:
 
 
 def masks_for(
-    model: ImageModel, cases: Cases, source: Source, search: Search, *, quiet: bool
+    model: ImageModel, cases: Pictures, source: Source, search: Search, *, quiet: bool
 ) -> Masks:
     """True masks, or the model's own."""
     truth = cases.oracle
@@ -190,10 +188,16 @@ def masks_for(
 
 
 def look_for(
-    model: ImageModel, cases: Cases, source: Source, fill: Filling, search: Search, *, quiet: bool
-) -> Look:
+    model: ImageModel,
+    cases: Pictures,
+    source: Source,
+    fill: Filling,
+    search: Search,
+    *,
+    quiet: bool,
+) -> Erasure:
     """How the background is taken away: masks and a fill, or exact swaps."""
-    from seecause.heads.removal import Look
+    from seecause.heads.erase import Erasure
 
     if fill is Filling.swap:
         if cases.swapped is None:
@@ -203,8 +207,8 @@ def look_for(
                 f"mean, grey, blur or noise: {cases.name} has no exact counterfactuals, only"
                 " Critters have",
             )
-        return Look(None, cases.swapped)
-    return Look(masks_for(model, cases, source, search, quiet=quiet), fill.value)  # type: ignore[arg-type]
+        return Erasure(None, cases.swapped)
+    return Erasure(masks_for(model, cases, source, search, quiet=quiet), fill.value)  # type: ignore[arg-type]
 
 
 def options_of(
@@ -222,7 +226,7 @@ def options_of(
     from seecause.cli.heads_masks import pairs_of
     from seecause.errors import UnknownName
     from seecause.heads import score, selectors
-    from seecause.heads.screen import screen as screened
+    from seecause.heads.cigma import screen as screened
 
     known = selectors()
     if by not in known:
@@ -266,7 +270,7 @@ def options_of(
                 getattr(given, "value", given),
                 f"--by {having}: choosing heads by {by} has no {name}",
             )
-    if guard is Guard.protect:
+    if guard is Guard.protect and "guard" not in flags:
         raise BadOption(
             "--guard",
             "protect",
@@ -281,7 +285,7 @@ def options_of(
     return options
 
 
-def recorded(by: str, look: Look | None, *, operator: Removal, guard: Guard) -> dict[str, Any]:
+def recorded(by: str, look: Erasure | None, *, operator: Removal, guard: Guard) -> dict[str, Any]:
     """What decided the scores, and nothing else."""
     flags = TAKES.get(by, ())
     if look is None or "baseline" not in flags:
@@ -299,9 +303,9 @@ def recorded(by: str, look: Look | None, *, operator: Removal, guard: Guard) -> 
 
 def scored(
     model: VisionModel,
-    cases: Cases,
+    cases: Pictures,
     by: str,
-    look: Look | None,
+    look: Erasure | None,
     *,
     operator: Removal = Removal.zero,
     guard: Guard = Guard.penalty,
@@ -325,9 +329,9 @@ def scored(
         select,
         selectors,
     )
-    from seecause.heads.cases import logits_of
-    from seecause.heads.screen import screen as screened
-    from seecause.heads.study import all_heads
+    from seecause.heads.cigma import screen as screened
+    from seecause.heads.pictures import logits_of
+    from seecause.heads.scores import all_heads
 
     if by != "cigma":
         entry = selectors()[by]
@@ -336,7 +340,7 @@ def scored(
         flags: dict[str, Any] = {
             "seed": seed,
             "operator": operator.value,
-            "guard": guard is not Guard.none,
+            "guard": guard.value,
         }
         flags |= {} if look is None else {"masks": look.masks, "baseline": look.baseline}
         given = {
@@ -358,7 +362,6 @@ def scored(
         "operator": operator.value,
         "baseline": baseline,
         "guard": True,
-        "per_image": True,
         "seed": seed,
         **options,
     }
@@ -399,8 +402,7 @@ def count_of(text: str) -> int | float:
 
 def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
     """How many heads may go, checked before any mask is searched."""
-    from seecause.heads.result import head_count
-    from seecause.heads.study import all_heads
+    from seecause.heads.scores import all_heads, head_count
 
     total = len(all_heads(model))
     count = head_count(k, total) if isinstance(k, float) else k
@@ -424,7 +426,7 @@ def check_top(model: VisionModel, k: int | float, screen: int | None) -> int:
 
 def check_screen(model: VisionModel, screen: int | None) -> None:
     """A screen cannot look for more heads than there are."""
-    from seecause.heads.study import all_heads
+    from seecause.heads.scores import all_heads
 
     total = len(all_heads(model))
     if screen is not None and screen > total:
@@ -435,7 +437,7 @@ def check_screen(model: VisionModel, screen: int | None) -> None:
         )
 
 
-def lead(model: Any, cases: Cases) -> str:
+def lead(model: Any, cases: Pictures) -> str:
     random = (
         " The model has random weights: its answers mean nothing." if model.random_weights else ""
     )

@@ -100,8 +100,8 @@ def ablation_study(
         settings,
     )
     from seecause.cli.progress import counting
-    from seecause.heads.cases import right_ones
-    from seecause.heads.studies import Setup, run_study
+    from seecause.heads.ablation_study import StudySetup, ablation_study
+    from seecause.heads.pictures import answered_right
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import rows_csv, study_section
     from seecause.report.page import write_page
@@ -131,7 +131,7 @@ def ablation_study(
     every = (
         1.0 if study is Study.fraction else share
     )  # that study takes shares of all right answers itself
-    cases = right_ones(
+    cases = answered_right(
         opened, read(opened, data, limit, quiet=quiet), share=every, cap=cap, seed=seed
     )
     tested = read(opened, test, test_limit, quiet=quiet)
@@ -143,7 +143,7 @@ def ablation_study(
         if tested.swapped is not None
         else []
     )
-    setup = Setup(
+    setup = StudySetup(
         model=opened,
         train=cases,
         test=tested,
@@ -158,7 +158,7 @@ def ablation_study(
         seed=seed,
     )
     with counting(f"study {study.value}", 1, quiet=quiet) as advance:
-        found = run_study(study.value, setup)
+        found = ablation_study(study.value, setup)
         advance(1)
     told = {
         "data": cases.name,

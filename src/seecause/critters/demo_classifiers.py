@@ -26,10 +26,10 @@ from seecause.bench.table import make_table
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
 from seecause.heads.audit import audit as audit_model
-from seecause.heads.cases import critter_cases
-from seecause.heads.guard import penalised
-from seecause.heads.removal import Look, curve
-from seecause.heads.screen import screen
+from seecause.heads.cigma import penalised, screen
+from seecause.heads.erase import Erasure
+from seecause.heads.outcomes import curve
+from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -204,7 +204,7 @@ def audit(
     manifests = []
     for name in models:
         model = load(name, device=setting.device)
-        cases = critter_cases(model, latents, name="critters:balanced:test")
+        cases = critter_pictures(model, latents, name="critters:balanced:test")
         # of eight, the biased one has few right
         result = audit_model(model, cases, masks="oracle", count="all")
         title = f"Does {name.rpartition(':')[2]} answer from the background?"
@@ -229,7 +229,7 @@ def repair(
     others. `seecause heads prune` saves the result."""
     opened = load(model, device=setting.device)
     assert isinstance(opened, VisionModel)
-    train = critter_cases(
+    train = critter_pictures(
         opened,
         critters.draw("certified", "train", pictures, seed=setting.seed, device=setting.device),
         name="critters:certified:train",
@@ -237,7 +237,7 @@ def repair(
     latents = critters.draw(
         "balanced", "test", STRIDE * pictures, seed=setting.seed, device=setting.device
     )[::STRIDE]  # type: ignore[misc]
-    test = critter_cases(opened, latents, name="critters:balanced:test")
+    test = critter_pictures(opened, latents, name="critters:balanced:test")
     screened = screen(
         opened,
         train.images,
@@ -250,7 +250,7 @@ def repair(
     )
     scores = penalised(screened.scores)
     heads = scores.top(min(top, int(scores.value.isfinite().sum())))
-    look = Look(None, test.swapped) if test.swapped is not None else None
+    look = Erasure(None, test.swapped) if test.swapped is not None else None
     line = curve(
         opened,
         test,

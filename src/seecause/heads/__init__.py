@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-from seecause.heads.ablate import ablate
 from seecause.heads.audit import Audit, audit
-from seecause.heads.cases import Cases, gather, right_ones
-from seecause.heads.divprune import divprune
-from seecause.heads.erase import Swapped
+from seecause.heads.baselines import divprune, retrain_last_layer
+from seecause.heads.cigma import Screened, above_noise, first_order, penalised, protected, screen
+from seecause.heads.erase import Erasure, Masks, Swapped
 from seecause.heads.export import export
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.gating import Gating, head_gates
-from seecause.heads.greedy import Greedy, additivity, greedy, joint_effect
-from seecause.heads.guard import above_noise, penalised, protected
 from seecause.heads.interchange import Interchange, interchange, mediated
-from seecause.heads.masks import Masks, discover_masks, iou
-from seecause.heads.prune import prune
-from seecause.heads.random_heads import random_sets
+from seecause.heads.joint import Greedy, additivity, greedy, joint_effect, regress
+from seecause.heads.masks import discover_masks, iou
+from seecause.heads.outcomes import Curve, Outcome, curve, outcomes
+from seecause.heads.pictures import Pictures, answered_right, read_pictures
+from seecause.heads.prune import ablate, prune
 from seecause.heads.registry import select, selectors
-from seecause.heads.regression import regress
-from seecause.heads.removal import Curve, Look, Outcome, curve, outcomes
-from seecause.heads.result import Head, HeadScores
-from seecause.heads.retrain import retrain
 from seecause.heads.score import score
-from seecause.heads.screen import Screened, first_order, screen
+from seecause.heads.scores import Head, HeadScores
+from seecause.heads.simple_selectors import random_sets
 
 __all__ = [
     "Audit",
-    "Cases",
     "Curve",
+    "Erasure",
     "Gains",
     "Gating",
     "Greedy",
     "Head",
     "HeadScores",
     "Interchange",
-    "Look",
     "Masks",
     "Outcome",
+    "Pictures",
     "Screened",
     "Swapped",
     "ablate",
     "above_noise",
     "additivity",
+    "answered_right",
     "audit",
     "curve",
     "discover_masks",
     "divprune",
     "export",
     "first_order",
-    "gather",
     "greedy",
     "head_gates",
     "information_gains",
@@ -61,9 +57,9 @@ __all__ = [
     "protected",
     "prune",
     "random_sets",
+    "read_pictures",
     "regress",
-    "retrain",
-    "right_ones",
+    "retrain_last_layer",
     "score",
     "screen",
     "select",

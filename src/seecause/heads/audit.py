@@ -21,11 +21,10 @@ from torch import Tensor
 
 from seecause.attribution.attribute import protocol
 from seecause.errors import BadOption
-from seecause.heads.cases import Cases, logits_of
-from seecause.heads.erase import Fill
+from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import FEW, Gains, information_gains
-from seecause.heads.masks import Masks, discover_masks, iou
-from seecause.heads.removal import Look
+from seecause.heads.masks import discover_masks, iou
+from seecause.heads.pictures import Pictures, logits_of
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 
@@ -41,9 +40,9 @@ SOME, MUCH = (
 class Audit:
     """FIG and BIG of every picture by every look, and what the answers do otherwise."""
 
-    cases: Cases
+    cases: Pictures
     logits: Tensor  # [N, C]
-    looks: dict[str, Look]
+    looks: dict[str, Erasure]
     gains: dict[str, Gains]
     overlap: Tensor | None = None  # [N], IoU of discovered with true masks
     flips: Tensor | None = None  # [N] bool: another background, another answer
@@ -172,7 +171,7 @@ class Audit:
 
 def audit(
     model: ImageModel,
-    cases: Cases,
+    cases: Pictures,
     *,
     masks: MaskSource = "both",
     fills: Sequence[Fill] = ("mean", "grey"),
@@ -213,8 +212,8 @@ def audit(
         source for source in (found, truth if masks != "discovered" else None) if source is not None
     ]
     looks = [
-        *(Look(source, fill) for source in sources for fill in fills),
-        *([Look(None, cases.swapped)] if cases.swapped is not None else []),
+        *(Erasure(source, fill) for source in sources for fill in fills),
+        *([Erasure(None, cases.swapped)] if cases.swapped is not None else []),
     ]
     gains = {
         look.name: information_gains(
@@ -282,7 +281,7 @@ def _shown(ratio: float, digits: int) -> str:
     )
 
 
-def _why(look: Look) -> str:
+def _why(look: Erasure) -> str:
     if look.masks is not None and look.masks.source == "discovered":
         return "those masks keep what the model answers from, also where that is the background."
     return (

@@ -21,19 +21,22 @@ Colours may be mixed after normalisation: it is affine per channel and commutes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
+from seecause.data.dataset import IGNORE
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.types import wide
 
 Fill = Literal["mean", "grey", "blur", "noise"]
+
+
 BLUR = 10 / 224  # deviation, as a share of the longer side
 
 
@@ -151,3 +154,122 @@ def describe(baseline: Baseline) -> str:
         if isinstance(baseline, Swapped)
         else f"tensor {list(baseline.shape)}"
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """The foreground of each image, as the model sees it (`discovered`) or as it is (`oracle`)."""
+
+    hard: Tensor  # [B, H, W] bool
+    soft: Tensor | None = None  # [B, g, g] in [0, 1]
+    ties: Tensor | None = None  # [B], share of pixels that tie with the last one kept
+    losses: Tensor | None = None  # [B, 3]: JS, area and TV when the last step was taken, unweighted
+    steps: Tensor | None = None  # [B] int64
+    inside: Tensor | None = None  # [B, H, W] bool, False on padding
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.protocol["source"]
+
+    def take(self, rows: Tensor) -> Masks:
+        """Those of some images, by place."""
+        fields = {
+            name: getattr(self, name)
+            for name in ("hard", "soft", "ties", "losses", "steps", "inside")
+        }
+        chosen: dict[str, Any] = {
+            name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()
+        }
+        return replace(self, **chosen)
+
+    @classmethod
+    def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
+        """True masks [B, H, W]: bool, or integers with 1 on the object. Pixels that are neither
+        (IGNORE) are kept out, like padding."""
+        known = truth != IGNORE if truth.dtype != torch.bool else torch.ones_like(truth)
+        inside = known if inside is None else known & inside
+        return cls(
+            hard=truth == 1, inside=None if inside.all() else inside, protocol={"source": "oracle"}
+        )
+
+
+class ErasedViews:
+    """Each image beside its erased versions, made when they are asked for."""
+
+    def __init__(
+        self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline
+    ):
+        self.model, self.images, self.baseline = model, images, baseline
+        self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+        expected = [len(images), *images.shape[-2:]]
+        if isinstance(baseline, Swapped):
+            for name, given in (
+                ("background", baseline.background),
+                ("foreground", baseline.foreground),
+            ):
+                if given is not None and given.shape != images.shape:
+                    raise BadOption(
+                        f"baseline.{name}",
+                        list(given.shape),
+                        f"one picture for each image, {list(images.shape)}",
+                    )
+        elif self.masks is None:
+            raise BadOption(
+                "masks",
+                None,
+                "masks of the images (discover_masks, or true ones), or baseline=Swapped(...)",
+            )
+        elif list(self.masks.hard.shape) != expected:
+            raise BadOption(
+                "masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}"
+            )
+
+    def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
+        hard, inside = (
+            (None, None)
+            if self.masks is None
+            else (
+                self.masks.hard[rows],
+                None if self.masks.inside is None else self.masks.inside[rows],
+            )
+        )
+        hard, inside = (None if t is None else t.to(self.images.device) for t in (hard, inside))
+        return erase(
+            self.model,
+            self.images[rows],
+            hard,
+            part(self.baseline, len(self.images), rows),
+            inside=inside,
+            foreground=foreground,
+        )
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "masks": None if self.masks is None else self.masks.protocol,
+            "baseline": describe(self.baseline),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Erasure:
+    """One way to take the background away: masks and what fills their outside, or whole
+    counterfactual pictures."""
+
+    masks: Masks | None
+    baseline: Baseline
+
+    @property
+    def name(self) -> str:
+        return (
+            "exact swap"
+            if self.masks is None
+            else (
+                f"{'true' if self.masks.source == 'oracle' else 'discovered'} masks,"
+                f" {describe(self.baseline)}"
+            )
+        )
+
+    def take(self, rows: Tensor) -> Erasure:
+        """Of some images; masks with a fill by name only."""
+        return Erasure(None if self.masks is None else self.masks.take(rows), self.baseline)

@@ -9,6 +9,7 @@ outside the object: see `masks`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,14 +18,42 @@ from torch import Tensor
 
 from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import batched, fit
-from seecause.errors import BadOption, NotDefined
-from seecause.heads.divergence import jensen_shannon, log_probs
-from seecause.heads.erase import Baseline, Erased, Swapped, describe, erase, part
-from seecause.heads.masks import Masks
+from seecause.errors import NotDefined
+from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel
+from seecause.types import wide
+
+SMALL = 1.0  # where the two forms meet; both are good there
+
+
+def log_probs(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """log softmax(logits / temperature) over the last axis, in float32 or better."""
+    return torch.log_softmax(wide(logits) / temperature, dim=-1)
+
+
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Log-probabilities [..., C] and [..., C] -> divergence [...]. Differentiable in both; its
+    gradient is 0 where they are equal."""
+    u = (log_q - log_p) / 2
+    p, q = log_p.exp(), log_q.exp()
+    near = u.clamp(-SMALL, SMALL)  # both branches must be finite for the gradient
+    small = ((log_p + log_q) / 2).exp() * (
+        near * near.sinh() - near.cosh() * (2 * (near / 2).sinh().square()).log1p()
+    )
+    size = u.abs()
+    large = u * (q - p) / 2 - (p + q) / 2 * (size + (-2 * size).exp().log1p() - math.log(2))
+    return torch.where(size < SMALL, small, large).sum(dim=-1)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Log-probabilities [..., C] -> entropy [...], in nats."""
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
 
 FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
+
+
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
 
 
@@ -114,7 +143,7 @@ def information_gains(
     a baseline, or with `Swapped` pictures."""
     need_distribution(model, "information_gains")
     images = images.to(model.device, model.dtype)
-    views = Views(model, images, masks, baseline)
+    views = ErasedViews(model, images, masks, baseline)
     each = model.forward_bytes(model.check(images))
     together = fit(len(images), 3 * each, images.device)
 
@@ -140,63 +169,6 @@ def information_gains(
     )
     said = {"temperature": temperature, **views.record(), **protocol(model, images)}
     return Gains(fig, big, float(noise.mean()), said)
-
-
-class Views:
-    """Each image beside its erased versions, made when they are asked for."""
-
-    def __init__(
-        self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline
-    ):
-        self.model, self.images, self.baseline = model, images, baseline
-        self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
-        expected = [len(images), *images.shape[-2:]]
-        if isinstance(baseline, Swapped):
-            for name, given in (
-                ("background", baseline.background),
-                ("foreground", baseline.foreground),
-            ):
-                if given is not None and given.shape != images.shape:
-                    raise BadOption(
-                        f"baseline.{name}",
-                        list(given.shape),
-                        f"one picture for each image, {list(images.shape)}",
-                    )
-        elif self.masks is None:
-            raise BadOption(
-                "masks",
-                None,
-                "masks of the images (discover_masks, or true ones), or baseline=Swapped(...)",
-            )
-        elif list(self.masks.hard.shape) != expected:
-            raise BadOption(
-                "masks", list(self.masks.hard.shape), f"one for each image, at its size: {expected}"
-            )
-
-    def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
-        hard, inside = (
-            (None, None)
-            if self.masks is None
-            else (
-                self.masks.hard[rows],
-                None if self.masks.inside is None else self.masks.inside[rows],
-            )
-        )
-        hard, inside = (None if t is None else t.to(self.images.device) for t in (hard, inside))
-        return erase(
-            self.model,
-            self.images[rows],
-            hard,
-            part(self.baseline, len(self.images), rows),
-            inside=inside,
-            foreground=foreground,
-        )
-
-    def record(self) -> dict[str, Any]:
-        return {
-            "masks": None if self.masks is None else self.masks.protocol,
-            "baseline": describe(self.baseline),
-        }
 
 
 def need_distribution(model: ImageModel, what: str) -> None:

@@ -30,12 +30,9 @@ from torch import Tensor
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import gated_logits
 from seecause.errors import BadOption
-from seecause.heads.erase import Baseline
-from seecause.heads.gains import Views
-from seecause.heads.masks import Masks
+from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.heads.registry import checked_labels, selector
-from seecause.heads.result import HeadScores
-from seecause.heads.values import absent
+from seecause.heads.scores import HeadScores, absent
 from seecause.metrics import standard_error
 from seecause.models.view import VisionModel
 
@@ -149,7 +146,7 @@ def contrastive_gating(
 ) -> HeadScores:
     """Interference where the class must be told from the object alone, and must not be told from
     the background alone."""
-    shown = Views(model, images, masks, baseline).erased(slice(0, len(images)))
+    shown = ErasedViews(model, images, masks, baseline).erased(slice(0, len(images)))
     assert shown.no_foreground is not None
     options: dict[str, Any] = {
         "masks": fits,

@@ -23,11 +23,9 @@ from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
-from seecause.heads.divergence import jensen_shannon, log_probs
 from seecause.heads.erase import Swapped
-from seecause.heads.gains import need_distribution
-from seecause.heads.result import Head
-from seecause.heads.study import all_heads, check_heads, need_heads
+from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
+from seecause.heads.scores import Head, all_heads, checked_heads, need_heads
 from seecause.metrics import standard_error
 from seecause.models.view import VisionModel
 
@@ -135,7 +133,7 @@ def mediated(
     _cues(model, images, Swapped(others))
     images, others = images.to(model.device, model.dtype), others.to(model.device, model.dtype)
     gates = torch.ones(model.n_layers, model.n_heads, device=model.device)
-    for head in check_heads(model, heads) if heads else []:
+    for head in checked_heads(model, heads) if heads else []:
         gates[head] = 0
 
     def some(a: int, b: int) -> Tensor:

@@ -10,62 +10,27 @@ background. Where true masks exist, compare: `iou`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
+from seecause.attribution.attribute import digest, protocol
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.binarise import Rule, harden
-from seecause.heads.erase import Fill, describe, fill
-from seecause.heads.mask_cache import MaskCache
-from seecause.heads.mask_search import Param, Search
+from seecause.heads._mask_search import MaskSearch, Param, Rule, harden
+from seecause.heads.erase import Fill, Masks, describe, fill, part
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
-
-
-@dataclass(frozen=True, eq=False)
-class Masks:
-    """The foreground of each image, as the model sees it (`discovered`) or as it is (`oracle`)."""
-
-    hard: Tensor  # [B, H, W] bool
-    soft: Tensor | None = None  # [B, g, g] in [0, 1]
-    ties: Tensor | None = None  # [B], share of pixels that tie with the last one kept
-    losses: Tensor | None = None  # [B, 3]: JS, area and TV when the last step was taken, unweighted
-    steps: Tensor | None = None  # [B] int64
-    inside: Tensor | None = None  # [B, H, W] bool, False on padding
-    protocol: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return self.protocol["source"]
-
-    def take(self, rows: Tensor) -> Masks:
-        """Those of some images, by place."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("hard", "soft", "ties", "losses", "steps", "inside")
-        }
-        chosen: dict[str, Any] = {
-            name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()
-        }
-        return replace(self, **chosen)
-
-    @classmethod
-    def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
-        """True masks [B, H, W]: bool, or integers with 1 on the object. Pixels that are neither
-        (IGNORE) are kept out, like padding."""
-        known = truth != IGNORE if truth.dtype != torch.bool else torch.ones_like(truth)
-        inside = known if inside is None else known & inside
-        return cls(
-            hard=truth == 1, inside=None if inside.all() else inside, protocol={"source": "oracle"}
-        )
 
 
 def discover_masks(
@@ -119,7 +84,7 @@ def discover_masks(
             (binarise, rho),
             f"one of {', '.join(get_args(Rule))}, and a share of the pixels between 0 and 1",
         )
-    search = Search(
+    search = MaskSearch(
         model, steps, rate, weights, param, init, temperature, early_stop, grid, rho, binarise
     )
     options = {**search.record(), "baseline": describe(baseline)}
@@ -213,3 +178,79 @@ def _check(
         raise BadOption("weights", weights, "three numbers of at least 0: for JS, area and TV")
     if early_stop is not None and not 0 < early_stop < 1:
         raise BadOption("early_stop", early_stop, "None, or a share of the pixels between 0 and 1")
+
+
+log = logging.getLogger(__name__)
+
+
+_NAMES = ("soft", "losses", "steps")
+
+
+class MaskCache:
+    """Reads and writes (soft [g, g], losses [3], steps []) by image."""
+
+    def __init__(self, folder: str | Path, model: ImageModel, options: Mapping[str, Any]):
+        self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise BadOption("cache", str(folder), "a folder; this is a file")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.device = model.device
+        self.stem = json.dumps(
+            [model.fingerprint(), str(model.dtype), dict(options)], sort_keys=True
+        )
+
+    def read(
+        self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """What is known, by place in the batch."""
+        found = {}
+        for place in range(len(images)):
+            file = self._file(images, inside, baseline, place)
+            if file.is_file() and (tensors := self._load(file)) is not None:
+                found[place] = tensors
+        return found
+
+    def _load(self, file: Path) -> tuple[Tensor, ...] | None:
+        """None for a damaged file: the mask is searched again, and the file written anew."""
+        try:
+            tensors = load_file(file, device=str(self.device))
+        except SafetensorError as damage:
+            log.warning("%s is damaged and will be written again: %s", file, damage)
+            return None
+        return tuple(tensors[name] for name in _NAMES) if set(tensors) == set(_NAMES) else None
+
+    def write(
+        self,
+        images: Tensor,
+        inside: Tensor | None,
+        baseline: Fill | Tensor,
+        found: Mapping[int, tuple[Tensor, ...]],
+    ) -> None:
+        """Each file is written beside its place and moved, so it is whole or not there."""
+        for place, tensors in found.items():
+            file = self._file(images, inside, baseline, place)
+            partial = file.with_suffix(f".{os.getpid()}.partial")
+            partial.write_bytes(
+                save(
+                    {
+                        name: t.detach().cpu().contiguous()
+                        for name, t in zip(_NAMES, tensors, strict=True)
+                    }
+                )
+            )
+            partial.replace(file)
+
+    def _file(
+        self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor, place: int
+    ) -> Path:
+        rows = slice(place, place + 1)
+        own = part(baseline, len(images), rows)
+        key = [
+            self.stem,
+            digest(images[rows]),
+            "" if inside is None else digest(inside[rows].float()),
+            digest(own) if isinstance(own, Tensor) else "",
+        ]
+        return (
+            self.folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
+        )

@@ -9,17 +9,26 @@ the heads at all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from seecause.errors import NotDefined, UnsupportedModel
-from seecause.heads.ablate import checked
-from seecause.heads.result import Head
+from seecause.heads.scores import Head, checked_heads, gates_without
 from seecause.loading import rewrap
 from seecause.models.slicing import ZEROED, slice_heads, zero_heads
 from seecause.models.view import VisionModel
+
+
+@contextmanager
+def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
+    """Inside the block, `model` answers without `heads`, pairs (layer, head) from 0: in
+    `model(images)` and in every method."""
+    gates = gates_without(model, heads)
+    with model.gated(gates):
+        yield model
 
 
 def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
@@ -93,7 +102,7 @@ def original_heads(model: VisionModel, keep: list[list[int]]) -> list[list[int] 
 
 
 def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
-    removed = checked(model, heads)
+    removed = checked_heads(model, heads)
     if model.gates is not None:
         raise NotDefined(
             "cutting heads out",

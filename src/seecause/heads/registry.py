@@ -1,4 +1,4 @@
-"""The list of ways to choose heads. A new one is one file with one decorated function:
+"""The ways to choose heads. A new one is a decorated function in a file that `_FILES` names:
 
     @selector("name", cost="1 forward", needs="labels")
     def name(model, images, labels, *, option=default) -> HeadScores: ...
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import seecause.heads
+from seecause._options import check_options, keyword_options
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName
-from seecause.heads.result import HeadScores
+from seecause.heads.scores import HeadScores
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
@@ -39,13 +38,10 @@ class Selector:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options and their defaults."""
-        return {
-            p.name: p.default
-            for p in inspect.signature(self.run).parameters.values()
-            if p.kind is p.KEYWORD_ONLY
-        }
+        return keyword_options(self.run, leave_out=("progress",))
 
 
+_FILES = ("cigma", "joint", "gating", "simple_selectors")
 _SELECTORS: dict[str, Selector] = {}
 
 
@@ -65,8 +61,8 @@ def selector(
 
 def selectors() -> dict[str, Selector]:
     """All ways to choose heads, by name."""
-    for file in pkgutil.iter_modules(seecause.heads.__path__):
-        importlib.import_module(f"seecause.heads.{file.name}")
+    for file in _FILES:
+        importlib.import_module(f"seecause.heads.{file}")
     return dict(_SELECTORS)
 
 
@@ -78,13 +74,7 @@ def select(
     if by not in known:
         raise UnknownName("head selector", by, known)
     chosen = known[by]
-    for name, value in options.items():
-        if name not in chosen.options:
-            raise BadOption(
-                f"option {name!r} of {by}",
-                value,
-                f"one of {', '.join(chosen.options) or 'no options'}",
-            )
+    check_options(by, chosen.run, options)
     if not isinstance(model, VisionModel):
         raise NotDefined(
             f"choosing heads by {by}",

@@ -14,13 +14,13 @@ from functools import cached_property
 import torch
 from markupsafe import Markup
 
+from seecause.heads.ablation_study import StudyTable
 from seecause.heads.audit import Audit
-from seecause.heads.cases import Cases
 from seecause.heads.gains import FEW
+from seecause.heads.outcomes import Curve, Outcome
+from seecause.heads.pictures import Pictures
 from seecause.heads.registry import selectors
-from seecause.heads.removal import Curve, Outcome
-from seecause.heads.result import Head, HeadScores
-from seecause.heads.studies import Found
+from seecause.heads.scores import Head, HeadScores
 from seecause.report.cell import Cell
 from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.forest import Difference, forest
@@ -308,7 +308,7 @@ def curves_section(
 def change_section(
     before: Outcome,
     after: Outcome,
-    cases: Cases,
+    cases: Pictures,
     *,
     gaps: Sequence[float] = (),
     title: str = "What changed?",
@@ -350,7 +350,7 @@ def changes(
     return (first | {"BG-gap": gaps[0]}, second | {"BG-gap": gaps[1]}) if gaps else (first, second)
 
 
-def study_section(found: Found) -> Section:
+def study_section(found: StudyTable) -> Section:
     """Charts of the main columns, along `x` or as differences to the first row, and a table. What
     random heads do is in the charts and the CSV."""
     looks = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}

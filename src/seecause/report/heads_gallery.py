@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from seecause.heads.audit import Audit, top_answers
-from seecause.heads.cases import Cases, logits_of
-from seecause.heads.gains import Views
-from seecause.heads.removal import Look, logits_without
-from seecause.heads.result import Head
+from seecause.heads.erase import ErasedViews, Erasure
+from seecause.heads.outcomes import logits_without
+from seecause.heads.pictures import Pictures, logits_of
+from seecause.heads.scores import Head
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.cards import Answer
@@ -102,9 +102,9 @@ def audit_gallery(model: ImageModel, found: Audit, *, count: int = SHOWN) -> Sec
 
 def repair_gallery(
     model: VisionModel,
-    cases: Cases,
+    cases: Pictures,
     heads: Sequence[Head],
-    look: Look | None,
+    look: Erasure | None,
     *,
     title: str = "The same pictures, before and after",
 ) -> Section:
@@ -136,7 +136,7 @@ def repair_gallery(
     )
 
 
-def _terms(versions: Iterable[str], look: Look | None) -> dict[str, str]:
+def _terms(versions: Iterable[str], look: Erasure | None) -> dict[str, str]:
     """What the versions that are shown are."""
     told = (
         {"masks": "", "fill": ""}
@@ -152,11 +152,13 @@ def _terms(versions: Iterable[str], look: Look | None) -> dict[str, str]:
     }
 
 
-def _versions(model: ImageModel, cases: Cases, look: Look | None) -> Mapping[str, Tensor]:
+def _versions(model: ImageModel, cases: Pictures, look: Erasure | None) -> Mapping[str, Tensor]:
     """The pictures and their counterfactuals by name."""
     found = {"picture": cases.images}
     if look is not None and look.masks is not None:
-        erased = Views(model, cases.images, look.masks, look.baseline).erased(slice(0, len(cases)))
+        erased = ErasedViews(model, cases.images, look.masks, look.baseline).erased(
+            slice(0, len(cases))
+        )
         assert erased.no_foreground is not None
         found |= {"no background": erased.no_background, "no object": erased.no_foreground}
     if cases.swapped is not None:
@@ -165,7 +167,7 @@ def _versions(model: ImageModel, cases: Cases, look: Look | None) -> Mapping[str
 
 
 def _named(
-    answers: Sequence[tuple[str, float]], model: ImageModel, cases: Cases, place: int
+    answers: Sequence[tuple[str, float]], model: ImageModel, cases: Pictures, place: int
 ) -> list[Answer]:
     truth = None if cases.labels is None else model.class_name(int(cases.labels[place]))
     return [Answer(name, probability, name == truth) for name, probability in answers]

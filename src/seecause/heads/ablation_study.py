@@ -24,21 +24,29 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption, UnknownName
-from seecause.heads.cases import Cases
-from seecause.heads.erase import Fill
+from seecause.heads.cigma import penalised
+from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import information_gains
-from seecause.heads.guard import penalised
-from seecause.heads.masks import Masks, discover_masks, iou
-from seecause.heads.removal import Look, Outcome, curve, outcomes
-from seecause.heads.result import HeadScores
+from seecause.heads.masks import discover_masks, iou
+from seecause.heads.outcomes import Outcome, curve, outcomes
+from seecause.heads.pictures import Pictures
 from seecause.heads.score import score
+from seecause.heads.scores import HeadScores
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
 KS = (0, 4, 8, 16, 24, 32)
+
+
 FRACTIONS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
 TEMPERATURES = (0.5, 1.0, 2.0)
+
+
 THIRDS = ("first third", "middle third", "last third")
+
+
 MASKS: dict[str, dict[str, Any]] = {
     "default": {},
     "rho 0.25": {"rho": 0.25},
@@ -51,20 +59,26 @@ MASKS: dict[str, dict[str, Any]] = {
     "area 0.02": {"weights": (1.0, 0.02, 0.1)},
     "blurred fill": {"baseline": "blur"},
 }
+
+
 HALVES = 6  # random halves of the pictures
+
+
 FAR = 5  # ranks
+
+
 Row = dict[str, str | float]
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class StudySetup:
     """A model, pictures to score heads on and to measure on, and what stays the same."""
 
     model: VisionModel
-    train: Cases
-    test: Cases
+    train: Pictures
+    test: Pictures
     masks: Masks  # of `train`
-    looks: tuple[Look, ...] = ()  # of `test`
+    looks: tuple[Erasure, ...] = ()  # of `test`
     top: int = 4
     fill: Fill = "grey"
     guard: bool = True
@@ -76,7 +90,7 @@ class Setup:
     def scores(
         self,
         *,
-        train: Cases | None = None,
+        train: Pictures | None = None,
         masks: Masks | None = None,
         fill: Fill | None = None,
         temperature: float = 1.0,
@@ -89,7 +103,7 @@ class Setup:
         )  # fmt: skip
         return penalised(found) if self.guard else found
 
-    def subset(self, rows: Tensor) -> tuple[Cases, Masks]:
+    def subset(self, rows: Tensor) -> tuple[Pictures, Masks]:
         return self.train.take(rows), self.masks.take(rows)
 
     def without(self, chosen: Sequence[HeadScores]) -> list[Outcome]:
@@ -100,7 +114,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyTable:
     """A study's table. `x` names the column that charts run along; the first column of a table
     names its rows."""
 
@@ -115,7 +129,7 @@ class Found:
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
 
-def run_study(name: str, setup: Setup) -> Found:
+def ablation_study(name: str, setup: StudySetup) -> StudyTable:
     """One of `STUDIES`."""
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
@@ -125,7 +139,7 @@ def run_study(name: str, setup: Setup) -> Found:
     return STUDIES[name](setup)
 
 
-def _k(setup: Setup) -> Found:
+def _k(setup: StudySetup) -> StudyTable:
     total = sum(block.heads for block in setup.model.blocks)
     ks = sorted({k for k in (*KS, setup.top) if k <= total})
     found = curve(
@@ -143,10 +157,10 @@ def _k(setup: Setup) -> Found:
         "Heads with a score of 0 or less stay, so `removed` may be below K. Beside them: mean and"
         f" deviation of {setup.draws} random sets of as many."
     )
-    return Found("k", "How many heads should go?", rows, "K", note)
+    return StudyTable("k", "How many heads should go?", rows, "K", note)
 
 
-def _fraction(setup: Setup) -> Found:
+def _fraction(setup: StudySetup) -> StudyTable:
     order = torch.randperm(len(setup.train), generator=torch.Generator().manual_seed(setup.seed))
     counts = {
         max(2, round(share * len(order))): share for share in FRACTIONS
@@ -166,7 +180,7 @@ def _fraction(setup: Setup) -> Found:
             counts.items(), chosen, setup.without(chosen), strict=True
         )
     ]
-    return Found(
+    return StudyTable(
         "fraction",
         "How many pictures do scores need?",
         rows,
@@ -175,7 +189,7 @@ def _fraction(setup: Setup) -> Found:
     )
 
 
-def _masks(setup: Setup) -> Found:
+def _masks(setup: StudySetup) -> StudyTable:
     chosen, about = [], []
     for options in MASKS.values():
         found = discover_masks(
@@ -203,7 +217,7 @@ def _masks(setup: Setup) -> Found:
             MASKS, about, chosen, setup.without(chosen), strict=True
         )
     ]
-    return Found(
+    return StudyTable(
         "masks",
         "Does the mask search decide the result?",
         rows,
@@ -211,7 +225,7 @@ def _masks(setup: Setup) -> Found:
     )
 
 
-def _temperature(setup: Setup) -> Found:
+def _temperature(setup: StudySetup) -> StudyTable:
     chosen = [setup.scores(temperature=t) for t in TEMPERATURES]
     rows: list[Row] = [
         {
@@ -225,12 +239,12 @@ def _temperature(setup: Setup) -> Found:
         "The largest logit does not depend on the temperature: numbers differ only where other"
         " heads are chosen."
     )
-    return Found(
+    return StudyTable(
         "temperature", "Does the temperature decide the result?", rows, "temperature", note
     )
 
 
-def _layers(setup: Setup) -> Found:
+def _layers(setup: StudySetup) -> StudyTable:
     scores, depth = setup.scores(), setup.model.n_layers
     third = torch.tensor([min(2, 3 * layer // depth) for layer in range(depth)])
     parts = {"all": scores}
@@ -248,10 +262,10 @@ def _layers(setup: Setup) -> Found:
         f"The {setup.top} best heads of those blocks alone go; fewer where fewer have a score"
         " above 0."
     )
-    return Found("layers", "Where do the heads sit that matter?", rows, note=note)
+    return StudyTable("layers", "Where do the heads sit that matter?", rows, note=note)
 
 
-def _stability(setup: Setup) -> Found:
+def _stability(setup: StudySetup) -> StudyTable:
     count, generator = len(setup.train), torch.Generator().manual_seed(setup.seed)
     halves = [
         torch.randperm(count, generator=generator)[: max(2, count // 2)].sort().values
@@ -279,7 +293,7 @@ def _stability(setup: Setup) -> Found:
         }
         rows.append({**told, "in the top of all pictures": same, **outcome.numbers()})
     spread = float(ranks[:, top].std(dim=0, correction=0).mean())
-    return Found(
+    return StudyTable(
         "stability",
         "Would other pictures choose other heads?",
         rows,
@@ -287,7 +301,7 @@ def _stability(setup: Setup) -> Found:
     )
 
 
-STUDIES: Mapping[str, Callable[[Setup], Found]] = {
+STUDIES: Mapping[str, Callable[[StudySetup], StudyTable]] = {
     "k": _k, "fraction": _fraction, "masks": _masks, "temperature": _temperature,
     "layers": _layers, "stability": _stability,
 }  # fmt: skip

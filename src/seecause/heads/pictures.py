@@ -15,8 +15,7 @@ from seecause.data.batch import class_places, to_batch
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
-from seecause.heads.erase import Swapped
-from seecause.heads.masks import Masks
+from seecause.heads.erase import Masks, Swapped
 from seecause.heads.registry import checked_labels
 from seecause.models.base import ImageModel
 
@@ -27,7 +26,7 @@ _READ = 64  # pictures held at once before they have the model's size
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
+class Pictures:
     """On the model's device. What a dataset does not know is None."""
 
     name: str
@@ -58,7 +57,7 @@ class Cases:
     def grouped(self) -> bool:
         return any(group is not None for group in self.groups)
 
-    def take(self, rows: Tensor) -> Cases:
+    def take(self, rows: Tensor) -> Pictures:
         """Some of them, by place."""
         places, here = rows.tolist(), rows.to(self.images.device)
         swapped = self.swapped
@@ -78,9 +77,9 @@ class Cases:
         )
 
 
-def gather(
+def read_pictures(
     model: ImageModel, data: Dataset, *, progress: Callable[[int], None] | None = None
-) -> Cases:
+) -> Pictures:
     """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere,
     and another creature in the same place."""
     if data.classes:
@@ -88,7 +87,7 @@ def gather(
             model, data
         )  # a dataset of other classes is refused before its pictures are read
     if hasattr(data, "latents") and model.preprocess.size == (96, 96):
-        found = critter_cases(
+        found = critter_pictures(
             model, data.latents(0, len(data), device=model.device), name=data.name
         )
         if progress is not None:
@@ -123,7 +122,7 @@ def gather(
     masked = any(bool((part != IGNORE).any()) for part in truth)
     if not images:
         raise BadOption("data", data.name, "at least one picture")
-    found = Cases(
+    found = Pictures(
         data.name,
         tuple(ids),
         torch.cat(images),
@@ -135,9 +134,9 @@ def gather(
     return _with_labels(model, data, found)
 
 
-def critter_cases(
+def critter_pictures(
     model: ImageModel, latents: Latents, *, name: str = "critters", swaps: bool = True
-) -> Cases:
+) -> Pictures:
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; where they
     go is decided by their place in the batch."""
     from seecause import critters
@@ -157,7 +156,7 @@ def critter_cases(
             seen(critters.render(latents.show(another)).image),
         )
     codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
-    return Cases(
+    return Pictures(
         name=name,
         ids=tuple(
             f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}"
@@ -184,15 +183,15 @@ def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     )
 
 
-def right_ones(
+def answered_right(
     model: ImageModel,
-    cases: Cases,
+    cases: Pictures,
     *,
     share: float = 0.4,
     cap: int | None = 512,
     stratified: bool = False,
     seed: int = 0,
-) -> Cases:
+) -> Pictures:
     """A share of the pictures that the model answers right (CIGMA, section 1.1); without labels,
     all of them."""
     if cases.labels is None:
@@ -211,7 +210,7 @@ def right_ones(
     )
 
 
-def _with_labels(model: ImageModel, data: Dataset, cases: Cases) -> Cases:
+def _with_labels(model: ImageModel, data: Dataset, cases: Pictures) -> Pictures:
     """Labels as places among the model's classes."""
     if cases.labels is None:
         return cases

@@ -5,51 +5,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seecause.data.answers import Group
+from seecause.data.imagenet9 import CLASSES
 from seecause.engine.forks import logits_of_sets
-from seecause.heads.ablate import gates_without
-from seecause.heads.cases import Cases
-from seecause.heads.divergence import jensen_shannon, log_probs
-from seecause.heads.erase import Baseline, describe
-from seecause.heads.gains import Gains, Views
-from seecause.heads.masks import Masks
-from seecause.heads.random_heads import random_sets
-from seecause.heads.result import Head, HeadScores
+from seecause.errors import BadOption
+from seecause.heads.erase import ErasedViews, Erasure
+from seecause.heads.gains import Gains, jensen_shannon, log_probs
+from seecause.heads.pictures import Pictures
+from seecause.heads.scores import Head, HeadScores, gates_without
+from seecause.heads.simple_selectors import random_sets
 from seecause.metrics.calibration import calibration, nll
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.groups import GroupAccuracy, background_gap, group_accuracy
+from seecause.models.block import chain
 from seecause.models.view import VisionModel
 
 log = logging.getLogger(__name__)
+
+
 _TOGETHER = 16  # pictures whose versions are made at once: often enough to tell how far it is
-
-
-@dataclass(frozen=True, eq=False)
-class Look:
-    """One way to take the background away: masks and what fills their outside, or whole
-    counterfactual pictures."""
-
-    masks: Masks | None
-    baseline: Baseline
-
-    @property
-    def name(self) -> str:
-        return (
-            "exact swap"
-            if self.masks is None
-            else (
-                f"{'true' if self.masks.source == 'oracle' else 'discovered'} masks,"
-                f" {describe(self.baseline)}"
-            )
-        )
-
-    def take(self, rows: Tensor) -> Look:
-        """Of some images; masks with a fill by name only."""
-        return Look(None if self.masks is None else self.masks.take(rows), self.baseline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +74,14 @@ def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[H
 
 
 def outcomes(
-    model: VisionModel, cases: Cases, sets: Sequence[Sequence[Head]], looks: Sequence[Look] = (),
-    *, train: Mapping[Group, float] | None = None,
+    model: VisionModel,
+    cases: Pictures,
+    sets: Sequence[Sequence[Head]],
+    looks: Sequence[Erasure] = (),
+    *,
+    train: Mapping[Group, float] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """Measure the model without each set. The erased pictures are the same for all sets, so the
     numbers are paired.
 
@@ -117,7 +100,9 @@ def outcomes(
             ", ".join(map(str, missing)),
         )
         train = None
-    views = {look.name: Views(model, cases.images, look.masks, look.baseline) for look in looks}
+    views = {
+        look.name: ErasedViews(model, cases.images, look.masks, look.baseline) for look in looks
+    }
     flipping = cases.swapped is not None and "exact swap" not in views
     logits, big, fig, moved = (
         list[Tensor](),
@@ -179,8 +164,8 @@ class Curve:
 
 
 def curve(
-    model: VisionModel, cases: Cases, scores: HeadScores, ks: Sequence[int],
-    looks: Sequence[Look] = (), *, draws: int = 20, seed: int = 0,
+    model: VisionModel, cases: Pictures, scores: HeadScores, ks: Sequence[int],
+    looks: Sequence[Erasure] = (), *, draws: int = 20, seed: int = 0,
     train: Mapping[Group, float] | None = None, progress: Callable[[int], None] | None = None,
 ) -> Curve:  # fmt: skip
     """Remove the best k heads for every k, and `draws` random sets beside it, as large as what was
@@ -199,7 +184,7 @@ def curve(
 def _outcome(
     heads: list[Head],
     logits: Tensor,
-    cases: Cases,
+    cases: Pictures,
     flips: float,
     gains: dict[str, Gains],
     train: Mapping[Group, float] | None,
@@ -241,3 +226,45 @@ def over_groups(
 
 def _or_half(ratio: float) -> float:
     return ratio if ratio == ratio else 0.5
+
+
+NONE = "none of the nine"
+
+
+def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
+    """The same view with ten answers: `mapping` [1000] (`read_in9_map`) says which of the nine each
+    ImageNet class is, -1 for none."""
+    members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
+    if any(len(some) == 0 for some in members):
+        raise BadOption(
+            "mapping",
+            mapping.unique().tolist(),
+            "classes for each of the nine, and some that are none of them (-1)",
+        )
+
+    def best(logits: Tensor) -> Tensor:
+        return torch.stack(
+            [logits[..., some.to(logits.device)].amax(dim=-1) for some in members], dim=-1
+        )
+
+    native = model.native
+    readout = replace(model.readout, head=chain(model.readout.head, best))
+    told: dict[str, Any] = {
+        "classes": (*CLASSES, NONE),
+        "merged": tuple(mapping.tolist()),
+        "memo": {},
+    }
+    return replace(model, readout=readout, native=lambda images: best(native(images)), **told)
+
+
+def background_gaps(
+    model: VisionModel, same: Pictures, random: Pictures, sets: Sequence[Sequence[Head]]
+) -> list[float]:
+    """BG-gap of a model without each set of heads, on the variants mixed_same and mixed_rand."""
+    right = []
+    for cases in (same, random):
+        assert cases.labels is not None
+        right.append(
+            logits_without(model, cases.images, sets).argmax(dim=-1) == cases.labels
+        )  # [S, N]
+    return [background_gap(a.cpu(), b.cpu()) for a, b in zip(*right, strict=True)]

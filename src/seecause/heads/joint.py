@@ -1,0 +1,290 @@
+"""Heads that stand in for each other: chosen one by one, or by a fit to random removals.
+
+One-shot scores add up only where heads do not stand in for each other. `greedy` scores again after
+each removal; `additivity` says how far one-shot scores were from adding up:
+    gap = (R - R^(-set)) / sum of score(h) over the set     1: they add up; below 1: they overlap;
+                                                            above 1: they back each other up
+`regress` shows every image `draws` random sets of removed heads, each head with probability `rate`,
+and explains its loss of response by which heads were gone:
+    R_i - R_i^(-S) = sum over h in S of beta_h + error,         score(h) = beta_h
+by least squares (`ridge` > 0 shrinks). Errors are clustered by image: the draws of one image are
+not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause._options import check_options
+from seecause.errors import BadOption
+from seecause.heads._experiment import HeadExperiment, Operator
+from seecause.heads.cigma import GUARDS, Guard, masks_at_hand
+from seecause.heads.erase import Baseline, Masks
+from seecause.heads.registry import selector
+from seecause.heads.score import score
+from seecause.heads.scores import Head, HeadScores, checked_heads
+from seecause.models.view import VisionModel
+
+
+@dataclass(frozen=True, eq=False)
+class Greedy:
+    """Removals in order: `gains[i]` is the score of `heads[i]` when it was chosen, `rounds[i]` all
+    scores of that round.
+
+    Where it stopped early, the last round is the one that found no head worth removing.
+    """
+
+    heads: list[Head]
+    gains: list[float]
+    rounds: list[HeadScores]
+
+
+def greedy(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None = None,
+    *,
+    top: int = 4,
+    rule: Callable[[HeadScores], HeadScores] | None = None,
+    **options: Any,
+) -> Greedy:
+    """Up to `top` heads; stops early when none has a positive score. `rule` is a guard applied in
+    each round. Options are those of `score`.
+
+    Chosen heads are gated to zero for the next round, whatever the operator that scores them.
+    """
+    if top < 1:
+        raise BadOption("top", top, "at least one head")
+    check_options("greedy", score, options)
+    gates = torch.ones(model.n_layers, model.n_heads)
+    chosen, gains, rounds = list[Head](), list[float](), list[HeadScores]()
+    for _ in range(top):
+        with model.gated(gates):
+            scores = score(model, images, masks, **options)
+        scores = scores if rule is None else rule(scores)
+        rounds.append(scores)
+        best = scores.order()[:1]
+        if not best:
+            break
+        chosen += best
+        gains.append(float(scores.value[best[0]]))
+        gates[best[0]] = 0
+    return Greedy(chosen, gains, rounds)
+
+
+@selector(
+    "greedy", cost="as cigma, once for each of `top` heads", needs="nothing; masks if at hand"
+)
+def greedy_cigma(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    guard: Guard = "penalty",
+    top: int = 4,
+    steps: int = 250,
+) -> HeadScores:
+    """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those
+    that stay."""
+    at_hand = masks_at_hand(model, images, masks, baseline, steps=steps)
+    options = {"baseline": baseline, "operator": operator, "guard": guard != "none"}
+    chosen = greedy(model, images, at_hand, top=top, rule=GUARDS[guard], target=labels, **options)
+    first = chosen.rounds[0]
+    value = torch.zeros_like(first.value).masked_fill(first.value.isnan(), torch.nan)
+    gain = torch.full_like(value, torch.nan)
+    for place, (head, won) in enumerate(zip(chosen.heads, chosen.gains, strict=True)):
+        value[head], gain[head] = len(chosen.heads) - place, won
+    protocol = {**first.protocol, "selector": "greedy", "top": top, "guard": guard}
+    return HeadScores(
+        value,
+        after={"score when chosen": gain},
+        before=first.before,
+        protocol=protocol,
+        total=first.total,
+    )
+
+
+@torch.no_grad()
+def joint_effect(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    **options: Any,
+) -> Tensor:
+    """What the response of each image loses when all of `heads` go together, [B] float64. Options
+    are those of `score`."""
+    check_options("joint_effect", HeadExperiment, options)
+    experiment = HeadExperiment(model, images, masks, **{"guard": False, **options})
+    whole = torch.ones(model.n_layers, model.n_heads, device=model.device)
+    cut = whole.clone()
+    for head in checked_heads(model, heads):
+        cut[head] = 0
+
+    def run_chunk(part: slice) -> Tensor:
+        first, second = (
+            experiment.gated(part, gates.expand(part.stop - part.start, -1, -1))["response"]
+            for gates in (whole, cut)
+        )
+        return (first - second).double().cpu()
+
+    return torch.cat(experiment.over_images(run_chunk))
+
+
+def additivity(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None,
+    heads: Sequence[Head],
+    scores: HeadScores,
+    **options: Any,
+) -> float:
+    """The additivity gap of a set of heads with one-shot `scores`, measured with the options they
+    were made with. NaN for an empty set."""
+    if not heads:
+        return float("nan")
+    return float(
+        joint_effect(model, images, masks, heads, **options).mean()
+        / sum(float(scores.value[head]) for head in heads)
+    )
+
+
+@torch.no_grad()
+def regress(
+    model: VisionModel,
+    images: Tensor,
+    masks: Masks | Tensor | None = None,
+    *,
+    draws: int = 32,
+    rate: float = 0.1,
+    ridge: float = 0.0,
+    seed: int = 0,
+    **options: Any,
+) -> HeadScores:
+    """Scores [L, H] with standard errors; costs `draws` forwards for each version of each image.
+    Options are those of `score`.
+
+    `before["r2"]` is the share of the variance between removals that the fit explains.
+    """
+    if draws < 1 or not 0 < rate < 1 or ridge < 0:
+        raise BadOption(
+            "draws, rate, ridge",
+            (draws, rate, ridge),
+            "at least one draw, a probability between 0 and 1, and a ridge of at least 0",
+        )
+    check_options("regress", HeadExperiment, options)
+    experiment = HeadExperiment(model, images, masks, seed=seed, **{"guard": False, **options})
+    exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
+    for layer, head in experiment.heads:
+        exists[layer, head] = True
+    rows = len(experiment.images) * draws
+    if ridge == 0 and rows < 2 * len(experiment.heads):
+        enough = -(-2 * len(experiment.heads) // len(experiment.images))
+        raise BadOption(
+            "draws",
+            draws,
+            f"enough for {len(experiment.heads)} heads: {enough} or more, or ridge above 0",
+        )
+    gone = (
+        torch.rand(
+            len(experiment.images),
+            draws,
+            *exists.shape,
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.float64,
+        )
+        < rate
+    )
+    gone &= exists
+
+    def run_chunk(part: slice) -> Tensor:
+        whole = experiment.gated(
+            part, torch.ones(part.stop - part.start, *exists.shape, device=model.device)
+        )["response"]
+        lost = [
+            whole - experiment.gated(part, (~gone[part, draw]).float().to(model.device))["response"]
+            for draw in range(draws)
+        ]
+        return torch.stack(lost, dim=1).double().cpu()  # [b, draws]
+
+    lost = torch.cat(experiment.over_images(run_chunk))
+    value, error, explained = fit(gone[:, :, exists].double(), lost, ridge=ridge)
+    table = torch.full((2, *exists.shape), torch.nan, dtype=torch.float64)
+    table[:, exists] = torch.stack([value, error])
+    protocol = {
+        "estimator": "regression",
+        "draws": draws,
+        "rate": rate,
+        "ridge": ridge,
+        "seed": seed,
+        "operator": experiment.operator,
+        **experiment.record(),
+    }
+    return HeadScores(table[0], table[1], before={"r2": explained}, protocol=protocol)
+
+
+@selector(
+    "regression", cost="2 * draws forwards, and 500 for masks", needs="nothing; masks if at hand"
+)
+def regression(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline = "grey",
+    operator: Operator = "zero",
+    draws: int = 32,
+    rate: float = 0.1,
+    ridge: float = 0.0,
+    steps: int = 250,
+    seed: int = 0,
+) -> HeadScores:
+    """What each head adds to BIG while random others are missing too, by least squares. It has no
+    guard."""
+    at_hand = masks_at_hand(model, images, masks, baseline, steps=steps)
+    scores = regress(
+        model,
+        images,
+        at_hand,
+        draws=draws,
+        rate=rate,
+        ridge=ridge,
+        seed=seed,
+        target=labels,
+        baseline=baseline,
+        operator=operator,
+    )
+    return replace(scores, protocol={**scores.protocol, "selector": "regression"})
+
+
+def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tensor, float]:
+    """Least squares of lost [B, n] on gone [B, n, P], with an intercept -> slopes [P], their errors
+    clustered by image [P], and R^2."""
+    x = torch.cat([torch.ones_like(gone[..., :1]), gone], dim=-1)  # [B, n, 1 + P]
+    penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
+    penalty[0, 0] = 0
+    gram = torch.einsum("bnp,bnq->pq", x, x) + penalty
+    if torch.linalg.matrix_rank(gram, hermitian=True) < len(
+        gram
+    ):  # a head that never went, or some that always went together
+        raise BadOption(
+            "draws",
+            x.shape[1],
+            "more of them, or ridge above 0: these removals cannot tell all heads apart",
+        )
+    inverse = torch.linalg.inv(gram)
+    slopes = inverse @ torch.einsum("bnp,bn->p", x, lost)
+    residual = lost - x @ slopes
+    scores = torch.einsum("bnp,bn->bp", x, residual)  # summed within each image
+    variance = inverse @ (scores.T @ scores) @ inverse
+    explained = 1 - float(residual.square().sum() / (lost - lost.mean()).square().sum())
+    return slopes[1:], variance.diagonal().clamp_min(0).sqrt()[1:], explained

@@ -1,0 +1,165 @@
+"""A score for every head: what selectors return, and what they share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, SupportsIndex
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seecause.engine.chunks import fit, in_chunks
+from seecause.errors import BadOption, NotDefined
+from seecause.metrics import standard_error
+from seecause.models.base import ImageModel
+from seecause.models.constant import is_silent
+from seecause.models.view import VisionModel
+
+Head = tuple[int, int]  # (layer, head), both from 0
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """Higher means more worth removing. A head that a block does not have, or that was not scored,
+    is NaN; one that must stay is -inf."""
+
+    value: Tensor  # [L, H] float64, on the CPU
+    error: Tensor | None = None  # [L, H], standard error of the mean over images
+    after: dict[str, Tensor] = field(
+        default_factory=dict
+        # [L, H] each: what the model is like without the head (accuracy, nll, entropy, fig_drop,
+        # ...)
+    )
+    before: dict[str, float] = field(default_factory=dict)  # the same of the whole model
+    protocol: dict[str, Any] = field(default_factory=dict)
+    total: int | None = None  # heads of the model, scored or not; None: as many as have a score
+    effects: Tensor | None = (
+        None  # [B, L, H], of each image, where they were asked for; `value` is their mean
+    )
+    fig_drops: Tensor | None = (
+        None  # [B, L, H], what FIG of each image loses, beside `effects` where FIG was measured
+    )
+
+    def order(self, *, positive: bool = True) -> list[Head]:
+        """Heads from the highest score down; with `positive`, only those above zero."""
+        flat = self.value.flatten().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        chosen = [
+            i
+            for i in flat.argsort(descending=True, stable=True).tolist()
+            if flat[i] > (0 if positive else -torch.inf)
+        ]
+        return [divmod(i, self.value.shape[1]) for i in chosen]
+
+    def top(self, k: int | float, *, positive: bool = True) -> list[Head]:
+        """The `k` highest heads: a count, or a share of all heads of the model between 0 and 1.
+        Fewer, when fewer were scored or are above zero."""
+        total = int((~self.value.isnan()).sum()) if self.total is None else self.total
+        return self.order(positive=positive)[: head_count(k, total)]
+
+
+def head_count(k: int | float, total: int) -> int:
+    """`k` of `total` heads: a count, or a share between 0.0 and 1.0."""
+    count = round(k * total) if isinstance(k, float) and 0 <= k <= 1 else k
+    if isinstance(count, float) or not 0 <= count <= total:
+        raise BadOption("k", k, f"a count up to {total}, or a share between 0.0 and 1.0")
+    return count
+
+
+def need_heads(model: ImageModel, what: str) -> None:
+    if not isinstance(model, VisionModel):
+        raise NotDefined(what, f"{model.family} has no attention heads", "Use a vision transformer")
+
+
+def all_heads(model: VisionModel) -> list[Head]:
+    """Every head there is; a block that lost all of its own has none."""
+    return [
+        (layer, head)
+        for layer, block in enumerate(model.blocks)
+        if not is_silent(block)
+        for head in range(block.heads)
+    ]
+
+
+def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
+    """Ones [L, H], zero at `heads`."""
+    removed = checked_heads(model, heads)
+    gates = torch.ones(model.n_layers, model.n_heads)
+    for layer, head in removed:
+        gates[layer, head] = 0
+    return gates
+
+
+def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
+    """`heads` in order and without repeats, or which of them the model does not have."""
+    if not isinstance(model, VisionModel):
+        raise NotDefined(
+            "head ablation", f"{model.family} has no attention heads", "Use a vision transformer"
+        )
+    found = set()
+    for pair in heads:
+        if not (
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and all(isinstance(part, SupportsIndex) for part in pair)
+        ):
+            raise BadOption("heads", pair, "pairs (layer, head) of whole numbers from 0")
+        layer, head = (operator.index(part) for part in pair)
+        if not 0 <= layer < model.n_layers:
+            raise BadOption("heads", (layer, head), f"layers 0-{model.n_layers - 1}")
+        if not 0 <= head < model.blocks[layer].heads:
+            raise BadOption(
+                "heads", (layer, head), f"heads 0-{model.blocks[layer].heads - 1} in layer {layer}"
+            )
+        found.add((layer, head))
+    return sorted(found)
+
+
+Remove = Literal["most", "least"]
+
+
+def absent(model: VisionModel) -> Tensor:
+    """[L, H], true where a block has no such head."""
+    return torch.tensor(
+        [
+            [head >= block.heads or is_silent(block) for head in range(model.n_heads)]
+            for block in model.blocks
+        ]
+    )
+
+
+def padded(model: VisionModel, blocks: list[Tensor]) -> Tensor:
+    """One tensor [..., H_l] for each block -> [..., L, H]."""
+    return torch.stack(
+        [F.pad(values, (0, model.n_heads - values.shape[-1])) for values in blocks], dim=-2
+    )
+
+
+def over_images(
+    run: Callable[[int, int], Tensor], model: VisionModel, images: Tensor, *, holds: int
+) -> Tensor:
+    """`run(start, stop)` over as many images at once as fit, when a run holds `holds` times what a
+    plain forward does."""
+    each = model.forward_bytes(model.check(images)) * holds
+    return torch.cat(
+        list(in_chunks(run, len(images), fit(len(images), each, images.device), what="images"))
+    )
+
+
+def mean_scores(
+    model: VisionModel, per_image: Tensor, *, remove: Remove = "most", protocol: dict[str, Any]
+) -> HeadScores:
+    """Means over images of per_image [N, L, H], with their standard errors. `remove="least"` turns
+    them round: the largest gets 0."""
+    if remove not in ("most", "least"):
+        raise BadOption("remove", remove, "most or least")
+    values, missing = per_image.detach().double().cpu(), absent(model)
+    mean, error = values.mean(dim=0), standard_error(values)
+    mean = mean if remove == "most" else mean[~missing].max() - mean
+    return HeadScores(
+        mean.masked_fill(missing, torch.nan),
+        error.masked_fill(missing, torch.nan),
+        protocol={**protocol, "images": len(values)},
+    )

@@ -1,0 +1,194 @@
+"""Short ways to choose heads: norms, Taylor, attention mass, loss differences, chance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seecause.engine.attention import attention_probs, read_rows
+from seecause.engine.forks import gated_logits
+from seecause.errors import BadOption
+from seecause.heads.erase import Masks
+from seecause.heads.registry import selector
+from seecause.heads.score import score
+from seecause.heads.scores import Head, HeadScores, Remove, absent, mean_scores, over_images, padded
+from seecause.models.block import Block, fused
+from seecause.models.view import VisionModel
+
+
+@selector("weight-norm", cost="none", needs="nothing")
+@torch.no_grad()
+def weight_norm(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "most"
+) -> HeadScores:
+    """Frobenius norm of each head's columns of the output projection."""
+    norms = [output_weights(block, model).flatten(1).norm(dim=1) for block in model.blocks]
+    return mean_scores(
+        model,
+        padded(model, norms)[None],
+        remove=remove,
+        protocol={"selector": "weight-norm", "remove": remove},
+    )
+
+
+@selector("output-norm", cost="1 forward", needs="images")
+@torch.no_grad()
+def output_norm(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "most"
+) -> HeadScores:
+    """Mean norm of what each head adds to the residual stream."""
+    grams = []  # [H, dh, dh] each: |W o|^2 = o' (W' W) o
+    for block in model.blocks:
+        weight = output_weights(block, model)
+        grams.append(weight @ weight.mT)
+
+    def some(start: int, stop: int) -> Tensor:
+        layout = model.check(images[start:stop])
+        at, h = layout.at(images.device), model.embed(images[start:stop])
+        norms = []
+        for layer, (block, gram) in enumerate(zip(model.blocks, grams, strict=True)):
+            q, k, v = block.qkv(h, at)
+            carried = block.carried(
+                h, fused(q, k, v, block.scale, block.bias(at, at))
+            )  # [B, R, H, dh]
+            carried = carried if (gate := model.gate(layer)) is None else carried * gate[:, None]
+            norms.append(
+                torch.einsum("brhi,hij,brhj->brh", carried, gram, carried)
+                .clamp_min(0)
+                .sqrt()
+                .mean(dim=1)
+            )
+            h = block.close(h, carried)
+        return padded(model, norms)
+
+    per_image = over_images(some, model, images, holds=2)
+    return mean_scores(
+        model, per_image, remove=remove, protocol={"selector": "output-norm", "remove": remove}
+    )
+
+
+def output_weights(block: Block, model: VisionModel) -> Tensor:
+    """W_O' head by head, [H, dh, D], read through the block, so that it is right for every
+    library."""
+    width = block.heads * block.head_dim
+    rows = torch.cat([torch.zeros(1, width), torch.eye(width)]).to(model.device, model.dtype)[None]
+    mixed = block.mix(rows)[0]  # a bias is in every row
+    return (mixed[1:] - mixed[:1]).unflatten(0, (block.heads, block.head_dim))
+
+
+@selector("taylor", cost="1 forward, 1 backward", needs="labels")
+def taylor(
+    model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "least"
+) -> HeadScores:
+    """First-order change of the loss without each head; the least important go first."""
+
+    def some(start: int, stop: int) -> Tensor:
+        return gate_gradients(model, images[start:stop], labels[start:stop]).abs()
+
+    per_image = over_images(some, model, images, holds=2 * model.n_layers)
+    return mean_scores(
+        model, per_image, remove=remove, protocol={"selector": "taylor", "remove": remove}
+    )
+
+
+def gate_gradients(model: VisionModel, images: Tensor, labels: Tensor) -> Tensor:
+    """dNLL / dg at g = 1, image by image: [B, L, H]."""
+    gates = torch.ones(
+        len(images),
+        model.n_layers,
+        model.n_heads,
+        device=images.device,
+        dtype=images.dtype,
+        requires_grad=True,
+    )
+    with torch.enable_grad():
+        loss = F.cross_entropy(gated_logits(model, images, gates), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, gates)
+    return gradient
+
+
+@selector("attention-mass", cost="1 forward", needs="masks")
+@torch.no_grad()
+def attention_mass(
+    model: VisionModel, images: Tensor, labels: Tensor, *, masks: Masks | Tensor | None = None
+) -> HeadScores:
+    """Share of attention on the background; `masks` [N, H, W] are true on the object. What is
+    neither (IGNORE, padding) is no background."""
+    found = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+    if found is None or found.hard.shape != (len(images), *images.shape[-2:]):
+        shape = None if found is None else list(found.hard.shape)
+        raise BadOption(
+            "masks",
+            shape,
+            f"object masks {[len(images), *images.shape[-2:]]}, true on the object, in the model's"
+            " frame",
+        )
+    layout = model.check(images)
+    behind = (~found.hard if found.inside is None else ~found.hard & found.inside).to(
+        images.device, images.dtype
+    )
+    share = F.adaptive_avg_pool2d(behind[:, None], layout.grid).flatten(1)  # [N, patches]
+
+    def some(start: int, stop: int) -> Tensor:
+        found = [
+            read_rows(model, layout, probs)
+            for _, probs in zip(
+                model.blocks, attention_probs(model, images[start:stop]), strict=False
+            )
+        ]  # [B, H, T]
+        return padded(
+            model,
+            [(row[..., layout.patches] * share[start:stop, None]).sum(dim=-1) for row in found],
+        )
+
+    per_image = over_images(some, model, images, holds=2 + layout.tokens // 64)
+    return mean_scores(model, per_image, protocol={"selector": "attention-mass"})
+
+
+@selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
+def loss_gain(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
+    """How much the loss falls without each head, by exact ablation."""
+    scores = score(model, images, response="nll", target=labels, guard=False)
+    return replace(scores, protocol={**scores.protocol, "selector": "loss-gain"})
+
+
+@selector("loss-change", cost="about L * H / 2 forwards", needs="labels")
+def loss_change(model: VisionModel, images: Tensor, labels: Tensor) -> HeadScores:
+    """How much the loss moves without each head, either way, by exact ablation."""
+    scores = loss_gain(model, images, labels)
+    return replace(
+        scores, value=scores.value.abs(), protocol={**scores.protocol, "selector": "loss-change"}
+    )
+
+
+@selector("random", cost="none", needs="nothing")
+def random_heads(
+    model: VisionModel, images: Tensor, labels: Tensor, *, seed: int = 0
+) -> HeadScores:
+    """Every order of heads is as likely as any other: the control for all others."""
+    missing = absent(model)
+    value = (
+        torch.rand(
+            missing.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        + 1e-9
+    )
+    return HeadScores(
+        value.masked_fill(missing, torch.nan), protocol={"selector": "random", "seed": seed}
+    )
+
+
+def random_sets(
+    model: VisionModel, k: int | float, *, draws: int = 20, seed: int = 0
+) -> list[list[Head]]:
+    """`draws` independent sets of `k` heads (a count, or a share of all)."""
+    if draws < 1:
+        raise BadOption("draws", draws, "a count above 0")
+    nothing = torch.empty(0)
+    return [
+        sorted(random_heads(model, nothing, nothing, seed=seed * 1_000_003 + draw).top(k))
+        for draw in range(draws)
+    ]
