@@ -34,7 +34,7 @@ from scripts.tables import differences, holes, over
 from seecause.attribution.registry import find
 from seecause.bench.ablate import STUDIES, Agreement, agreement
 from seecause.bench.depth import read_depth
-from seecause.bench.measures import SETS
+from seecause.bench.measures import PAPER
 from seecause.bench.table import Table, table_of, to_csv, to_markdown
 from seecause.metrics import summarise
 
@@ -234,7 +234,7 @@ def _patches_section(sets: Sequence[Photoset], coarse: Mapping[str, Table | None
             continue
         left = [
             m
-            for m in (SETS["paper"] if photos.data.read_mask is not None else FAITHFUL)
+            for m in (PAPER if photos.data.read_mask is not None else FAITHFUL)
             if m not in table.metrics
         ]
         text += [

@@ -14,7 +14,7 @@ from torch import Tensor
 from scripts import tables
 from scripts.tables import REFERENCE
 from seecause.bench.ablate import STUDIES, with_settings
-from seecause.bench.measures import SETS, group_of
+from seecause.bench.measures import PAPER, group_of
 from seecause.bench.plan import Plan, Request, Store
 from seecause.bench.runner import Status
 from seecause.bench.work import predict, read_samples
@@ -202,7 +202,7 @@ def parts(
     def table(photos: Photoset, target: str, chosen: Sequence[str]) -> Part:
         data = some(photos.data, sizes.dear(photos), base.seed) if chosen is dear else photos.data
         data = data if target == "label" else photos.mistaken(data)
-        metrics = SETS["paper"] if photos.data.read_mask is not None else FAITHFUL
+        metrics = PAPER if photos.data.read_mask is not None else FAITHFUL
         name = f"{photos.name}-{target}{'-few' * (chosen is dear)}"
         return _part(
             name, replace(base, methods=_default(chosen), metrics=metrics, target=target), data
@@ -220,7 +220,7 @@ def parts(
         )
 
     def ablation(study: str) -> Part:
-        asked = replace(base, methods=_default([REFERENCE]), study=study, metrics=SETS["paper"])
+        asked = replace(base, methods=_default([REFERENCE]), study=study, metrics=PAPER)
         return _part(f"ablate-{study}", with_settings(asked, model), pets.data)
 
     found = [

@@ -24,7 +24,7 @@ from seecause.bench.measures import group_of, run_group
 from seecause.bench.work import read_samples
 from seecause.data.batch import Batch, to_batch
 from seecause.engine.chunks import budget
-from seecause.metrics import METRICS, Given
+from seecause.metrics import MetricInputs, metrics
 from seecause.models.base import ImageModel
 
 
@@ -49,7 +49,7 @@ def score_patches(
             for group in done.plan.request.measures
             if not _file(done, method, group).is_file()
         ]
-        todo = [group for group in todo if answers or "model" not in METRICS[group].takes]
+        todo = [group for group in todo if answers or "model" not in metrics()[group].takes]
         if not todo or method not in done.finished():
             continue
         maps = done.store.maps(done.plan)[method]
@@ -100,7 +100,7 @@ def _scored(
     assert batch.labels is not None
     target = torch.tensor(done.plan.places, device=batch.labels.device)[batch.labels]
     with budget(done.plan.request.memory):
-        given = Given(model, batch.images, maps.to(model.device), target, batch.masks)
+        given = MetricInputs(model, batch.images, maps.to(model.device), target, batch.masks)
         return run_group(group, given, done.plan.request.measures[group]).values
 
 

@@ -28,7 +28,7 @@ import seecause as sc
 from scripts import tables
 from scripts.tables import Values, differences, holes, losses, over, undefined, with_reference
 from seecause.attribution.registry import methods as all_methods
-from seecause.bench.measures import SETS
+from seecause.bench.measures import PAPER
 from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import Status, run
 from seecause.bench.table import table_of, to_csv, to_markdown
@@ -62,7 +62,7 @@ def main(
         model="builtin:critters-vit",
         data="critters:clean:test",
         methods={},
-        metrics=(*SETS["paper"], *TRUTH),
+        metrics=(*PAPER, *TRUTH),
         measures={"insertion-deletion": {"order": "patch", "steps": 16}},
         device=device,
         shard_size=shard_size,

@@ -15,7 +15,7 @@ from seecause.attribution.registry import methods
 from seecause.bench.measures import group_options
 from seecause.bench.options import measure_options, method_options
 from seecause.errors import BadOption
-from seecause.metrics import METRICS
+from seecause.metrics import metrics
 from tests.bench.toy import model
 from tests.helpers import hooks
 
@@ -26,9 +26,9 @@ def test_the_defaults_of_every_method_pass_and_the_model_never_runs(name):
     assert found == methods()[name].options and hooks(model().module) == 0
 
 
-@pytest.mark.parametrize("group", METRICS)
+@pytest.mark.parametrize("group", metrics())
 def test_the_defaults_of_every_metric_pass(group):
-    hints = get_type_hints(inspect.unwrap(METRICS[group].run))
+    hints = get_type_hints(inspect.unwrap(metrics()[group].run))
     assert all(accepts(hints[option], value) for option, value in group_options(group).items())
     assert measure_options(group, {}, 0, model()) == group_options(group)
 

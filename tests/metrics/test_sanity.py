@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.metrics import METRICS, Given, measure
+from seecause.metrics import MetricInputs, measure, metrics
 from seecause.metrics.sanity import copied, layer_groups, parameter_randomisation, random_logit
 from seecause.metrics.stability import stability
 from tests.helpers import hooks, noise, view
@@ -206,7 +206,7 @@ def test_the_class_stays_that_of_the_plain_picture(setting):
 def test_every_metric_measures_what_it_lists(setting):
     model, images, explain = setting
     masks = noise(2, *SIZE, seed=9) > 0
-    given = Given(
+    given = MetricInputs(
         model,
         images,
         explain(images, CLASSES),
@@ -220,7 +220,7 @@ def test_every_metric_measures_what_it_lists(setting):
         "insertion-deletion": {"order": "patch", "steps": 3},
         "parameter-randomisation": {"rewrap": linear_view},
     }
-    for name, metric in METRICS.items():
+    for name, metric in metrics().items():
         assert metric.summary and all(
             column.better in ("higher", "lower") for column in metric.columns.values()
         )
@@ -235,7 +235,7 @@ def test_every_metric_measures_what_it_lists(setting):
 
 def test_needs_are_told_and_missing_ones_are_named():
     needs = {
-        name: METRICS[name].needs
+        name: metrics()[name].needs
         for name in (
             "complexity",
             "energy",
@@ -254,6 +254,6 @@ def test_needs_are_told_and_missing_ones_are_named():
         "parts": ("model", "explain", "latents"),
     }
     with pytest.raises(BadOption, match="energy needs it"):
-        measure("energy", Given(maps=noise(1, 2, 2)))
+        measure("energy", MetricInputs(maps=noise(1, 2, 2)))
     with pytest.raises(UnknownName, match="mu-fidelity"):
-        sc.metrics.measure("mu-fidelty", Given())
+        sc.metrics.measure("mu-fidelty", MetricInputs())

@@ -7,7 +7,6 @@ all     everything; sanity checks and truth explain every picture again, some do
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,33 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seecause._options import keyword_options
 from seecause.data.dataset import Dataset
 from seecause.data.photos import Photos
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.metrics import METRICS, Curves, Given, PartScores, PartTruth
+from seecause.metrics import Curves, MetricInputs, PartScores, PartTruth, metrics
+from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 
-GROUP = {
-    column: group for group, metric in METRICS.items() for column in metric.columns
-}  # of each metric
-SETS = {
-    "paper": ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing"),
-    "all": tuple(GROUP),
-}
-FAMILIES = {  # tables with many columns are cut into these
-    "curves": ("insertion-deletion", "perturbation"),
-    "removal": ("removal", "road", "saco"),
-    "correlation with the drop of the score": (
-        "mu-fidelity",
-        "sensitivity-n",
-        "faithfulness-estimate",
-        "infidelity",
-    ),
-    "place of the object": ("localization", "energy"),
-    "the map itself": ("complexity", "stability"),
-    "sanity checks": ("random-logit", "parameter-randomisation"),
-    "truth by re-rendering": ("parts",),
-}
+PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
 UNDEFINED = (  # a question that does not arise, unlike one that could not be answered
     "not defined for this picture"
 )
@@ -70,41 +51,60 @@ class Measured:
 
 def group_options(group: str) -> dict[str, Any]:
     """Keyword options of a group and their defaults in a benchmark."""
-    found = inspect.signature(METRICS[group].run).parameters.values()
-    return {
-        p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_OPTIONS
-    } | DEFAULTS.get(group, {})
+    return keyword_options(find_metric(group).run, leave_out=_NOT_OPTIONS) | DEFAULTS.get(group, {})
 
 
 def run_group(
-    group: str, given: Given, options: Mapping[str, Any], *, truth: PartTruth | None = None
+    group: str, inputs: MetricInputs, options: Mapping[str, Any], *, truth: PartTruth | None = None
 ) -> Measured:
     """Measure. What a method or model does not define is a reason, not the end of the shard.
     `truth` saves rendering it again."""
-    metric, protocol = METRICS[group], {"metric": group, **options}
-    count = 0 if given.images is None else len(given.images)
-    if "masks" in metric.missing(given):
+    metric, protocol = find_metric(group), {"metric": group, **options}
+    count = 0 if inputs.images is None else len(inputs.images)
+    if "masks" in metric.missing(inputs):
         return _nothing(group, count, NO_MASK, protocol)
     try:
-        found = metric.result(given, **options, **({"truth": truth} if group == "parts" else {}))
+        result = metric.result(inputs, **options, **({"truth": truth} if group == "parts" else {}))
     except NotDefined as refused:
         return _nothing(group, count, str(refused), protocol)
     protocol |= {
-        key: value for key, value in getattr(found, "protocol", {}).items() if key != "target"
+        key: value for key, value in getattr(result, "protocol", {}).items() if key != "target"
     }  # rows have a column for it
     return Measured(
-        metric.read(found), getattr(found, "reasons", None) or [""] * count, protocol, _kept(found)
+        metric.read(result),
+        getattr(result, "reasons", None) or [""] * count,
+        protocol,
+        _kept(result),
     )
 
 
+def meaning_of(metric: str) -> str:
+    """What a metric measures, in a line."""
+    return find_metric(group_of(metric)).columns[metric].meaning
+
+
 def higher_is_better(metric: str) -> bool:
-    return METRICS[group_of(metric)].columns[metric].better == "higher"
+    return find_metric(group_of(metric)).columns[metric].better == "higher"
+
+
+def metric_groups() -> dict[str, str]:
+    """The group of every metric, plug-ins with the rest."""
+    groups = {}
+    for group, entry in metrics().items():
+        groups |= dict.fromkeys(entry.columns, group)
+    return groups
+
+
+def metric_sets() -> dict[str, tuple[str, ...]]:
+    """Metrics that one word asks for."""
+    return {"paper": PAPER, "all": tuple(metric_groups())}
 
 
 def group_of(metric: str) -> str:
-    if metric not in GROUP:
-        raise UnknownName("metric", metric, (*GROUP, *SETS))
-    return GROUP[metric]
+    groups = metric_groups()
+    if metric not in groups:
+        raise UnknownName("metric", metric, (*groups, *metric_sets()))
+    return groups[metric]
 
 
 def groups_of(metrics: Iterable[str]) -> list[str]:
@@ -113,9 +113,7 @@ def groups_of(metrics: Iterable[str]) -> list[str]:
 
 
 def family_of(metric: str) -> str:
-    return next(
-        (family for family, groups in FAMILIES.items() if group_of(metric) in groups), "other"
-    )
+    return find_metric(group_of(metric)).family
 
 
 def pick_metrics(
@@ -125,10 +123,11 @@ def pick_metrics(
     was named itself must be possible."""
     picked: dict[str, None] = {}
     left_out: dict[str, str] = {}
+    sets = metric_sets()
     for word in words:
-        for metric in SETS.get(word, (word,)):
+        for metric in sets.get(word, (word,)):
             why = lacking(group_of(metric), model, data)
-            if why and word not in SETS:
+            if why and word not in sets:
                 raise BadOption("metric", word, f"another: {why}")
             if why:
                 left_out[metric] = why
@@ -139,7 +138,7 @@ def pick_metrics(
 
 def lacking(group: str, model: ImageModel, data: Dataset) -> str:
     """What a group of metrics needs and does not find, or nothing."""
-    needs = METRICS[group].needs
+    needs = find_metric(group).needs
     if "masks" in needs and not has_masks(data):
         return f"it needs masks, and {data.name} has none"
     if "latents" in needs and not hasattr(data, "latents"):
@@ -160,7 +159,9 @@ def has_masks(data: Dataset) -> bool:
 
 def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Measured:
     return Measured(
-        dict.fromkeys(METRICS[group].columns, torch.full((count,), torch.nan, dtype=torch.float64)),
+        dict.fromkeys(
+            find_metric(group).columns, torch.full((count,), torch.nan, dtype=torch.float64)
+        ),
         [why] * count,
         protocol,
     )

@@ -18,7 +18,8 @@ from seecause.attribution.registry import find
 from seecause.bench.measures import _NOT_OPTIONS, group_options
 from seecause.engine.chunks import budget
 from seecause.errors import NotDefined
-from seecause.metrics import METRICS, Given, Metric
+from seecause.metrics import Metric, MetricInputs
+from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 from seecause.target import parse
 
@@ -44,10 +45,10 @@ def measure_options(
 ) -> dict[str, Any]:
     """The same for a group of metrics."""
     known = group_options(group)
-    check_options(group, METRICS[group].run, given, leave_out=_NOT_OPTIONS)
+    check_options(group, find_metric(group).run, given, leave_out=_NOT_OPTIONS)
     options = {**known, **({"seed": seed} if "seed" in known else {}), **given}
     if options:
-        _dry_measure(METRICS[group], model, options)
+        _dry_measure(find_metric(group), model, options)
     return options
 
 
@@ -98,7 +99,7 @@ def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) 
     with budget(1):  # one picture at a time is enough to be refused
         try:
             metric.result(
-                Given(
+                MetricInputs(
                     answers,
                     empty,
                     maps,

@@ -13,10 +13,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from seecause.bench.measures import FAMILIES, family_of, higher_is_better
+from seecause.bench.measures import family_of, higher_is_better
 from seecause.bench.plan import Plan
 from seecause.errors import UnknownName
 from seecause.metrics import Summary, bootstrap_interval, error_text, paired_difference, summarise
+from seecause.metrics.registry import FAMILIES
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 
@@ -62,8 +63,7 @@ class Table:
         if len(self.metrics) <= WIDE:
             return [("", list(self.metrics))]
         families = {
-            family: [m for m in self.metrics if family_of(m) == family]
-            for family in (*FAMILIES, "other")
+            family: [m for m in self.metrics if family_of(m) == family] for family in FAMILIES
         }
         return [(family, metrics) for family, metrics in families.items() if metrics]
 

@@ -24,7 +24,7 @@ from seecause.data.registry import open_data
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import load
-from seecause.metrics import Given, PartTruth, measure_truth
+from seecause.metrics import MetricInputs, PartTruth, measure_truth
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 
@@ -225,13 +225,13 @@ def _measure(
             )
         )
 
-    given = Given(
+    inputs = MetricInputs(
         worker.model, batch.images, maps, target, batch.masks, lambda images,
         spec: again(worker.model, images, spec), again, worker.latents(shard)
     )  # fmt: skip
     truth = worker.truth(shard) if "parts" in request.measures else None
     return {
-        group: run_group(group, given, options, truth=truth)
+        group: run_group(group, inputs, options, truth=truth)
         for group, options in request.measures.items()
     }
 

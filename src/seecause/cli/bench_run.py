@@ -85,13 +85,19 @@ def open_bench(
 
     from seecause.attribution.registry import find
     from seecause.bench.ablate import with_settings
-    from seecause.bench.measures import SETS, group_of, group_options, groups_of, pick_metrics
+    from seecause.bench.measures import (
+        group_of,
+        group_options,
+        groups_of,
+        metric_sets,
+        pick_metrics,
+    )
     from seecause.bench.plan import make_plan
     from seecause.bench.work import Worker, open_model
     from seecause.data.registry import open_data
 
     for word in request.metrics:
-        if word not in SETS:
+        if word not in metric_sets():
             group_of(word)
     data = open_data(request.data, limit=request.limit)
     model = open_model(request)

@@ -1,12 +1,12 @@
 """How good is a map, and how good is a model? Functions of tensors; none knows a method.
 
     curves = sc.metrics.insertion_deletion(model, images, maps, target)
-    found = sc.metrics.localization(maps, masks)
-    sc.metrics.summarise(curves.difference), sc.metrics.bootstrap_interval(found.aupr1)
+    places = sc.metrics.localization(maps, masks)
+    sc.metrics.summarise(curves.difference), sc.metrics.bootstrap_interval(places.aupr1)
 
 Every number is given for each image first; means, errors and intervals come from `statistics`.
-`METRICS` lists what there is: what each needs, and which way is better. Metrics that explain again
-take the method as a function, `explain(images, target) -> maps`.
+`metrics()` lists what there is: what each needs, and which way is better. Metrics that explain
+again take the method as a function, `explain(images, target) -> maps`. `@metric` adds one.
 """
 
 from seecause.metrics.calibration import Calibration, auroc, calibration, nll
@@ -32,7 +32,16 @@ from seecause.metrics.keypoints import (
 from seecause.metrics.localization import Localization, localization
 from seecause.metrics.parts import PartScores, PartTruth, measure_truth, part_truth
 from seecause.metrics.perturbation import Perturbation, Removal, perturbation, removal
-from seecause.metrics.registry import METRICS, Given, Metric, measure
+from seecause.metrics.registry import (
+    Column,
+    Metric,
+    MetricInputs,
+    higher,
+    lower,
+    measure,
+    metric,
+    metrics,
+)
 from seecause.metrics.road import Road, road
 from seecause.metrics.saco import saco
 from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
@@ -50,17 +59,17 @@ from seecause.metrics.statistics import (
 )
 
 __all__ = [
-    "METRICS",
     "Calibration",
+    "Column",
     "Complexity",
     "Curves",
     "Energy",
-    "Given",
     "GroupAccuracy",
     "KeyPointError",
     "Localization",
     "Located",
     "Metric",
+    "MetricInputs",
     "Overlap",
     "PartScores",
     "PartTruth",
@@ -83,6 +92,7 @@ __all__ = [
     "faithfulness_estimate",
     "foreground",
     "group_accuracy",
+    "higher",
     "in9_answers",
     "in9_right",
     "infidelity",
@@ -91,8 +101,11 @@ __all__ = [
     "keypoint_error",
     "localization",
     "locate",
+    "lower",
     "measure",
     "measure_truth",
+    "metric",
+    "metrics",
     "mu_fidelity",
     "nll",
     "overlap",

@@ -17,9 +17,8 @@ from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, Target, parse
 
 Fill = float | Literal["mean", "blur"]
-Explain = Callable[
-    [Tensor, Spec], Tensor
-]  # images [B, 3, H, W], target -> maps [B, gh, gw] or [B, H, W]
+Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
+Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +51,18 @@ class Probe:
         """Scores [B, variants], float64: `picture(image, variant)` makes a batch [m, 3, H, W] from
         two index vectors [m]."""
 
-        def some(a: int, b: int) -> Tensor:
+        def run_chunk(a: int, b: int) -> Tensor:
             item = torch.arange(a, b, device=self.images.device)  # of B * variants
             image, variant = item // variants, item % variants
             logits = self.model(picture(image, variant))
             return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
 
         scores = torch.cat(
-            list(in_chunks(some, len(self.images) * variants, self.chunk, what="changed pictures"))
+            list(
+                in_chunks(
+                    run_chunk, len(self.images) * variants, self.chunk, what="changed pictures"
+                )
+            )
         )
         return scores.double().cpu().view(len(self.images), variants)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from seecause.metrics._pixels import checked
+from seecause.metrics.registry import higher, lower, metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,14 @@ class Complexity:
     entropy: Tensor
 
 
+@metric(
+    "complexity",
+    family="the map itself",
+    columns={
+        "gini": higher("how few patches hold the map: 0 flat, near 1 a single patch", field="gini"),
+        "entropy": lower("how widely the map is spread, in nats", field="entropy"),
+    },
+)
 @torch.no_grad()
 def complexity(maps: Tensor) -> Complexity:
     """Of maps [B, gh, gw] or [B, H, W], at their own resolution."""

@@ -22,6 +22,7 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Upsampling, to_pixels
+from seecause.metrics.registry import higher, metric
 
 _PIXEL_BYTES = 96  # float64 and int64 values held for each pixel while a map is sorted
 
@@ -37,6 +38,23 @@ class Energy:
     protocol: dict[str, Any] = field(default_factory=dict)
 
 
+@metric(
+    "energy",
+    family="place of the object",
+    columns={
+        "energy-pointing": higher(
+            "share of the positive values that lies on the object", field="energy"
+        ),
+        "relevance-mass": higher(
+            "share of all values, by size, that lies on the object", field="mass"
+        ),
+        "relevance-rank": higher(
+            "share of the object that the highest values cover, as many as it has pixels",
+            field="rank",
+        ),
+        "top-k": higher("share of the k highest values that lies on the object", field="top"),
+    },
+)
 @torch.no_grad()
 def energy(
     maps: Tensor,
@@ -57,7 +75,7 @@ def energy(
     counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
     wanted = (masks != 0) & counted
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size, upsample).flatten(1)
         on, valid = wanted[a:b].flatten(1), counted[a:b].flatten(1)
         order = pixels.masked_fill(~valid, -torch.inf).argsort(dim=1, descending=True, stable=True)
@@ -74,7 +92,9 @@ def energy(
         )
 
     chunk = fit(len(maps), size[0] * size[1] * _PIXEL_BYTES, maps.device)
-    scores = torch.cat(list(in_chunks(some, len(maps), chunk, what="maps")), dim=1).cpu()  # [4, B]
+    scores = torch.cat(
+        list(in_chunks(run_chunk, len(maps), chunk, what="maps")), dim=1
+    ).cpu()  # [4, B]
     scores[:, ~wanted.flatten(1).any(dim=1).cpu()] = torch.nan
     protocol = {"metric": "energy", "k": k, "upsample": upsample, "ignore": ignore}
     return Energy(scores[0], scores[1], scores[2], scores[3], protocol)

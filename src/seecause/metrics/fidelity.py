@@ -29,6 +29,7 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.metrics._probe import Fill, Probe, probe
 from seecause.metrics.perturbation import patch_counts
+from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
@@ -37,6 +38,16 @@ Correlation = Literal["spearman", "pearson"]
 SIZES = tuple(tenth / 10 for tenth in range(1, 9))  # as shares of the patches
 
 
+@metric(
+    "mu-fidelity",
+    family="correlation with the drop of the score",
+    columns={
+        "mu-fidelity": higher(
+            "rank correlation of the map's sum over random sets of patches with the drop of the "
+            "score without them"
+        ),
+    },
+)
 @torch.no_grad()
 def mu_fidelity(
     model: ImageModel,
@@ -60,6 +71,16 @@ def mu_fidelity(
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
 
 
+@metric(
+    "sensitivity-n",
+    family="correlation with the drop of the score",
+    columns={
+        "sensitivity-n": higher(
+            "plain correlation of the map's sum over sets of patches, of many sizes, with the "
+            "drop of the score without them"
+        ),
+    },
+)
 @torch.no_grad()
 def sensitivity_n(
     model: ImageModel,
@@ -84,6 +105,15 @@ def sensitivity_n(
     return torch.stack(each).mean(dim=0)
 
 
+@metric(
+    "faithfulness-estimate",
+    family="correlation with the drop of the score",
+    columns={
+        "faithfulness-estimate": higher(
+            "correlation of the map with the drop of the score without each single patch"
+        ),
+    },
+)
 @torch.no_grad()
 def faithfulness_estimate(
     model: ImageModel,
@@ -104,6 +134,16 @@ def faithfulness_estimate(
     return pearson(cells.flatten(1).cpu(), asked.drops(single, fill))
 
 
+@metric(
+    "infidelity",
+    family="correlation with the drop of the score",
+    columns={
+        "infidelity": lower(
+            "squared error of the map's sums over sets of patches as forecasts of the drop "
+            "without them, the map scaled as fits best"
+        ),
+    },
+)
 @torch.no_grad()
 def infidelity(
     model: ImageModel,

@@ -32,6 +32,7 @@ from seecause.metrics._pixels import (
     importance_ranks,
     thresholds,
 )
+from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec, parse
 
@@ -61,6 +62,24 @@ class Curves:
         return self.insertion_area - self.deletion_area
 
 
+@metric(
+    "insertion-deletion",
+    family="curves",
+    columns={
+        "insertion": higher(
+            "class score while the patches the map puts first are uncovered in a blurred picture, "
+            "area under the curve",
+            field="insertion_area",
+        ),
+        "deletion": lower(
+            "class score while the patches the map puts first are covered, area under the curve",
+            field="deletion_area",
+        ),
+        "ins-del": higher(
+            "insertion less deletion: one number for faithfulness", field="difference"
+        ),
+    },
+)
 @torch.no_grad()
 def insertion_deletion(
     model: ImageModel,
@@ -147,7 +166,7 @@ def _between(
     important pixels have changed already."""
     taken = taken[1:-1].to(start.device)
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=start.device)  # of B * (n - 1)
         image, step = item // len(taken), item % len(taken)
         changed = ranks[image] < taken[step][:, None, None]  # [m, H, W]
@@ -156,5 +175,7 @@ def _between(
             image,
         )
 
-    scores = torch.cat(list(in_chunks(some, len(start) * len(taken), chunk, what="curve steps")))
+    scores = torch.cat(
+        list(in_chunks(run_chunk, len(start) * len(taken), chunk, what="curve steps"))
+    )
     return scores.double().cpu().view(len(start), len(taken))

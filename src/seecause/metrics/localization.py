@@ -21,6 +21,7 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Upsampling, patch_centres, tie_ends, to_pixels
+from seecause.metrics.registry import higher, metric
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
 
@@ -41,6 +42,23 @@ class Localization:
         return sum(reason != "" for reason in self.reasons)
 
 
+@metric(
+    "localization",
+    family="place of the object",
+    columns={
+        "aupr1": higher(
+            "does the map rank the object's pixels first? Average precision; a random map scores "
+            "the object's share of the picture",
+            field="aupr1",
+        ),
+        "aupr0": higher(
+            "does it rank the background's pixels last? Average precision", field="aupr0"
+        ),
+        "pointing": higher(
+            "share of images whose highest point lies on the object", field="pointing"
+        ),
+    },
+)
 @torch.no_grad()
 def localization(
     maps: Tensor, masks: Tensor, *, upsample: Upsampling = "bilinear", ignore: int | None = IGNORE
@@ -64,7 +82,7 @@ def localization(
         else counted
     )
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size, upsample).flatten(1)  # [b, H * W]
         on, valid = wanted[a:b].flatten(1), counted[a:b].flatten(1)
         best = pixels.masked_fill(~spots[a:b].flatten(1), -torch.inf).argmax(dim=1, keepdim=True)
@@ -76,7 +94,7 @@ def localization(
     reasons = _reasons(wanted, counted, spots)
     fitting = fit(len(maps), height * width * _PIXEL_BYTES, maps.device)
     scores = torch.cat(
-        list(in_chunks(some, len(maps), fitting, what="maps")), dim=1
+        list(in_chunks(run_chunk, len(maps), fitting, what="maps")), dim=1
     ).cpu()  # [3, B]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
     protocol = {

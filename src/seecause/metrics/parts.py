@@ -50,6 +50,7 @@ from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.metrics._pixels import to_pixels
 from seecause.metrics._probe import Explain
+from seecause.metrics.registry import higher, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
@@ -151,6 +152,23 @@ class PartScores:
         ) / 3
 
 
+@metric(
+    "parts",
+    family="truth by re-rendering",
+    columns={
+        "part-correctness": higher(
+            "are the creature's parts ranked by what they are worth to the model?",
+            field="correctness",
+        ),
+        "part-contrastivity": higher(
+            "does the map follow the class it is asked about?", field="contrastivity"
+        ),
+        "background-independence": higher(
+            "is the background, where it does not matter, left out?",
+            field="background_independence",
+        ),
+    },
+)
 def part_truth(
     model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None
 ) -> PartScores:

@@ -27,6 +27,7 @@ from seecause.errors import BadOption
 from seecause.metrics._pixels import Order, Steps, Ties, Upsampling, importance_ranks, thresholds
 from seecause.metrics._probe import Fill, Probe, filled, probe
 from seecause.metrics.insertion_deletion import area
+from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
@@ -84,6 +85,28 @@ class Removal:
         return -self.log_lost_without_top.mean(dim=1)
 
 
+@metric(
+    "perturbation",
+    family="curves",
+    columns={
+        "aopc-morf": higher(
+            "mean drop of the score while patches are removed, most important first",
+            field="aopc_morf",
+        ),
+        "aopc-lerf": lower(
+            "mean drop of the score while patches are removed, least important first",
+            field="aopc_lerf",
+        ),
+        "abpc": higher(
+            "area between the curves of patches removed least and most important first",
+            field="abpc",
+        ),
+        "pixel-flipping": lower(
+            "area under the score's curve while patches are removed, most important first",
+            field="flipping_area",
+        ),
+    },
+)
 @torch.no_grad()
 def perturbation(
     model: ImageModel,
@@ -122,6 +145,21 @@ def perturbation(
     return Perturbation(morf, lerf, taken.double() / count, said)
 
 
+@metric(
+    "removal",
+    family="removal",
+    columns={
+        "comprehensiveness": higher(
+            "drop of the score without the patches the map puts first", field="comprehensiveness"
+        ),
+        "sufficiency": lower(
+            "drop of the score with only the patches the map puts first", field="sufficiency"
+        ),
+        "log-odds": lower(
+            "change of the log probability without the patches the map puts first", field="log_odds"
+        ),
+    },
+)
 @torch.no_grad()
 def removal(
     model: ImageModel,

@@ -1,46 +1,55 @@
-"""The list of metrics: what each needs, what it gives, and which way is better.
+"""The list of metrics. A new metric is one file with one decorated function:
 
-    given = Given(model, images, maps, target, masks=masks)
-    measure("insertion-deletion", given)            # {"insertion": [B], "deletion": [B], "ins-del":
-    [B]}
+    @metric("name", columns={"name": higher("what a large value means")})
+    def name(model, images, maps, target, *, option=default) -> Tensor: ...
 
-A new metric is a function in its own file and an entry here. One entry gives several columns where
-they share their forwards.
+Its parameters before the star say what it needs: names of `MetricInputs`. It returns one number for
+each image, [B], or a result whose fields are the columns: several columns share their forwards.
+Packages installed beside this one add metrics by the entry point `seecause.metrics`.
+
+    inputs = MetricInputs(model, images, maps, target, masks=masks)
+    measure("insertion-deletion", inputs)     # {"insertion": [B], "deletion": [B], "ins-del": [B]}
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
+import seecause.metrics
+from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
-from seecause.metrics._probe import Explain
-from seecause.metrics.complexity import complexity
-from seecause.metrics.energy import energy
-from seecause.metrics.fidelity import faithfulness_estimate, infidelity, mu_fidelity, sensitivity_n
-from seecause.metrics.insertion_deletion import insertion_deletion
-from seecause.metrics.localization import localization
-from seecause.metrics.parts import part_truth
-from seecause.metrics.perturbation import perturbation, removal
-from seecause.metrics.road import road
-from seecause.metrics.saco import saco
-from seecause.metrics.sanity import Attribute, parameter_randomisation, random_logit
-from seecause.metrics.stability import stability
+from seecause.metrics._probe import Attribute, Explain
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
+F = TypeVar("F", bound=Callable[..., Any])
 Direction = Literal["higher", "lower"]  # is better
+FAMILIES = (  # tables with many columns are cut into these, in this order
+    "curves",
+    "removal",
+    "correlation with the drop of the score",
+    "place of the object",
+    "the map itself",
+    "sanity checks",
+    "truth by re-rendering",
+    "other",
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class MetricInputs:
     """What a runner has. A metric that needs something that is None is refused."""
 
     model: ImageModel | None = None
@@ -50,192 +59,113 @@ class Given:
     masks: Tensor | None = None
     explain: Explain | None = None  # the method on this model
     attribute: Attribute | None = None  # the method on any model
-    latents: Latents | None = None  # of Critters
+    latents: Latents | None = None  # of a dataset whose samples can be drawn again
+
+
+_INPUTS = tuple(field.name for field in fields(MetricInputs))
+_NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every runner has
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number for each image: where the result holds it (nowhere: it is the result), and which
-    way is better."""
+    """One number for each image: which way is better, what it means in a line, and the field of
+    the result that holds it (none: it is the result)."""
 
     better: Direction
+    meaning: str = ""
     field: str = ""
+
+
+def higher(meaning: str = "", *, field: str = "") -> Column:
+    """A column whose large values are good."""
+    return Column("higher", meaning, field)
+
+
+def lower(meaning: str = "", *, field: str = "") -> Column:
+    """A column whose small values are good."""
+    return Column("lower", meaning, field)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One entry of the registry. `takes` names the fields of `Given` that the function is called
-    with, in order."""
+    """One entry of the registry. `takes` names the inputs that the function is called with, in
+    order."""
 
     name: str
     run: Callable[..., Any]
     takes: tuple[str, ...]
     columns: Mapping[str, Column]
+    family: str = "other"
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Of masks, model, explain, attribute and latents: what it cannot do without."""
-        return tuple(
-            name
-            for name in ("masks", "model", "explain", "attribute", "latents")
-            if name in self.takes
-        )
+        return tuple(name for name in _NEEDS if name in self.takes)
 
     @property
     def summary(self) -> str:
         return (self.run.__doc__ or "").split("\n")[0]
 
-    def missing(self, given: Given) -> tuple[str, ...]:
-        """What it takes and `given` does not have; without a target the predicted class is
-        meant."""
-        return tuple(
-            need for need in self.takes if need != "target" and getattr(given, need) is None
-        )
+    def missing(self, inputs: MetricInputs) -> tuple[str, ...]:
+        """What it takes and `inputs` do not have; without a target the predicted class is meant."""
+        wanted = [name for name in self.takes if name != "target"]
+        return tuple(name for name in wanted if getattr(inputs, name) is None)
 
-    def result(self, given: Given, **options: Any) -> Any:
+    def result(self, inputs: MetricInputs, **options: Any) -> Any:
         """What the function returns, with everything it knows beside its columns."""
-        for need in self.missing(given):
-            raise BadOption(need, None, f"a value: {self.name} needs it")
-        return self.run(*(getattr(given, need) for need in self.takes), **options)
+        for name in self.missing(inputs):
+            raise BadOption(name, None, f"a value: {self.name} needs it")
+        return self.run(*(getattr(inputs, name) for name in self.takes), **options)
 
-    def read(self, found: Any) -> dict[str, Tensor]:
+    def read(self, result: Any) -> dict[str, Tensor]:
         """The columns of a result, each [B]."""
         return {
-            name: attrgetter(column.field)(found) if column.field else found
+            name: attrgetter(column.field)(result) if column.field else result
             for name, column in self.columns.items()
         }
 
 
-_MAP = ("maps",)
-_MASK = ("maps", "masks")
-_MODEL = ("model", "images", "maps", "target")
-_EXPLAIN = ("model", "images", "explain", "target")
-_ATTRIBUTE = ("model", "images", "attribute", "target")
-_HIGH, _LOW = Column("higher"), Column("lower")
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "insertion-deletion",
-            insertion_deletion,
-            _MODEL,
-            {
-                "insertion": Column("higher", "insertion_area"),
-                "deletion": Column("lower", "deletion_area"),
-                "ins-del": Column("higher", "difference"),
-            },
-        ),
-        Metric(
-            "perturbation",
-            perturbation,
-            _MODEL,
-            {
-                "aopc-morf": Column("higher", "aopc_morf"),
-                "aopc-lerf": Column("lower", "aopc_lerf"),
-                "abpc": Column("higher", "abpc"),
-                "pixel-flipping": Column("lower", "flipping_area"),
-            },
-        ),
-        Metric(
-            "removal",
-            removal,
-            _MODEL,
-            {
-                "comprehensiveness": Column("higher", "comprehensiveness"),
-                "sufficiency": Column("lower", "sufficiency"),
-                "log-odds": Column("lower", "log_odds"),
-            },
-        ),
-        Metric("mu-fidelity", mu_fidelity, _MODEL, {"mu-fidelity": _HIGH}),
-        Metric("sensitivity-n", sensitivity_n, _MODEL, {"sensitivity-n": _HIGH}),
-        Metric(
-            "faithfulness-estimate", faithfulness_estimate, _MODEL, {"faithfulness-estimate": _HIGH}
-        ),
-        Metric("infidelity", infidelity, _MODEL, {"infidelity": _LOW}),
-        Metric("saco", saco, _MODEL, {"saco": _HIGH}),
-        Metric(
-            "road",
-            road,
-            _MODEL,
-            {
-                "road-morf": Column("lower", "morf_mean"),
-                "road-lerf": Column("higher", "lerf_mean"),
-                "road": Column("higher", "combined"),
-            },
-        ),
-        Metric(
-            "localization",
-            localization,
-            _MASK,
-            {
-                "aupr1": Column("higher", "aupr1"),
-                "aupr0": Column("higher", "aupr0"),
-                "pointing": Column("higher", "pointing"),
-            },
-        ),
-        Metric(
-            "energy",
-            energy,
-            _MASK,
-            {
-                "energy-pointing": Column("higher", "energy"),
-                "relevance-mass": Column("higher", "mass"),
-                "relevance-rank": Column("higher", "rank"),
-                "top-k": Column("higher", "top"),
-            },
-        ),
-        Metric(
-            "complexity",
-            complexity,
-            _MAP,
-            {"gini": Column("higher", "gini"), "entropy": Column("lower", "entropy")},
-        ),
-        Metric(
-            "stability",
-            stability,
-            _EXPLAIN,
-            {
-                "max-sensitivity": Column("lower", "max_sensitivity"),
-                "avg-sensitivity": Column("lower", "avg_sensitivity"),
-            },
-        ),
-        Metric(
-            "random-logit",
-            random_logit,
-            _EXPLAIN,
-            {
-                "random-logit": Column("lower", "signed"),
-                "random-logit-abs": Column("lower", "absolute"),
-            },
-        ),
-        Metric(
-            "parameter-randomisation",
-            parameter_randomisation,
-            _ATTRIBUTE,
-            {"mprt": Column("lower", "signed"), "mprt-abs": Column("lower", "absolute")},
-        ),
-        Metric(
-            "parts",
-            part_truth,
-            ("model", "latents", "explain"),
-            {
-                "part-correctness": Column("higher", "correctness"),
-                "part-contrastivity": Column("higher", "contrastivity"),
-                "background-independence": Column("higher", "background_independence"),
-            },
-        ),
-    )
-}
+_METRICS: dict[str, Metric] = {}
 
 
-def find(name: str) -> Metric:
-    if name not in METRICS:
-        raise UnknownName("metric", name, METRICS)
-    return METRICS[name]
+def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -> Callable[[F], F]:
+    """Register a function under `name`."""
+
+    def register(run: F) -> F:
+        kinds = inspect.signature(run).parameters.values()
+        takes = tuple(p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD)
+        unknown = [parameter for parameter in takes if parameter not in _INPUTS]
+        if unknown:
+            raise BadOption(f"parameter of the metric {name}", unknown[0], ", ".join(_INPUTS))
+        if family not in FAMILIES:
+            raise UnknownName("family of metrics", family, FAMILIES)
+        _METRICS[name] = Metric(name, run, takes, dict(columns), family)
+        return run
+
+    return register
 
 
-def measure(name: str, given: Given, **options: Any) -> dict[str, Tensor]:
+def metrics() -> dict[str, Metric]:
+    """All metrics by name, family by family."""
+    _load()
+    return dict(sorted(_METRICS.items(), key=lambda item: FAMILIES.index(item[1].family)))
+
+
+def find_metric(name: str) -> Metric:
+    _load()
+    if name not in _METRICS:
+        raise UnknownName("metric", name, _METRICS)
+    return _METRICS[name]
+
+
+def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor]:
     """The columns of one metric, each [B]. `options` are the metric's own."""
-    metric = find(name)
-    return metric.read(metric.result(given, **options))
+    entry = find_metric(name)
+    return entry.read(entry.result(inputs, **options))
+
+
+@cache
+def _load() -> None:
+    for file in pkgutil.iter_modules(seecause.metrics.__path__):
+        importlib.import_module(f"seecause.metrics.{file.name}")
+    load_plugins("seecause.metrics")

@@ -30,6 +30,7 @@ from seecause.errors import BadOption
 from seecause.metrics._pixels import Ties, importance_ranks
 from seecause.metrics._probe import probe
 from seecause.metrics.perturbation import TENTHS, patch_counts
+from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
@@ -63,6 +64,23 @@ class Road:
         return (self.lerf - self.morf).mean(dim=1) / 2
 
 
+@metric(
+    "road",
+    family="removal",
+    columns={
+        "road-morf": lower(
+            "score after patches are removed, most important first, and filled from what is "
+            "around them",
+            field="morf_mean",
+        ),
+        "road-lerf": higher(
+            "score after patches are removed, least important first, and filled from what is "
+            "around them",
+            field="lerf_mean",
+        ),
+        "road": higher("half the difference of road-lerf and road-morf", field="combined"),
+    },
+)
 @torch.no_grad()
 def road(
     model: ImageModel,

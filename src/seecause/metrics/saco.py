@@ -16,10 +16,21 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Ties, importance_ranks
 from seecause.metrics._probe import Fill, probe
+from seecause.metrics.registry import higher, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
 
+@metric(
+    "saco",
+    family="removal",
+    columns={
+        "saco": higher(
+            "do groups of patches matter in the order and proportion that the map claims? From -1 "
+            "to 1"
+        ),
+    },
+)
 @torch.no_grad()
 def saco(
     model: ImageModel,

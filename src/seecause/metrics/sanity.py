@@ -24,13 +24,12 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
 from seecause.metrics._pixels import checked
-from seecause.metrics._probe import Explain, bound_spec, probe
+from seecause.metrics._probe import Attribute, Explain, bound_spec, probe
+from seecause.metrics.registry import lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.target import Spec
-
-Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +58,18 @@ class Randomisation:
         return self.absolute_steps.mean(dim=1)
 
 
+@metric(
+    "random-logit",
+    family="sanity checks",
+    columns={
+        "random-logit": lower(
+            "rank correlation with the map of another class: near 1, the map does not depend on "
+            "the class",
+            field="signed",
+        ),
+        "random-logit-abs": lower("random-logit of the sizes of the values", field="absolute"),
+    },
+)
 def random_logit(
     model: ImageModel,
     images: Tensor,
@@ -84,6 +95,18 @@ def random_logit(
     )
 
 
+@metric(
+    "parameter-randomisation",
+    family="sanity checks",
+    columns={
+        "mprt": lower(
+            "rank correlation with maps of models whose weights are redrawn: near 1, the map does "
+            "not depend on what was learned",
+            field="signed",
+        ),
+        "mprt-abs": lower("mprt of the sizes of the values", field="absolute"),
+    },
+)
 def parameter_randomisation(
     model: ImageModel,
     images: Tensor,

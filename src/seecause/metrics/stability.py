@@ -20,6 +20,7 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.metrics._pixels import checked
 from seecause.metrics._probe import Explain, bound_spec, probe
+from seecause.metrics.registry import lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 
@@ -40,6 +41,20 @@ class Stability:
         return self.changes.mean(dim=1)
 
 
+@metric(
+    "stability",
+    family="the map itself",
+    columns={
+        "max-sensitivity": lower(
+            "largest relative change of the map under small noise in the picture",
+            field="max_sensitivity",
+        ),
+        "avg-sensitivity": lower(
+            "mean relative change of the map under small noise in the picture",
+            field="avg_sensitivity",
+        ),
+    },
+)
 def stability(
     model: ImageModel,
     images: Tensor,

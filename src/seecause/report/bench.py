@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.registry import find
-from seecause.bench.measures import UNDEFINED, higher_is_better
+from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
 from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import Status, inspect
 from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
 from seecause.bench.truth import COLUMNS, Truth, against_truth, shown, truth_csv
 from seecause.metrics import standard_error
-from seecause.report.bench_words import MEANINGS
 from seecause.report.charts import Series, chart, styled
 from seecause.report.gallery import gallery_section, headline
 from seecause.report.page import Section, fragment, write_page
@@ -94,16 +93,15 @@ def table_section(
         f" the sharpest comparison of two {what}s."
     )
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
-    terms = {metric: MEANINGS[metric] for metric in table.metrics if metric in MEANINGS} | dict(
-        methods or {}
-    )
+    meanings = {metric: meaning_of(metric) for metric in table.metrics}
+    terms = {metric: meaning for metric, meaning in meanings.items() if meaning}
     return Section(
         title,
         fragment(
             "bench_table.html.j2", table=table, higher=higher, digits=_digits(table), what=what
         ),
         note,
-        terms,
+        terms | dict(methods or {}),
     )
 
 
