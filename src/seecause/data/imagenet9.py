@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -94,7 +95,9 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         version = npy.read_magic(file)
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read_header(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy warns about headers of Python 2
+            shape, fortran, dtype = read_header(file)
     except (*BROKEN, TokenError) as broken:
         raise BadImage(
             str(path), f"not a numpy array that can be read ({first_line(broken)})", _LAYOUT

@@ -223,7 +223,7 @@ def _read_dicom(path: Path, *, pixels: bool) -> tuple[tuple[int, int], bool, np.
             return size, inverted, header.pixel_array if pixels else np.empty(0)
         except pydicom.errors.InvalidDicomError:
             raise BadImage(str(path), "not a DICOM file", _EXPECTED) from None
-        except BROKEN as broken:
+        except (*BROKEN, pydicom.errors.BytesLengthException) as broken:
             raise BadImage(
                 str(path), f"damaged or of an unknown kind ({first_line(broken)})", _EXPECTED
             ) from broken
