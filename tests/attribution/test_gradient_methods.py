@@ -242,7 +242,7 @@ def test_smoothgrad_is_the_mean_over_noisy_copies():
 def test_grad_cam_c_by_hand():
     _, model, images = ready("timm_registers")
     h = record(model, images, states={3}).states[3].detach().requires_grad_()
-    (slope,) = torch.autograd.grad(suffix(model, h, model.layout, 3)[:, TARGET].sum(), h)
+    (slope,) = torch.autograd.grad(suffix(model, h, model.layout.at(), 3)[:, TARGET].sum(), h)
     expected = torch.einsum("btd,bd->bt", h, slope.mean(dim=1))[:, model.layout.patches].detach()
     assert_close(
         explain(model, images, "grad-cam c", target=TARGET).maps.flatten(1),
@@ -267,7 +267,7 @@ def test_ixg_plus_by_hand(options, layers):
     for layer in layers:
         h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
         (slope,) = torch.autograd.grad(
-            suffix(model, h, model.layout, layer).softmax(dim=1)[:, TARGET].sum(), h
+            suffix(model, h, model.layout.at(), layer).softmax(dim=1)[:, TARGET].sum(), h
         )
         product = (h * slope).relu() if "mixer" in options else h * slope
         expected = expected + product.sum(dim=-1)[:, model.layout.patches].detach()
@@ -332,7 +332,7 @@ def imbalance(module, model, images, layer, rules=libra_rules):
     h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
     with trained(module) as biases:
         with rules(model, unit="constant"):
-            logit = suffix(model, h, model.check(images), layer)[:, TARGET].sum()
+            logit = suffix(model, h, model.at(images), layer)[:, TARGET].sum()
         slope, *rest = torch.autograd.grad(logit, [h, *biases.values()], allow_unused=True)
         of_biases = sum(
             (b * g).sum() for b, g in zip(biases.values(), rest, strict=True) if g is not None

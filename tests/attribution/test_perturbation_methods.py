@@ -232,7 +232,8 @@ def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
     total, count = torch.zeros(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     for mask in masks:
         total += (
-            mask * kept_logits(model, model.embed(images), mask[None], layout).softmax(-1)[0, 2]
+            mask
+            * kept_logits(model, model.embed(images), mask[None], layout.at()).softmax(-1)[0, 2]
         )
         count += mask
     found = sc.attribute(model, images, 2, "tis", masks=6).maps.flatten()

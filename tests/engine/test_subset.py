@@ -28,7 +28,7 @@ def test_everything_kept_gives_the_plain_answer(family):
     model, images = view(native, check=False), pictures(native)
     layout = model.check(images)
     kept = kept_logits(
-        model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout
+        model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout.at()
     )
     assert_close(kept, model(images), atol=1e-12, rtol=0)
 
@@ -62,7 +62,7 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
         logits = module.forward_head(module.norm(module.blocks(tokens)))
         expected.append(logits)
     assert_close(
-        kept_logits(model, model.embed(images), keep, layout),
+        kept_logits(model, model.embed(images), keep, layout.at()),
         torch.cat(expected),
         atol=1e-12,
         rtol=0,
@@ -89,11 +89,11 @@ def test_padding_is_seen_by_nobody(family):
     layout = model.check(images)
     keep, h0 = some_patches(3, layout.n_patches), model.embed(images)
     alone = torch.cat(
-        [kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout) for i in range(3)]
+        [kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout.at()) for i in range(3)]
     )
-    assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
+    assert_close(kept_logits(model, h0, keep, layout.at()), alone, atol=1e-12, rtol=0)
     h0[:, layout.patches][~keep] += 100  # what was dropped
-    assert_close(kept_logits(model, h0, keep, layout), alone, atol=1e-12, rtol=0)
+    assert_close(kept_logits(model, h0, keep, layout.at()), alone, atol=1e-12, rtol=0)
 
 
 @torch.no_grad()
@@ -107,7 +107,7 @@ def test_many_choices_run_together_or_in_chunks():
     together = kept_logits_each(model, images, keep)
     assert_close(
         together[:, 1],
-        kept_logits(model, model.embed(images), keep[:, 1], layout),
+        kept_logits(model, model.embed(images), keep[:, 1], layout.at()),
         atol=1e-12,
         rtol=0,
     )
@@ -119,4 +119,6 @@ def test_an_image_without_patches_is_refused():
     native = tiny("timm_mean")
     model, images = view(native, check=False), pictures(native)
     with pytest.raises(BadOption, match="at least one patch"):
-        kept_logits(model, model.embed(images), torch.zeros(2, 24, dtype=torch.bool), model.layout)
+        kept_logits(
+            model, model.embed(images), torch.zeros(2, 24, dtype=torch.bool), model.layout.at()
+        )

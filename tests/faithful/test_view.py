@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,22 +37,19 @@ def test_other_backbones_and_sizes():
     assert_close(model(images), net(images).logits, **EXACT)
 
 
-@pytest.mark.parametrize("broken", ["a key lane", "a flag", "a block"])
+@pytest.mark.parametrize("broken", ["a key lane", "a fact", "a block"])
 def test_a_wrong_view_is_refused(broken, monkeypatch):
+    import seecause.faithful.view as view
     import seecause.models.visibility as visibility
+    from seecause.models.layout import At
 
     if broken == "a key lane":
         monkeypatch.setattr(visibility, "HIDDEN", 0.0)
-    elif broken == "a flag":
-        monkeypatch.setattr(visibility, "FLAG", 0.0)
+    elif broken == "a fact":
+        monkeypatch.setattr(At, "row_facts", property(lambda at: at.facts[:, at.index] & False))
     else:
-        original = visibility._on_first
-        monkeypatch.setattr(
-            visibility,
-            "_on_first",
-            lambda step, count: original(step, count - 1) if count == 24 else original(step, count),
-        )
-    with pytest.raises((ViewMismatch, RuntimeError)):
+        monkeypatch.setattr(view, "hiding", lambda block: replace(block))
+    with pytest.raises(ViewMismatch):
         sc.wrap(tiny_net())
 
 

@@ -47,7 +47,10 @@ def test_the_answer_is_read_from_the_tokens_that_stay(family, after):
             features, int(row.sum())
         )
     assert_close(
-        found.logits, kept_logits(model, h, found.tokens, layout, start=after), atol=1e-10, rtol=0
+        found.logits,
+        kept_logits(model, h, found.tokens, layout.at(), start=after),
+        atol=1e-10,
+        rtol=0,
     )
     assert_close(
         divprune(model, images, keep=1.0, after=after).logits, model(images), atol=1e-10, rtol=0

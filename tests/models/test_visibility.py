@@ -1,19 +1,30 @@
-"""Keys hidden by flags that travel with tokens: exact for every family, head by head, and wherever
+"""Keys hidden by facts about their tokens: exact for every family, head by head, and wherever
 the keys go."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from seecause.heads.ablate import gates_without
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause.engine.attend import Bank, attend
+from seecause.engine.forks import fork, logits_of_sets
+from seecause.engine.patching import Site
 from seecause.models.block import fused
-from seecause.models.visibility import flagged, hiding
+from seecause.models.layout import At, TokenLayout
+from seecause.models.visibility import hiding
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, tiny
 
 EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+def knowing(at: At, facts: torch.Tensor) -> At:
+    return replace(at, facts=facts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -25,16 +36,13 @@ def test_hidden_keys_are_not_there(family):
     h = noise(2, tokens, width)
     hidden = noise(2, tokens, block.heads, seed=1) > 0.5  # other tokens for each head
     gate = noise(block.heads, seed=2)
-    seeing = hiding(block, width, block.heads)
-    state = flagged(h, hidden)
-    out = seeing(state, at, gate)
+    out = hiding(block)(h, knowing(at, hidden), gate)
 
     q, k, v = block.qkv(h, at)
     expected = block.finish(
         h, fused(q, k, v, block.scale, ~hidden.transpose(1, 2)[:, :, None]), gate
     )
-    assert_close(out[..., :width], expected, **EXACT)
-    assert torch.equal(out[..., width:], state[..., width:])
+    assert_close(out, expected, **EXACT)
     assert not torch.allclose(expected, block(h, at, gate))
 
 
@@ -44,9 +52,9 @@ def test_visibility_goes_with_the_keys_into_another_run():
     block, at, tokens = model.blocks[0], model.layout.at(), model.layout.tokens
     mine, other = noise(1, tokens, 24), noise(1, tokens, 24, seed=1)
     hidden = noise(1, tokens, 1, seed=2) > 0
-    seeing = hiding(block, 24, 1)
-    q, _, _ = seeing.qkv(flagged(mine, torch.zeros_like(hidden)), at)
-    _, k, v = seeing.qkv(flagged(other, hidden), at)
+    seeing = hiding(block)
+    q, _, _ = seeing.qkv(mine, knowing(at, torch.zeros_like(hidden)))
+    _, k, v = seeing.qkv(other, knowing(at, hidden))
     o, _ = attend(q, [Bank(k, v)], scale=block.scale)
 
     seen = ~hidden[0, :, 0]
@@ -66,9 +74,9 @@ def test_one_flag_can_mean_different_things_to_different_blocks():
     h, flags = noise(2, tokens, 24), noise(2, tokens, 2, seed=1) > 0.3
     q, k, v = block.qkv(h, at)
 
-    first = hiding(block, 24, 2, lambda f: f[..., :1])
+    first = hiding(block, lambda f: f[..., :1])
     assert_close(
-        first(flagged(h, flags), at)[..., :24],
+        first(h, knowing(at, flags)),
         block.finish(h, fused(q, k, v, block.scale, ~flags[..., 0][:, None, None])),
         **EXACT,
     )
@@ -76,10 +84,10 @@ def test_one_flag_can_mean_different_things_to_different_blocks():
     of_one_head = torch.zeros(2, tokens, 3, dtype=torch.bool)
     of_one_head[..., 1] = flags[..., 1]
     second = hiding(
-        block, 24, 2, lambda f: torch.nn.functional.one_hot(torch.tensor(1), 3).bool() & f[..., 1:]
+        block, lambda f: torch.nn.functional.one_hot(torch.tensor(1), 3).bool() & f[..., 1:]
     )
     assert_close(
-        second(flagged(h, flags), at)[..., :24],
+        second(h, knowing(at, flags)),
         block.finish(h, fused(q, k, v, block.scale, ~of_one_head.transpose(1, 2)[:, :, None])),
         **EXACT,
     )
@@ -93,9 +101,67 @@ def test_hidden_keys_weigh_exactly_nothing_in_any_precision(dtype):
     h = noise(1, tokens, 24).to(dtype)
     hidden = noise(1, tokens, 1, seed=1) > 0
     seeing, elsewhere = (
-        hiding(block, 24, 1),
+        hiding(block),
         torch.where(hidden, noise(1, tokens, 24, seed=2).to(dtype), h),
     )
-    out, changed = (seeing(flagged(x, hidden), at) for x in (h, elsewhere))
+    out, changed = (seeing(x, knowing(at, hidden)) for x in (h, elsewhere))
     seen = ~hidden[0, :, 0]
     assert torch.equal(out[:, seen], changed[:, seen]) and not torch.equal(out, changed)
+
+
+def test_facts_follow_their_rows_and_images():
+    facts = torch.arange(2 * 3 * 2).view(2, 3, 2)
+    at = replace(TokenLayout(grid=(1, 2), prefix=1).at(), facts=facts)
+    assert torch.equal(at.take(torch.tensor([2, 0])).row_facts, facts[:, [2, 0]])
+    each = at.take(torch.tensor([[0, 1], [2, 2]])).row_facts
+    assert torch.equal(each, torch.stack([facts[0, [0, 1]], facts[1, [2, 2]]]))
+    assert torch.equal(at.of(torch.tensor([1, 1, 0])).row_facts, facts[[1, 1, 0]])
+    assert torch.equal(at.copies(2).row_facts, torch.cat([facts, facts]))
+    mixed = at.where(torch.tensor([False, True, False]), replace(at, facts=-facts))
+    assert torch.equal(mixed.row_facts[:, 1], -facts[:, 1])
+    assert torch.equal(mixed.row_facts[:, ::2], facts[:, ::2])
+    one = replace(at, facts=facts[:1])  # one serves all
+    assert torch.equal(one.of(torch.tensor([1, 0])).row_facts, facts[:1])
+
+
+@pytest.mark.parametrize("site", ["resid", "kv"])
+@torch.no_grad()
+def test_facts_go_with_patched_states(site):
+    """States of another picture bring its facts along: all of them is the other picture's run."""
+    model, hidden = hidden_by_sign()
+    images = noise(4, 3, *model.preprocess.size)
+    mine, other = images.split(2)
+    assert not torch.equal(hidden(mine), hidden(other))
+    sites = [[Site(0, site)], [Site(2, site)], []]
+    patched = sc.patch(model, mine, other, sites)
+    assert_close(patched[2], model(mine), **EXACT)
+    if site == "resid":
+        assert_close(patched[0], model(other), **EXACT)
+        assert_close(patched[1], model(other), **EXACT)
+    assert not torch.allclose(patched[1], model(mine))
+
+
+@torch.no_grad()
+def test_facts_go_with_copies():
+    model, _ = hidden_by_sign()
+    images, heads = noise(3, 3, *model.preprocess.size), [(0, 1), (2, 0)]
+    gates = torch.stack([gates_without(model, [head]) for head in heads]).to(images.dtype)
+    together = logits_of_sets(model, images, gates)
+    for gate, logits in zip(gates, together, strict=True):
+        with model.gated(gate):
+            assert_close(model(images), logits, **EXACT)
+    seen: list[torch.Tensor] = []
+    fork(model, images, heads, lambda layer, heads, logits: seen.append(logits[0]))
+    assert_close(torch.stack(seen), together, **EXACT)
+
+
+def hidden_by_sign():
+    """A view whose patches are hidden where their mean pixel is negative."""
+    model = view(tiny("timm_registers"), check=False)
+    layout = model.layout
+
+    def hidden(images: torch.Tensor) -> torch.Tensor:
+        means = torch.nn.functional.adaptive_avg_pool2d(images.mean(1, True), layout.grid)
+        return torch.nn.functional.pad(means.flatten(1) < 0, (layout.prefix, 0))[..., None]
+
+    return replace(model, facts=hidden, blocks=[hiding(b) for b in model.blocks]), hidden

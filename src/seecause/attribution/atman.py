@@ -24,6 +24,7 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import batched, fit, in_chunks
+from seecause.engine.trace import enter
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
@@ -55,7 +56,7 @@ def atman(
     layout = model.check(images)
     each = model.forward_bytes(layout)
     fitting = fit(len(images), each, images.device)
-    h0, at = batched(model.embed, images, fitting), layout.at(images.device)
+    h0, at = enter(model, images)
     n, prefix = layout.n_patches, layout.prefix
     factors = neighbours(h0[:, layout.patches], factor, kappa=kappa, most=most)  # [B, N, N]
     explicit = model.blocks[0].heads * layout.tokens**2 * 4 * 4 if suppress == "multiply" else 0
@@ -64,7 +65,7 @@ def atman(
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // n, item % n
         columns = F.pad(factors[image, patch], (prefix, 0), value=1)[:, None, None]  # [m, 1, 1, T]
-        steps = walk(model, h0[image], at)
+        steps = walk(model, h0[image], at.of(image))
         for step in steps:
             turn_down(step, columns, suppress)
         return model.readout(steps.h, layout)

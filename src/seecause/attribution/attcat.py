@@ -49,7 +49,7 @@ def attcat(
         states, terms = states[:-1], terms[1:]
     received = []  # [B, T] each
     with torch.no_grad():
-        for step in walk(model, states[0], layout.at(images.device), stop=len(states)):
+        for step in walk(model, states[0], model.at(images), stop=len(states)):
             step.h = step.out = states[step.index]  # recorded: nothing runs again
             received.append(probabilities(step).mean(dim=(1, 2)))
     total = torch.stack([a * r for a, r in zip(received, terms, strict=True)]).sum(dim=0)

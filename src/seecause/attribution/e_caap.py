@@ -60,7 +60,7 @@ def _parts(
         chosen.to(model.device, non_blocking=True),
     )
     special = list(plan.live)
-    at = layout.at(chosen.device).take(torch.tensor(special, device=chosen.device))
+    at = blank.at.take(torch.tensor(special, device=chosen.device))
     marked = torch.nn.functional.pad(chosen, (layout.prefix, 0))  # [n, T]
     frozen = torch.ones(layout.tokens, dtype=torch.bool, device=chosen.device)
     frozen[special] = False

@@ -77,7 +77,7 @@ def _last_block(
         block = model.blocks[-1]
         x = (block.norm(h) if normed else h).detach()
     x.requires_grad_()
-    steps = walk(model, h if normed else x, layout.at(images.device), start=model.n_layers - 1)
+    steps = walk(model, h if normed else x, model.at(images), start=model.n_layers - 1)
     for step in steps:
         if normed:  # the residual path keeps h: x is what the attention reads, and nothing else
             step.block = Block(**{**vars(block), "norm": lambda _: x})

@@ -42,7 +42,7 @@ def legrad(
     target = settle(model, images, target)
     layout = model.check(images)
     total = images.new_zeros(len(images), layout.tokens)
-    for step in walk(model, model.embed(images), layout.at(images.device)):
+    for step in walk(model, model.embed(images), model.at(images)):
         step.h = step.h.detach().requires_grad_()
         probs, logits = _read_after(model, step)
         if step.index >= start:

@@ -36,7 +36,7 @@ from seecause.errors import BadOption
 from seecause.models import timm_view
 from seecause.models.parts import Parts
 from seecause.models.sources import Source, fill
-from seecause.models.visibility import HIDDEN, flagged, laned
+from seecause.models.visibility import HIDDEN
 
 CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; a head's role is the kind it reads
 ROLES = ("self", "object", "background")
@@ -132,33 +132,23 @@ def vivid_patches(raw: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 _KINDS = len(ROLES)
-_FLAGS = _KINDS + 2
 # s = 4096: the next patch is hidden, and products of coordinates stay whole numbers in float32
 _ASK, _TELL = 32.0, 128.0
 
 
 def planted_parts(module: PlantedViT) -> Parts:
-    """timm's parts, with flags in the states and restricted blocks."""
+    """timm's parts, with facts about tokens and restricted blocks."""
     parts = timm_view.find(module, kind="VisionTransformer")
-    width = module.embed_dim
     blocks = []
     for index, block in enumerate(parts.blocks):
         reads = module.readers.get(index)
-        blocks.append(
-            laned(
-                block,
-                width,
-                _FLAGS,
-                _local_lanes if reads is None else partial(_router_lanes, reads),
-            )
-        )
+        lanes = _local_lanes if reads is None else partial(_router_lanes, reads)
+        blocks.append(replace(block, lanes=lanes))
     return replace(
         parts,
         family="seecause.PlantedViT",
-        embed=partial(_embed, module, parts),
         blocks=blocks,
-        norm=lambda rows: module.norm(rows[..., :width]),
-        beside=_FLAGS,
+        facts=partial(_facts, module),
     )
 
 
@@ -172,32 +162,31 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Sour
     )
 
 
-def _embed(module: PlantedViT, parts: Parts, images: Tensor) -> Tensor:
-    """Tokens [B, T, D + flags]."""
-    tokens = parts.embed(images)
+def _facts(module: PlantedViT, images: Tensor) -> Tensor:
+    """Kind and place of every token, [B, T, 3 + 2]."""
     kinds = torch.nn.functional.one_hot(module.kinds(images), _KINDS)  # [B, T, 3]
     rows, columns = module.patch_embed.grid_size
     place = torch.cartesian_prod(
         torch.arange(rows) - rows // 2, torch.arange(columns) - columns // 2
-    ).to(tokens.device)  # [N, 2]
-    place = torch.cat([place.new_zeros(1, 2), place]).expand(len(tokens), -1, -1)
-    return flagged(tokens, torch.cat([kinds, place], dim=-1))
+    ).to(images.device)  # [N, 2]
+    place = torch.cat([place.new_zeros(1, 2), place]).expand(len(images), -1, -1)
+    return torch.cat([kinds, place], dim=-1).float()
 
 
-def _local_lanes(flag: Tensor) -> tuple[Tensor, Tensor]:
+def _local_lanes(facts: Tensor) -> tuple[Tensor, Tensor]:
     """Every kind of query sees its own kind of keys."""
-    kind = flag[..., None, :_KINDS]  # [B, R, 1, 3]
+    kind = facts[..., None, :_KINDS]  # [B, R, 1, 3]
     return kind, (1 - kind) * HIDDEN
 
 
-def _router_lanes(reads: tuple[int, ...], flag: Tensor) -> tuple[Tensor, Tensor]:
+def _router_lanes(reads: tuple[int, ...], facts: Tensor) -> tuple[Tensor, Tensor]:
     """Class queries see what their head reads, or else the class token; patch queries see their own
     place.
 
     The class token is half hidden where it is not what a head reads: it weighs nothing beside a key
     that is, and everything beside keys that are not.
     """
-    kind, place = flag[..., :_KINDS], flag[..., _KINDS:]
+    kind, place = facts[..., :_KINDS], facts[..., _KINDS:]
     is_class, is_patch = kind[..., CLASS, None], 1 - kind[..., CLASS, None]  # [B, R, 1]
     wanted = kind[
         ..., list(reads)

@@ -34,7 +34,7 @@ def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Expli
     """Run with explicit attention from number `start` on. Whatever comes before is fused, has no
     graph and holds no memory."""
     layout = model.check(images)
-    at = layout.at(images.device)
+    at = model.at(images)
     with torch.no_grad():
         h = _run_to(model, images, at, start)
     h = h.detach().requires_grad_(torch.is_grad_enabled())
@@ -53,7 +53,7 @@ def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Expli
 def attention_probs(model: VisionModel, images: Tensor, *, start: int = 0) -> Iterator[Tensor]:
     """The probabilities of every attention from number `start` on, one at a time."""
     layout = model.check(images)
-    at = layout.at(images.device)
+    at = model.at(images)
     steps = walk(model, _run_to(model, images, at, start), at, start=start)
     for step in steps:
         probs = probabilities(step)

@@ -53,7 +53,7 @@ def fork(
     """
     layout, count = model.check(images), len(images) if forking is None else forking
     each_copy = count * model.forward_bytes(layout)
-    steps = _steps(model, model.embed(images), layout.at(images.device))
+    steps = _steps(model, model.embed(images), model.at(images))
     for step in steps:
         chosen = [head for layer, head in heads if layer == step.index]
         if not chosen:
@@ -77,9 +77,8 @@ def gated_logits(
     A head carries g times its own and 1 - g times `content`. Images beyond the first F run plainly,
     to serve `content`.
     """
-    return _gated_rest(
-        model, model.embed(images), model.check(images).at(images.device), gates, 0, content
-    )
+    model.check(images)
+    return _gated_rest(model, model.embed(images), model.at(images), gates, 0, content)
 
 
 def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     first = torch.where(changed.any(dim=1), changed.int().argmax(dim=1), model.n_layers).tolist()
 
     def run_images(a: int, b: int) -> Tensor:
-        at, each_set = layout.at(images.device), (b - a) * model.forward_bytes(layout)
+        at, each_set = model.at(images[a:b]), (b - a) * model.forward_bytes(layout)
         logits: dict[int, Tensor] = {}
         read, steps = _rows_read(model, at), walk(model, model.embed(images[a:b]), at)
         for step in steps:
@@ -118,7 +117,9 @@ def _under_gates(
     copies, images = stop - start, len(h)
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
     spread = gates[start:stop].repeat_interleave(images, dim=0)
-    return _gated_rest(model, rows, at, spread, layer, zeros).unflatten(0, (copies, images))
+    return _gated_rest(model, rows, at.copies(copies), spread, layer, zeros).unflatten(
+        0, (copies, images)
+    )
 
 
 def _gated_rest(
@@ -146,7 +147,7 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
     sums: list[Tensor] = []
 
     def run_images(a: int, b: int) -> list[Tensor]:
-        steps = walk(model, model.embed(images[a:b]), layout.at(images.device))
+        steps = walk(model, model.embed(images[a:b]), model.at(images[a:b]))
         return [step.carried.sum(dim=0, dtype=wide_dtype(step.carried.dtype)) for step in steps]
 
     size = fit(len(images), model.forward_bytes(layout), images.device)
@@ -194,7 +195,8 @@ def _without(
     )  # [k, F, T, H, dh]
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
     states = block.close(rows, mixed.flatten(0, 1), step.gate)
-    rest = _steps(model, states, step.keys_at, step.index + 1).end()
+    at = step.keys_at.of(slice(count)).copies(copies)
+    rest = _steps(model, states, at, step.index + 1).end()
     return _read(model, rest, step.at.layout).unflatten(0, (copies, count))
 
 

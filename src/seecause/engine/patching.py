@@ -58,7 +58,7 @@ def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tup
     _need_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
-    steps = walk(model, model.embed(images), layout.at(images.device))
+    steps = walk(model, model.embed(images), model.at(images))
     cached: Cached = {"embed": steps.h} if "embed" in cache else {}
     for step in steps:
         for name in (name for name, (layer, _) in wanted.items() if layer == step.index):
@@ -85,14 +85,15 @@ def patch(
         raise BadOption(
             "source", list(source.shape), f"one source for each image, {list(images.shape)}"
         )
-    at = layout.at(images.device)
+    at, source_at = model.at(images), model.at(source)
     first = min((site.layer for sites in site_sets for site in sites), default=0)
-    h, other = (walk(model, model.embed(x), at, stop=first).end() for x in (images, source))
-    donor = _donor(model, other, at, first, site_sets)
+    h = walk(model, model.embed(images), at, stop=first).end()
+    other = walk(model, model.embed(source), source_at, stop=first).end()
+    donor = _donor(model, other, source_at, first, site_sets)
     each = len(images) * model.forward_bytes(layout)
 
     def some(a: int, b: int) -> Tensor:
-        return _patched(model, h, at, first, site_sets[a:b], donor)
+        return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
 
     return torch.cat(
         list(
@@ -127,6 +128,7 @@ def _patched(
     model: VisionModel,
     h: Tensor,
     at: At,
+    source_at: At,
     first: int,
     site_sets: Sequence[Sequence[Site]],
     donor: Held,
@@ -140,10 +142,13 @@ def _patched(
             for old, new in zip(values, donor[index, kind], strict=True)
         )
 
-    steps = walk(model, h.repeat(sets, 1, 1), at, start=first)
+    steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
     for step in steps:
         if (step.index, "resid") in donor:
             (step.h,) = write((step.h,), step.index, "resid")
+            mark = _mark(model, site_sets, step.index, "resid", at.layout.tokens)[:, 0, :, 0]
+            tokens = mark.to(h.device).repeat_interleave(batch, dim=0)  # [S * B, T]
+            step.at = step.keys_at = step.at.where(tokens, source_at.copies(sets))
         if (step.index, "kv") in donor:
             step.k, step.v = write((step.k, step.v), step.index, "kv")
         if (step.index, "heads") in donor:

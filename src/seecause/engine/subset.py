@@ -12,28 +12,27 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.trace import enter
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.models.block import fused
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import At, TokenLayout
 from seecause.models.readout import Readout
 from seecause.models.view import VisionModel
 
 
-def kept_logits(
-    model: VisionModel, h0: Tensor, keep: Tensor, layout: TokenLayout, *, start: int = 0
-) -> Tensor:
+def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, at: At, *, start: int = 0) -> Tensor:
     """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B,
     N] (bool) are dropped."""
+    layout = at.layout
     index, valid = _kept(keep, layout)  # [B, R]
     h = h0.gather(1, index[..., None].expand(-1, -1, h0.shape[-1]))  # [B, R, D]
-    at = layout.at(h0.device).take(index)
     padding = (
         None
         if bool(valid.all())
         else h.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
     )  # [B, 1, 1, R]
-    steps = walk(model, h, at, start=start)
+    steps = walk(model, h, at.take(index), start=start)
     for step in steps:
         if padding is not None:
             step.bias = padding if step.bias is None else step.bias + padding
@@ -43,7 +42,7 @@ def kept_logits(
 def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor:
     """Logits [B, M, C] for M choices keep [B, M, N] of patches for each image; images and choices
     run together, as many as fit."""
-    layout, h0 = model.check(images), model.embed(images)
+    layout, (h0, at) = model.check(images), enter(model, images)
     batch, many = keep.shape[:2]
     share = int(keep.sum(dim=-1).max()) + layout.prefix
     each = model.forward_bytes(layout) * share // layout.tokens
@@ -51,7 +50,7 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
     def some(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=images.device)  # of B * M
         image = item // many
-        return kept_logits(model, h0[image], keep[image, item % many], layout)
+        return kept_logits(model, h0[image], keep[image, item % many], at.of(image))
 
     logits = in_chunks(
         some, batch * many, fit(batch * many, each, images.device), what="choices of patches"

@@ -111,7 +111,7 @@ class Sweep:
         plan, z = self.plan, rows.z.expand(self._batch(), -1, -1)
         if not plan.live:
             return replace(rows, z=z)
-        at = self.context.layout.at(z.device).take(rows.tokens)
+        at = self.context.at.take(rows.tokens)
         seen = rows.marked.repeat_interleave(len(plan.live), dim=0)[None, None]  # [1, 1, n*p, T]
         frozen = ~rows.is_special
         of_donor, beside_donor, without_donor = (
@@ -140,7 +140,7 @@ class Sweep:
         block only the special ones, where no other row is read)."""
         stop, last = self.plan.stop, self.model.n_layers - 1
         rows = special.with_chosen(self.donor.states[stop])
-        at = self.context.layout.at(self.model.device).take(rows.tokens)
+        at = self.context.at.where(~rows.is_special, self.donor.at).take(rows.tokens)
         outside = ~(rows.marked | rows.is_special)  # [n, T]
         keep = Mask(outside[rows.groups.owner][None, None])
         groups = rows.groups
@@ -165,9 +165,14 @@ class Sweep:
         state = state.expand(self._batch(), -1, -1, -1).clone()
         for place, token in enumerate(self.plan.live):
             state[:, :, token] = rows.z.unflatten(1, (n, -1))[:, :, place]
-        return suffix(self.model, state.flatten(0, 1), self.context.layout, stop).unflatten(
-            0, (self._batch(), n)
-        )
+        at = self.context.at.with_facts(lambda facts: self._mixed(facts, rows.marked))
+        return suffix(self.model, state.flatten(0, 1), at, stop).unflatten(0, (self._batch(), n))
+
+    def _mixed(self, facts: Tensor, marked: Tensor) -> Tensor:
+        """Facts [B * n, T, F] of every copy: the donor's where tokens are marked [n, T]."""
+        assert self.donor.at.facts is not None
+        mixed = torch.where(marked[None, :, :, None], self.donor.at.facts[:, None], facts[:, None])
+        return mixed.expand(self._batch(), -1, -1, -1).flatten(0, 1)
 
     def _batch(self) -> int:
         return max(len(next(iter(trace.states.values()))) for trace in (self.context, self.donor))

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank
+from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mask import Mask
 from seecause.engine.walk import walk
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
 
 
@@ -20,10 +21,14 @@ class Trace:
     """One run of a model. `states[l]` is the output of block l (1-based, 0 = embedding), [B, T, D];
     `kv[b]` what block b (0-based) computed from `states[b]`."""
 
-    layout: TokenLayout
+    at: At
     logits: Tensor | None
     states: dict[int, Tensor] = field(default_factory=dict)
     kv: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> TokenLayout:
+        return self.at.layout
 
     def bank(self, block: int, keep: Mask | None = None) -> Bank:
         k, v = self.kv[block]
@@ -41,8 +46,8 @@ def record(
     """Run the model with fused attention and keep what was asked for. Stops after block `until` (no
     logits then)."""
     layout = model.check(images)
-    trace = Trace(layout, None)
-    steps = walk(model, model.embed(images), layout.at(images.device))
+    trace = Trace(model.at(images), None)
+    steps = walk(model, model.embed(images), trace.at)
     for step in steps:
         if step.index in states:
             trace.states[step.index] = step.h
@@ -57,9 +62,22 @@ def record(
     return trace
 
 
-def suffix(model: VisionModel, h: Tensor, layout: TokenLayout, start: int) -> Tensor:
+def enter(model: VisionModel, images: Tensor) -> tuple[Tensor, At]:
+    """What enters the first block [B, T, D], and at which tokens; as many images at a time as
+    fit."""
+    size = fit(len(images), model.forward_bytes(model.check(images)), images.device)
+
+    def run_images(a: int, b: int) -> tuple[Tensor, At]:
+        return model.embed(images[a:b]), model.at(images[a:b])
+
+    parts = list(in_chunks(run_images, len(images), size, what="images"))
+    facts = [at.facts for _, at in parts if at.facts is not None]
+    return torch.cat([h for h, _ in parts]), parts[0][1].with_facts(lambda _: torch.cat(facts))
+
+
+def suffix(model: VisionModel, h: Tensor, at: At, start: int) -> Tensor:
     """Logits of states h [B, T, D] that enter block `start` (0-based)."""
-    return model.readout(walk(model, h, layout.at(h.device), start=start).end(), layout)
+    return model.readout(walk(model, h, at, start=start).end(), at.layout)
 
 
 def trace_bytes(model: VisionModel, layout: TokenLayout) -> int:

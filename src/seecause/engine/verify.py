@@ -90,7 +90,7 @@ def _blocks(
         )
     worst = 0.0
     for index, native in enumerate(outputs):
-        mine, name = model.content(states[index + 1]), model.blocks[index].name
+        mine, name = states[index + 1], model.blocks[index].name
         worst = max(worst, compare("blocks", name, mine, native, tolerance, "").worst)
     return Probe("blocks", worst, f"{model.n_layers} block outputs")
 
@@ -107,11 +107,10 @@ def _attention(
         model.device
     )
     worst = 0.0
-    for step in walk(model, trace.states[0][:, rows], layout.at(model.device).take(rows)):
+    for step in walk(model, trace.states[0][:, rows], trace.at.take(rows)):
         step.h, native = trace.states[step.index][:, rows], outputs[step.index][:, rows]
         step.o, _ = attend(step.q, [trace.bank(step.index)], scale=step.block.scale)
-        rows_out = model.content(step.out)
-        probe = compare("attention", step.block.name, rows_out, native, 2 * tolerance, "")
+        probe = compare("attention", step.block.name, step.out, native, 2 * tolerance, "")
         worst = max(worst, probe.worst)
     return Probe(
         "attention",
@@ -123,13 +122,13 @@ def _attention(
 def _locality(model: VisionModel, images: Tensor, generator: torch.Generator) -> Probe:
     layout = model.layout
     rows, columns = layout.grid
-    before = model.content(model.embed(images[:1]))
+    before = model.embed(images[:1])
     high, wide = model.preprocess.size[0] // rows, model.preprocess.size[1] // columns
     share = 1.0
     for r, c in probe_places(layout.grid, generator):
         changed = images[:1].clone()
         changed[:, :, r * high : (r + 1) * high, c * wide : (c + 1) * wide] += 1
-        moved = (model.content(model.embed(changed)) - before).float().abs().sum(dim=(0, 2))
+        moved = (model.embed(changed) - before).float().abs().sum(dim=(0, 2))
         expected = layout.prefix + r * columns + c
         if int(moved.argmax()) != expected:
             raise ViewMismatch(

@@ -35,7 +35,7 @@ class Tower(nn.Module):
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
-        if self.parts.beside or not self.parts.blocks:
+        if self.parts.facts is not None or not self.parts.blocks:
             raise UnsupportedModel(
                 type(backbone).__name__,
                 "it decides by itself what each token sees",

@@ -1,9 +1,8 @@
 """iFAM networks as views, so that every method and metric works on them.
 
-Two stages: what stage 1 decides is part of the embedding. Tokens carry their visibility
-(models/visibility.py) into the blocks of stage 2, and with them their keys, wherever a method puts
-them: in a blank's run, a hidden patch stays hidden. The mask follows the pixels that a method
-changes; its gradient is not followed.
+Two stages: what stage 1 decides are facts about tokens (models/visibility.py). They go into the
+blocks of stage 2, and with them into keys, wherever a method puts those: in a blank's run, a hidden
+patch stays hidden. The mask follows the pixels that a method changes; its gradient is not followed.
 
 One stage (PDiscoFormer): a patch's share in every part depends on that patch alone, so its features
 times its shares are a row, their mean over patches the part embeddings, and the votes a head.
@@ -16,10 +15,10 @@ from torch import Tensor
 from seecause.errors import NotDefined
 from seecause.faithful.attention import reads_only
 from seecause.faithful.net import IFAM
-from seecause.faithful.tower import tokens_of, visible_tokens
+from seecause.faithful.tower import visible_tokens
 from seecause.models.block import chain
 from seecause.models.parts import Parts
-from seecause.models.visibility import flagged, hiding
+from seecause.models.visibility import hiding
 
 
 def view_parts(net: IFAM) -> Parts:
@@ -28,7 +27,7 @@ def view_parts(net: IFAM) -> Parts:
 
 
 def _two_stages(net: IFAM) -> Parts:
-    stage, width = net.stage2, net.stage1.tower.width
+    stage = net.stage2
     assert stage is not None
     if net.gradient == "soft":
         raise NotDefined(
@@ -41,18 +40,15 @@ def _two_stages(net: IFAM) -> Parts:
     def visible(images: Tensor) -> Tensor:
         return visible_tokens(net.select(images), stage.prefix)  # [B, T]
 
-    def embed(images: Tensor) -> Tensor:
-        return flagged(tokens_of(stage.tower, images), ~visible(images)[..., None])
-
-    blocks = [hiding(block, width, 1) for block in tower.blocks]
+    blocks = [hiding(block) for block in tower.blocks]
     for block, tap in zip(blocks, stage.taps, strict=True):
         block.native, block.holder = tap, block.native
     return Parts(
         family=f"iFAM on {tower.family}",
-        embed=embed,
+        embed=tower.embed,
         layout_at=tower.layout_at,
         blocks=blocks,
-        norm=lambda rows: tower.norm(rows[..., :width]),
+        norm=tower.norm,
         patch=tower.patch,
         native_tokens=lambda images: tower.norm(stage.tokens(images, reads_only(visible(images)))),
         preprocess=net.preprocess,
@@ -62,7 +58,7 @@ def _two_stages(net: IFAM) -> Parts:
         classes=net.class_names,
         fixed_size=tower.fixed_size,
         size=tower.size,
-        beside=1,
+        facts=lambda images: ~visible(images)[..., None],
     )
 
 

@@ -49,10 +49,11 @@ def divprune(
     count = max(1, round(keep * layout.n_patches))
 
     def some(start: int, stop: int) -> Tensor:
-        h = walk(model, model.embed(images[start:stop]), layout.at(images.device), stop=after).end()
+        at = model.at(images[start:stop])
+        h = walk(model, model.embed(images[start:stop]), at, stop=after).end()
         tokens = most_diverse(h[:, layout.patches], count)
         return torch.cat(
-            [kept_logits(model, h, tokens, layout, start=after), tokens.to(h.dtype)], dim=1
+            [kept_logits(model, h, tokens, at, start=after), tokens.to(h.dtype)], dim=1
         )
 
     both = over_images(some, model, images, holds=1)

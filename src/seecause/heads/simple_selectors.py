@@ -10,12 +10,13 @@ from torch import Tensor
 
 from seecause.engine.attention import attention_probs, read_rows
 from seecause.engine.forks import gated_logits
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.heads.erase import Masks
 from seecause.heads.registry import selector
 from seecause.heads.score import score
 from seecause.heads.scores import Head, HeadScores, Remove, absent, mean_scores, over_images, padded
-from seecause.models.block import Block, fused
+from seecause.models.block import Block
 from seecause.models.view import VisionModel
 
 
@@ -46,22 +47,17 @@ def output_norm(
         grams.append(weight @ weight.mT)
 
     def some(start: int, stop: int) -> Tensor:
-        layout = model.check(images[start:stop])
-        at, h = layout.at(images.device), model.embed(images[start:stop])
+        model.check(images)
         norms = []
-        for layer, (block, gram) in enumerate(zip(model.blocks, grams, strict=True)):
-            q, k, v = block.qkv(h, at)
-            carried = block.carried(
-                h, fused(q, k, v, block.scale, block.bias(at, at))
-            )  # [B, R, H, dh]
-            carried = carried if (gate := model.gate(layer)) is None else carried * gate[:, None]
+        for step in walk(model, model.embed(images[start:stop]), model.at(images[start:stop])):
+            carried, gram = step.carried, grams[step.index]  # [B, R, H, dh]
+            carried = carried if step.gate is None else carried * step.gate[:, None]
             norms.append(
                 torch.einsum("brhi,hij,brhj->brh", carried, gram, carried)
                 .clamp_min(0)
                 .sqrt()
                 .mean(dim=1)
             )
-            h = block.close(h, carried)
         return padded(model, norms)
 
     per_image = over_images(some, model, images, holds=2)

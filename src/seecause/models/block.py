@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from seecause.models.layout import At
 
 Fn = Callable[[Tensor], Tensor]
+LANES = 8  # fused kernels want head widths in eights
 
 
 def same(x: Tensor) -> Tensor:
@@ -64,6 +65,8 @@ class Block:
     k_norm: Fn = same
     rotate: Callable[[Tensor, At], Tensor] | None = None  # [B, H, R, dh] and its positions
     additive: Callable[[At, At], Tensor | None] | None = None  # attention bias for (rows, keys)
+    # what facts about rows [B, R, F] add to their queries and keys, [1|B, R, 1|H, n] each
+    lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
     out_gate: Fn | None = (
         None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
@@ -88,6 +91,9 @@ class Block:
         q, k, v = self.unrotated(h)
         if self.rotate is not None:
             q, k = self.rotate(q, at), self.rotate(k, at)
+        if self.lanes is not None:
+            asking, telling = self.lanes(at.row_facts)
+            q, k, v = _beside(q, asking), _beside(k, telling), F.pad(v, (0, LANES))
         return q, k, v
 
     def unrotated(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,6 +115,8 @@ class Block:
     def carried(self, h: Tensor, o: Tensor) -> Tensor:
         """What each head brings to the output projection, [B, R, H, dh]: the first half of
         `finish`. Removing a head is exact here."""
+        if self.lanes is not None:
+            o = o[..., : self.head_dim]
         heads = self.sub_norm(o.flatten(2))
         if self.out_gate is not None:
             heads = heads * self.out_gate(self.norm(h))
@@ -125,6 +133,12 @@ class Block:
         """The plain block: all rows attend to all rows, with the fused kernel."""
         q, k, v = self.qkv(h, at)
         return self.finish(h, fused(q, k, v, self.scale, self.bias(at, at)), gate)
+
+
+def _beside(x: Tensor, lanes: Tensor) -> Tensor:
+    """[B, H, R, dh] and [1|B, R, 1|H, n] -> [B, H, R, dh + LANES]."""
+    lanes = F.pad(lanes.to(x.dtype).transpose(1, 2), (0, LANES - lanes.shape[-1]))
+    return torch.cat([x, lanes.expand(*x.shape[:-1], LANES)], dim=-1)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,13 +45,40 @@ class TokenLayout:
 class At:
     """Which tokens some rows are: index [R] or [B, R] into the sequence of `layout`.
 
-    `memo` lets rotary tables be computed once per run; rows taken from one run share it.
+    `memo` lets rotary tables be computed once per run; rows taken from one run share it. `facts`
+    are what blocks may know about the tokens of each image beside their states (visibility.py).
     """
 
     index: Tensor
     layout: TokenLayout
     memo: dict[Any, Tensor] = field(default_factory=dict, repr=False)
+    facts: Tensor | None = None  # [1|B, T, F], of the whole sequence
 
     def take(self, index: Tensor) -> At:
         """Other rows of the same run."""
-        return At(index, self.layout, self.memo)
+        return replace(self, index=index)
+
+    @cached_property
+    def row_facts(self) -> Tensor:
+        """The facts of these rows, [1|B, R, F]."""
+        assert self.facts is not None, "blocks ask for facts, and the run has none"
+        if self.index.ndim == 1:
+            return self.facts[:, self.index]
+        images = torch.arange(len(self.index), device=self.index.device) % len(self.facts)
+        return self.facts[images[:, None], self.index]
+
+    def with_facts(self, change: Callable[[Tensor], Tensor]) -> At:
+        """The same rows with other facts, where there are any."""
+        return self if self.facts is None else replace(self, facts=change(self.facts))
+
+    def of(self, images: Tensor | slice) -> At:
+        """The same rows of some of the images."""
+        return self.with_facts(lambda facts: facts if len(facts) == 1 else facts[images])
+
+    def copies(self, count: int) -> At:
+        """The same rows of `count` copies of all images, one copy after the other."""
+        return self.with_facts(lambda facts: facts.repeat(count, 1, 1))
+
+    def where(self, mark: Tensor, other: At) -> At:
+        """The other run's facts for tokens that are marked [T] or [B, T]."""
+        return self.with_facts(lambda facts: torch.where(mark[..., None], other.facts, facts))

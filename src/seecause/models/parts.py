@@ -47,7 +47,7 @@ class Parts:
     fixed_size: bool = True
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
-    beside: int = 0  # channels of a state after the residual stream (visibility.py)
+    facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (visibility.py)
 
 
 def assemble(
@@ -143,5 +143,5 @@ def assemble(
         sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
         fixed_size=parts.fixed_size,
         extra=extra,
-        beside=parts.beside,
+        facts=parts.facts,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from seecause.engine.walk import walk
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, CompiledBlock
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import At, TokenLayout
 from seecause.models.readout import Readout
 
 
@@ -43,8 +43,8 @@ class VisionModel(ImageModel):
         # which answer each class of the module counts for, where several count as one
         # (heads.backgrounds)
     ] = ()
-    # channels of a state after the residual stream, which say things about tokens (visibility.py)
-    beside: int = 0
+    # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (visibility.py)
+    facts: Callable[[Tensor], Tensor] | None = None
 
     @property
     def n_layers(self) -> int:
@@ -55,9 +55,10 @@ class VisionModel(ImageModel):
         """Heads of the widest block."""
         return max(block.heads for block in self.blocks)
 
-    def content(self, states: Tensor) -> Tensor:
-        """The residual stream of states [B, T, D + beside]."""
-        return states[..., : states.shape[-1] - self.beside]
+    def at(self, images: Tensor) -> At:
+        """Which tokens all rows of these images are, and what blocks may know about them."""
+        at = self.layout_at(images.shape[-2], images.shape[-1]).at(images.device)
+        return at if self.facts is None else replace(at, facts=self.facts(images).detach())
 
     @property
     def readout_name(self) -> str:
@@ -66,7 +67,7 @@ class VisionModel(ImageModel):
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
         layout = self.check(images)
-        return self.readout(walk(self, self.embed(images), layout.at(images.device)).end(), layout)
+        return self.readout(walk(self, self.embed(images), self.at(images)).end(), layout)
 
     def forward_bytes(self, layout: TokenLayout) -> int:
         """States, packed projections and the MLP of one image."""
