@@ -278,7 +278,7 @@ def test_scores_are_probabilities_of_the_readout():
         ({"select": torch.zeros(3, 3)}, "4 x 6"),
         ({"score": "vibes"}, "prob"),
         ({"approx": "lots"}, "e-caap"),
-        ({"direction": "up"}, "insert or delete"),
+        ({"direction": "up"}, "insert, delete"),
         ({"colour": "red"}, "one of"),
     ],
 )

@@ -181,7 +181,7 @@ class TestRefusals:
             sc.attribute(small[1], small[2], stage="layer5")
 
     def test_an_unknown_direction(self, small):
-        with pytest.raises(BadOption, match="insert or delete"):
+        with pytest.raises(BadOption, match="insert, delete"):
             sc.attribute(small[1], small[2], direction="up")
 
     def test_a_method_for_transformers_says_so(self, small, monkeypatch):

@@ -393,11 +393,11 @@ def test_libra_ends_with_its_block_even_after_an_error():
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("ixg", {"space": "voxel"}, "token or pixel"),
+        ("ixg", {"space": "voxel"}, "token, pixel"),
         ("ixg+", {"start": 4}, "0-3"),
         ("ixg+", {"start": "third"}, "half"),
-        ("ixg+", {"mixer": "max"}, "sum or relu"),
-        ("libra-ixg+", {"unit": "none"}, "plain or constant"),
+        ("ixg+", {"mixer": "max"}, "sum, relu"),
+        ("libra-ixg+", {"unit": "none"}, "plain, constant"),
         ("integrated-gradients", {"steps": 0}, "at least 1"),
         ("smoothgrad", {"samples": 0}, "at least one"),
         ("smoothgrad", {"show": "all"}, "magnitude"),

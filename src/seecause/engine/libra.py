@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from seecause.errors import BadOption
 from seecause.models.block import Block
@@ -45,30 +47,50 @@ def libra_rules(model: VisionModel, *, unit: Unit = "plain") -> Iterator[VisionM
     before = model.blocks
     model.blocks = [Block(**vars(block)) for block in before]
     try:
-        with _Rules(RULES if unit == "plain" else {**RULES, F.normalize: _constant_length}):
+        with _Rules(unit):
             yield model
     finally:
         model.blocks = before
 
 
 class _Rules(TorchFunctionMode):
-    def __init__(self, rules: dict[Callable[..., Any], Callable[..., Any]]):
+    def __init__(self, unit: Unit):
         super().__init__()
-        self.rules = rules
+        self.gated = WeakTensorKeyDictionary()  # outputs of activations: a product is a gated MLP
+        self.rules = {
+            **RULES,
+            **dict.fromkeys((F.gelu, F.silu), self._constant_gate),
+            **dict.fromkeys((torch.Tensor.mul, torch.Tensor.__mul__, torch.mul), self._half),
+        }
+        if unit == "constant":
+            self.rules[F.normalize] = _constant_length
 
     def __torch_function__(
         self,
         function: Any,
         types: Any,
-        given: tuple[Any, ...] = (),
-        named: dict[str, Any] | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         rule = self.rules.get(function)
-        return (
-            function(*given, **named or {})
-            if rule is None
-            else rule(function, *given, **named or {})
-        )
+        call = function if rule is None else partial(rule, function)
+        return call(*args, **kwargs or {})
+
+    def _constant_gate(self, activation: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """f(x) = x * g(x) for a gate g with g(0) = 1/2."""
+        kwargs.pop("inplace", None)
+        with torch.no_grad():
+            value = activation(x.detach(), *args, **kwargs)
+            gate = torch.where(x == 0, 0.5, value / x)
+        gated = _through(value, x * gate)
+        self.gated[gated] = True
+        return gated
+
+    def _half(self, multiply: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
+        product = multiply(a, b, **kwargs)
+        both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
+        gated = both and (a in self.gated or b in self.gated)
+        return _through(product, product / 2) if gated else product
 
 
 def _through(value: Tensor, path: Tensor) -> Tensor:
@@ -109,25 +131,8 @@ def _constant_rms(
     return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
 
 
-def _constant_gate(activation: Any, x: Tensor, *given: Any, **named: Any) -> Tensor:
-    """f(x) = x * g(x) for a gate g with g(0) = 1/2."""
-    with torch.no_grad():
-        value = activation(x.detach(), *given, **{k: v for k, v in named.items() if k != "inplace"})
-        gate = torch.where(x == 0, 0.5, value / x)
-    gated = _through(value, x * gate)
-    gated._libra_gated = True  # type: ignore[attr-defined]  # a product with it is a gated MLP
-    return gated
-
-
 def _constant(gate: Any, x: Tensor) -> Tensor:
     return gate(x.detach())
-
-
-def _half(multiply: Any, a: Any, b: Any, **named: Any) -> Tensor:
-    product = multiply(a, b, **named)
-    gated = hasattr(a, "_libra_gated") or hasattr(b, "_libra_gated")
-    both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
-    return _through(product, product / 2) if gated and both else product
 
 
 def _constant_length(
@@ -141,12 +146,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _constant_weights,
     F.layer_norm: _constant_deviation,
     F.rms_norm: _constant_rms,
-    F.gelu: _constant_gate,
-    F.silu: _constant_gate,
     torch.rsqrt: _constant,  # norms written out by hand
     torch.sigmoid: _constant,
     torch.Tensor.sigmoid: _constant,
-    torch.Tensor.mul: _half,
-    torch.Tensor.__mul__: _half,
-    torch.mul: _half,
 }
