@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from seecause.heads.ablate import gates_without
+from seecause.heads.scores import gates_without
 from torch.testing import assert_close
 
 import seecause as sc
