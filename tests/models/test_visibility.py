@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from seecause.heads.scores import gates_without
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
+from seecause.heads.scores import gates_without
 from seecause.models.block import fused
 from seecause.models.layout import At, TokenLayout
 from seecause.models.visibility import hiding
