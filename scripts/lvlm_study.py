@@ -41,7 +41,7 @@ from scripts.lvlm_study_page import (
     write_csv,
 )
 from seecause import critters
-from seecause.bench.traces import head_numbers, seed_of, token_numbers
+from seecause.bench.lvlm_study import head_numbers, seed_of, token_numbers
 from seecause.critters import PARTS, STYLES, answers, wordings
 from seecause.data.images import to_pil
 from seecause.engine.machine import machine

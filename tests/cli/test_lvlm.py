@@ -332,8 +332,7 @@ def test_mistakes_are_one_line_and_come_before_the_work(
     words, said, toy, photos, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        sc.lvlm,
-        "trace_heads",
+        "seecause.lvlm.trace.trace_heads",
         lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"),
     )
     done = lvlm(

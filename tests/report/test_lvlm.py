@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from seecause.lvlm import HeadTrace, RankingCurves, attribute_heads
+from seecause.lvlm import AnswerTrace, HeadTrace, RankingCurves, attribute_heads
 from seecause.report.lvlm import (
     CURVES_NOTE,
     FIT,
@@ -90,7 +90,7 @@ def test_the_manifest_counts_the_masks_that_were_used():
     found = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
     assert found.masks < 600
     traced = HeadTrace(found, found.coefficients, found.coefficients, {}, found.mask(1))
-    assert trace_manifest(engine, traced)["options"]["heads"].startswith(
+    assert trace_manifest(AnswerTrace(engine, traced, []))["options"]["heads"].startswith(
         f"{found.masks} masks of at most 600, p 0.75"
     )
 

@@ -149,7 +149,7 @@ def twin_of(model: VisionModel, data: str, limit: int, *, quiet: bool) -> Pictur
 def check_export(model: VisionModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
     from seecause.heads.export import check_form
-    from seecause.lvlm.classifier import PromptClassifier
+    from seecause.lvlm.prompt_classifier import PromptClassifier
 
     if not isinstance(model, PromptClassifier):
         check_form(model, form)
@@ -162,8 +162,8 @@ def write_model(
 ) -> None:
     """The checkpoint without `heads`."""
     from seecause.heads.export import export
-    from seecause.lvlm.classifier import PromptClassifier
-    from seecause.lvlm.classifier import export as export_whole
+    from seecause.lvlm.prompt_classifier import PromptClassifier
+    from seecause.lvlm.prompt_classifier import export as export_whole
 
     if isinstance(model, PromptClassifier):
         export_whole(model, heads, folder, note=note)

@@ -10,18 +10,6 @@ import typer
 
 from seecause.cli.lvlm_open import (
     DEFAULT_LVLM,
-    Answer,
-    Asking,
-    BankFolder,
-    Calibration,
-    Compile,
-    Floor,
-    LVLMDtype,
-    LVLMName,
-    Masks,
-    Picture,
-    Position,
-    Share,
     check_bank,
     check_question,
     open_bank,
@@ -29,14 +17,21 @@ from seecause.cli.lvlm_open import (
     open_lvlm,
     tell_if_outside,
 )
-from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    tell_page,
+    tell_replaced,
+)
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
-    from seecause.lvlm import HeadTrace, MaskEngine, TokenTrace
+    from seecause.lvlm import AnswerTrace
 
 HEADS_EXAMPLE = """Examples:
 
@@ -48,13 +43,57 @@ TOKENS_EXAMPLE = (
     'Example: seecause lvlm tokens critters:clean:test#3 --question "What colour is the tail?"'
 )
 STUDY_EXAMPLE = (
-    'Example: seecause lvlm study critters:clean:test --question "Which critter is this?" --limit'
-    " 100 --masks 2000 --out study"
+    'Example: seecause lvlm study critters:clean:test --question "Which critter is this?"'
+    " --limit 100 --masks 2000 --out study"
 )
 BANK_EXAMPLE = (
-    "Example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336 --out"
-    " bank"
+    "Example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336"
+    " --out bank"
 )
+MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
+COMPILE_HELP = "Compile the masked runs (GPU only): seconds at first, then a quarter less time."
+PICTURE_HELP = "A picture, or one of a dataset: critters:clean:test#3."
+POSITION_HELP = "Which token of the answer, from 0 on; those before it are taken as said."
+DTYPE_DEFAULT = "float32 on a CPU or for a builtin model, else as stored"
+
+LVLMName = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+Picture = Annotated[str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)]
+Question = Annotated[
+    str, typer.Option("--question", help="What to ask about the picture.", show_default=False)
+]
+Answer = Annotated[
+    str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
+]
+Position = Annotated[int, typer.Option(help=POSITION_HELP, min=0)]
+MaskCount = Annotated[int, typer.Option(help="Masked runs for the fit.", min=2)]
+Share = Annotated[
+    float,
+    typer.Option(
+        "--ablated",
+        help="Share of heads (or image tokens) that a mask ablates.",
+        min=0.01,
+        max=0.99,
+    ),
+]
+Floor = Annotated[
+    float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
+]
+BankFolder = Annotated[
+    Path | None,
+    typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False),
+]
+Calibration = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Calibration pictures, folders or quoted globs; repeat for more.",
+        metavar="IMAGE",
+        show_default="Critters for a model of the zoo",
+    ),
+]
+LVLMDtype = Annotated[
+    Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
+]
+Compile = Annotated[bool, typer.Option("--compile", help=COMPILE_HELP)]
 
 
 def register(app: typer.Typer) -> None:
@@ -71,11 +110,11 @@ def register(app: typer.Typer) -> None:
 
 def heads(
     image: Picture,
-    question: Asking,
+    question: Question,
     model: LVLMName = DEFAULT_LVLM,
     answer: Answer = None,
     position: Position = 0,
-    masks: Masks = 10_000,
+    masks: MaskCount = 10_000,
     ablated: Share = 0.75,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Stop before --masks once two half fits agree.")
@@ -96,47 +135,19 @@ def heads(
     Writes a page (index.html), the coefficients (heads/), curves and other rankings
     (trace.safetensors) and a manifest.
     """
-    from seecause.bench.traces import check_sizes
-    from seecause.cli.progress import counting
-    from seecause.lvlm import trace_heads
-    from seecause.report.folder import check_out
-
-    replaces = check_out(out, overwrite=overwrite)
-    where: dict[str, Any] = {
-        "bank": bank_folder,
-        "calibration": calibration,
-        "device": device,
-        "dtype": dtype,
-    }
-    with counting("tracing", 2, quiet=quiet) as advance:
-        shown, engine = open_engine(
-            image,
-            question,
-            model,
-            **where,
-            answer=answer,
-            position=position,
-            floor=floor,
-            compile=compile,
-        )
-        if not quiet:
-            tell_if_outside(model, image)
-        check_sizes(engine, masks, seed=seed)
-        advance(1)
-        found = trace_heads(engine, masks=masks, p=ablated, seed=seed, adaptive=adaptive)
-        advance(1)
-    _write(engine, shown, image, found, None, out, overwrite)
-    if not quiet:
-        _say(engine, found, out, replaced=replaces)
+    opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
+    opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
+    fit = {"masks": masks, "p": ablated, "seed": seed, "adaptive": adaptive}
+    _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
 
 
 def tokens(
     image: Picture,
-    question: Asking,
+    question: Question,
     model: LVLMName = DEFAULT_LVLM,
     answer: Answer = None,
     position: Position = 0,
-    masks: Masks = 10_000,
+    masks: MaskCount = 10_000,
     token_masks: Annotated[
         int | None,
         typer.Option(
@@ -160,56 +171,64 @@ def tokens(
     Does what `lvlm heads` does, then words and image tokens: also writes an overlay (overlay.png)
     and their numbers (tokens.safetensors).
     """
-    from seecause.bench.traces import check_sizes
-    from seecause.cli.progress import counting
-    from seecause.lvlm import trace_heads, trace_tokens
-    from seecause.report.folder import check_out
+    opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
+    opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
+    fit = {"masks": masks, "token_masks": token_masks or masks, "p": ablated, "seed": seed}
+    _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
 
-    replaces = check_out(out, overwrite=overwrite)
-    where: dict[str, Any] = {
-        "bank": bank_folder,
-        "calibration": calibration,
-        "device": device,
-        "dtype": dtype,
-    }
-    with counting("tracing", 3, quiet=quiet) as advance:
-        shown, engine = open_engine(
-            image,
-            question,
-            model,
-            **where,
-            answer=answer,
-            position=position,
-            floor=floor,
-            compile=compile,
-        )
+
+def _trace(
+    image: str,
+    question: str,
+    model: str,
+    device: Device,
+    opened: dict[str, Any],
+    fit: dict[str, Any],
+    out: Path,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Open the engine with `opened`, trace with `fit`, write the folder."""
+    from seecause.cli.progress import counting
+    from seecause.lvlm import trace_answer
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.lvlm import trace_manifest, write_trace
+
+    replaced = check_out(out, overwrite=overwrite)
+    kind = "lvlm tokens" if "token_masks" in fit else "lvlm heads"
+    with counting("tracing", 3 if "token_masks" in fit else 2, quiet=quiet) as advance:
+        picture, engine = open_engine(image, question, model, device=device, **opened)
         if not quiet:
             tell_if_outside(model, image)
-        check_sizes(engine, masks, token_masks or masks, seed=seed)
         advance(1)
-        found = trace_heads(engine, masks=masks, p=ablated, seed=seed)
-        advance(1)
-        traced = trace_tokens(
-            engine,
-            found.heads.coefficients,
-            found.chosen,
-            masks=token_masks or masks,
-            p=ablated,
-            seed=seed,
-        )
-        advance(1)
-    _write(engine, shown, image, found, traced, out, overwrite)
+        trace = trace_answer(engine, **fit, advance=advance)
+    run = trace_manifest(trace)
+    manifest = {"command": kind, "page": "index.html", "image": image, "answer": engine.answer}
+    with result_folder(out, {**manifest, "run": run}, overwrite=overwrite) as folder:
+        trace.save(folder)
+        write_trace(folder, trace, picture, name=image)
     if not quiet:
-        kept = [
-            f"'{piece.strip() or 'newline'}'"
-            for piece, keep in zip(traced.effects.pieces, traced.text.tolist(), strict=True)
-            if keep
-        ]
-        words = (
-            f"words that receive the picture: {' '.join(kept)} (alone {traced.sufficiency:.0%} of"
-            " the effect of those heads)"
+        _tell(trace)
+        tell_page(out, replaced=replaced)
+
+
+def _tell(trace: AnswerTrace) -> None:
+    engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
+    enough = int(chosen.sum())
+    top = ", ".join(f"{layer}.{head}" for layer, head in trace.heads.heads.top(min(enough, 8)))
+    typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
+    typer.echo(
+        f"{enough} of {chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)}"
+        f" (layer.head; R2 {trace.heads.heads.r2:.2f})"
+    )
+    if tokens is not None:
+        pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
+        words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, receives in pairs if receives)
+        typer.echo(
+            f"words that receive the picture: {words}"
+            f" (alone {tokens.sufficiency:.0%} of the effect of those heads)"
         )
-        _say(engine, found, out, words, replaced=replaces)
 
 
 def study(
@@ -221,10 +240,10 @@ def study(
             show_default=False,
         ),
     ],
-    question: Asking,
+    question: Question,
     model: LVLMName = DEFAULT_LVLM,
     limit: Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)] = 100,
-    masks: Masks = 10_000,
+    masks: MaskCount = 10_000,
     token_masks: Annotated[
         int | None,
         typer.Option(
@@ -260,48 +279,24 @@ def study(
     Writes OUT/report.html and samples.csv. Samples that cannot be traced stay in both with the
     reason.
     """
-    from seecause.bench.traces import Asked, check_folder, run_study
+    from seecause.bench.lvlm_study import StudyOptions, run_study, study_store
     from seecause.cli.progress import counting
     from seecause.data import open_data
-    from seecause.data.images import to_pil
     from seecause.report.lvlm_study import write_study
 
-    check_folder(out)
+    study_store(out).check()
     check_question(question)
     check_bank(model, bank_folder, calibration)
-    samples = open_data(data, limit=limit)
-    opened = open_lvlm(model, device, dtype)
-    asked = Asked(
-        question,
-        masks,
-        masks if token_masks is None else token_masks,
-        ablated,
-        floor,
-        right_only,
-        seed,
-    )
-    with counting(
-        "samples", len(samples) * (2 if asked.token_masks else 1), quiet=quiet
-    ) as advance:
-        found = run_study(
-            opened,
-            open_bank(opened, bank_folder, calibration),
-            samples,
-            asked,
-            out,
-            advance=advance,
-        )
-    pages = write_study(
-        out,
-        found,
-        lvlm=opened,
-        question=question,
-        data=samples.name,
-        picture_of=lambda sample: to_pil(samples[sample.index].image),
-    )
-    holes = Counter(sample.hole for sample in found.samples if sample.hole)
-    for reason, count in holes.items():
-        typer.echo(f"{count} of {len(found.samples)} samples have holes: {reason}", err=True)
+    samples, lvlm = open_data(data, limit=limit), open_lvlm(model, device, dtype)
+    count = masks if token_masks is None else token_masks
+    options = StudyOptions(question, masks, count, ablated, floor, right_only, seed)
+    with counting("samples", len(samples) * (2 if count else 1), quiet=quiet) as advance:
+        means = open_bank(lvlm, bank_folder, calibration)
+        result = run_study(lvlm, means, samples, options, out, advance=advance)
+    pages = write_study(out, result, lvlm=lvlm, question=question, data=samples)
+    holes = Counter(sample.hole for sample in result.samples if sample.hole)
+    for reason, times in holes.items():
+        typer.echo(f"{times} of {len(result.samples)} samples have holes: {reason}", err=True)
     if not quiet:
         for page in pages:
             typer.echo(str(page))
@@ -339,135 +334,36 @@ def bank(
 ) -> None:
     """Average calibration pictures once, for `--bank` of the other commands: what a head sees that
     may not see the picture."""
-    from seecause.cli.options import tell_replaced
     from seecause.cli.progress import counting
     from seecause.data.images import find_images, read_image
     from seecause.lvlm import make_bank
     from seecause.report.folder import check_out, result_folder
 
-    replaces = check_out(out, overwrite=overwrite)
-    given = [_size(text) for text in size or []]
-    if (mode == "mean" and given) or (mode in ("fixed", "grid") and len(given) > 1):
-        raise BadOption(
-            "--size",
-            " ".join(size or []),
-            f"{'none' if mode == 'mean' else 'one'} with --mode {mode}",
-        )
+    replaced = check_out(out, overwrite=overwrite)
+    sizes = [_size(text) for text in size or []]
+    if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
+        expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
+        raise BadOption("--size", " ".join(size or []), expected)
     files = find_images(images)
     with counting("averaging", len(files), quiet=quiet) as advance:
         pictures = [read_image(file) for file in files]
-        sizes = given or [
-            Counter((picture.height, picture.width) for picture in pictures).most_common(1)[0][0]
-        ]
-        options: dict[str, Any] = (
-            {"sizes": sizes}
-            if mode == "shape"
-            else {"size": sizes[0]}
-            if mode in ("fixed", "grid")
-            else {}
-        )
-        made = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode, **options)  # type: ignore[arg-type]
+        shapes = Counter((picture.height, picture.width) for picture in pictures)
+        sizes = sizes or [shapes.most_common(1)[0][0]]
+        options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}
+        if mode in ("fixed", "grid"):
+            options = {"size": sizes[0]}
+        result = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode, **options)  # type: ignore[arg-type]
         advance(len(files))
-    with result_folder(
-        out,
-        {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode},
-        overwrite=overwrite,
-    ) as folder:
-        made.save(folder)
+    manifest = {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        result.save(folder)
     if not quiet:
-        tell_replaced(out, replaces)
-        typer.echo(f"bank: {out} ({made!r})")
+        tell_replaced(out, replaced)
+        typer.echo(f"bank: {out} ({result!r})")
 
 
 def _size(text: str) -> tuple[int, int]:
-    height, sign, width = text.partition("x")
-    if not sign or not height.isdigit() or not width.isdigit() or not int(height) or not int(width):
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
         raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
     return int(height), int(width)
-
-
-def _write(
-    engine: MaskEngine,
-    shown: Image.Image,
-    name: str,
-    found: HeadTrace,
-    traced: TokenTrace | None,
-    out: Path,
-    overwrite: bool,
-) -> None:
-    from safetensors.torch import save
-
-    from seecause.lvlm import head_words
-    from seecause.report.folder import result_folder
-    from seecause.report.lvlm import (
-        curves_section,
-        heads_section,
-        one_answer_counts,
-        tokens_panel,
-        tokens_section,
-        trace_manifest,
-        words_section,
-    )
-    from seecause.report.page import protocol_section, write_page
-
-    fits = [found] if traced is None else [found, traced.tokens]
-    told = trace_manifest(engine, *fits)
-    manifest = {
-        "command": "lvlm heads" if traced is None else "lvlm tokens",
-        "page": "index.html",
-        "image": name,
-        "answer": engine.answer,
-        "run": told,
-    }
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
-        found.heads.save(folder / "heads")
-        (folder / "trace.safetensors").write_bytes(save(_tensors(found)))
-        sections = [
-            heads_section(engine, found),
-            curves_section(found.curves, one_answer_counts(found)),
-            words_section(head_words(engine, found.heads)),
-        ]
-        if traced is not None:
-            kept = {
-                "coefficients": traced.tokens.coefficients,
-                "weighted": traced.weighted,
-                "deltas": traced.effects.deltas,
-                "text": traced.text,
-            }
-            (folder / "tokens.safetensors").write_bytes(
-                save({key: value.contiguous() for key, value in kept.items()})
-            )
-            tokens_panel(engine, traced, shown).save(folder / "overlay.png")
-            sections.insert(0, tokens_section(engine, traced, shown, name=name))
-        lead = f"{name}: {engine.question} The explained word of the answer is {engine.answer!r}."
-        write_page(
-            folder / "index.html",
-            f"What makes {engine.lvlm.name} say {engine.answer}",
-            [*sections, protocol_section([told])],
-            lead=lead,
-        )
-
-
-def _tensors(found: HeadTrace) -> dict[str, Tensor]:
-    curves = {
-        f"{kind}.{name}": getattr(c, kind)
-        for name, c in found.curves.items()
-        for kind in ("faithfulness", "completeness")
-    }
-    named = {"attention": found.attention, "causal": found.causal, "chosen": found.chosen, **curves}
-    return {name: tensor.contiguous() for name, tensor in named.items()}
-
-
-def _say(engine: MaskEngine, found: HeadTrace, out: Path, *more: str, replaced: bool) -> None:
-    from seecause.cli.options import tell_page
-
-    enough = int(found.chosen.sum())
-    top = ", ".join(f"{layer}.{head}" for layer, head in found.heads.top(min(enough, 8)))
-    typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
-    typer.echo(
-        f"{enough} of {found.chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)}"
-        f" (layer.head; R2 {found.heads.r2:.2f})"
-    )
-    for line in more:
-        typer.echo(line)
-    tell_page(out, replaced=replaced)

@@ -1,11 +1,9 @@
-"""What the `seecause lvlm` commands share: options, and opening a model, a picture and a bank."""
+"""Opening a vision-language model, a picture and a bank by what stands on the command line."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from seecause.cli.options import Device, Dtype, pick_device, tell_outside
 from seecause.errors import BadOption
@@ -16,75 +14,6 @@ if TYPE_CHECKING:
     from seecause.lvlm import LVLM, MaskEngine, MeanBank
 
 DEFAULT_LVLM = "builtin:critters-llava"
-
-LVLMName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote.",
-    ),
-]
-Picture = Annotated[
-    str,
-    typer.Argument(
-        help="A picture, or one of a dataset: critters:clean:test#3.",
-        metavar="IMAGE",
-        show_default=False,
-    ),
-]
-Asking = Annotated[
-    str, typer.Option("--question", help="What to ask about the picture.", show_default=False)
-]
-Answer = Annotated[
-    str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
-]
-Position = Annotated[
-    int,
-    typer.Option(
-        help="Which token of the answer, from 0 on; those before it are taken as said.", min=0
-    ),
-]
-Masks = Annotated[int, typer.Option(help="Masked runs for the fit.", min=2)]
-Share = Annotated[
-    float,
-    typer.Option(
-        "--ablated",
-        help="Share of heads (or image tokens) that a mask ablates.",
-        min=0.01,
-        max=0.99,
-    ),
-]
-Floor = Annotated[
-    float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
-]
-BankFolder = Annotated[
-    Path | None,
-    typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False),
-]
-Calibration = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Calibration pictures, folders or quoted globs; repeat for more.",
-        metavar="IMAGE",
-        show_default="Critters for a model of the zoo",
-    ),
-]
-LVLMDtype = Annotated[
-    Dtype | None,
-    typer.Option(
-        help="Precision of the model.",
-        show_default="float32 on a CPU or for a builtin model, else as stored",
-    ),
-]
-
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        help="Compile the masked runs (GPU only): some seconds at first, then a quarter less time.",
-    ),
-]
 
 
 def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:
@@ -108,18 +37,19 @@ def open_engine(
     calibration: list[str] | None,
     device: Device,
     dtype: Dtype | None,
-    **asked: Any,
+    **options: Any,
 ) -> tuple[Image.Image, MaskEngine]:
-    """The picture, and the engine that asks about it; `asked` goes to `MaskEngine`. What cannot
+    """The picture, and the engine that asks about it with `options` of `MaskEngine`. What cannot
     work is refused before a model is loaded."""
     from seecause.data.images import open_picture
     from seecause.lvlm import MaskEngine
 
     check_question(question)
     check_bank(model, bank, calibration)
-    check_compile(asked.get("compile", False), device)
-    shown, opened = open_picture(image), open_lvlm(model, device, dtype)
-    return shown, MaskEngine(opened, shown, question, open_bank(opened, bank, calibration), **asked)
+    check_compile(options.get("compile", False), device)
+    picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
+    engine = MaskEngine(lvlm, picture, question, open_bank(lvlm, bank, calibration), **options)
+    return picture, engine
 
 
 def tell_if_outside(model: str, image: str) -> None:
@@ -173,11 +103,6 @@ def open_bank(lvlm: LVLM, folder: Path | None, calibration: list[str] | None) ->
 
     if folder is not None:
         return MeanBank.load(folder)
-    return make_bank(
-        lvlm,
-        (
-            [read_image(file) for file in find_images(calibration)]
-            if calibration
-            else calibration_critters()
-        ),
-    )
+    if not calibration:
+        return make_bank(lvlm, calibration_critters())
+    return make_bank(lvlm, [read_image(file) for file in find_images(calibration)])

@@ -32,8 +32,7 @@ from seecause.lvlm import (
     MeanBank,
     calibration_critters,
     make_bank,
-    trace_heads,
-    trace_tokens,
+    trace_answer,
 )
 from seecause.lvlm import (
     load as load_lvlm,
@@ -142,17 +141,14 @@ def trace(
     engine, shown = _first_that_sees(
         lvlm, make_bank(lvlm, calibration_critters(pictures)), setting.seed, floor
     )
-    heads = trace_heads(engine, masks=masks, seed=setting.seed)
-    tokens = trace_tokens(
-        engine, heads.heads.coefficients, heads.chosen, masks=masks, seed=setting.seed
-    )
-    first = tokens_section(engine, tokens, shown)
+    answer = trace_answer(engine, masks=masks, token_masks=masks, seed=setting.seed)
+    first = tokens_section(answer, shown)
     sections = [
         replace(first, note=first.note + FEWER),
-        heads_section(engine, heads),
-        curves_section(heads.curves, one_answer_counts(heads)),
+        heads_section(answer),
+        curves_section(answer.heads.curves, one_answer_counts(answer.heads)),
     ]
-    return DemoSections(sections, [trace_manifest(engine, heads, tokens.tokens)])
+    return DemoSections(sections, [trace_manifest(answer)])
 
 
 def _first_that_sees(

@@ -3,60 +3,98 @@ into which words (head attribution)."""
 
 from __future__ import annotations
 
-from seecause.lvlm.activations import HeadActivations, head_words
-from seecause.lvlm.analysis import (
-    WordingComparison,
-    compare_wordings,
-    embed,
-    group_heads,
-    grouping,
-    importance_map,
-)
-from seecause.lvlm.attribute import (
-    HeadAttribution,
-    TextEffects,
-    TokenAttribution,
-    attribute_heads,
-    attribute_tokens,
-    sufficiency,
-    text_effects,
-    weighted_attention,
-)
-from seecause.lvlm.bank import MeanBank, bank_of_prompts, calibration_critters, make_bank
-from seecause.lvlm.classifier import PromptClassifier, classifier, export
-from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import elastic_net
-from seecause.lvlm.masks import draw_masks
-from seecause.lvlm.model import LVLM, load, verify, wrap
-from seecause.lvlm.prompt import (
-    Prompt,
-    coverage,
-    object_share,
-    picture_map,
-    seen_mask,
-    seen_picture,
-)
-from seecause.lvlm.trace import (
-    HeadTrace,
-    RankingCurves,
-    TokenTrace,
-    attention_scores,
-    causal_scores,
-    essential_heads,
-    first_crossing,
-    random_orders,
-    ratio_study,
-    scan,
-    threshold_study,
-    trace_heads,
-    trace_tokens,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seecause.lvlm.activations import HeadActivations, HeadWords, head_words
+    from seecause.lvlm.analysis import (
+        Grouping,
+        HeadGroups,
+        WordingComparison,
+        compare_wordings,
+        embed,
+        group_heads,
+        grouping,
+        importance_map,
+    )
+    from seecause.lvlm.attribute import (
+        HeadAttribution,
+        TextEffects,
+        TokenAttribution,
+        attribute_heads,
+        attribute_tokens,
+        sufficiency,
+        text_effects,
+        weighted_attention,
+    )
+    from seecause.lvlm.bank import MeanBank, bank_of_prompts, calibration_critters, make_bank
+    from seecause.lvlm.engine import MaskEngine
+    from seecause.lvlm.fit import elastic_net
+    from seecause.lvlm.masks import draw_masks
+    from seecause.lvlm.model import LVLM, load, verify, wrap
+    from seecause.lvlm.prompt import (
+        Prompt,
+        coverage,
+        object_share,
+        picture_map,
+        seen_mask,
+        seen_picture,
+    )
+    from seecause.lvlm.prompt_classifier import PromptClassifier, classifier, export
+    from seecause.lvlm.trace import (
+        AnswerTrace,
+        HeadTrace,
+        RankingCurves,
+        TokenTrace,
+        attention_scores,
+        causal_scores,
+        check_masks_suffice,
+        essential_heads,
+        first_crossing,
+        random_orders,
+        ratio_study,
+        scan,
+        threshold_study,
+        trace_answer,
+        trace_heads,
+        trace_tokens,
+    )
+
+_NAMES = {
+    "activations": "HeadActivations HeadWords head_words",
+    "analysis": (
+        "Grouping HeadGroups WordingComparison compare_wordings embed group_heads "
+        "grouping importance_map"
+    ),
+    "attribute": (
+        "HeadAttribution TextEffects TokenAttribution attribute_heads attribute_tokens "
+        "sufficiency text_effects weighted_attention"
+    ),
+    "bank": "MeanBank bank_of_prompts calibration_critters make_bank",
+    "engine": "MaskEngine",
+    "fit": "elastic_net",
+    "masks": "draw_masks",
+    "model": "LVLM load verify wrap",
+    "prompt": "Prompt coverage object_share picture_map seen_mask seen_picture",
+    "prompt_classifier": "PromptClassifier classifier export",
+    "trace": (
+        "AnswerTrace HeadTrace RankingCurves TokenTrace attention_scores causal_scores "
+        "check_masks_suffice essential_heads first_crossing random_orders ratio_study "
+        "scan threshold_study trace_answer trace_heads trace_tokens"
+    ),
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "LVLM",
+    "AnswerTrace",
+    "Grouping",
     "HeadActivations",
     "HeadAttribution",
+    "HeadGroups",
     "HeadTrace",
+    "HeadWords",
     "MaskEngine",
     "MeanBank",
     "Prompt",
@@ -72,6 +110,7 @@ __all__ = [
     "bank_of_prompts",
     "calibration_critters",
     "causal_scores",
+    "check_masks_suffice",
     "classifier",
     "compare_wordings",
     "coverage",
@@ -97,9 +136,21 @@ __all__ = [
     "sufficiency",
     "text_effects",
     "threshold_study",
+    "trace_answer",
     "trace_heads",
     "trace_tokens",
     "verify",
     "weighted_attention",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a run loads the modules it needs."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"seecause.lvlm.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'seecause.lvlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

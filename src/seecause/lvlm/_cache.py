@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seecause.engine.attend import Bank, attend
 from seecause.engine.mask import Mask
+from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import Block
 from seecause.models.decoder import Decoder, causal, rotate, run
@@ -155,20 +156,24 @@ class PrefixCache:
         return None if hidden is None else hidden[:, :, -rows:]
 
     @torch.no_grad()
-    def from_row(self, blocks: Sequence[Block], row: int) -> PrefixCache:
+    def from_row(self, lvlm: HasBlocks, row: int) -> PrefixCache:
         """The cache of text rows `row` and later, when no row before may see the picture: those run
         once, and their keys join both banks."""
-        h, at = self.states[:, :row], self.at.take(self.at.index[:row])
+        at = self.at.take(self.at.index[:row])
         picture: list[KeyValue] = []
         average: list[KeyValue] = []
-        for index, block in enumerate(blocks):
-            q, k, v = block.qkv(h, at)
+        for step in walk(lvlm, self.states[:, :row], at):
+            block, index = step.block, step.index
             bias = None if block.additive is causal else block.bias(at, self.keys_at)
-            seen = read_shared(q, *self.average[index], scale=block.scale, bias=bias)
-            own = read_own(q, k, v, scale=block.scale)
-            h = block.finish(h, blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool)))
+            seen = read_shared(step.q, *self.average[index], scale=block.scale, bias=bias)
+            own = read_own(step.q, step.k, step.v, scale=block.scale)
+            step.o = blend(own, None, seen, torch.zeros_like(own[1], dtype=torch.bool))
             for banks, old in ((picture, self.picture[index]), (average, self.average[index])):
-                banks.append((torch.cat([old[0], k], dim=2), torch.cat([old[1], v], dim=2)))
+                keys, values = (
+                    torch.cat([old[0], step.k], dim=2),
+                    torch.cat([old[1], step.v], dim=2),
+                )
+                banks.append((keys, values))
         return PrefixCache(
             start=self.start + row,
             states=self.states[:, row:],

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank, attend, merge
+from seecause.engine.walk import walk
 from seecause.errors import BadOption
 from seecause.lvlm._cache import Part, PrefixCache, read_own
 from seecause.lvlm.model import LVLM
@@ -82,20 +83,18 @@ class HeadActivations:
 @torch.no_grad()
 def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivations:
     """Run one mask `on` [L, H] and keep what its heads do."""
-    image, h = cache.image, cache.states
-    states, columns = [h[0]], []  # type: list[Tensor], list[tuple[Tensor, ...]]
+    image, states, columns = cache.image, [cache.states[0]], []
     queries, keys, biases = [], [], []
-    for index, block in enumerate(lvlm.blocks):
-        q, k, v = block.qkv(h, cache.at)
-        bias = cache.bias(block, rows=q.shape[2])
+    for step in walk(lvlm, cache.states, cache.at):
+        q, scale, index = step.q, step.block.scale, step.index
+        bias = cache.bias(step.block, rows=q.shape[2])
         picture, average = cache.picture[index], cache.average[index]
-        true = _read(q, picture, image, bias, block.scale)
-        mean = _read(q, average, image, bias, block.scale)
+        true, mean = (_read(q, bank, image, bias, scale) for bank in (picture, average))
         seen = torch.where(on[index][:, None], true[0], mean[0])
         seen_lse = torch.where(on[index], true[1], mean[1])
-        parts = [(seen, seen_lse), read_own(q, k, v, scale=block.scale)]
+        parts = [(seen, seen_lse), read_own(q, step.k, step.v, scale=scale)]
         if image.start:
-            parts.append(_read(q, picture, slice(0, image.start), bias, block.scale))
+            parts.append(_read(q, picture, slice(0, image.start), bias, scale))
         o, lse = merge([wide(o) for o, _ in parts], [lse for _, lse in parts])
         share = torch.exp(seen_lse - lse)
         from_image = share[..., None] * wide(seen)
@@ -103,8 +102,8 @@ def head_activations(lvlm: LVLM, cache: PrefixCache, on: Tensor) -> HeadActivati
         queries.append(q[0])
         keys.append(picture[0][0, :, image])
         biases.append(None if bias is None else bias[0, :, :, image])
-        h = block.finish(h, o.to(q.dtype))
-        states.append(h[0])
+        step.o = o.to(q.dtype)
+        states.append(step.out[0])
     mass, heads, from_images, lses = map(torch.stack, zip(*columns, strict=True))
     stacked = torch.stack(states)
     return HeadActivations(lvlm, mass, heads, from_images, stacked, queries, keys, lses, biases)

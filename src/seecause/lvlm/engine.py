@@ -26,6 +26,7 @@ from seecause import __version__
 from seecause.engine.attend import Bank, attend
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mask import Mask
+from seecause.engine.walk import walk
 from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm._cache import (
     Part,
@@ -180,32 +181,31 @@ class MaskEngine:
             mixed = {rows: cache.mixed(sent.image, rows) for rows in (len(cache.at.index), 1)}
         shared = masks.shared_layers()
         sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
-        h = cache.states  # [1, R, D] until masks part
-        for index, block in enumerate(self.lvlm.blocks):
-            last, both = (
-                index == self.lvlm.n_layers - 1,
-                sees_picture[index] and sees_average[index],
-            )
-            one_shape = 8 < len(h) == len(masks) and not last and both
-            usual = bool(self.compiled) and one_shape  # one shape, one graph
-            half = self.compiled[index] if usual else block
-            q, k, v = half.qkv(h, cache.at)
+        steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks part
+        for step in steps:
+            index, last = step.index, step.index == self.lvlm.n_layers - 1
+            both = sees_picture[index] and sees_average[index]
+            # one shape, one graph
+            usual = bool(self.compiled) and 8 < len(step.h) == len(masks) and not last and both
+            if usual:
+                step.block = self.compiled[index]
             masks_here = slice(0, 1 if index < shared else None)
             choose = sent.heads[masks_here, index, None, :]  # [1|B, 1, H]
             if text is not None:
                 choose = choose & text[masks_here, :, None]
             if last:  # only the last row is read
-                q, h, choose = q[:, :, -1:], h[:, -1:], choose[:, -1:]
-            bias = cache.bias(block, rows=q.shape[2])
+                step.take(slice(-1, None))
+                choose = choose[:, -1:]
+            q, scale = step.q, step.block.scale
+            bias = cache.bias(step.block, rows=q.shape[2])
             picture = self._picture(cache, index, q, bias, mixed) if sees_picture[index] else None
             average = None
             if sees_average[index]:
-                average = read_shared(q, *cache.average[index], scale=block.scale, bias=bias)
-            own = read_own(q, k, v, scale=block.scale)
+                average = read_shared(q, *cache.average[index], scale=scale, bias=bias)
+            own = read_own(q, step.k, step.v, scale=scale)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
-            merged = (compiled_blend() if usual else blend)(own, picture, average, choose)
-            h = half.finish(h, merged)
-        states = wide(self.lvlm.decoder.norm(h[:, -1]))
+            step.o = (compiled_blend() if usual else blend)(own, picture, average, choose)
+        states = wide(self.lvlm.decoder.norm(steps.h[:, -1]))
         return (states @ self.readout).expand(len(masks))
 
     def _picture(
@@ -238,7 +238,7 @@ class MaskEngine:
         if start == 0:
             return self.cache
         if self._later_cache is None or self._later_cache.start != start:
-            self._later_cache = self.cache.from_row(self.lvlm.blocks, start)
+            self._later_cache = self.cache.from_row(self.lvlm, start)
         return self._later_cache
 
     @property

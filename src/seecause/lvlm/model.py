@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from seecause._files import digest
 from seecause.engine.verify import TOLERANCE, Probe, compare, listening
+from seecause.engine.walk import walk
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, ViewMismatch
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm._cache import blend, read_own, read_shared
@@ -318,24 +319,23 @@ def _text_rows(
     """Text rows of every block from the native rows before it: plainly, and over recorded keys."""
     at, text = prompt.at, prompt.text
     rows, before = at.take(at.index[text]), at.take(at.index[: text.start])
-    states = prompt.embeddings
     plain, banked = 0.0, 0.0
-    for index, block in enumerate(lvlm.blocks):
-        expected = outputs[index]
-        full = block(states, at)
-        plain = max(plain, compare("blocks", block.name, full, expected, tolerance, "").worst)
-        q, k, v = block.qkv(states[:, text], rows)
-        old_k, old_v = (old[:, :, : text.start] for old in keys[index])
+    for step in walk(lvlm, prompt.embeddings, at):
+        block, expected, states = step.block, outputs[step.index], step.h[:, text]
+        probe = compare("blocks", block.name, block(step.h, at), expected, tolerance, "")
+        plain = max(plain, probe.worst)
+        q, k, v = block.qkv(states, rows)
+        old_k, old_v = (old[:, :, : text.start] for old in keys[step.index])
         bias = None if block.additive is causal else block.bias(rows, before)
         shared = read_shared(q, rotate(old_k, before), old_v, scale=block.scale, bias=bias)
         choose = torch.ones(shared[1].shape, dtype=torch.bool, device=q.device)
         o = blend(read_own(q, k, v, scale=block.scale), shared, None, choose)
-        got = block.finish(states[:, text], o)
+        got = block.finish(states, o)
         probe = compare("attention", block.name, got, expected[:, text], 2 * tolerance, "")
         banked = max(banked, probe.worst)
-        states = expected
-        if index < len(prompt.deepstack):
-            states = _with_deepstack(expected, prompt, index)
+        step.out = expected  # the next block starts from the native states
+        if step.index < len(prompt.deepstack):
+            step.out = _with_deepstack(expected, prompt, step.index)
     tested = f"{prompt.n_text} text rows against {text.start} recorded keys, every block"
     return [
         Probe("blocks", plain, f"{lvlm.n_layers} block outputs"),

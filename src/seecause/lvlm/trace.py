@@ -22,13 +22,17 @@ x^(k_faith).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
+from seecause._files import write_atomic
 from seecause.errors import BadOption
+from seecause.lvlm.activations import HeadWords, head_words
 from seecause.lvlm.attribute import (
     KEPT,
     HeadAttribution,
@@ -41,7 +45,7 @@ from seecause.lvlm.attribute import (
     weighted_attention,
 )
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import correlation
+from seecause.lvlm.fit import Sampling, check_sampling, correlation
 
 FAITHFUL, COMPLETE = 0.8, 0.2
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
@@ -256,3 +260,71 @@ def rows_of(deltas: Tensor) -> Tensor:
     than the threshold, the row that costs most."""
     kept = deltas > KEPT
     return kept if bool(kept.any()) else deltas == deltas.max()
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerTrace:
+    """Everything about one answer: heads, the words they would say and, where they were asked for,
+    text rows and image tokens."""
+
+    engine: MaskEngine
+    heads: HeadTrace
+    words: list[HeadWords]
+    tokens: TokenTrace | None = None
+
+    def save(self, folder: Path) -> None:
+        """The coefficients (heads/), curves and other rankings (trace.safetensors), and the numbers
+        of words and image tokens (tokens.safetensors)."""
+        self.heads.heads.save(folder / "heads")
+        trace = self.heads
+        tensors = {"attention": trace.attention, "causal": trace.causal, "chosen": trace.chosen}
+        for name, curves in trace.curves.items():
+            tensors[f"faithfulness.{name}"] = curves.faithfulness
+            tensors[f"completeness.{name}"] = curves.completeness
+        _save_tensors(folder / "trace.safetensors", tensors)
+        if self.tokens is not None:
+            tensors = {
+                "coefficients": self.tokens.tokens.coefficients,
+                "weighted": self.tokens.weighted,
+                "deltas": self.tokens.effects.deltas,
+                "text": self.tokens.text,
+            }
+            _save_tensors(folder / "tokens.safetensors", tensors)
+
+
+def trace_answer(
+    engine: MaskEngine,
+    *,
+    masks: int = 10_000,
+    token_masks: int = 0,
+    p: float = 0.75,
+    seed: int = 0,
+    adaptive: bool = False,
+    advance: Callable[[int], None] = lambda done: None,
+) -> AnswerTrace:
+    """Heads and what they would say, and with `token_masks` also text rows and image tokens: what
+    `seecause lvlm heads` and `lvlm tokens` compute. `advance` hears of every part."""
+    check_masks_suffice(engine, masks, token_masks, seed=seed)
+    heads = trace_heads(engine, masks=masks, p=p, seed=seed, adaptive=adaptive)
+    words = head_words(engine, heads.heads)
+    advance(1)
+    if not token_masks:
+        return AnswerTrace(engine, heads, words)
+    coefficients, chosen = heads.heads.coefficients, heads.chosen
+    tokens = trace_tokens(engine, coefficients, chosen, masks=token_masks, p=p, seed=seed)
+    advance(1)
+    return AnswerTrace(engine, heads, words, tokens)
+
+
+def check_masks_suffice(
+    engine: MaskEngine, masks: int, token_masks: int = 0, *, seed: int = 0
+) -> None:
+    """Refuse too few masks for the heads or the image tokens (0: none are fitted) before any are
+    asked."""
+    check_sampling(Sampling(masks, seed=seed), engine.n_components)
+    if token_masks:
+        check_sampling(Sampling(token_masks, seed=seed), engine.n_image)
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -12,16 +13,15 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import versions
-from seecause.lvlm import MaskEngine, RankingCurves, picture_map, seen_picture
-from seecause.lvlm.activations import HeadWords
-from seecause.lvlm.attribute import TokenAttribution
-from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace
+from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
+from seecause.lvlm.prompt import picture_map, seen_picture
+from seecause.lvlm.trace import RANKINGS
 from seecause.metrics import standard_error
 from seecause.report.cards import Card, MapView, Strip, render_cards
 from seecause.report.cell import Cell
 from seecause.report.charts import Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
-from seecause.report.page import Section, fragment
+from seecause.report.page import Section, fragment, protocol_section, write_page
 
 CALLED = {
     "hear": "head attribution",
@@ -34,42 +34,30 @@ HEADS_NOTE = (
     "Each cell is one head. Left, its coefficient: the share of the picture's effect on the answer"
     " that it brings, other heads seeing the picture or an average picture by lot. Outlined heads"
     " are the fewest, highest first, that alone bring more than 80 % of the effect. Right, the"
-    " share of its attention that lies on the picture, which is what a glance at attention maps"
-    " would suggest."
+    " share of its attention that lies on the picture."
 )
 CURVES_NOTE = (
-    "Heads are switched on (left) or off (right), the best first. A good ranking rises early and"
+    "Heads are switched on (left) or off (right), the best first: a good ranking rises early and"
     " falls early. The table has the first count that brings more than 80 % of the effect, and the"
     " first that leaves less than 20 %."
 )
 TOKENS_NOTE = (
-    "The prompt in tokens, pieces of words. Under each: the share of the picture's effect on the"
-    " answer that is lost when the picture may not reach it. Framed ones are kept. The maps show"
-    " from which image tokens the effect comes, through the heads that are enough (outlined below)"
-    " and the kept words; beside it is those heads' attention, weighted by what heads and words are"
-    " worth."
+    "Under each token of the prompt: the share of the picture's effect on the answer that is lost"
+    " when the picture may not reach it; framed ones are kept. The maps show from which image"
+    " tokens the effect comes, through the heads that are enough (outlined below) and the kept"
+    " words, and those heads' attention, weighted by what heads and words are worth."
 )
 PICTURE = {
     "image tokens": (
-        "the model sees the picture as a grid of these; the map has one value for each, fitted like"
-        " heads' (below). A token is not a pixel: the vision tower mixes its tokens, so one over"
-        " the background may carry the object"
+        "the model sees the picture as a grid of these. A token is not a pixel: the vision tower"
+        " mixes its tokens, so one over the background may carry the object"
     ),
-    "weighted attention": (
-        "attention on each image token, summed over these heads and words, each with its weight; to"
-        " compare with"
-    ),
+    "weighted attention": "attention on each image token, summed over these heads and words",
 }
 FIT = {
     "effect": "how far the picture moves the answer's logit, compared with an average picture",
-    "masks": (
-        "random choices of what sees the picture; coefficients are fitted to the answers under many"
-        " of them"
-    ),
-    "R² on unseen masks": (
-        "how well the coefficients foretell the answer under masks they were not fitted to; 1 is"
-        " perfectly"
-    ),
+    "masks": "random choices of what sees the picture; coefficients are fitted to the answers",
+    "R² on unseen masks": "how well the coefficients foretell the answer under other masks",
     "agreement of half fits": (
         "correlation of coefficients fitted to one half of the masks and to the other; near 1, more"
         " masks change little"
@@ -103,25 +91,16 @@ class HeadGrid:
 
     def _cell(self, layer: int, head: int, most: float) -> Cell:
         value = float(self.values[layer, head])
-        text = (
-            ""
-            if self.width > WRITTEN
-            else f"{value:z.2f}"
-            if abs(value) >= 1
-            else f"{value:z.2f}".replace("0.", ".")
-        )
+        text = "" if self.width > WRITTEN else f"{value:z.2f}"
+        if abs(value) < 1:
+            text = text.replace("0.", ".")
         chosen = self.chosen is not None and bool(self.chosen[layer, head])
-        return Cell(
-            round(90 * abs(value) / most),
-            _sign(value),
-            text,
-            f"layer {layer}, head {head}: {number(value)}",
-            chosen,
-        )
+        title = f"layer {layer}, head {head}: {number(value)}"
+        return Cell(round(90 * abs(value) / most), _sign(value), text, title, chosen)
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptPiece:
     """A word of the prompt and what blocking it costs."""
 
     text: str
@@ -129,24 +108,42 @@ class Piece:
     strength: int
     sign: str
     kept: bool
-    said: str
+    title: str
 
 
-def heads_section(engine: MaskEngine, found: HeadTrace) -> Section:
+def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: str) -> Path:
+    """The page of a traced answer (index.html) and, with image tokens, overlay.png."""
+    engine = trace.engine
+    sections = [
+        heads_section(trace),
+        curves_section(trace.heads.curves, one_answer_counts(trace.heads)),
+        words_section(trace.words),
+        protocol_section([trace_manifest(trace)]),
+    ]
+    if trace.tokens is not None:
+        tokens_panel(trace, shown).save(folder / "overlay.png")
+        sections.insert(0, tokens_section(trace, shown, name=name))
+    return write_page(
+        folder / "index.html",
+        f"What makes {engine.lvlm.name} say {engine.answer}",
+        sections,
+        lead=f"{name}: {engine.question} The explained word of the answer is {engine.answer!r}.",
+    )
+
+
+def heads_section(trace: AnswerTrace) -> Section:
     """Coefficients and attention as grids, and how far to trust them."""
-    shape, fit = found.attention.shape, found.heads
+    engine, fit, attention = trace.engine, trace.heads.heads, trace.heads.attention
+    chosen = trace.heads.chosen.reshape(attention.shape)
+    enough = int(chosen.sum())
+    key = f"outlined: the {enough} that are enough"
     grids = [
-        HeadGrid(
-            "coefficient of each head",
-            fit.coefficients,
-            found.chosen.reshape(shape),
-            key=f"outlined: the {int(found.chosen.sum())} that are enough",
-        ),
-        HeadGrid("attention on the picture", found.attention, found.chosen.reshape(shape)),
+        HeadGrid("coefficient of each head", fit.coefficients, chosen, key=key),
+        HeadGrid("attention on the picture", attention, chosen),
     ]
     facts = [
         ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
-        ("heads that are enough", f"{int(found.chosen.sum())} of {found.chosen.numel()}"),
+        ("heads that are enough", f"{enough} of {chosen.numel()}"),
         ("R² on unseen masks", f"{fit.r2:.3f} (correlation {fit.pearson:.3f})"),
         ("agreement of half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
     ]
@@ -165,102 +162,74 @@ def curves_section(
     """Curves by ranking, means over their rows with standard errors, and the counts as written in
     `counts`."""
     looks = styled(RANKINGS)
-    on, off = (
-        [_series(name, getattr(found, kind), looks[name]) for name, found in curves.items()]
-        for kind in ("faithfulness", "completeness")
-    )
+    on = [_series(name, c.faithfulness, looks[name]) for name, c in curves.items()]
+    off = [_series(name, c.completeness, looks[name]) for name, c in curves.items()]
+    share = "share of the effect"
+    seeing, blind = "only the top heads see the picture", "the top heads do not see the picture"
     charts = [
-        chart(
-            on,
-            title="only the top heads see the picture",
-            x_title="heads on",
-            y_title="share of the effect",
-            beside=off,
-        ),
-        chart(
-            off,
-            title="the top heads do not see the picture",
-            x_title="heads off",
-            y_title="share of the effect",
-            beside=on,
-        ),
+        chart(on, title=seeing, x_title="heads on", y_title=share, beside=off),
+        chart(off, title=blind, x_title="heads off", y_title=share, beside=on),
     ]
     keys = {CALLED[name]: look for name, look in looks.items() if name in curves}
     rows = [(CALLED[name], *pair) for name, pair in counts.items()]
-    drawn = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(
-        rows, head=("ranking", "heads that are enough", "heads that are needed")
-    )
-    return Section("Does the ranking hold?", drawn, CURVES_NOTE)
+    head = ("ranking", "heads that are enough", "heads that are needed")
+    body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(rows, head=head)
+    return Section("Does the ranking hold?", body, CURVES_NOTE)
 
 
 def words_section(words: Sequence[HeadWords]) -> Section:
     rows = [
-        (f"layer {one.layer}, head {one.head}", f"{one.coefficient:.3f}", ", ".join(one.words))
-        for one in words
+        (f"layer {w.layer}, head {w.head}", f"{w.coefficient:.3f}", ", ".join(w.words))
+        for w in words
     ]
-    return Section(
-        "What would these heads say?",
-        table(rows, head=("head", "coefficient", "words")),
-        WORDS_NOTE,
-    )
+    body = table(rows, head=("head", "coefficient", "words"))
+    return Section("What would these heads say?", body, WORDS_NOTE)
 
 
-def tokens_section(
-    engine: MaskEngine, found: TokenTrace, shown: Image.Image, *, name: str = ""
-) -> Section:
+def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") -> Section:
     """The prompt with the effects of its words, and the picture with where the effect comes
     from."""
-    maps = [
-        (
-            "image tokens: share of the effect",
-            picture_map(found.tokens.tokens, found.tokens.coefficients),
-        ),
-        ("weighted attention", picture_map(found.tokens.tokens, found.weighted)),
-    ]
+    engine, tokens = trace.engine, trace.tokens
+    assert tokens is not None
+    titles = ("image tokens: share of the effect", "weighted attention")
+    maps = zip(titles, _token_maps(trace), strict=True)
     views = [MapView(title, values, scale_of(values)) for title, values in maps]
-    card = Card(
-        name or (engine.question or ""),
-        [Strip(seen_picture(engine.lvlm, engine.prompt, shown), views)],
-        said=f"answer: {engine.answer}",
-    )
+    strip = Strip(seen_picture(engine.lvlm, engine.prompt, shown), views)
+    card = Card(name or (engine.question or ""), [strip], said=f"answer: {engine.answer}")
+    alone = f"{tokens.sufficiency:.0%} of what these heads bring into all words"
     facts = [
-        (
-            "kept words alone bring",
-            f"{found.sufficiency:.0%} of what these heads bring into all words",
-        ),
-        ("R² on unseen masks", f"{found.tokens.r2:.3f}"),
-        ("agreement of half fits", f"{found.tokens.agreement:.3f}"),
-        ("correlation of the two maps", f"{found.agreement:.3f}"),
+        ("kept words alone bring", alone),
+        ("R² on unseen masks", f"{tokens.tokens.r2:.3f}"),
+        ("agreement of half fits", f"{tokens.tokens.agreement:.3f}"),
+        ("correlation of the two maps", f"{tokens.agreement:.3f}"),
     ]
-    body = prompt_words(
-        found.effects.pieces,
-        found.effects.deltas,
-        found.text,
-        answer=engine.answer,
-        images=engine.n_image,
-    )
+    pieces, deltas = tokens.effects.pieces, tokens.effects.deltas
+    prompt = prompt_words(pieces, deltas, tokens.text, answer=engine.answer, images=engine.n_image)
     return Section(
         "From where in the picture, into which words?",
-        body + render_cards([card]) + table(facts),
+        prompt + render_cards([card]) + table(facts),
         TOKENS_NOTE,
         PICTURE,
         short="From where, into which words?",
     )
 
 
-def tokens_panel(engine: MaskEngine, found: TokenTrace, shown: Image.Image) -> Image.Image:
+def tokens_panel(trace: AnswerTrace, shown: Image.Image) -> Image.Image:
     """The picture, image-token coefficients and weighted attention side by side, for slides and
     papers."""
-    seen = seen_picture(engine.lvlm, engine.prompt, shown)
-    maps = [
-        picture_map(found.tokens.tokens, values)
-        for values in (found.tokens.coefficients, found.weighted)
-    ]
+    engine = trace.engine
+    seen, maps = seen_picture(engine.lvlm, engine.prompt, shown), _token_maps(trace)
     images = [picture(seen), *(overlay(seen, values) for values in maps)]
     below = [None, *(legend(scale_of(values), width=images[0].width) for values in maps)]
-    return panel(
-        images, titles=[f"{engine.answer}", "image tokens", "weighted attention"], below=below
-    )
+    titles = [f"{engine.answer}", "image tokens", "weighted attention"]
+    return panel(images, titles=titles, below=below)
+
+
+def _token_maps(trace: AnswerTrace) -> list[Tensor]:
+    """Image-token coefficients and weighted attention, [gh, gw] each."""
+    assert trace.tokens is not None
+    values = (trace.tokens.tokens.coefficients, trace.tokens.weighted)
+    return [picture_map(trace.tokens.tokens.tokens, tokens) for tokens in values]
 
 
 def prompt_words(
@@ -268,7 +237,7 @@ def prompt_words(
 ) -> Markup:
     most = max(float(deltas.abs().max()), 1e-9)
     words = [
-        Piece(
+        PromptPiece(
             piece.replace("\n", "⏎") or "·",
             f"{value:z.2f}",
             round(80 * abs(value) / most),
@@ -286,27 +255,33 @@ def prompt_words(
     )
 
 
-def trace_manifest(engine: MaskEngine, *fits: HeadTrace | TokenAttribution) -> dict[str, Any]:
+def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
     """The protocol in the words of `protocol_section`."""
-    told = engine.protocol()
-    sampled = [fit.heads if isinstance(fit, HeadTrace) else fit for fit in fits]
+    protocol = trace.engine.protocol()
     options = {
-        "question": told["question"],
-        "bank": f"{told['bank']['pictures']} pictures ({told['bank']['mode']})",
-        "floor": told["floor"],
+        "question": protocol["question"],
+        "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",
+        "floor": protocol["floor"],
     }
-    for what, fit in zip(("heads", "tokens"), sampled, strict=False):
+    fits: dict[str, Any] = {"heads": trace.heads.heads}
+    if trace.tokens is not None:
+        fits["tokens"] = trace.tokens.tokens
+    for what, fit in fits.items():
         how = fit.protocol["sampling"]
         most = f" of at most {how['masks']}" if how["adaptive"] else ""
         options[what] = f"{fit.masks} masks{most}, p {how['p']}, {how['law']}, seed {how['seed']}"
     return {
-        "method": "head attribution (HeAr)", "options": options, "model": told["model"],
-        "model_fingerprint": told["fingerprint"], "random_weights": False,
-        "grid": [told["image_tokens"]],
-        "readout": f"logit of {told['answer']!r} less the vocabulary's mean",
-        "device": told["device"], "dtype": told["dtype"],
+        "method": "head attribution (HeAr)",
+        "options": options,
+        "model": protocol["model"],
+        "model_fingerprint": protocol["fingerprint"],
+        "random_weights": False,
+        "grid": [protocol["image_tokens"]],
+        "readout": f"logit of {protocol['answer']!r} less the vocabulary's mean",
+        "device": protocol["device"],
+        "dtype": protocol["dtype"],
         "versions": versions(),
-    }  # fmt: skip
+    }
 
 
 def table(
@@ -315,10 +290,9 @@ def table(
     return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
 
 
-def one_answer_counts(found: HeadTrace) -> dict[str, tuple[str, str]]:
-    return {
-        name: (f"{enough:g}", f"{needed:g}") for name, (enough, needed) in found.counts().items()
-    }
+def one_answer_counts(trace: HeadTrace) -> dict[str, tuple[str, str]]:
+    counts = trace.counts()
+    return {name: (f"{enough:g}", f"{needed:g}") for name, (enough, needed) in counts.items()}
 
 
 def _series(name: str, values: Tensor, look: tuple[str, str]) -> Series:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.bench import traces
-from seecause.bench.traces import Asked, check_folder, run_study, seed_of, to_csv
+from seecause.bench import lvlm_study
+from seecause.bench.lvlm_study import StudyOptions, run_study, seed_of, study_store, to_csv
 from seecause.data import open_data
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption
@@ -17,7 +18,8 @@ from seecause.lvlm import MaskEngine, make_bank, trace_heads
 from seecause.report.lvlm_study import text_section
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
 
-ASKED = Asked(QUESTION, masks=100, token_masks=60, floor=None)
+OPTIONS = StudyOptions(QUESTION, masks=100, token_masks=60, floor=None)
+HEADS_ONLY = replace(OPTIONS, token_masks=0)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def ready():
 
 def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
     lvlm, bank, data = ready
-    study = run_study(lvlm, bank, data, ASKED, tmp_path)
+    study = run_study(lvlm, bank, data, OPTIONS, tmp_path)
     sample = study.samples[1]
     alone = trace_heads(
         MaskEngine(lvlm, to_pil(data[1].image), QUESTION, bank, floor=None),
@@ -53,43 +55,49 @@ def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
 def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypatch):
     lvlm, bank, data = ready
     heard: list[int] = []
-    first = run_study(lvlm, bank, data, ASKED, tmp_path, advance=heard.append)
+    first = run_study(lvlm, bank, data, OPTIONS, tmp_path, advance=heard.append)
     assert sum(heard) == 6
-    torn = next((tmp_path / "samples").glob("*.heads.json"))
-    torn.unlink()
+    marks = sorted((tmp_path / "shards").glob("*.json"))
+    heads = [
+        mark for mark in marks if "pieces" in json.loads(mark.read_text())["metadata"]["numbers"]
+    ]
+    assert len(marks) == 6 and len(heads) == 3
+    heads[0].unlink()
     made: list[int] = []
-    honest = traces.trace_heads
+    honest = lvlm_study.trace_heads
     monkeypatch.setattr(
-        traces, "trace_heads", lambda *given, **options: made.append(1) or honest(*given, **options)
+        lvlm_study,
+        "trace_heads",
+        lambda *words, **options: made.append(1) or honest(*words, **options),
     )
     monkeypatch.setattr(
-        traces, "trace_tokens", lambda *given, **options: pytest.fail("image tokens were finished")
+        lvlm_study,
+        "trace_tokens",
+        lambda *words, **options: pytest.fail("image tokens were finished"),
     )
-    again = run_study(lvlm, bank, data, ASKED, tmp_path)
+    again = run_study(lvlm, bank, data, OPTIONS, tmp_path)
     assert len(made) == 1 and to_csv(again) == to_csv(first)
-    run_study(lvlm, bank, data, Asked(QUESTION, masks=101, token_masks=0, floor=None), tmp_path)
+    run_study(lvlm, bank, data, replace(HEADS_ONLY, masks=101), tmp_path)
     assert len(made) == 4  # another question is another piece
 
 
 def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
-    weak = run_study(
-        lvlm, bank, data, Asked(QUESTION, masks=100, token_masks=60, floor=1e6), tmp_path
-    )
-    assert not weak.known and weak.text is None and to_csv(weak).count("floor=1e+06") == 3
+    weak = run_study(lvlm, bank, data, replace(OPTIONS, floor=1e6), tmp_path)
+    assert not weak.traced and weak.text is None and to_csv(weak).count("floor=1e+06") == 3
     assert all("floor=1e+06" in (sample.skipped or "") for sample in weak.samples)
     with pytest.raises(BadOption, match="masks"):  # the user's mistake, not a sample's
-        run_study(lvlm, bank, data, Asked(QUESTION, masks=9, floor=None), tmp_path)
+        run_study(lvlm, bank, data, replace(OPTIONS, masks=9), tmp_path)
     wrong = run_study(
         lvlm,
         bank,
         data,
-        Asked(QUESTION, masks=100, token_masks=0, floor=None, right_only=True),
+        replace(HEADS_ONLY, right_only=True),
         tmp_path,
     )
     assert (
         all(sample.skipped is None or "not '" in sample.skipped for sample in wrong.samples)
-        and len(wrong.known) < 3
+        and len(wrong.traced) < 3
     )
 
 
@@ -111,7 +119,11 @@ class Torn:
 def test_an_unreadable_photo_is_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
     found = run_study(
-        lvlm, bank, Torn(data), Asked(QUESTION, masks=100, token_masks=0, floor=None), tmp_path
+        lvlm,
+        bank,
+        Torn(data),
+        HEADS_ONLY,
+        tmp_path,
     )
     assert [sample.skipped is None for sample in found.samples] == [
         True,
@@ -127,17 +139,17 @@ def test_an_unreadable_photo_is_a_hole(ready, tmp_path):
 def test_too_few_masks_for_image_tokens_are_noticed_before_any_work(ready, tmp_path, monkeypatch):
     lvlm, bank, data = ready
     monkeypatch.setattr(
-        traces, "trace_heads", lambda *given, **options: pytest.fail("heads were traced first")
+        lvlm_study, "trace_heads", lambda *words, **options: pytest.fail("heads were traced first")
     )
     with pytest.raises(BadOption, match=r"masks=9 .*16 coefficients"):
-        run_study(lvlm, bank, data, Asked(QUESTION, masks=100, token_masks=9, floor=None), tmp_path)
+        run_study(lvlm, bank, data, replace(OPTIONS, token_masks=9), tmp_path)
 
 
 def test_the_folder_of_something_else_is_refused(tmp_path):
-    check_folder(tmp_path / "new")
+    study_store(tmp_path / "new").check()
     (tmp_path / "file").write_text("mine")
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(BadOption, match="--out"):
-            check_folder(taken)
-    (tmp_path / "manifest.json").write_text(json.dumps({"command": "lvlm study"}))
-    check_folder(tmp_path)
+            study_store(taken).check()
+    study_store(tmp_path).write_manifest({"question": QUESTION})
+    study_store(tmp_path).check()
