@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from seecause import faithful, heads, lvlm, metrics
+    from seecause import data, faithful, heads, lvlm, metrics
     from seecause.attribution.attribute import attribute
     from seecause.attribution.registry import methods
     from seecause.attribution.result import Attribution
@@ -33,7 +33,7 @@ _WHERE = {
     "wrap": "seecause.loading",
 }
 
-_PACKAGES = ("faithful", "heads", "lvlm", "metrics")
+_PACKAGES = ("data", "faithful", "heads", "lvlm", "metrics")
 
 __all__ = [
     "Attribution",
@@ -43,6 +43,7 @@ __all__ = [
     "Site",
     "attribute",
     "budget",
+    "data",
     "faithful",
     "heads",
     "load",

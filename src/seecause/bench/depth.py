@@ -18,11 +18,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic
-from seecause.bench.measures import has_masks
 from seecause.bench.plan import Store
 from seecause.bench.work import Worker, read_samples
 from seecause.data.batch import to_batch
-from seecause.data.dataset import IGNORE
+from seecause.data.dataset import IGNORE, capabilities
 from seecause.engine.attention import attention_probs
 from seecause.engine.chunks import budget, fit, in_chunks
 from seecause.models.view import VisionModel
@@ -71,7 +70,7 @@ def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Dep
 
 def why_not(worker: Worker) -> str:
     """Why there can be no curve, or nothing."""
-    if not has_masks(worker.data):
+    if "masks" not in capabilities(worker.data):
         return f"{worker.data.name} has no masks"
     if not isinstance(worker.model, VisionModel) or worker.model.layout.class_index is None:
         return f"{worker.model.name} has no class token"

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from seecause._options import keyword_options
-from seecause.data.dataset import Dataset
-from seecause.data.photos import Photos
+from seecause.data.dataset import Dataset, capabilities
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import Curves, MetricInputs, PartScores, PartTruth, metrics
 from seecause.metrics.registry import find_metric
@@ -139,22 +138,13 @@ def pick_metrics(
 def lacking(group: str, model: ImageModel, data: Dataset) -> str:
     """What a group of metrics needs and does not find, or nothing."""
     needs = find_metric(group).needs
-    if "masks" in needs and not has_masks(data):
+    if "masks" in needs and "masks" not in capabilities(data):
         return f"it needs masks, and {data.name} has none"
-    if "latents" in needs and not hasattr(data, "latents"):
+    if "latents" in needs and "counterfactuals" not in capabilities(data):
         return f"it needs pictures that can be rendered again (critters:REGIME), not {data.name}"
     if "latents" in needs and tuple(model.classes) != tuple(data.classes):
         return f"it needs a classifier of Critters, and {model.name} is none"
     return ""
-
-
-def has_masks(data: Dataset) -> bool:
-    """Whether some sample has a mask; no file is read to tell."""
-    return hasattr(data, "latents") or (
-        isinstance(data, Photos)
-        and data.read_mask is not None
-        and any(photo.mask for photo in data.photos)
-    )
 
 
 def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Measured:

@@ -19,13 +19,12 @@ import pyarrow as pa
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.bench.inputs import joined, sample_digests, versions
+from seecause.bench.inputs import joined, versions
 from seecause.bench.measures import groups_of, lacking
 from seecause.bench.options import measure_options, method_options
 from seecause.bench.store import ShardStore
 from seecause.data.batch import class_places
-from seecause.data.dataset import Dataset
-from seecause.data.photos import Photos
+from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 
@@ -192,7 +191,7 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
             "frame": asdict(model.preprocess),
         },
         data={"name": data.name, "fingerprint": data.fingerprint, "classes": list(data.classes)},
-        samples=sample_names(data),
+        samples=sample_ids(data),
         places=class_places(model, data) if request.target == "label" else (),
         versions=versions(),
         shards=(),
@@ -234,13 +233,6 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
 def canonical(value: Any) -> str:
     """JSON with one spelling for each value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def sample_names(data: Dataset) -> tuple[str, ...]:
-    """The name of each sample, without reading it: a file that cannot be read has a name too."""
-    if isinstance(data, Photos):
-        return tuple(photo.id for photo in data.photos)
-    return tuple(f"{data.name}:{index}" for index in range(len(data)))
 
 
 def _complete(request: Request, model: ImageModel, data: Dataset) -> Request:

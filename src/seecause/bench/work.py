@@ -19,7 +19,7 @@ from seecause.bench.measures import UNDEFINED, Measured, group_of, higher_is_bet
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical
 from seecause.bench.store import ShardResult
 from seecause.data.batch import Batch, to_batch
-from seecause.data.dataset import Dataset, Sample
+from seecause.data.dataset import Dataset, Sample, capabilities
 from seecause.data.registry import open_data
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
@@ -70,7 +70,7 @@ class Worker:
     def latents(self, shard: Shard) -> Latents | None:
         return (
             self.data.latents(shard.start, shard.stop, device=self.model.device)
-            if hasattr(self.data, "latents")
+            if "counterfactuals" in capabilities(self.data)
             else None
         )
 

@@ -3,13 +3,14 @@ length."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
+from seecause._files import digest
 from seecause.critters.latents import CLASSES, Latents
 from seecause.critters.picture import Do, Style, render
 from seecause.critters.regimes import SPLITS, Regime, draw, find_regime
@@ -27,6 +28,7 @@ class CrittersData:
     regime: str
     split: str
     length: int
+    capabilities: ClassVar = frozenset({"labels", "groups", "masks", "parts", "counterfactuals"})
 
     @property
     def name(self) -> str:
@@ -40,8 +42,12 @@ class CrittersData:
     def fingerprint(self) -> str:
         """Of the name, the length and the first picture's pixels, so that a change of the renderer
         shows."""
-        pixels = self[0].image.numpy().tobytes()
-        return hashlib.sha256(f"{self.name} {self.length} ".encode() + pixels).hexdigest()[:16]
+        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
+
+    def digests(self) -> list[str]:
+        """A sample is told by its generator: name, place, and the first picture's pixels."""
+        first = self[0].image.numpy().tobytes()
+        return [digest(f"{self.name} {index}", first) for index in range(self.length)]
 
     def __len__(self) -> int:
         return self.length

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class Cifar:
     pixels: Tensor  # [N, 3, 32, 32] uint8
     labels: tuple[int, ...]
     ids: tuple[str, ...]
+    capabilities: ClassVar = frozenset({"labels"})
 
     @cached_property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,23 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from seecause.errors import BadOption, UnknownName
+from seecause._files import digest
+from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
 
 T = TypeVar("T")
 IGNORE = 255  # in integer masks: neither object nor background
 # one photo in so many of each class is kept back for validation where a release has no such split
 HELD_OUT = 10
+_FIELDS = {  # capability -> the field of a sample that it fills
+    "labels": "label",
+    "groups": "group",
+    "masks": "mask",
+    "parts": "parts",
+    "boxes": "box",
+    "points": "points",
+}
+CAPABILITIES = (*_FIELDS, "counterfactuals")
+_LOOKED_AT = 8  # samples of a dataset that does not say what it has
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,14 @@ class Sample:
 
 
 class Dataset(Protocol):
-    """Iterating works too: an index beyond the end raises IndexError."""
+    """What every dataset has. Iterating works too: an index beyond the end raises IndexError.
+
+    It may also have, and is asked through the functions below:
+        capabilities     some of CAPABILITIES: what its samples bring
+        ids, labels      of all samples, without reading them
+        digests()        of all samples: each changes when its sample does
+        latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
+    """
 
     @property
     def name(self) -> str:
@@ -60,6 +79,94 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample: ...
+
+
+def capabilities(data: Dataset) -> frozenset[str]:
+    """What its samples bring. A dataset that does not say is asked for its first samples."""
+    declared = getattr(data, "capabilities", None)
+    if declared is not None:
+        return frozenset(declared)
+    seen: set[str] = set()
+    for index in range(min(len(data), _LOOKED_AT)):
+        with contextlib.suppress(SeecauseError):  # a file that cannot be read
+            sample = data[index]
+            seen |= {word for word, field in _FIELDS.items() if getattr(sample, field) is not None}
+    return frozenset(seen)
+
+
+def sample_ids(data: Dataset) -> tuple[str, ...]:
+    """The name of each sample, without reading it: a file that cannot be read has a name too."""
+    ids = getattr(data, "ids", None)
+    return tuple(ids) if ids else tuple(f"{data.name}:{index}" for index in range(len(data)))
+
+
+def sample_labels(data: Dataset) -> tuple[int | None, ...]:
+    """The label of each sample; they are read where the dataset does not know them otherwise."""
+    labels = getattr(data, "labels", None)
+    if labels is not None:
+        return tuple(labels)
+    return tuple(data[index].label for index in range(len(data)))
+
+
+def sample_digests(data: Dataset) -> list[str]:
+    """One for each sample, whatever else is in the dataset."""
+    if hasattr(data, "digests"):
+        return list(data.digests())
+    return [_sample_digest(data, index) for index in range(len(data))]
+
+
+def _sample_digest(data: Dataset, index: int) -> str:
+    try:
+        sample = data[index]
+    except (BadImage, DataMissing) as hole:
+        return digest(str(hole))
+    tensors = (sample.image, sample.mask, sample.parts, sample.points)
+    pixels = [b"" if tensor is None else tensor.cpu().numpy().tobytes() for tensor in tensors]
+    return digest(repr((sample.id, sample.label, sample.group, sample.box)), *pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some samples of a dataset, under a name of their own."""
+
+    name: str
+    data: Dataset
+    rows: tuple[int, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.classes
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(self.data.fingerprint, repr(self.rows))
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return capabilities(self.data) - {"counterfactuals"}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        ids = sample_ids(self.data)
+        return tuple(ids[row] for row in self.rows)
+
+    @property
+    def labels(self) -> tuple[int | None, ...]:
+        if hasattr(self.data, "labels"):
+            return tuple(self.data.labels[row] for row in self.rows)
+        return tuple(self.data[row].label for row in self.rows)
+
+    def digests(self) -> list[str]:
+        if hasattr(self.data, "digests"):
+            digests = self.data.digests()
+            return [digests[row] for row in self.rows]
+        return [_sample_digest(self.data, row) for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.data[self.rows[index]]
 
 
 def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +46,7 @@ class ImageNetHard:
 
     name: str
     rows: tuple[_Row, ...]
+    capabilities: ClassVar = frozenset({"labels"})
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -55,6 +57,14 @@ class ImageNetHard:
         """Of files, their sizes, rows and answers."""
         sizes = {row.path: row.path.stat().st_size for row in self.rows}
         return digest(*(f"{row.id} {row.answers} {sizes[row.path]}" for row in self.rows))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(row.id for row in self.rows)
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return tuple(row.answers[0] for row in self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seecause._files import digest, digest_file
 from seecause.data.dataset import Sample
 from seecause.data.images import find_images, read_image
 from seecause.errors import BadImage, DataMissing
@@ -49,6 +49,23 @@ class Photos:
     places: tuple[str, ...] = ()  # the names of the second code of groups
     read_picture: Callable[[Path], Image.Image] = read_image
     lists: tuple[Path, ...] = ()  # files that `read_mask` has read already
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What some photo has; no file is read to tell."""
+        masked = self.read_mask is not None
+        present = {
+            "labels": any(photo.label is not None for photo in self.photos),
+            "groups": any(photo.group for photo in self.photos),
+            "masks": masked and any(photo.mask for photo in self.photos),
+            "boxes": any(photo.box for photo in self.photos),
+            "points": any(photo.points for photo in self.photos),
+        }
+        return frozenset(word for word, there in present.items() if there)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(photo.id for photo in self.photos)
 
     @property
     def labels(self) -> tuple[int | None, ...]:
@@ -89,16 +106,19 @@ class Photos:
     def fingerprint(self) -> str:
         """Of names, labels and file sizes: reading every byte of a large dataset would take longer
         than most runs."""
-        digest = hashlib.sha256(
-            "".join(f"{path.name} {_bytes(path)}\n" for path in self.lists).encode()
-        )
-        for photo in self.photos:
-            known = "".join(
-                f" {value}" for value in (photo.group, photo.box, photo.points) if value is not None
-            )
-            sizes = f"{_bytes(photo.path)} {_bytes(photo.mask)}"
-            digest.update(f"{photo.id} {photo.label} {sizes}{known}\n".encode())
-        return digest.hexdigest()[:16]
+        lists = [f"{path.name} {_bytes(path)}" for path in self.lists]
+        photos = [
+            f"{_facts(photo)} {_bytes(photo.path)} {_bytes(photo.mask)}" for photo in self.photos
+        ]
+        return digest(*lists, *photos)
+
+    def digests(self) -> list[str]:
+        """Of each photo, its mask and what is known about it; files are read to their end."""
+        lists = repr([_file_digest(path) for path in self.lists])
+        return [
+            digest(_facts(photo), _file_digest(photo.path), _file_digest(photo.mask), lists)
+            for photo in self.photos
+        ]
 
 
 def pictures(folder: Path) -> list[Path]:
@@ -111,6 +131,14 @@ def class_folders(root: Path) -> list[Path]:
     return sorted(
         path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
+
+
+def _facts(photo: Photo) -> str:
+    return repr((photo.id, photo.label, photo.group, photo.box, photo.points))
+
+
+def _file_digest(path: Path | None) -> str:
+    return digest_file(path) if path is not None and path.is_file() else "no file"
 
 
 def _bytes(path: Path | None) -> int | None:

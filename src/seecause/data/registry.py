@@ -1,43 +1,102 @@
-"""Datasets by name. A new one is a file with an `open_...` function, and a line here."""
+"""Datasets by name. A new one is a file with an `open_...` function, and a line here; a package of
+its own calls `register`, or names its opener as an entry point of the group `seecause.datasets`."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
-from seecause.data.dataset import Dataset
-from seecause.errors import UnknownName
+from seecause._options import keyword_options
+from seecause._plugins import load_plugins, plugins
+from seecause.data.dataset import Dataset, Subset, check_limit, evenly
+from seecause.errors import BadOption, UnknownName
 
-_LOADERS = {  # spec -> where its loader is; imported on first use
-    "celeba:PATH[:SPLIT]": ("seecause.data.celeba", "open_celeba"),
-    "cifar10:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar10"),
-    "cifar100:PATH[:SPLIT]": ("seecause.data.cifar", "open_cifar100"),
-    "critters:REGIME[:SPLIT]": ("seecause.critters.dataset", "open_critters"),
-    "cub:PATH[:SPLIT]": ("seecause.data.cub", "open_cub"),
-    "folder:PATH": ("seecause.data.folder", "open_folder"),
-    "food101:PATH[:SPLIT]": ("seecause.data.food101", "open_food101"),
-    "imagenet:PATH[:SPLIT]": ("seecause.data.imagenet", "open_imagenet"),
-    "imagenet-hard:PATH": ("seecause.data.imagenet_hard", "open_imagenet_hard"),
-    "imagenet-s:PATH": ("seecause.data.imagenet_s", "open_imagenet_s"),
-    "imagenet9:PATH[:VARIANT]": ("seecause.data.imagenet9", "open_imagenet9"),
-    "metashift:PATH[:SPLIT]": ("seecause.data.metashift", "open_metashift"),
-    "pets:PATH[:SPLIT]": ("seecause.data.pets", "open_pets"),
-    "siim:PATH[:SPLIT]": ("seecause.data.siim", "open_siim"),
-    "tiny-imagenet:PATH[:SPLIT]": ("seecause.data.tiny_imagenet", "open_tiny_imagenet"),
-    "waterbird200:PATH": ("seecause.data.waterbirds", "open_waterbird200"),
-    "waterbirds:PATH[:SPLIT]": ("seecause.data.waterbirds", "open_waterbirds"),
+Opener = Callable[..., Dataset]  # (what follows `name:`, *, limit=None)
+
+_OURS = {  # spec -> where its opener is; imported on first use
+    "celeba:PATH[:SPLIT]": "seecause.data.celeba:open_celeba",
+    "cifar10:PATH[:SPLIT]": "seecause.data.cifar:open_cifar10",
+    "cifar100:PATH[:SPLIT]": "seecause.data.cifar:open_cifar100",
+    "critters:REGIME[:SPLIT]": "seecause.critters.dataset:open_critters",
+    "cub:PATH[:SPLIT]": "seecause.data.cub:open_cub",
+    "folder:PATH": "seecause.data.folder:open_folder",
+    "food101:PATH[:SPLIT]": "seecause.data.food101:open_food101",
+    "imagenet:PATH[:SPLIT]": "seecause.data.imagenet:open_imagenet",
+    "imagenet-hard:PATH": "seecause.data.imagenet_hard:open_imagenet_hard",
+    "imagenet-s:PATH": "seecause.data.imagenet_s:open_imagenet_s",
+    "imagenet9:PATH[:VARIANT]": "seecause.data.imagenet9:open_imagenet9",
+    "metashift:PATH[:SPLIT]": "seecause.data.metashift:open_metashift",
+    "pets:PATH[:SPLIT]": "seecause.data.pets:open_pets",
+    "siim:PATH[:SPLIT]": "seecause.data.siim:open_siim",
+    "tiny-imagenet:PATH[:SPLIT]": "seecause.data.tiny_imagenet:open_tiny_imagenet",
+    "waterbird200:PATH": "seecause.data.waterbirds:open_waterbird200",
+    "waterbirds:PATH[:SPLIT]": "seecause.data.waterbirds:open_waterbirds",
 }
+_REGISTERED: dict[str, tuple[str, Opener]] = {}  # name -> spec, opener
+
+
+def register(name: str, opener: Opener, *, form: str = "PATH") -> None:
+    """Let `open_data` and the command line open `name:...`: `opener` gets what follows the colon,
+    and `limit=` if it takes that. `form` is how the rest is written, for messages."""
+    if not name or ":" in name or "#" in name or name in _our_openers():
+        raise BadOption("name", name, "a new word without : and #")
+    _REGISTERED[name] = (f"{name}:{form}", opener)
+
+
+def datasets() -> tuple[str, ...]:
+    """How every dataset is written, such as `pets:PATH[:SPLIT]`; plug-ins with the rest."""
+    _load()
+    return tuple(sorted((*_OURS, *(spec for spec, _ in _REGISTERED.values()))))
 
 
 def is_data(text: str) -> bool:
     """Whether a text begins like a dataset's name."""
-    return text.partition(":")[0] in {known.partition(":")[0] for known in _LOADERS} and ":" in text
+    name, colon, _ = text.partition(":")
+    return bool(colon) and any(spec.partition(":")[0] == name for spec in datasets())
 
 
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
-    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others above; at
-    most `limit` samples, spread evenly over the whole."""
-    kind, _, rest = spec.partition(":")
-    for known, (module, function) in _LOADERS.items():
-        if rest and known.partition(":")[0] == kind:
-            return getattr(importlib.import_module(module), function)(rest, limit=limit)
-    raise UnknownName("dataset", spec, _LOADERS)
+    """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others of
+    `datasets()`; at most `limit` samples, spread evenly over the whole."""
+    name, _, rest = spec.partition(":")
+    if not rest:
+        raise UnknownName("dataset", spec, datasets())
+    if name in _our_openers():
+        module, _, function = _our_openers()[name].partition(":")
+        return getattr(importlib.import_module(module), function)(rest, limit=limit)
+    _load()
+    if name not in _REGISTERED:
+        raise UnknownName("dataset", spec, datasets())
+    return _open_registered(_REGISTERED[name][1], spec, rest, limit)
+
+
+def _open_registered(opener: Opener, spec: str, rest: str, limit: int | None) -> Dataset:
+    """Checked, for it was written elsewhere."""
+    check_limit(limit)
+    takes_limit = "limit" in keyword_options(opener)
+    data: Any = opener(rest, limit=limit) if takes_limit else opener(rest)
+    for attribute in ("name", "classes", "fingerprint", "__len__", "__getitem__"):
+        if not hasattr(data, attribute):
+            raise BadOption(
+                "data", spec, f"a dataset with `{attribute}`, as `seecause.data.Dataset` has it"
+            )
+    if limit is None or len(data) <= limit:
+        return data
+    return Subset(data.name, data, evenly(range(len(data)), limit))
+
+
+@cache
+def _our_openers() -> dict[str, str]:
+    return {spec.partition(":")[0]: opener for spec, opener in _OURS.items()}
+
+
+@cache
+def _load() -> None:
+    """Plug-ins: a module that registers as it is imported, or an opener under the dataset's
+    name."""
+    load_plugins("seecause.datasets")
+    for name, opener in plugins("seecause.datasets").items():
+        if callable(opener) and name not in _REGISTERED and name not in _our_openers():
+            register(name, opener)

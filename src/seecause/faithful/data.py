@@ -3,7 +3,6 @@ for each process."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from seecause.data.dataset import Dataset, evenly, part_of_train
-from seecause.data.photos import Photos
+from seecause.data.dataset import Dataset, Subset, evenly, part_of_train, sample_labels
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.augment import augmentation, keyed
@@ -68,17 +66,14 @@ def _open(data: str, split: str, limit: int | None) -> Dataset:
         return _labelled(open_data(f"folder:{_sub_folder(Path(path), split)}", limit=limit))
     if kind in _HELD_OUT or kind == "folder":
         whole = open_data(data if kind == "folder" else f"{data}:{_HELD_OUT[kind]}")
-        assert isinstance(whole, Photos)
-        kept = part_of_train(whole.photos, whole.labels, split)
-        if not kept:
+        rows = part_of_train(range(len(whole)), sample_labels(whole), split)
+        if not rows:
             raise DataMissing(
                 whole.name,
                 f"too few photos of any class to keep one in ten for {split}",
                 "add photos, or name a validation set with val=",
             )
-        return _labelled(
-            dataclasses.replace(whole, name=f"{whole.name} ({split})", photos=evenly(kept, limit))
-        )
+        return _labelled(Subset(f"{whole.name} ({split})", whole, evenly(rows, limit)))
     return _labelled(open_data(f"{data}:{split}", limit=limit))
 
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.data.batch import to_batch
-from seecause.data.dataset import Dataset
-from seecause.data.photos import Photos
+from seecause.data.dataset import Dataset, sample_labels
 from seecause.data.waterbirds import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.interventions import evaluating, leave_one_out, packing
@@ -244,10 +243,7 @@ def check_select(select: str, val: Dataset) -> None:
     without reading them."""
     if select != "auc":
         return
-    labels = (
-        val.labels if isinstance(val, Photos) else (val[place].label for place in range(len(val)))
-    )
-    if set(labels) != set(range(len(val.classes))) or len(val.classes) < 2:
+    if set(sample_labels(val)) != set(range(len(val.classes))) or len(val.classes) < 2:
         raise BadOption(
             "select",
             select,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seecause.data.answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
-from seecause.data.dataset import IGNORE, Dataset
+from seecause.data.dataset import IGNORE, Dataset, capabilities
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.heads.erase import Masks, Swapped
@@ -86,7 +86,7 @@ def read_pictures(
         class_places(
             model, data
         )  # a dataset of other classes is refused before its pictures are read
-    if hasattr(data, "latents") and model.preprocess.size == (96, 96):
+    if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
         found = critter_pictures(
             model, data.latents(0, len(data), device=model.device), name=data.name
         )

@@ -1,0 +1,122 @@
+"""A dataset is what follows the protocol, wherever its class comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import seecause as sc
+from seecause.bench.measures import lacking
+from seecause.data import registry
+from seecause.data.dataset import part_of_train
+from seecause.errors import BadImage, BadOption, UnknownName
+from tests.files import grey, lines, photo
+from tests.linear import linear_model
+
+
+class Squares:
+    """A bright square on noise, with its mask; nothing of ours but `Sample`."""
+
+    classes = ("left", "right")
+    fingerprint = "squares-1"
+
+    def __init__(self, name: str = "squares:all", count: int = 6, masks: bool = True):
+        self.name, self.count, self.masks = name, count, masks
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> sc.data.Sample:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        if index == 0:
+            raise BadImage("square 0", "cannot be read", "take another")
+        image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(index))
+        mask = torch.zeros(8, 8, dtype=torch.bool)
+        mask[2:4, 4 * (index % 2) : 4 * (index % 2) + 4] = True
+        return sc.data.Sample(image, index % 2, mask=mask if self.masks else None, id=f"s{index}")
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+
+
+def test_capabilities_are_seen_in_the_samples_where_a_dataset_does_not_say():
+    assert sc.data.capabilities(Squares()) == {"labels", "masks"}  # sample 0 is broken
+    assert sc.data.capabilities(Squares(masks=False)) == {"labels"}
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_masks_of_any_dataset_open_the_localization_metrics(masks):
+    why = lacking("localization", linear_model(), Squares(masks=masks))
+    assert bool(why) != masks
+    assert "rendered again" in lacking("parts", linear_model(), Squares())
+
+
+def test_our_datasets_say_what_they_have_without_reading(tmp_path):
+    photo(tmp_path / "images" / "Abyssinian_1.jpg")
+    lines(tmp_path / "annotations" / "test.txt", "Abyssinian_1 1 1 1")
+    pets = sc.data.open(f"pets:{tmp_path}")
+    assert sc.data.capabilities(pets) == {"labels", "masks"}  # the trimap is not there yet
+    grey(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png", np.ones((4, 6)))
+    before = sc.data.sample_digests(pets)
+    photo(tmp_path / "images" / "Abyssinian_1.jpg", seed=1)
+    assert sc.data.sample_digests(pets) != before and sc.data.sample_ids(pets) == ("Abyssinian_1",)
+    critters = sc.data.open("critters:clean:test", limit=3)
+    assert {"counterfactuals", "masks"} < sc.data.capabilities(critters)
+    assert sc.data.capabilities(critters) <= set(sc.data.CAPABILITIES)
+    assert len(set(sc.data.sample_digests(critters))) == 3
+
+
+def test_ids_labels_and_digests_of_a_dataset_that_only_has_samples():
+    data = Squares()
+    assert sc.data.sample_ids(data)[1] == "squares:all:1"
+    digests = sc.data.sample_digests(data)
+    assert len(set(digests)) == 6  # also of the one that cannot be read
+    assert sc.data.sample_labels(sc.data.Subset("some", data, (1, 2))) == (1, 0)
+
+
+def test_a_subset_keeps_what_its_dataset_knows():
+    data = sc.data.open("critters:clean:test", limit=4)
+    some = sc.data.Subset("two", data, (3, 1))
+    assert torch.equal(some[0].image, data[3].image) and len(some) == 2
+    assert some.digests() == [data.digests()[3], data.digests()[1]]
+    assert some.ids == (sc.data.sample_ids(data)[3], sc.data.sample_ids(data)[1])
+    assert some.fingerprint not in (
+        data.fingerprint,
+        sc.data.Subset("two", data, (1, 3)).fingerprint,
+    )
+    assert "counterfactuals" not in some.capabilities  # its latents are not in a row
+    rows = part_of_train(range(20), [0] * 20, "val")
+    assert rows == [9, 19]
+
+
+def test_a_registered_dataset_opens_by_name(registered):
+    sc.data.register("squares", lambda rest: Squares(f"squares:{rest}"), form="KIND")
+    assert sc.data.open("squares:all").name == "squares:all"
+    some = sc.data.open("squares:all", limit=2)  # the opener knows no limit
+    assert len(some) == 2 and some.ids == ("squares:all:0", "squares:all:3")
+    assert "squares:KIND" in sc.data.datasets()
+    with pytest.raises(UnknownName, match="squares:KIND"):
+        sc.data.open("squares")
+    with pytest.raises(BadOption, match="limit"):
+        sc.data.open("squares:all", limit=0)
+
+
+def test_an_opener_may_take_the_limit_itself(registered):
+    sc.data.register("squares", lambda rest, *, limit=None: Squares(rest, count=limit or 6))
+    assert len(sc.data.open("squares:all", limit=4)) == 4
+
+
+@pytest.mark.parametrize("name", ["pets", "", "a:b", "a#b"])
+def test_names_that_are_taken_or_cannot_be_typed_are_refused(registered, name):
+    with pytest.raises(BadOption, match="a new word"):
+        sc.data.register(name, Squares)
+
+
+def test_what_is_no_dataset_is_refused(registered):
+    sc.data.register("odd", lambda rest: ["a picture"])
+    with pytest.raises(BadOption, match="a dataset with `name`"):
+        sc.data.open("odd:x")
