@@ -15,7 +15,7 @@ from scripts.shortcut.data import GROUPS, SPECIES, Cutouts, Pictures, compose
 from scripts.shortcut.methods import Method, Setup, shown_places
 from scripts.shortcut.plan import Results, chosen
 from scripts.shortcut.textures import FAMILIES
-from seecause.faithful.drawing import part_picture
+from seecause.faithful.images import part_picture
 
 SIDE, GAP, LEFT, TOP, FOOT = (
     140,

@@ -46,10 +46,10 @@ from seecause.critters.train.common import pace
 from seecause.engine.chunks import budget
 from seecause.engine.machine import machine
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
-from seecause.faithful.evaluate import best_of, patches, try_interventions
-from seecause.faithful.interventions import packing
-from seecause.faithful.lesson import Lesson
-from seecause.faithful.rates import set_pace
+from seecause.faithful.config import set_pace
+from seecause.faithful.images import mask_pixels
+from seecause.faithful.interventions import best_of, packing, try_interventions
+from seecause.faithful.losses import TrainingLosses
 from seecause.metrics.segmentation import Overlap, overlap
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel
@@ -231,7 +231,7 @@ def _mask(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Pictures
         shown = shows(some)
         found[name] |= {
             "kept": float(shown.float().mean()),
-            "iou": overlap(patches(shown, setup.frame.size), some.masks).iou,
+            "iou": overlap(mask_pixels(shown, setup.frame.size), some.masks).iou,
         }
     return found
 
@@ -269,7 +269,9 @@ def _parts(setup: Setup, job: Job, train: Pictures, val: Pictures, test: Picture
     """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on
     validation pictures."""
     net = _new_net(setup, job)
-    lesson = Lesson(net, LossWeights(background=job.background, total_variation=job.variation))
+    lesson = TrainingLosses(
+        net, LossWeights(background=job.background, total_variation=job.variation)
+    )
     fit(
         setup,
         job,
@@ -364,7 +366,7 @@ def _measure_net(setup: Setup, net: IFAM, pictures: Pictures) -> Row:
         for images, part in _slices(setup, pictures):
             out = net(images, packed=packing(net))
             logits.append(out.logits)
-            shared = shared + overlap(patches(out.mask, setup.frame.size), part.masks)
+            shared = shared + overlap(mask_pixels(out.mask, setup.frame.size), part.masks)
             kept, empty = (
                 kept + float(out.mask.double().mean(dim=(1, 2)).sum()),
                 empty + int(out.empty.sum()),

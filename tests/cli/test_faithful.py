@@ -16,11 +16,9 @@ from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
-from seecause.faithful import calibrate
-from seecause.faithful.classes import fitting
-from seecause.faithful.evaluate import examine
-from seecause.faithful.keypoints import key_points
-from seecause.faithful.opened import open_network
+from seecause.faithful import calibrate, open_network
+from seecause.faithful.data import match_classes
+from seecause.faithful.examine import examine, key_points
 from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_config
@@ -149,7 +147,7 @@ def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
         asked.append(made[0].pictures)
         return made
 
-    monkeypatch.setattr("seecause.faithful.calibrate", spy)
+    monkeypatch.setattr("seecause.faithful.evaluation.calibrate", spy)
     for told in (("--calibration", "4"), (), (), ("--calibration", "4")):
         call("intervene", run, "--quantile", "0.8", "--device", "cpu", "--limit", "1", *told)
     assert asked == [4, 16, 4]  # the third finds what the second kept
@@ -163,32 +161,34 @@ def test_intervening_shows_before_and_after(run):
 
 def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
     monkeypatch.setattr(
-        "seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined")
+        "seecause.faithful.evaluation.examine",
+        lambda *_, **__: pytest.fail("pictures were examined"),
     )
     assert (
-        "--drop='5'" in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2))
+        "drop_parts=[5]"
+        in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2))
         and "parts 0-1 of" in said
     )
     for drop in ("two", "0.7"):
         assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
     assert "nothing would be changed" in call("intervene", run, "--device", "cpu", code=2)
-    assert "--quantile='1.5'" in call(
+    assert "quantile='1.5'" in call(
         "intervene", run, "--quantile", "1.5", "--device", "cpu", code=2
     )
     for quantiles in ("0,0.9", "most", ""):
-        assert "--quantiles" in call(
+        assert "quantile" in call(
             "evaluate", run, "--quantiles", quantiles, "--device", "cpu", code=2
         )
 
 
 def test_auc_of_many_classes_is_refused_before_any_picture_is_read(monkeypatch):
     monkeypatch.setattr(
-        "seecause.faithful.evaluate.examine", lambda *_, **__: pytest.fail("pictures were examined")
+        "seecause.faithful.evaluation.examine",
+        lambda *_, **__: pytest.fail("pictures were examined"),
     )
     said = call("evaluate", "builtin:critters-ifam", "--choose", "auc", "--device", "cpu", code=2)
     assert (
-        "--choose='auc'" in said
-        and "AUC needs two classes, and builtin:critters-ifam has 8" in said
+        "choose='auc'" in said and "AUC needs two classes, and builtin:critters-ifam has 8" in said
     )
 
 
@@ -198,7 +198,7 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
     pictures = run.parent / "pictures" / "test"
     shutil.copytree(pictures / "right", tmp_path / "one" / "right")
     _, net = sc.faithful.open_run(run)
-    data, mapping = fitting(net, open_data(f"folder:{tmp_path / 'one'}"))
+    data, mapping = match_classes(net, open_data(f"folder:{tmp_path / 'one'}"))
     assert (
         [sample.label for sample in data] == [1, 1, 1]
         and data.classes == ("left", "right")
@@ -239,10 +239,10 @@ def test_a_network_that_is_no_run(run, tmp_path):
         "evaluate", tmp_path / "shipped", "--device", "cpu", "--no-interventions"
     )
     assert not (tmp_path / "shipped" / "evaluation.json").exists()
-    assert "or --data with" in call(
+    assert "what it was trained on, for its test pictures" in call(
         "parts", run / "best", "--out", tmp_path / "page", "--device", "cpu", code=2
     )
-    assert "--no-interventions" in call(
+    assert "or no interventions" in call(
         "evaluate",
         run / "best",
         "--data",
@@ -344,7 +344,8 @@ def test_key_points_of_birds_are_found_from_parts(tmp_path):
 
 def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "seecause.faithful.calibrate", lambda *_, **__: pytest.fail("it brings its own thresholds")
+        "seecause.faithful.evaluation.calibrate",
+        lambda *_, **__: pytest.fail("it brings its own thresholds"),
     )
     said = call(
         "intervene",
@@ -364,7 +365,7 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
     )
     call("export", "builtin:critters-ifam", tmp_path / "shipped")
     copy, opened = open_network(str(tmp_path / "shipped")), open_network("builtin:critters-ifam")
-    assert copy.told() == opened.told() and copy.data == "critters:simplicity"
+    assert copy.card_fields() == opened.card_fields() and copy.data == "critters:simplicity"
     assert (
         copy.test_pictures(4).fingerprint == opened.test_pictures(4).fingerprint
         and copy.val_pictures().name == opened.val_pictures().name
@@ -392,5 +393,5 @@ def test_miou_on_random_cuts_stands_beside_ours():
 
 def test_mistakes_are_one_line(tmp_path):
     assert "backbone" in call("train", "--data", "folder:x", "--out", tmp_path / "x", code=2)
-    assert "no setting is called 'epoch'" in call("train", "--option", "epoch=3", code=2)
+    assert "'epoch' of TrainConfig=3" in call("train", "--option", "epoch=3", code=2)
     assert "no run (config.json) and no network there" in call("evaluate", tmp_path, code=2)

@@ -12,7 +12,7 @@ from PIL import Image
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.faithful import IFAM
-from seecause.faithful.evaluate import frame_of
+from seecause.faithful.data import frame_of
 from tests.faithful.nets import tiny_net
 from tests.files import lines
 

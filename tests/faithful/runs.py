@@ -58,7 +58,7 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
     if not (folder / "pictures").exists():
         tiny_pictures(folder / "pictures")
         tiny_backbone(folder / "backbone")
-    told: dict[str, Any] = dict(
+    settings: dict[str, Any] = dict(
         data=f"folder:{folder / 'pictures'}",
         backbone=str(folder / "backbone"),
         out=str(folder / "run"),
@@ -66,14 +66,14 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
         epochs=2,
         batch=4,
     )
-    told |= dict(
+    settings |= dict(
         learning_rate=1e-3,
         prototype_factor=10.0,
         head_factor=10.0,
         workers=0,
-        hear_every=1,
+        log_every=1,
         grid=2,
         device="cpu",
         ema=True,
     )
-    return TrainConfig(**(told | changes))
+    return TrainConfig(**(settings | changes))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.faithful.augment import PlanckianJitter, augmentation, illuminants, keyed
+from seecause.faithful.images import PlanckianJitter, augmentation, illuminants, seeded
 from seecause.models.preprocess import Preprocess
 
 FRAME = Preprocess(size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
@@ -27,7 +27,7 @@ def test_light_runs_from_warm_to_cold():
 
 def test_jitter_leaves_green_and_clips_at_white():
     image = torch.tensor([0.5, 0.5, 0.9])[:, None, None].expand(3, 2, 2)
-    with keyed(0, 0, 0):
+    with seeded(0, 0, 0):
         seen = {tuple(PlanckianJitter(1.0)(image)[:, 0, 0].tolist()) for _ in range(200)}
     expected = {
         tuple((torch.tensor([0.5, 0.5, 0.9]) * (one / one[1])).clamp(max=1).tolist())
@@ -38,7 +38,7 @@ def test_jitter_leaves_green_and_clips_at_white():
         assert any(
             torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-6) for other in expected
         )
-    with keyed(0, 0, 1):
+    with seeded(0, 0, 1):
         changed = sum(not torch.equal(PlanckianJitter()(image), image) for _ in range(500))
     assert 0.7 < changed / 500 < 0.9
 
@@ -50,7 +50,7 @@ def test_birds_are_seen_in_another_light(kind, least, most):
     """A grey picture gets a colour in no other way."""
     change, grey, coloured = augmentation(kind, FRAME), photo()[:1].expand(3, -1, -1), 0
     for sample in range(100):
-        with keyed(0, 0, sample):
+        with seeded(0, 0, sample):
             red, green, blue = change(grey)
         coloured += not (torch.equal(red, green) and torch.equal(green, blue))
     assert least <= coloured <= most
@@ -61,7 +61,7 @@ def test_a_draw_depends_on_its_key_alone(kind):
     change = augmentation(kind, FRAME)
 
     def draw(epoch: int) -> torch.Tensor:
-        with keyed(7, epoch, 3):
+        with seeded(7, epoch, 3):
             return change(photo())
 
     first = draw(0)
@@ -76,7 +76,7 @@ def test_generators_are_left_as_they_were():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     expected = torch.rand(1), random.random(), np.random.rand()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    with keyed(0, 0, 0):
+    with seeded(0, 0, 0):
         augmentation("birds", FRAME)(photo())
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
 

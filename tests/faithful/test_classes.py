@@ -8,13 +8,12 @@ import json
 import pytest
 import torch
 
-from seecause.cli.faithful_open import examined
 from seecause.data.folder import open_folder
 from seecause.data.imagenet9 import open_imagenet9
 from seecause.errors import BadOption, DataMissing
-from seecause.faithful.classes import fitting
-from seecause.faithful.evaluate import Examined, examine, public_worst
-from seecause.faithful.opened import Opened
+from seecause.faithful import TrainedNetwork, evaluate
+from seecause.faithful.data import match_classes
+from seecause.faithful.examine import Examination, examine
 from seecause.metrics.segmentation import Overlap
 from tests.faithful.nets import tiny_net
 from tests.faithful.runs import tiny_pictures
@@ -22,7 +21,7 @@ from tests.faithful.runs import tiny_pictures
 
 def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
     data = open_folder(str(tiny_pictures(tmp_path / "all", others=1) / "test"))
-    turned, mapping = fitting(tiny_net(classes=("right", "up", "left", "down")), data)
+    turned, mapping = match_classes(tiny_net(classes=("right", "up", "left", "down")), data)
     assert (
         [sample.label for sample in turned] == [2, 0]
         and [sample.label for sample in data] == [0, 1]
@@ -30,18 +29,18 @@ def test_another_order_is_mapped_and_other_classes_are_refused(tmp_path):
     )
     assert turned.classes[2] == "left" and turned.name == data.name and len(turned) == 2
     assert (
-        fitting(tiny_net(classes=2), data)[0] is data
+        match_classes(tiny_net(classes=2), data)[0] is data
     )  # no names: nothing to compare but the count
     for classes in (4, ("left", "up")):
         with pytest.raises(BadOption, match="is none of them"):
-            fitting(tiny_net(classes=classes), data)
+            match_classes(tiny_net(classes=classes), data)
 
 
 def test_every_imagenet_has_one_order_and_many_spellings(tmp_path):
     data = open_folder(str(tiny_pictures(tmp_path / "all", others=1) / "test"))
     for name in ("imagenet:x:val", "imagenet-s:x", "imagenet-hard:x"):
         spelt = dataclasses.replace(data, name=name)
-        assert fitting(tiny_net(classes=("sinister", "dexter")), spelt) == (spelt, None)
+        assert match_classes(tiny_net(classes=("sinister", "dexter")), spelt) == (spelt, None)
 
 
 def test_imagenet9_takes_the_map_of_its_release(tmp_path):
@@ -55,11 +54,11 @@ def test_imagenet9_takes_the_map_of_its_release(tmp_path):
     data = open_imagenet9(str(tmp_path / "bg"))
     net = tiny_net(classes=1000)
     with pytest.raises(DataMissing, match="in_to_in9"):
-        fitting(net, data)
+        match_classes(net, data)
     (tmp_path / "bg" / "in_to_in9.json").write_text(
         json.dumps({str(place): 1 for place in range(1000)})
     )
-    found, mapping = fitting(net, data)
+    found, mapping = match_classes(net, data)
     table = examine(net, found, mapping=mapping).table()
     assert torch.equal(mapping, torch.ones(1000, dtype=torch.int64))
     assert (
@@ -82,8 +81,8 @@ def test_the_gap_between_backgrounds(tmp_path):
         (tmp_path / "raw" / split / side).rename(root / variant / "val" / name)
     (root / "in_to_in9.json").write_text(json.dumps({str(place): 1 for place in range(1000)}))
     net = tiny_net(classes=1000)
-    data, mapping = fitting(net, open_imagenet9(f"{root}:mixed_rand"))
-    row = examined(Opened("tiny", net), data, 4, mapping, quiet=True)
+    network = TrainedNetwork("tiny", net)
+    row = evaluate(network, data=f"imagenet9:{root}:mixed_rand", interventions=False).plain
     assert row["average"] == row["background_gap"] == 0.5
 
 
@@ -92,11 +91,11 @@ def test_the_public_codes_worst_group_looks_at_fewer_groups():
     labels = torch.tensor(
         [1, 0, 0, 1, 1]
     )  # right: (0, 0) no, (0, 1) no and yes, (1, 0) yes, (1, 1) yes
-    found = Examined(logits, logits, labels, groups, Overlap(), 1.0, 0)
-    assert found.table()["worst"] == 0 and public_worst(found, "waterbirds:x:test") == {
+    examination = Examination(logits, logits, labels, groups, Overlap(), 1.0, 0)
+    assert examination.table()["worst"] == 0 and examination.public_worst("waterbirds:x:test") == {
         "worst_public": 0.5
     }
     assert (
-        public_worst(found, "metashift:x:test") == {"worst_public": pytest.approx(1 / 3)}
-        and public_worst(found, "celeba:x:test") == {}
+        examination.public_worst("metashift:x:test") == {"worst_public": pytest.approx(1 / 3)}
+        and examination.public_worst("celeba:x:test") == {}
     )

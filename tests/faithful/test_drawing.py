@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from seecause.faithful.drawing import part_colours, part_picture, sheet
+from seecause.faithful.images import part_colours, part_picture, part_sheet
 
 
 def maps() -> torch.Tensor:
@@ -40,7 +40,7 @@ def test_no_two_parts_share_a_colour():
 
 def test_a_sheet_has_every_picture_above_its_parts():
     images = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    drawn = sheet(images, torch.stack([maps()] * 3), columns=2)
+    drawn = part_sheet(images, torch.stack([maps()] * 3), columns=2)
     assert drawn.size == (2 * 192, 4 * 192)
     assert np.array_equal(
         np.asarray(drawn)[:192:2, :192:2], (images[0] * 255).round().byte().permute(1, 2, 0).numpy()

@@ -15,17 +15,11 @@ from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.faithful import LeaveOneOut, intervene, train
-from seecause.faithful.crops import RandomCuts, cuts_with_object
-from seecause.faithful.evaluate import (
-    Tried,
-    best_of,
-    check_select,
-    examine,
-    frame_of,
-    sensible_choice,
-    together,
-)
-from seecause.faithful.snapshot import keep_evaluation, read_evaluations
+from seecause.faithful.data import frame_of
+from seecause.faithful.examine import check_select, examine, merge
+from seecause.faithful.images import RandomCuts, cuts_with_object
+from seecause.faithful.interventions import Trial, best_of, sensible_criterion
+from seecause.faithful.run import keep_evaluation, read_evaluations
 from seecause.metrics.calibration import auroc
 from seecause.metrics.segmentation import foreground
 from seecause.models.preprocess import Preprocess
@@ -74,7 +68,7 @@ def test_maps_and_mask_are_measured_apart(scenes):
 def test_several_processes_measure_as_one(scenes):
     net, data = scenes
     shares = [examine(net, data, places=range(start, 5, 2)) for start in (0, 1)]
-    assert together(shares).table() == pytest.approx(examine(net, data).table(), abs=1e-6)
+    assert merge(shares).table() == pytest.approx(examine(net, data).table(), abs=1e-6)
 
 
 class Strip:
@@ -160,26 +154,26 @@ def test_leave_one_out_tells_auc_of_two_classes():
 
 def test_an_intervention_is_chosen_by_auc_where_accuracy_says_little(tmp_path):
     tried = [
-        Tried((), None, 0.9, 0.5, 0.7),
-        Tried((0,), None, 0.8, 0.4, 0.9),
-        Tried((1,), None, 0.9, 0.4, 0.9),
+        Trial((), None, 0.9, 0.5, 0.7),
+        Trial((0,), None, 0.8, 0.4, 0.9),
+        Trial((1,), None, 0.9, 0.4, 0.9),
     ]
     assert best_of(tried) is tried[0] and best_of(tried, "auc") is tried[2]
     with pytest.raises(BadOption, match="AUC needs two classes"):
-        best_of([*tried, Tried((2,), None, 0.9, 0.4)], "auc")
+        best_of([*tried, Trial((2,), None, 0.9, 0.4)], "auc")
     folder = open_data(f"folder:{tiny_config(tmp_path).data.removeprefix('folder:')}/val")
     assert (
-        sensible_choice(tried, folder) == "auc"
-        and sensible_choice([Tried((), None, 0.9, 0.5)], folder) == "worst"
+        sensible_criterion(tried, folder) == "auc"
+        and sensible_criterion([Trial((), None, 0.9, 0.5)], folder) == "worst"
     )
     assert (
-        sensible_choice(tried, open_data("critters:balanced:val", limit=1)) == "worst"
+        sensible_criterion(tried, open_data("critters:balanced:val", limit=1)) == "worst"
     )  # it has groups
 
 
 def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     areas = iter([0.25, 0.75, 0.5])
-    monkeypatch.setattr("seecause.faithful.evaluate.auroc", lambda logits, labels: next(areas))
+    monkeypatch.setattr("seecause.faithful.examine.auroc", lambda logits, labels: next(areas))
     config = tiny_config(tmp_path, select="auc", epochs=3, ema=False, grid=0)
     done = train(config)
     assert (done.best, done.best_epoch) == (0.75, 1)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from seecause.engine.chunks import budget
 from seecause.faithful import Noise, objective
 from seecause.faithful.attention import reads_only, reads_straight_through
-from seecause.faithful.masks import select
+from seecause.faithful.parts import Purpose, select
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
@@ -80,8 +80,6 @@ def test_stage_1_gets_the_relaxed_gradient_through_the_sum_of_parts():
 
     net.zero_grad()
     features = net.stage1.tower.features(images)
-    from seecause.faithful.noise import Purpose
-
     _, maps = net.assign(features, draws, Purpose.MASK)
     chosen = select(maps)
     weights = chosen.hard.double().requires_grad_()

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, intervene, leave_one_out
-from seecause.faithful.masks import (
+from seecause.faithful.parts import (
     Assignment,
     reject_far,
     reject_unlike,

@@ -8,8 +8,8 @@ import torch
 import seecause as sc
 from seecause.data.registry import open_data
 from seecause.faithful import calibrate, intervene
-from seecause.faithful.evaluate import batches_of
-from seecause.faithful.keypoints import fitted_on, key_points
+from seecause.faithful.data import batches_of
+from seecause.faithful.examine import key_points, keypoint_fit_data
 from seecause.metrics import keypoint_error, locate, part_agreement
 from tests.faithful.birds import bird_net, tiny_cub
 
@@ -29,7 +29,7 @@ def slow(net, fit, test):
 @pytest.mark.parametrize("name", ["cub", "waterbird200"])
 def test_key_points_are_those_of_the_metric(birds, name):
     net, test = bird_net(birds), open_data(f"{name}:{birds}")
-    fit, seen = open_data(fitted_on(test.name)), []
+    fit, seen = open_data(keypoint_fit_data(test.name)), []
     found = key_points(net, fit, test, batch=3, advance=seen.append)
     assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
     assert (
@@ -41,7 +41,7 @@ def test_key_points_are_those_of_the_metric(birds, name):
 
 def test_rejected_tokens_change_them_and_parts_left_out_do_not(birds):
     net, test = bird_net(birds), open_data(f"cub:{birds}")
-    fit = open_data(fitted_on(test.name))
+    fit = open_data(keypoint_fit_data(test.name))
     calibrate(net, (images for images, *_ in batches_of(net, fit)), 0.5)
     plain = key_points(net, fit, test)
     with intervene(net, drop_parts=[0]):
@@ -66,16 +66,18 @@ def test_maps_that_follow_the_bird_find_its_points(birds):
         )
         return torch.cat([light, 0 * light, 0 * light, ~light], dim=1).to(images.dtype)
 
-    blind = key_points(net, open_data(fitted_on(test.name)), test)["keypoints"]
+    blind = key_points(net, open_data(keypoint_fit_data(test.name)), test)["keypoints"]
     net.maps = bright
-    assert key_points(net, open_data(fitted_on(test.name)), test)["keypoints"] < min(15, blind)
+    assert key_points(net, open_data(keypoint_fit_data(test.name)), test)["keypoints"] < min(
+        15, blind
+    )
 
 
 def test_what_has_none_gets_none(birds, tmp_path):
     assert (
-        fitted_on("waterbirds:x:test") is None
-        and fitted_on("cub:x:val") is None
-        and fitted_on("cub:C:/x:test") == "cub:C:/x:trainval"
+        keypoint_fit_data("waterbirds:x:test") is None
+        and keypoint_fit_data("cub:x:val") is None
+        and keypoint_fit_data("cub:C:/x:test") == "cub:C:/x:trainval"
     )
     hidden = tiny_cub(tmp_path / "CUB_200_2011", visible=False)
     assert (

@@ -12,11 +12,11 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.faithful import Affine, LossWeights, objective, parameter_groups
-from seecause.faithful.equivariance import equivariance_loss
 from seecause.faithful.losses import (
     background_loss,
     border,
     entropy_loss,
+    equivariance_loss,
     orthogonality_loss,
     presence_loss,
     total_variation_loss,

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadImage, BadOption, UnsupportedModel
 from seecause.faithful import IFAM, Noise, load
-from seecause.faithful.noise import Purpose
+from seecause.faithful.parts import Purpose
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.reference import ifam as reference
 
@@ -106,13 +106,15 @@ def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
     net, images = tiny_net(mask_noise="maps", eval_noise=True), pictures()
     card = net.save(tmp_path)
     again = load(tmp_path)
-    assert again.mask_noise == "maps" and torch.equal(again.double()(images).mask, net(images).mask)
+    assert again.options.mask_noise == "maps" and torch.equal(
+        again.double()(images).mask, net(images).mask
+    )
     told = json.loads(card.read_text())
     del told["architecture"]["arguments"]["mask_noise"]
     card.write_text(json.dumps(told))
     assert (
-        load(tmp_path).mask_noise == "own"
-        and sc.load("builtin:critters-ifam").module.mask_noise == "own"
+        load(tmp_path).options.mask_noise == "own"
+        and sc.load("builtin:critters-ifam").module.options.mask_noise == "own"
     )
 
 
@@ -351,7 +353,7 @@ def test_pdiscoformer_is_the_parts_alone():
         ({"parts": 31}, "at most 30"),
         ({"classes": 0}, "classes=0"),
         ({"gradient": "hard"}, "ste, none, soft"),
-        ({"stages": 3}, "stages=3"),
+        ({"stages": 3}, "'stages' of IFAM=3 .* 1, 2"),
         ({"mask_noise": "mask"}, "own, maps"),
         ({"orthogonality": "columns"}, "parts, ifam_code, prototypes"),
         ({"part_dropout": 1.0}, "part_dropout"),

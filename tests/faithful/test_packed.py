@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from seecause.faithful import packed
+from seecause.faithful import attention
 from seecause.faithful.interventions import packing
 from tests.faithful.nets import pictures, tiny_net
 
@@ -22,8 +22,14 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 )
 def test_the_kernel_is_for_half_precision_from_ampere_on(monkeypatch, capability, there):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert packed.has_kernel(GPU, torch.float16) == packed.has_kernel(GPU, torch.bfloat16) == there
-    assert not packed.has_kernel(GPU, torch.float32) and not packed.has_kernel(CPU, torch.bfloat16)
+    assert (
+        attention.has_kernel(GPU, torch.float16)
+        == attention.has_kernel(GPU, torch.bfloat16)
+        == there
+    )
+    assert not attention.has_kernel(GPU, torch.float32) and not attention.has_kernel(
+        CPU, torch.bfloat16
+    )
 
 
 def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
@@ -54,7 +60,7 @@ def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
         calls.append(given)
         return plain(*given, **options)
 
-    monkeypatch.setattr(packed, "has_kernel", lambda device, dtype: there)
+    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     assert_close(net.classify(images, mask), masked, atol=1e-10, rtol=0)
     assert len(calls) == (3 if there else 0)  # one for each block

@@ -68,12 +68,12 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    stopped = snapshot(killed)["place"]["step"]
+    stopped = snapshot(killed)["position"]["step"]
     assert 0 < stopped < 6 * 4
     train(killed)
     train(whole)
     once, again = snapshot(whole), snapshot(killed)
-    assert once["place"] == again["place"] and once["place"]["step"] == 6 * 4
+    assert once["position"] == again["position"] and once["position"]["step"] == 6 * 4
     for part in ("net", "ema"):
         assert all(torch.equal(value, again[part][name]) for name, value in once[part].items()), (
             part
@@ -106,7 +106,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     train(one)
     finish(process)
     alone, shared = snapshot(one), snapshot(two)
-    assert alone["place"] == shared["place"] and alone["place"]["step"] == 3
+    assert alone["position"] == shared["position"] and alone["position"]["step"] == 3
     for part in ("net", "ema"):
         for name, value in alone[part].items():
             assert_close(shared[part][name], value, atol=1e-5, rtol=0, msg=f"{part} {name}")

@@ -12,7 +12,7 @@ import torch
 
 from seecause.errors import BadOption
 from seecause.faithful import TrainConfig, open_run, train
-from seecause.faithful.rates import stepped
+from seecause.faithful.config import stepped
 from tests.faithful.runs import tiny_config
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import load, loop, train
-from seecause.faithful.distributed import Crew
-from seecause.faithful.loop import Run, new_net, new_optimizer
-from seecause.faithful.precision import native_bfloat16, precision_for
+from seecause.faithful import load, train, training
+from seecause.faithful.config import native_bfloat16, precision_for
+from seecause.faithful.run import Processes
+from seecause.faithful.training import Run, new_net, new_optimizer
 from tests.faithful.runs import tiny_backbone, tiny_config, tiny_pictures
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def asked(place, tmp_path):
 
 
 def start(config) -> Run:
-    return Run(config, Crew(0, 1, CPU))
+    return Run(config, Processes(0, 1, CPU))
 
 
 def deaf(*said) -> None:
@@ -163,13 +163,13 @@ def test_passes_have_the_gradient_of_one_step(asked, monkeypatch, tmp_path):
 
 
 def test_the_average_is_validated_and_kept(asked, monkeypatch):
-    run, seen, examine = start(asked(limit=12)), [], loop.examine
+    run, seen, examine = start(asked(limit=12)), [], training.examine
 
     def spy(net, data, **options):
         seen.append(net)
         return examine(net, data, **options)
 
-    monkeypatch.setattr(loop, "examine", spy)
+    monkeypatch.setattr(training, "examine", spy)
     run.go(deaf)
     assert seen == [run.ema.module]
     kept, last = (
@@ -240,8 +240,8 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(asked, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(stopped, hear=stop)
-    assert torch.load(stopped.folder / "last.pt", weights_only=True)["place"]["step"] == 2
+        train(stopped, on_step=stop)
+    assert torch.load(stopped.folder / "last.pt", weights_only=True)["position"]["step"] == 2
     train(stopped)
     train(whole)
     once, again = (
@@ -249,7 +249,7 @@ def test_a_stopped_run_in_float16_ends_in_the_same_bits(asked, tmp_path):
     )
     assert (
         once["scaler"] == again["scaler"]
-        and once["scaler"]["_growth_tracker"] == once["place"]["step"] == 6
+        and once["scaler"]["_growth_tracker"] == once["position"]["step"] == 6
     )
     assert same(once["net"], again["net"]) and same(once["ema"], again["ema"])
     assert all(

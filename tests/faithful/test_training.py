@@ -12,6 +12,7 @@ import shutil
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.data import default_collate
 
 import seecause as sc
 from seecause.errors import (
@@ -21,33 +22,26 @@ from seecause.errors import (
     Diverged,
     MissingExtra,
     MissingWeights,
-    UnknownName,
     UnsupportedModel,
     ViewMismatch,
 )
 from seecause.faithful import IFAM, TrainConfig, objective, open_run, read_config, train
+from seecause.faithful.config import cosine, normalised_decay, scaled_rate
 from seecause.faithful.data import (
-    Training,
+    StepShares,
+    TrainingPictures,
     epoch_order,
-    feed,
+    labelled_batches,
     open_test,
     open_train,
     open_val,
-    passes,
+    read_batches,
 )
-from seecause.faithful.evaluate import (
-    best_of,
-    examine,
-    labelled_batches,
-    together,
-    try_interventions,
-)
-from seecause.faithful.interventions import calibrate, intervene
-from seecause.faithful.lesson import Lesson
-from seecause.faithful.log import LOSSES
-from seecause.faithful.loop import Run, _frame, new_net, new_optimizer
-from seecause.faithful.rates import cosine, normalised_decay, scaled_rate
-from seecause.faithful.snapshot import write_best
+from seecause.faithful.examine import examine, merge
+from seecause.faithful.interventions import best_of, calibrate, intervene, try_interventions
+from seecause.faithful.losses import TrainingLosses
+from seecause.faithful.run import LOSSES, write_best
+from seecause.faithful.training import Run, frame_for, new_net, new_optimizer
 from seecause.models.preprocess import Preprocess
 from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
 from tests.faithful.runs import tiny_config, tiny_pictures
@@ -60,7 +54,7 @@ def finished(tmp_path_factory):
     config = tiny_config(folder)
     shutil.move(folder / "pictures" / "test", folder / "kept-for-later")
     heard: list[tuple[int, int, str]] = []
-    done = train(config, hear=lambda *said: heard.append(said))
+    done = train(config, on_step=lambda *said: heard.append(said))
     shutil.move(folder / "kept-for-later", folder / "pictures" / "test")
     return config, done, heard
 
@@ -122,7 +116,7 @@ def test_the_best_epoch_is_the_average_networks(finished):
     found = examine(net, open_val(config.data)).table()
     assert found == card["validation"] and found["average"] == done.best
     halves = [examine(net, open_val(config.data), places=range(start, 6, 2)) for start in (0, 1)]
-    assert together(halves).table()["worst"] == found["worst"]
+    assert merge(halves).table()["worst"] == found["worst"]
 
 
 def test_a_finished_run_has_nothing_left_to_do(finished):
@@ -192,10 +186,10 @@ def test_losses_are_never_in_half_precision(monkeypatch):
         seen.append((torch.is_autocast_enabled("cpu"), out.maps.dtype))
         return objective(net, out, labels, **options)
 
-    monkeypatch.setattr("seecause.faithful.lesson.objective", spy)
+    monkeypatch.setattr("seecause.faithful.losses.objective", spy)
     net = tiny_net().float().train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        total, _, _ = Lesson(net)(
+        total, _, _ = TrainingLosses(net)(
             pictures(2).float(), torch.tensor([0, 1]), torch.tensor([5, 9]), 0, 0
         )
     assert seen == [(False, torch.float32)] and total.dtype == torch.float32
@@ -207,19 +201,19 @@ def test_a_run_without_numbers_stops(tmp_path):
         train(config)
 
 
-@pytest.mark.parametrize("hear_every", [1, 100])
-def test_weights_without_numbers_are_never_kept(tmp_path, hear_every, monkeypatch):
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_weights_without_numbers_are_never_kept(tmp_path, log_every, monkeypatch):
     """Also where the log has not noticed yet."""
     step = Run._step
 
     def spoilt(run, parts, heard):
         step(run, parts, heard)
-        if run.place.step == 5:
+        if run.position.step == 5:
             with torch.no_grad():
                 run.net.stage1.prototypes[0, 0] = torch.nan
 
     monkeypatch.setattr(Run, "_step", spoilt)
-    config = tiny_config(tmp_path, snapshot_every=1, hear_every=hear_every, grid=0, ema=False)
+    config = tiny_config(tmp_path, snapshot_every=1, log_every=log_every, grid=0, ema=False)
     with pytest.raises(Diverged, match="not finite at step 6"):
         train(config)
     assert all(bool(value.isfinite().all()) for value in weights(config).values())
@@ -287,22 +281,22 @@ def test_a_backbone_of_transformers_comes_back_from_disk(tmp_path):
 
 
 def test_an_epoch_is_shared_out_whole():
-    alone = passes(11, batch=4, accumulate=1, rank=0, world=1, seed=5, epoch=2)
+    alone = StepShares(4).keys(11, seed=5, epoch=2)
     assert [index for step in alone for _, index in step] == epoch_order(11, 5, 2).tolist()[:8]
     shared = [
-        passes(11, batch=4, accumulate=2, rank=rank, world=2, seed=5, epoch=2) for rank in (0, 1)
+        StepShares(4, accumulate=2, rank=rank, world=2).keys(11, seed=5, epoch=2) for rank in (0, 1)
     ]
     assert all(len(part) == 4 and all(len(one) == 1 for one in part) for part in shared)
     for step in (0, 1):
         assert sorted(
             key for part in shared for one in part[2 * step : 2 * step + 2] for key in one
         ) == sorted(alone[step])
-    assert passes(11, batch=4, accumulate=1, rank=0, world=1, seed=5, epoch=2, first=1) == alone[1:]
+    assert StepShares(4).keys(11, seed=5, epoch=2, first=1) == alone[1:]
     assert epoch_order(11, 5, 2).tolist() != epoch_order(11, 5, 3).tolist()
     with pytest.raises(BadOption, match="multiple of 4"):
-        passes(11, batch=6, accumulate=2, rank=0, world=2, seed=0, epoch=0)
+        StepShares(6, accumulate=2, world=2).keys(11, seed=0, epoch=0)
     with pytest.raises(BadOption, match="at most 3"):
-        passes(3, batch=4, accumulate=1, rank=0, world=1, seed=0, epoch=0)
+        StepShares(4).check(3)
 
 
 def test_validation_is_never_training_nor_test(tmp_path):
@@ -332,7 +326,7 @@ def ids(data):
 
 
 def test_what_cannot_be_trained_says_so(tmp_path):
-    with pytest.raises(UnknownName, match="presense"):
+    with pytest.raises(BadOption, match=r"'presense' of losses=1.0 .* presence"):
         tiny_config(tmp_path, losses={"presense": 1.0})
     with pytest.raises(BadOption, match="parts=0"):
         tiny_config(tmp_path, parts=0)
@@ -361,7 +355,9 @@ def test_backbones_that_decide_what_is_seen_are_refused(tmp_path, backbone):
 
 
 def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.faithful.save.build_backbone", lambda described: timm_backbone())
+    monkeypatch.setattr(
+        "seecause.faithful.checkpoint.build_backbone", lambda described: timm_backbone()
+    )
     with pytest.raises(BadOption, match="building it so gives another"):
         train(tiny_config(tmp_path))
     assert not (tmp_path / "run").exists()
@@ -370,17 +366,24 @@ def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"epochs": "many"}, "epochs='many' cannot be used; expected a whole number"),
+        (
+            {"epochs": "many"},
+            "'epochs' of TrainConfig='many' cannot be used; expected a whole number",
+        ),
         ({"batch": 4.5}, "a whole number"),
         ({"ema": "yes"}, "true or false"),
         ({"limit": 0}, "at least 1"),
         ({"learning_rate": -1.0}, "more than 0"),
-        ({"mean": "grey"}, "numbers or nothing"),
+        ({"mean": "grey"}, "several values"),
         ({"std": 0}, "more than 0"),
-        ({"options": {"part_dropout": "x"}}, "option part_dropout='x'"),
-        ({"options": {"gradients": "none"}}, "no option is called 'gradients'; nearest: gradient"),
+        ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
+        (
+            {"options": {"gradients": "none"}},
+            "'gradients' of options='none' .* one of stages, gradient",
+        ),
         ({"options": {"eval_noise": 1}}, "true or false"),
-        ({"losses": {"class1": "none"}}, "loss class1='none'"),
+        ({"options": "soft"}, "a table"),
+        ({"losses": {"class1": "none"}}, "'class1' of losses='none'"),
     ],
 )
 def test_settings_have_their_kind(tmp_path, changes, said):
@@ -416,7 +419,7 @@ def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     )
     assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
     large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
-    assert _frame(tiny_config(tmp_path, augment="imagenet"), large).crop == 1
+    assert frame_for(tiny_config(tmp_path, augment="imagenet"), large).crop == 1
 
 
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
@@ -436,7 +439,7 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     )
     both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
     assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
-    with pytest.raises(UnknownName, match="epoch"):
+    with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
         read_config(path, out="run", epoch=5)
     path.write_text("data =")
     with pytest.raises(BadOption, match="valid TOML"):
@@ -473,8 +476,8 @@ def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
     config, _, _ = finished
     folder = tmp_path / "run"
     shutil.copytree(config.folder, folder)
-    (folder / "best").rename(folder / "best.old")  # between the two renames
-    assert isinstance(open_run(folder)[1], IFAM) and not (folder / "best.old").exists()
+    (folder / "best").rename(folder / ".best.old")  # between the two renames
+    assert isinstance(open_run(folder)[1], IFAM) and not (folder / ".best.old").exists()
     write_best(folder, open_run(folder)[1], epoch=7)
     assert json.loads((folder / "best" / "ifam.json").read_text())["epoch"] == 7
     assert {path.name for path in folder.iterdir()} == {
@@ -484,13 +487,14 @@ def test_a_replacement_that_was_killed_is_undone(finished, tmp_path):
 
 def test_reading_processes_change_nothing(tmp_path):
     config = tiny_config(tmp_path)
-    data = Training(
+    data = TrainingPictures(
         open_train(config.data), "birds", new_net(config, ("a", "b")).preprocess, seed=1
     )
-    keys = passes(len(data), batch=4, accumulate=1, rank=0, world=1, seed=1, epoch=0)[:2]
-    for mine, theirs in zip(
-        feed(data, keys, workers=0, pin=False), feed(data, keys, workers=1, pin=False), strict=True
-    ):
+    keys = StepShares(4).keys(len(data), seed=1, epoch=0)[:2]
+    alone, helped = (
+        read_batches(data, keys, default_collate, workers=workers) for workers in (0, 1)
+    )
+    for mine, theirs in zip(alone, helped, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert not torch.equal(data[(0, 3)][0], data[(1, 3)][0])
 

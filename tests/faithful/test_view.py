@@ -193,7 +193,7 @@ def test_a_saved_network_comes_back_whole(stages, tmp_path):
     assert_close(model(images), net(images).logits)
     assert model.classes == ("a", "b", "c", "d") and model.preprocess == STEPS
     again = sc.faithful.load(tmp_path, "small")
-    assert again.options == net.options and again.thresholds == net.thresholds
+    assert again.arguments == net.arguments and again.thresholds == net.thresholds
     with intervene(again, quantile=0.9), intervene(net, quantile=0.9):
         assert_close(again(images).logits, net(images).logits)
     assert json.loads((tmp_path / "small.json").read_text())["trained_on"] == "nothing"

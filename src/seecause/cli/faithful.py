@@ -3,23 +3,14 @@ and ship it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from seecause.cli.faithful_open import (
-    calibrated,
-    examined,
-    key_points_of,
-    need_data,
-    open_on,
-    pictures_to_test,
-)
-from seecause.cli.faithful_table import in_words, print_table
+from seecause.cli.faithful_output import is_first_process, print_evaluation, training_bar
 from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet
 from seecause.errors import BadOption
 
@@ -75,7 +66,6 @@ ChoiceOption = Annotated[
         )
     ),
 ]
-LINE_EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 
 def register(app: typer.Typer) -> None:
@@ -177,27 +167,25 @@ def train(
     from seecause.faithful import read_config
     from seecause.faithful import train as train_run
 
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "data": data,
         "backbone": backbone,
         "parts": parts_,
         "out": None if out is None else str(out),
         "epochs": epochs,
         "batch": batch,
-    }
-    told |= {
         "weights": weights,
         "seed": seed,
         "device": None if device is None else pick_device(device),
         **_settings(option or []),
     }
-    found = read_config(config, **told)
-    with _training_bar(quiet=quiet) as hear:
-        done = train_run(found, hear=hear)
-    if _first_process() and not quiet:
+    run = read_config(config, **settings)
+    with training_bar(quiet=quiet) as on_step:
+        result = train_run(run, on_step=on_step)
+    if is_first_process() and not quiet:
+        best = f"best {run.select} on validation {result.best:.4f}"
         typer.echo(
-            f"{done.out}: {done.steps} steps; best {found.select} on validation {done.best:.4f},"
-            f" after epoch {done.best_epoch + 1}"
+            f"{result.out}: {result.steps} steps; {best}, after epoch {result.best_epoch + 1}"
         )
 
 
@@ -239,80 +227,27 @@ def evaluate(
 
     A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
     """
-    from dataclasses import asdict
+    from seecause.cli.options import pick_device
+    from seecause.cli.progress import counting
+    from seecause.faithful import evaluate as evaluate_network
+    from seecause.faithful import open_network
 
-    from seecause.faithful import intervene as change
-    from seecause.faithful.evaluate import (
-        best_of,
-        labelled_batches,
-        sensible_choice,
-        try_interventions,
+    shares = _numbers("--quantiles", quantiles) if interventions else []
+    evaluation = evaluate_network(
+        open_network(network, device=pick_device(device)),
+        data=data,
+        interventions=interventions,
+        quantiles=shares,
+        calibration=calibration,
+        by=by.value,
+        choose=choose.value,
+        keypoints=keypoints,
+        random_cuts=random_cuts,
+        limit=limit,
+        batch=batch,
+        progress=partial(counting, quiet=quiet),
     )
-    from seecause.faithful.snapshot import keep_evaluation, read_evaluations
-
-    wanted = (
-        _checked_shares("--quantiles", *_numbers("--quantiles", quantiles)) if interventions else []
-    )
-    opened = open_on(network, device)
-    net = opened.net
-    if interventions:
-        need_data(
-            opened, "--no-interventions: they are chosen by pictures like those it was trained on"
-        )
-        if choose is Choice.auc and net.classes != 2:
-            raise BadOption(
-                "--choose",
-                choose.value,
-                f"worst, or auto: AUC needs two classes, and {network} has {net.classes}",
-            )
-    if opened.run is not None:
-        read_evaluations(opened.run)  # a broken file is said now, not when all is done
-    test, mapping = pictures_to_test(opened, data, limit)
-    located = key_points_of(opened, test, batch, calibration, quiet=quiet) if keypoints else {}
-    plain = examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
-    asked = (
-        test.name if limit is None else f"{test.name} --limit {limit}"
-    )  # a quick look does not replace a whole test
-    found: dict[str, Any] = {"data": asked, "pictures": len(test), "plain": plain}
-    rows = {"plain": plain}
-    if interventions:
-        calibrated(opened, wanted, batch, calibration, by=by.value, quiet=quiet)
-        val = opened.val_pictures()
-        tried = try_interventions(
-            net,
-            lambda: labelled_batches(net, val, batch=batch, workers=opened.workers),
-            wanted,
-            by=by.value,
-        )
-        chosen_by = (
-            sensible_choice(tried, val)
-            if choose is Choice.auto
-            else "auc"
-            if choose is Choice.auc
-            else "worst"
-        )
-        best = best_of(tried, chosen_by)
-        changed = plain
-        if best.drop or best.quantile is not None:
-            with change(net, drop_parts=best.drop, quantile=best.quantile, by=best.by):
-                if (
-                    located and best.quantile is not None
-                ):  # parts left out of the mask stay in the maps
-                    located = key_points_of(opened, test, batch, calibration, quiet=quiet)
-                changed = (
-                    examined(opened, test, batch, mapping, quiet=quiet, cuts=random_cuts) | located
-                )
-        found |= {
-            "chosen_on": val.name,
-            "chosen_by": chosen_by,
-            "chosen": asdict(best),
-            "tried": [asdict(one) for one in tried],
-            "changed": changed,
-        }
-        rows[in_words(best.drop, best.quantile, best.by)] = changed
-    if opened.run is not None:
-        keep_evaluation(opened.run, found)
-    print_table(rows, title=f"{test.name}, {len(test)} pictures")
+    print_evaluation(evaluation)
 
 
 def intervene(
@@ -336,33 +271,23 @@ def intervene(
     quiet: Quiet = False,
 ) -> None:
     """Test the network with parts left out, with untrusted tokens rejected, or both."""
-    from seecause.faithful import intervene as change
+    from seecause.cli.options import pick_device
+    from seecause.cli.progress import counting
+    from seecause.faithful import evaluate_intervention, open_network
 
     dropped = _parts("--drop", drop)
-    shares = [] if quantile is None else _checked_shares("--quantile", quantile)
-    if not dropped and not shares:
-        raise BadOption(
-            "--drop",
-            drop,
-            "parts to leave out, such as 2,5, or a --quantile, or both: nothing would be changed",
-        )
-    opened = open_on(network, device)
-    if any(part >= opened.net.parts for part in dropped):
-        raise BadOption(
-            "--drop",
-            drop,
-            f"parts 0-{opened.net.parts - 1} of {network}; `seecause faithful parts {network}`"
-            " shows them",
-        )
-    if shares:
-        calibrated(opened, shares, batch, calibration, by=by.value, quiet=quiet)
-    test, mapping = pictures_to_test(opened, data, limit)
-    rows = {"plain": examined(opened, test, batch, mapping, quiet=quiet)}
-    with change(opened.net, drop_parts=dropped, quantile=quantile, by=by.value):
-        rows[in_words(dropped, quantile, by.value)] = examined(
-            opened, test, batch, mapping, quiet=quiet
-        )
-    print_table(rows, title=f"{test.name}, {len(test)} pictures")
+    evaluation = evaluate_intervention(
+        open_network(network, device=pick_device(device)),
+        drop_parts=dropped,
+        quantile=quantile,
+        by=by.value,
+        data=data,
+        calibration=calibration,
+        limit=limit,
+        batch=batch,
+        progress=partial(counting, quiet=quiet),
+    )
+    print_evaluation(evaluation)
 
 
 def parts(
@@ -376,34 +301,17 @@ def parts(
 ) -> None:
     """A page with the parts of some pictures, what stage 2 sees, and the answer without each
     part."""
-    from seecause.cli.options import tell_page
-    from seecause.faithful.evaluate import batches_of
-    from seecause.report.faithful import note_of, part_cards, parts_section
+    from seecause.cli.options import pick_device, tell_page
+    from seecause.faithful import example_parts, open_network
+    from seecause.report.faithful import write_parts
     from seecause.report.folder import check_out, result_folder
-    from seecause.report.page import write_page
 
     replaces = check_out(out, overwrite=overwrite)
-    opened = open_on(network, device)
-    net = opened.net
-    test, _ = pictures_to_test(opened, data, limit)
-    images, labels, _, _ = next(batches_of(net, test, batch=len(test)))
-    titles = [
-        f"{place + 1}: {test.classes[label] if test.classes else label}"
-        for place, label in enumerate(labels.tolist())
-    ]
-    cards = part_cards(net, images, titles=titles)
-    with result_folder(
-        out,
-        {"command": "faithful parts", "network": network, "data": test.name},
-        overwrite=overwrite,
-    ) as folder:
-        section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
-        write_page(
-            folder / "index.html",
-            "What can it look at?",
-            [section],
-            lead=f"{network}, on {test.name}",
-        )
+    opened = open_network(network, device=pick_device(device))
+    name, examples = example_parts(opened, data=data, limit=limit)
+    metadata = {"command": "faithful parts", "network": network, "data": name}
+    with result_folder(out, metadata, overwrite=overwrite) as folder:
+        write_parts(folder, examples, lead=f"{network}, on {name}")
     if not quiet:
         tell_page(out, replaced=replaces)
 
@@ -414,12 +322,9 @@ def export(
 ) -> None:
     """The best network in a plain folder: a card (JSON) and weights (safetensors), which
     sc.load(FOLDER) reads."""
-    from seecause.faithful.opened import open_network
+    from seecause.faithful import open_network
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadOption("folder", str(folder), "a new or empty folder")
-    opened = open_network(network)
-    card = opened.net.save(folder, **opened.told(), parts_found=opened.net.parts)
+    card = open_network(network).export(folder)
     typer.echo(f"{card}: load it with sc.load({str(folder)!r})")
 
 
@@ -428,16 +333,6 @@ def _numbers(flag: str, text: str) -> list[float]:
         return [float(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise BadOption(flag, text, "numbers with commas between them") from None
-
-
-def _checked_shares(flag: str, *values: float) -> list[float]:
-    if not values or not all(0 < value <= 1 for value in values):
-        raise BadOption(
-            flag,
-            ",".join(f"{value:g}" for value in values),
-            "shares above 0 and up to 1, such as 0.99",
-        )
-    return list(values)
 
 
 def _parts(flag: str, text: str) -> list[int]:
@@ -451,7 +346,7 @@ def _settings(words: list[str]) -> dict[str, Any]:
     """`epochs=30`, `options.gradient=none`, `losses.class1=0` -> settings."""
     from seecause.cli.options import value_of
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
@@ -461,57 +356,6 @@ def _settings(words: list[str]) -> dict[str, Any]:
         table, _, name = key.rpartition(".")
         if table not in ("", "options", "losses"):
             raise BadOption("--option", word, "a setting, or options.NAME or losses.NAME")
-        (found.setdefault(table, {}) if table else found)[name] = value_of(text)
-    return found
-
-
-def _first_process() -> bool:
-    import os
-
-    return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def _training_bar(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar with the last losses on a terminal, a line now and then elsewhere; in the first process
-    only."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console, heard = Console(stderr=True), time.monotonic()
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-    )
-    silent = quiet or not _first_process()
-    with Progress(
-        *columns, console=console, transient=True, disable=silent or not console.is_terminal
-    ) as bar:
-        task = bar.add_task("training", total=None, said="")
-
-        def hear(done: int, total: int, said: str) -> None:
-            nonlocal heard
-            bar.update(task, completed=done, total=total)
-            if said:
-                bar.update(task, said=said)
-            if (
-                said
-                and not silent
-                and not console.is_terminal
-                and (done == total or time.monotonic() - heard >= LINE_EVERY)
-            ):
-                heard = time.monotonic()
-                typer.echo(f"step {done} of {total}, {said}", err=True)
-
-        yield hear
+        target = settings.setdefault(table, {}) if table else settings
+        target[name] = value_of(text)
+    return settings

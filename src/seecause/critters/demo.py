@@ -23,6 +23,7 @@ from seecause.critters.demo_classifiers import (
 from seecause.data.dataset import evenly
 from seecause.data.images import to_pil
 from seecause.errors import WeakAnswer
+from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import leave_one_out, network
 from seecause.faithful.net import IFAM
 from seecause.loading import load
@@ -79,7 +80,7 @@ def build(
         f"{critters.CLASSES[c]} on {critters.BACKGROUNDS[b]}"
         for c, b in zip(shown.creature.tolist(), shown.background.tolist(), strict=True)
     ]
-    cards: list[PartCard] = part_cards(net, images(shown), titles=titles)
+    cards: list[PartCard] = part_cards(part_examples(net, images(shown), titles))
     elsewhere = (latents.background + 1) % len(critters.BACKGROUNDS)
     with torch.no_grad():
         before, after = (

@@ -3,20 +3,29 @@ time."""
 
 from __future__ import annotations
 
+from seecause.faithful.checkpoint import load
 from seecause.faithful.config import TrainConfig, read_config
-from seecause.faithful.equivariance import Affine
+from seecause.faithful.evaluation import (
+    Evaluation,
+    TrainedNetwork,
+    evaluate,
+    evaluate_intervention,
+    example_parts,
+    open_network,
+    part_examples,
+)
 from seecause.faithful.interventions import LeaveOneOut, calibrate, intervene, leave_one_out
-from seecause.faithful.loop import Trained, train
-from seecause.faithful.net import IFAM
-from seecause.faithful.noise import Noise
-from seecause.faithful.objective import LossWeights, objective, parameter_groups
-from seecause.faithful.output import IFAMOutput, Intervention, Thresholds
-from seecause.faithful.save import load
-from seecause.faithful.snapshot import open_run
+from seecause.faithful.losses import Affine, LossWeights, objective, parameter_groups
+from seecause.faithful.net import IFAM, IFAMOptions, IFAMOutput, Intervention, Thresholds
+from seecause.faithful.parts import Noise
+from seecause.faithful.run import open_run
+from seecause.faithful.training import TrainResult, train
 
 __all__ = [
     "IFAM",
     "Affine",
+    "Evaluation",
+    "IFAMOptions",
     "IFAMOutput",
     "Intervention",
     "LeaveOneOut",
@@ -24,14 +33,20 @@ __all__ = [
     "Noise",
     "Thresholds",
     "TrainConfig",
-    "Trained",
+    "TrainResult",
+    "TrainedNetwork",
     "calibrate",
+    "evaluate",
+    "evaluate_intervention",
+    "example_parts",
     "intervene",
     "leave_one_out",
     "load",
     "objective",
+    "open_network",
     "open_run",
     "parameter_groups",
+    "part_examples",
     "read_config",
     "train",
 ]

@@ -1,4 +1,5 @@
-"""Attention to some keys only, with three ways for a gradient to reach the choice.
+"""Attention to some keys only, with three ways for a gradient to reach the choice; and attention of
+rows that are packed end to end, so that hidden tokens cost nothing.
 
 none   hidden keys are masked; the choice is a constant (what the released code does)
 ste    a_ij = s_j e^{q_i.k_j} / sum_l s_l e^{q_i.k_l} with s in {0, 1}: exact, also for hidden keys,
@@ -18,13 +19,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from seecause.engine.chunks import fit
+from seecause.engine.groups import Groups
 from seecause.models.block import fused
 from seecause.types import wide
 
 Gradient = Literal["ste", "none", "soft"]
-Attend = Callable[
-    [Tensor, Tensor, Tensor, float], Tensor
-]  # q, k, v [B, H, T, dh], scale -> [B, T, H, dh]
+# q, k, v [B, H, T, dh], scale -> [B, T, H, dh]
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 # log odds of a hidden key that are still told apart; beyond, products with zero would overflow
 _HOTTEST = 30.0
@@ -37,15 +38,49 @@ def reads_only(visible: Tensor) -> Attend:
 
 def reads_straight_through(weights: Tensor) -> Attend:
     """The same for weights [B, T] of 0 and 1, which get the gradient of the relaxed attention."""
-    return lambda q, k, v, scale: _Relaxed.apply(
-        q.to(v.dtype), k.to(v.dtype), v, weights, scale
-    ).transpose(1, 2)  # norms widen q and k under autocast
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
+        return _Relaxed.apply(q, k, v, weights, scale).transpose(1, 2)
+
+    return attend
 
 
 def reads_softly(share: Tensor) -> Attend:
     """Every key j is read in proportion to share [B, T]."""
     bias = torch.log(share + 1e-10)[:, None, None]
     return lambda q, k, v, scale: fused(q, k, v, scale, bias.to(q.dtype))
+
+
+def reads_packed(groups: Groups) -> Attend:
+    """Rows of all images end to end, [1, H, R, dh]: each image's rows read one another. With a
+    kernel for sequences of different lengths where there is one, image by image elsewhere."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms widen them under autocast
+        if has_kernel(q.device, q.dtype) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+            from torch.nn.attention.varlen import varlen_attn
+
+            rows = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
+            starts, longest = groups.starts, groups.width
+            o = varlen_attn(*rows, starts, starts, longest, longest, scale=scale)
+            assert isinstance(o, Tensor)
+            return o[None]
+        sizes = groups.sizes.tolist()
+        images = zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True)
+        return torch.cat([fused(*image, scale) for image in images], dim=1)
+
+    return attend
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether sequences of different lengths have a kernel of their own: half precision, on a GPU
+    from Ampere on."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 class _Relaxed(Function):
@@ -71,40 +106,33 @@ class _Relaxed(Function):
         rows = _sloping(slope)  # [B, n], padded with rows whose slope is zero and adds nothing
         each = 4 * q.shape[1] * rows.shape[1] * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
-        parts = zip(
-            *(
-                t.split(size)
-                for t in (_take(q, rows), k, v, weights, _take(o, rows), _take(slope, rows))
-            ),
-            strict=True,
-        )
-        grads = [_relaxed_grads(*part, scale=ctx.scale) for part in parts]
-        d_rows, *others = (torch.cat(found) for found in zip(*grads, strict=True))
+        tensors = (_take(q, rows), k, v, weights, _take(o, rows), _take(slope, rows))
+        chunks = zip(*(tensor.split(size) for tensor in tensors), strict=True)
+        grads = [_relaxed_grads(*chunk, scale=ctx.scale) for chunk in chunks]
+        d_rows, *others = (torch.cat(pieces) for pieces in zip(*grads, strict=True))
         return _put(d_rows, rows, q), *others, None
 
 
 def _sloping(slope: Tensor) -> Tensor:
     """Places [B, n] of the rows of slope [B, H, T, dh] that are not all zero; n is that of the
     image with most."""
-    some = slope.ne(0).any(dim=3).any(dim=1)  # [B, T]
-    most = max(1, int(some.sum(dim=1).max()))
-    return some.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    sloping = slope.ne(0).any(dim=3).any(dim=1)  # [B, T]
+    most = max(1, int(sloping.sum(dim=1).max()))
+    return sloping.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
 
 
 def _take(tokens: Tensor, rows: Tensor) -> Tensor:
     """[B, H, T, dh] -> [B, H, n, dh]"""
-    return (
-        tokens if rows.shape[1] == tokens.shape[2] else tokens.gather(2, _wide_index(rows, tokens))
-    )
+    if rows.shape[1] == tokens.shape[2]:
+        return tokens
+    return tokens.gather(2, _wide_index(rows, tokens))
 
 
-def _put(found: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+def _put(grads: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     """[B, H, n, dh] back among zeros; `_take` left whole what has a slope everywhere."""
-    return (
-        found
-        if rows.shape[1] == like.shape[2]
-        else torch.zeros_like(like).scatter_(2, _wide_index(rows, like), found)
-    )
+    if rows.shape[1] == like.shape[2]:
+        return grads
+    return torch.zeros_like(like).scatter_(2, _wide_index(rows, like), grads)
 
 
 def _wide_index(rows: Tensor, like: Tensor) -> Tensor:
@@ -117,15 +145,13 @@ def _relaxed_grads(
     """Gradients of q [B, H, n, dh], k, v [B, H, T, dh] and of weights [B, T], from the slope at the
     output o."""
     keys = weights[:, None, None]
-    scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(
-        scale
-    )  # rounding scores to bfloat16 would tilt every probability
+    # rounding scores to bfloat16 would tilt every probability
+    scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(scale)
     total = scores.masked_fill(keys == 0, -torch.inf).logsumexp(dim=-1, keepdim=True)
     odds = scores.sub_(total).clamp_(max=_HOTTEST).exp_()  # a_ij / s_j
     probs = _product(odds, keys, q.dtype)
-    spread = odds.mul_(
-        slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True)
-    )  # slope_i . (v_j - o_i)
+    # slope_i . (v_j - o_i)
+    spread = odds.mul_(slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True))
     d_scores = _product(spread, keys * scale, q.dtype)
     return (
         d_scores @ k,

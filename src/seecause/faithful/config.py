@@ -1,66 +1,46 @@
-"""What a training run is asked to do, as data: one flat table that a TOML or JSON file can hold."""
+"""What a training run is asked to do, as data: one flat table that a TOML or JSON file can hold,
+and the rates and precision that follow from it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from seecause.errors import BadOption, UnknownName
-from seecause.faithful.net import IFAM
-from seecause.faithful.objective import LossWeights
-from seecause.faithful.rates import cosine, stepped
-from seecause.faithful.settings import fits, in_words
+import torch
+
+from seecause._files import write_json
+from seecause._options import check_options
+from seecause.errors import BadOption
+from seecause.faithful.losses import LossWeights
+from seecause.faithful.net import IFAMOptions
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Augment = Literal["birds", "birds_no_jitter", "plain", "imagenet", "none"]
-Schedule = Literal["cosine", "step"]
-Select = Literal["average", "worst", "auc"]
-_COUNTS = (
-    "parts",
-    "epochs",
-    "batch",
-    "accumulate",
-    "hear_every",
-    "limit",
-    "val_limit",
-    "size",
-    "step_epochs",
-)
-_LEAST = {name: 1 for name in _COUNTS} | {"snapshot_every": 0, "workers": 0}
-_NOT_OPTIONS = (
-    "return",
-    "backbone",
-    "parts",
-    "classes",
-    "preprocess",
-    "architecture",
-)  # of IFAM: settings of their own, or known from the data
-_WHERE = (
-    "out",
-    "device",
-    "workers",
-    "hear_every",
-    "tensorboard",
-    "snapshot_every",
-    "grid",
-)  # may differ when a run is continued: they change no weight
+_COUNTS = ("parts", "epochs", "batch", "accumulate", "log_every", "limit", "val_limit", "size")
+_LEAST = {**dict.fromkeys((*_COUNTS, "step_epochs"), 1), "snapshot_every": 0, "workers": 0}
+_POSITIVE = ("learning_rate", "prototype_factor", "head_factor", "clip", "step_factor")
+# may differ when a run is continued: they change no weight
+_WHERE = ("out", "device", "workers", "log_every", "tensorboard", "snapshot_every", "grid")
 _TABLES = ("options", "losses")
 CHANNELS = 3
+BASE_BATCH = 16  # the batch that base rates are given for
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The defaults are the paper's for CUB and Waterbirds, at batch 128 (arXiv 2506.08915).
 
     `data` is a dataset without its split: `waterbirds:PATH`. Training reads its train split and
     picks the best epoch on its validation split; the test split is never opened. `learning_rate` is
     that of a batch of 16 and is scaled by the square root of `batch`, which counts the pictures of
-    one step of the optimiser over all processes and `accumulate` passes. `options` go to `IFAM`,
-    `losses` to `LossWeights`.
+    one step of the optimiser over all processes and `accumulate` passes. `options` are those of
+    `IFAMOptions`, `losses` those of `LossWeights`.
     """
 
     data: str
@@ -72,33 +52,30 @@ class TrainConfig:
     val_limit: int | None = None
     weights: str | None = None  # of the backbone: a file, or "random"
     size: int | None = None  # pixels a side; the backbone's own
-    mean: tuple[float, ...] | None = (
-        None  # of pixels in [0, 1], one for each channel or one for all; the backbone's own
-    )
+    # of pixels in [0, 1], one for each channel or one for all; the backbone's own
+    mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, Any] = field(default_factory=dict)
     epochs: int = 90
     batch: int = 128
     accumulate: int = 1
     learning_rate: float = 1e-6
     prototype_factor: float = 1e3
     head_factor: float = 1e4
-    schedule: Schedule = "cosine"  # "step" is PDiscoFormer's
+    schedule: Literal["cosine", "step"] = "cosine"  # "step" is PDiscoFormer's
     step_epochs: int = 4  # of schedule="step": after so many epochs ...
     step_factor: float = 0.5  # ... the rate is multiplied by this
     weight_decay: float = 0.05  # normalised by the number of steps; AdamW without it is Adam
     clip: float = 2.0
-    precision: Precision = (
-        "auto"  # bfloat16 on a GPU that has it, float16 on others, float32 elsewhere
-    )
+    precision: Precision = "auto"  # bfloat16 on a GPU that has it, float16 on others, else float32
     ema: bool = False  # the paper averages weights on ImageNet only
-    select: Select = "average"  # what "best" means, on validation; "auc" for SIIM
+    select: Literal["average", "worst", "auc"] = "average"  # what "best" means, on validation
     augment: Augment = "birds"
     seed: int = 0
     device: str = "auto"
     workers: int = 4  # processes that read pictures, for each process that trains
-    hear_every: int = 10  # steps between rows of the log
+    log_every: int = 10  # steps between rows of the log
     snapshot_every: int = 0  # steps between snapshots; 0: at the end of an epoch only
     grid: int = 8  # validation pictures whose parts are drawn after every epoch
     tensorboard: bool = False
@@ -106,112 +83,126 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channels(getattr(self, name)))
-        for name, kind in get_type_hints(TrainConfig).items():
-            if not fits(getattr(self, name), kind):
-                raise BadOption(name, getattr(self, name), in_words(kind))
+        check_options("TrainConfig", TrainConfig, dataclasses.asdict(self))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise BadOption(name, getattr(self, name), f"at least {least}")
-        for name in ("learning_rate", "prototype_factor", "head_factor", "clip", "step_factor"):
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise BadOption(name, getattr(self, name), "more than 0")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise BadOption("std", self.std, "more than 0")
-        _check_table("loss", self.losses, get_type_hints(LossWeights))
-        _check_table(
-            "option",
-            self.options,
-            {
-                name: kind
-                for name, kind in get_type_hints(IFAM.__init__).items()
-                if name not in _NOT_OPTIONS
-            },
-        )
+        check_options("losses", LossWeights, self.losses)
+        check_options("options", IFAMOptions, self.options)
 
     @property
     def loss_weights(self) -> LossWeights:
         return LossWeights(**self.losses)
 
-    def pace(self, epoch: int) -> float:
-        """Share of the learning rate in an epoch, counted from 0."""
-        return (
-            cosine(epoch, self.epochs)
-            if self.schedule == "cosine"
-            else stepped(epoch, every=self.step_epochs, factor=self.step_factor)
-        )
-
     @property
     def folder(self) -> Path:
         return Path(self.out)
 
+    def pace(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0."""
+        if self.schedule == "cosine":
+            return cosine(epoch, self.epochs)
+        return stepped(epoch, every=self.step_epochs, factor=self.step_factor)
+
     def differs(self, other: TrainConfig) -> list[str]:
         """Names of what would make another run of it."""
-        return [
-            known.name
-            for known in fields(self)
-            if known.name not in _WHERE and getattr(self, known.name) != getattr(other, known.name)
-        ]
+        names = [setting.name for setting in fields(self) if setting.name not in _WHERE]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""
-        draft = path.with_suffix(".partial")
-        draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_json(path, dataclasses.asdict(self))
 
 
-def read_config(path: str | Path | None, **told: Any) -> TrainConfig:
-    """A configuration from a TOML or JSON file; what is told besides (and is not None) wins, name
-    by name in `options` and `losses`."""
-    found: dict[str, Any] = {}
-    if path is not None:
-        path = Path(path)
-        if not path.is_file():
-            raise BadOption("config", str(path), "a TOML or JSON file")
-        try:
-            text = path.read_text(encoding="utf-8")
-            found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-            if not isinstance(found, dict):
-                raise ValueError("not a table of settings")
-        except ValueError as broken:
-            raise BadOption(
-                "config", str(path), f"valid TOML, or JSON in a file that ends so ({broken})"
-            ) from broken
-    for name, value in told.items():
-        if value is not None:
-            merged = (
-                name in _TABLES and isinstance(value, dict) and isinstance(found.get(name), dict)
-            )
-            found[name] = {**found[name], **value} if merged else value
-    known = [one.name for one in fields(TrainConfig)]
-    for name in found:
-        if name not in known:
-            raise UnknownName("setting", name, known)
+def read_config(path: str | Path | None, **settings: Any) -> TrainConfig:
+    """A configuration from a TOML or JSON file; `settings` that are not None win, name by name in
+    `options` and `losses`."""
+    merged = {} if path is None else _read_table(Path(path))
+    for name, value in settings.items():
+        if value is None:
+            continue
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = {**merged[name], **value} if both and name in _TABLES else value
+    check_options("TrainConfig", TrainConfig, {**merged, "mean": None, "std": None})
     for name in ("data", "backbone", "out"):
-        if name not in found:
-            raise BadOption(
-                name,
-                None,
-                f"a value, on the command line or in the configuration: {name} has no default",
-            )
-    return TrainConfig(**found)
+        if name not in merged:
+            expected = "a value, on the command line or in the configuration"
+            raise BadOption(name, None, f"{expected}: {name} has no default")
+    return TrainConfig(**merged)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadOption("config", str(path), "a TOML or JSON file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if not isinstance(table, dict):
+            raise ValueError("not a table of settings")
+    except ValueError as broken:
+        expected = f"valid TOML, or JSON in a file that ends so ({broken})"
+        raise BadOption("config", str(path), expected) from broken
+    return table
 
 
 def _channels(value: Any) -> Any:
-    """One number for all channels, or a list as JSON and TOML have it -> a tuple."""
+    """One number for all channels, or a list as JSON and TOML have it -> a tuple; what is neither
+    stays, to be refused."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,) * CHANNELS
-    return (
-        tuple(value)
-        if isinstance(value, list | tuple) and len(value) == CHANNELS
-        else value
-        if value is None
-        else str(value)
-    )
+    if isinstance(value, list | tuple):
+        return tuple(value) if len(value) == CHANNELS else str(value)
+    return value
 
 
-def _check_table(what: str, given: dict[str, Any], kinds: dict[str, Any]) -> None:
-    for name, value in given.items():
-        if name not in kinds:
-            raise UnknownName(what, name, kinds)
-        if not fits(value, kinds[name]):
-            raise BadOption(f"{what} {name}", value, in_words(kinds[name]))
+def scaled_rate(base: float, batch: int) -> float:
+    """The square-root rule: a batch of 128 learns at 2.8 times the rate of a batch of 16."""
+    return base * math.sqrt(batch / BASE_BATCH)
+
+
+def normalised_decay(decay: float, steps: int) -> float:
+    """Weight decay of a run of `steps`: 0.05 over 4,140 steps becomes 7.8e-4, which AdamW
+    multiplies by each group's rate."""
+    return decay * math.sqrt(1 / max(1, steps))
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Share of the rate in an epoch counted from 0: half a cosine to zero, constant inside an
+    epoch, no warm-up."""
+    return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def stepped(epoch: int, *, every: int, factor: float) -> float:
+    """Share of the rate in an epoch counted from 0, multiplied by `factor` after every so many
+    epochs: PDiscoFormer halves it after every 4 of 28."""
+    return factor ** (epoch // every)
+
+
+def set_pace(groups: Iterable[dict[str, Any]], share: float) -> None:
+    """Give every group of an optimiser this share of the rate it started with."""
+    for group in groups:
+        group.setdefault("initial_lr", group["lr"])
+        group["lr"] = group["initial_lr"] * share
+
+
+def precision_for(precision: Precision, device: str, *, native: bool) -> torch.dtype:
+    """`auto` on a GPU: bfloat16 where its arithmetic is `native`, else float16, which needs a loss
+    scaler; float32 elsewhere."""
+    if precision != "auto":
+        return getattr(torch, precision)
+    if device != "cuda":
+        return torch.float32
+    return torch.bfloat16 if native else torch.float16
+
+
+def native_bfloat16(device: torch.device) -> bool:
+    """Whether a GPU computes in bfloat16 itself; older ones emulate it, slowly."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

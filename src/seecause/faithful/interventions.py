@@ -2,9 +2,9 @@
 section 3.4).
 
     parts      tokens of a part that misleads become background (found by leaving each part out in
-    turn)
+               turn)
     tokens     a token further from its prototype than the fraction q of training tokens is not
-    trusted, and becomes background
+               trusted, and becomes background
 
 For PDiscoFormer (`stages=1`) a part taken out has no vote, and an untrusted token is background in
 its maps. `by="dot"` reproduces the released code, which compares dot products and may move a token
@@ -13,24 +13,25 @@ to another part instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
-from seecause.faithful.masks import select_without
-from seecause.faithful.net import IFAM
-from seecause.faithful.output import By, Intervention, Thresholds, as_parts
-from seecause.faithful.packed import has_kernel
-from seecause.faithful.parts import mean_vote
+from seecause.faithful.attention import has_kernel
+from seecause.faithful.net import IFAM, By, Intervention, Thresholds
+from seecause.faithful.parts import mean_vote, select_without
 from seecause.metrics.calibration import auroc
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
+
+Criterion = Literal["worst", "auc"]
 
 
 @torch.no_grad()
@@ -48,40 +49,35 @@ def calibrate(
     CPU: 4 bytes a token.
     """
     net = network(net)
-    wanted = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
-    if by not in get_args(By) or not wanted or not all(0 < q <= 1 for q in wanted):
-        raise BadOption(
-            "quantiles", (wanted, by), f"fractions in (0, 1], by {' or '.join(get_args(By))}"
-        )
+    shares = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
+    if by not in get_args(By) or not shares or not all(0 < q <= 1 for q in shares):
+        expected = f"fractions in (0, 1], by {' or '.join(get_args(By))}"
+        raise BadOption("quantiles", (shares, by), expected)
     values: list[list[Tensor]] = [[] for _ in range(net.parts)]
     pictures = 0
     with evaluating(net), _set(net, Intervention()):
         for batch in [images] if isinstance(images, Tensor) else images:
             batch = batch.to(net.stage1.prototypes)
-            features, noise = net.stage1.tower.features(batch), net._noise(batch, None)
-            with torch.autocast(
-                batch.device.type, enabled=False
-            ):  # as the network does: thresholds are compared with these
+            features, noise = net.stage1.tower.features(batch), net.noise_for(batch)
+            # as the network does: thresholds are compared with these
+            with torch.autocast(batch.device.type, enabled=False):
                 assigned, maps = net.assign(features, noise)
+            scores = assigned.distances if by == "distance" else assigned.dots
             winner, pictures = maps.argmax(dim=1), pictures + len(batch)
-            for part, found in enumerate(values):
-                found.append(
-                    (assigned.distances if by == "distance" else assigned.dots)[:, part][
-                        winner == part
-                    ].cpu()
-                )
-    known = [torch.cat(found).numpy() if found else np.empty(0) for found in values]
-    made = [_thresholds(q, by, known, pictures) for q in wanted]
-    net.thresholds.update({(found.quantile, by): found for found in made})
-    return made
+            for part, collected in enumerate(values):
+                collected.append(scores[:, part][winner == part].cpu())
+    tokens = [torch.cat(collected).numpy() if collected else np.empty(0) for collected in values]
+    thresholds = [_thresholds(q, by, tokens, pictures) for q in shares]
+    net.thresholds.update({(each.quantile, by): each for each in thresholds})
+    return thresholds
 
 
-def _thresholds(q: float, by: By, known: list[np.ndarray], pictures: int) -> Thresholds:
+def _thresholds(q: float, by: By, tokens: list[np.ndarray], pictures: int) -> Thresholds:
+    """From the values of every part's tokens."""
     level, unseen = (q, np.inf) if by == "distance" else (1 - q, -np.inf)
-    values = tuple(
-        float(np.quantile(found, level)) if len(found) else float(unseen) for found in known
-    )
-    return Thresholds(float(q), by, values, tuple(len(found) for found in known), pictures)
+    values = (np.quantile(scores, level) if len(scores) else unseen for scores in tokens)
+    counts = tuple(len(scores) for scores in tokens)
+    return Thresholds(float(q), by, tuple(map(float, values)), counts, pictures)
 
 
 @contextmanager
@@ -95,25 +91,22 @@ def intervene(
     """Inside the block, parts are dropped and tokens beyond the calibrated quantile rejected: in
     the network and in any view of it."""
     net = network(net)
-    wanted = Intervention(as_parts(drop_parts), quantile, by)
-    if wanted.drop_parts and not 0 <= wanted.drop_parts[0] <= wanted.drop_parts[-1] < net.parts:
+    dropped = tuple(sorted({int(part) for part in drop_parts}))
+    if dropped and not 0 <= dropped[0] <= dropped[-1] < net.parts:
         raise BadOption("drop_parts", list(drop_parts), f"parts 0-{net.parts - 1}")
     if quantile is not None and (quantile, by) not in net.thresholds:
-        known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
-        raise BadOption(
-            "quantile",
-            quantile,
-            f"one that is calibrated by {by} (known: {known}); call calibrate(net, training_images,"
-            f" {quantile}, by={by!r})",
-        )
-    with _set(net, wanted):
+        listed = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
+        remedy = f"call calibrate(net, training_images, {quantile}, by={by!r})"
+        expected = f"one that is calibrated by {by} (known: {listed}); {remedy}"
+        raise BadOption("quantile", quantile, expected)
+    with _set(net, Intervention(dropped, quantile, by)):
         yield net
 
 
 @contextmanager
-def _set(net: IFAM, wanted: Intervention) -> Iterator[None]:
+def _set(net: IFAM, intervention: Intervention) -> Iterator[None]:
     before = net.intervention
-    _apply(net, wanted)
+    _apply(net, intervention)
     try:
         yield
     finally:
@@ -121,16 +114,14 @@ def _set(net: IFAM, wanted: Intervention) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _apply(net: IFAM, wanted: Intervention) -> None:
+def _apply(net: IFAM, intervention: Intervention) -> None:
     """Buffers are written in place, also with the same values: views see by their versions that
     kept runs are stale."""
-    net.intervention = wanted
-    net.removed.copy_(torch.tensor([part in wanted.drop_parts for part in range(net.parts)]))
-    limits = (
-        (0.0,) * net.parts
-        if wanted.quantile is None
-        else net.thresholds[wanted.quantile, wanted.by].values
-    )
+    net.intervention = intervention
+    dropped, limits = intervention.drop_parts, (0.0,) * net.parts
+    if intervention.quantile is not None:
+        limits = net.thresholds[intervention.quantile, intervention.by].values
+    net.removed.copy_(torch.tensor([part in dropped for part in range(net.parts)]))
     net.limits.copy_(torch.tensor(limits, dtype=torch.float64))
 
 
@@ -152,26 +143,21 @@ class LeaveOneOut:
     def table(self) -> list[dict[str, float]]:
         """One row per part: accuracy, worst-group accuracy and AUC (of two classes) without it, and
         what that changes."""
-        base, each = self.numbers(self.logits), [self.numbers(logits) for logits in self.without]
-        return [
-            {
-                "part": part,
-                **row,
-                **{f"{name}_gain": value - base[name] for name, value in row.items()},
-            }
-            for part, row in enumerate(each)
-        ]
+        base, table = self.numbers(self.logits), []
+        for part, logits in enumerate(self.without):
+            row = self.numbers(logits)
+            gains = {f"{name}_gain": value - base[name] for name, value in row.items()}
+            table.append({"part": part, **row, **gains})
+        return table
 
     def numbers(self, logits: Tensor) -> dict[str, float]:
         """`average` and `worst` of answers [n, C]; `auc` where there are two classes, and pictures
         of both."""
-        found = self._accuracy(logits)
-        numbers = {"average": found.average, "worst": found.worst}
-        return (
-            numbers
-            if logits.shape[1] != 2 or len(self.labels.unique()) != 2
-            else {**numbers, "auc": auroc(logits, self.labels)}
-        )
+        accuracy = self._accuracy(logits)
+        numbers = {"average": accuracy.average, "worst": accuracy.worst}
+        if logits.shape[1] == 2 and len(self.labels.unique()) == 2:
+            numbers["auc"] = auroc(logits, self.labels)
+        return numbers
 
     def _accuracy(self, logits: Tensor) -> GroupAccuracy:
         return group_accuracy(logits.argmax(dim=-1) == self.labels, self.groups)
@@ -195,54 +181,89 @@ def leave_one_out(
     net = network(net)
     rows: list[tuple[Tensor, ...]] = []
     with evaluating(net), intervene(net, drop_parts=drop_parts, quantile=quantile, by=by):
-        fixed = net.removed.clone()
+        fixed, every = net.removed.clone(), torch.arange(net.parts, device=net.removed.device)
         for images, labels, *groups in batches:
             images = images.to(net.stage1.prototypes)
-            _, maps, _, votes = net.first(
-                net.stage1.tower.features(images), net._noise(images, None)
-            )
+            features, noise = net.stage1.tower.features(images), net.noise_for(images)
+            _, maps, _, votes = net.discover(features, noise)
+            plain = _without(net, images, maps, votes, fixed)
             answers = [
-                _without(
-                    net,
-                    images,
-                    maps,
-                    votes,
-                    fixed | (torch.arange(net.parts, device=fixed.device) == k),
-                )
-                for k in range(net.parts)
+                _without(net, images, maps, votes, fixed | (every == part))
+                for part in range(net.parts)
             ]
-            rows.append(
-                (
-                    _without(net, images, maps, votes, fixed).cpu(),
-                    torch.stack(answers).cpu(),
-                    labels.cpu(),
-                    (groups or [labels])[0].cpu(),
-                )
-            )
+            row = (plain, torch.stack(answers), labels, (groups or [labels])[0])
+            rows.append(tuple(tensor.cpu() for tensor in row))
     if not rows:
         raise BadOption("batches", "nothing", "at least one batch of images and labels")
-    first, each, truth, member = zip(*rows, strict=True)
+    plain, without, truth, members = zip(*rows, strict=True)
     return LeaveOneOut(
-        torch.cat(first), torch.cat(each, dim=1), torch.cat(truth), torch.cat(member)
+        torch.cat(plain), torch.cat(without, dim=1), torch.cat(truth), torch.cat(members)
     )
 
 
 def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:
     """Answers [B, C] with parts removed [K] bool, from maps [B, K + 1, N] and votes that are
     known."""
-    return (
-        mean_vote(votes, removed)
-        if net.stage2 is None
-        else net.answer(images, select_without(maps, removed), packing(net))
-    )
+    if net.stage2 is None:
+        return mean_vote(votes, removed)
+    return net.answer(images, select_without(maps, removed), packing(net))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One intervention and what it does to validation pictures."""
+
+    drop: tuple[int, ...]
+    quantile: float | None
+    average: float
+    worst: float
+    auc: float | None = None  # of two classes that both occur
+    by: By = "distance"  # what tokens are rejected by
+
+
+def try_interventions(
+    net: IFAM,
+    batches: Callable[[], Iterable[Sequence[Tensor]]],
+    quantiles: Sequence[float] = (),
+    *,
+    by: By = "distance",
+) -> list[Trial]:
+    """Nothing, every part left out in turn, every calibrated quantile, and both together; `batches`
+    as `leave_one_out` takes them."""
+    trials = []
+    for quantile in (None, *quantiles):
+        answers = leave_one_out(net, batches(), quantile=quantile, by=by)
+        trials.append(Trial((), quantile, **answers.numbers(answers.logits), by=by))
+        for part, logits in enumerate(answers.without):
+            trials.append(Trial((part,), quantile, **answers.numbers(logits), by=by))
+    return trials
+
+
+def sensible_criterion(trials: Sequence[Trial], data: Dataset) -> Criterion:
+    """AUC for two classes without groups, such as SIIM's, where an accuracy depends on where the
+    line is drawn; else the worst group."""
+    has_auc = all(trial.auc is not None for trial in trials)
+    return "auc" if has_auc and data[0].group is None else "worst"
+
+
+def best_of(trials: Sequence[Trial], criterion: Criterion = "worst") -> Trial:
+    """By worst-group accuracy or AUC, then by average; the first of equals, so that nothing is
+    changed without a gain."""
+    if criterion == "auc" and any(trial.auc is None for trial in trials):
+        expected = "worst: AUC needs two classes, and validation pictures of both"
+        raise BadOption("choose", criterion, expected)
+    return max(trials, key=lambda trial: (getattr(trial, criterion), trial.average))
 
 
 def packing(net: IFAM) -> bool | None:
     """`packed` for a run as it is now: False where a GPU has no kernel for packed rows and all
     tokens are faster, else the network's own choice."""
-    where = net.stage1.prototypes
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else where.dtype
-    return None if where.device.type != "cuda" or has_kernel(where.device, dtype) else False
+    device, dtype = net.stage1.prototypes.device, net.stage1.prototypes.dtype
+    if device.type != "cuda":
+        return None
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+    return None if has_kernel(device, dtype) else False
 
 
 def network(model: IFAM | ImageModel) -> IFAM:

@@ -1,29 +1,109 @@
-"""What shapes the parts (PDiscoFormer, ECCV 2024; iFAM, arXiv 2506.08915). All on the soft maps A
-[B, K + 1, gh, gw] of the plain image.
+"""What iFAM learns from (PDiscoFormer, ECCV 2024; iFAM, arXiv 2506.08915), and at which rates.
 
-presence        every part is somewhere in the batch, on 3 x 3 patches        1 - mean_k max_{b, i,
-j} pool(A_k)
-background      the background is at the border of every image                -log max_ij m_ij
-pool(A_bg)
-total variation maps are of one piece                                         sum |A(i+1, j) - A(i,
-j)| + |A(i, j+1) - A(i, j)|, per patch
-entropy         every patch decides                                           -sum_k A_k log A_k
-orthogonality   parts say different things (on their embeddings, or on the prototypes)
+total = c1 CE(parts) + c2 CE(stage 2) + presence + 2 background + total variation + entropy
+        + equivariance + orthogonality
+
+The losses that shape parts are on the soft maps A [B, K + 1, gh, gw] of the plain image:
+
+presence         every part is somewhere in the batch    1 - mean_k max_{b, i, j} pool_3x3(A_k)
+background       it is at the border of every image      -log max_ij m_ij pool_3x3(A_bg)
+total variation  maps are of one piece                   differences of neighbours, per patch
+entropy          every patch decides                     -sum_k A_k log A_k
+equivariance     parts move with the picture             1 - cosine(A, A of the warped image, back)
+orthogonality    parts say different things (their embeddings, or the prototypes)
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import affine
 
 from seecause.errors import BadOption
+from seecause.faithful.net import IFAM, IFAMOutput
+from seecause.faithful.parts import Noise
+from seecause.faithful.stages import Backbone, is_token
+from seecause.types import wide
 
-Orthogonality = Literal["parts", "ifam_code", "prototypes"]
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeights:
+    """Those of the paper. SIIM-ACR takes background=0."""
+
+    class1: float = 1.0
+    class2: float = 1.0
+    presence: float = 1.0
+    background: float = 2.0
+    total_variation: float = 1.0
+    entropy: float = 1.0
+    equivariance: float = 1.0
+    orthogonality: float = 1.0
+
+
+class TrainingLosses(nn.Module):
+    """One training step's losses as one module: what DistributedDataParallel wraps, and what every
+    loop calls."""
+
+    def __init__(self, net: IFAM, weights: LossWeights | None = None):
+        super().__init__()
+        self.net = net
+        self.weights = weights or LossWeights()
+
+    def forward(
+        self, images: Tensor, labels: Tensor, ids: Tensor, seed: int, step: int
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The total, every loss by name (for the log, without gradient), and answers [B, C].
+
+        Noise and dropped parts are keyed by (seed, step, sample id), the affine map by (seed,
+        step): the same in any process, batch or resumed run.
+        """
+        size = (images.shape[-2], images.shape[-1])
+        moved = Affine.draw(seed, step, size) if self.weights.equivariance else None
+        warped = None if moved is None else moved.warp(images)
+        out = self.net(images, noise=Noise(seed, step, ids), warped=warped)
+        # maps are float32 already, and CUDA refuses binary cross entropy in half precision
+        with torch.autocast(images.device.type, enabled=False):
+            losses = objective(self.net, out, labels, size=size, moved=moved, weights=self.weights)
+        detached = {name: value.detach() for name, value in losses.items()}
+        return losses["total"], detached, out.logits.detach()
+
+
+def objective(
+    net: IFAM,
+    out: IFAMOutput,
+    labels: Tensor,
+    *,
+    size: tuple[int, int],
+    moved: Affine | None = None,
+    weights: LossWeights | None = None,
+) -> dict[str, Tensor]:
+    """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
+    images `out.warped_maps` are of."""
+    weights = weights or LossWeights()
+    losses = {
+        "class1": F.cross_entropy(out.stage1_logits, labels),
+        "presence": presence_loss(out.maps, across=net.options.presence),
+        "background": background_loss(out.maps),
+        "total_variation": total_variation_loss(out.maps),
+        "entropy": entropy_loss(out.maps),
+        "orthogonality": _orthogonality(net, out),
+    }
+    if net.stage2 is not None:
+        losses["class2"] = F.cross_entropy(wide(out.logits), labels)
+    if moved is not None and out.warped_maps is not None:
+        losses["equivariance"] = equivariance_loss(out.maps, out.warped_maps, moved, size)
+    factors = asdict(weights)
+    terms = [factors[name] * value for name, value in losses.items() if factors[name]]
+    return {**losses, "total": sum(terms, out.maps.new_zeros(()))}
 
 
 def presence_loss(maps: Tensor, *, across: Literal["global", "local"] = "global") -> Tensor:
@@ -33,12 +113,8 @@ def presence_loss(maps: Tensor, *, across: Literal["global", "local"] = "global"
     `local`: of this process.
     """
     best = _pooled(maps[:, :-1]).flatten(2).max(dim=2).values.max(dim=0).values  # [K]
-    if (
-        across == "global"
-        and dist.is_available()
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-    ):
+    shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if across == "global" and shared:
         best = _MaxOverProcesses.apply(best)
     return 1 - best.mean()
 
@@ -48,9 +124,8 @@ def background_loss(maps: Tensor) -> Tensor:
     border; logarithms end at -100."""
     pooled = _pooled(maps[:, -1:])[:, 0]
     strongest = (pooled * border(*pooled.shape[1:], like=pooled)).flatten(1).max(dim=1).values
-    strongest = strongest.nan_to_num(0.0).clamp(
-        0, 1
-    )  # no number fails here otherwise, without a name; the other losses still show it
+    # no number fails here otherwise, without a name; the other losses still show it
+    strongest = strongest.nan_to_num(0.0).clamp(0, 1)
     return F.binary_cross_entropy(strongest, torch.ones_like(strongest))
 
 
@@ -82,26 +157,124 @@ def orthogonality_loss(
     trainer of iFAM hands over the transpose, so that features are normalised over parts and the
     Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
     """
+    unit = F.normalize(embeddings, dim=1 if form == "parts" else 2)
+    gram = unit.transpose(1, 2) @ unit  # [B, K + 1, K + 1]
     if form == "parts":
-        unit = F.normalize(embeddings, dim=1)
-        gram = unit.transpose(1, 2) @ unit
-        return (
-            (gram - torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)).square().mean()
-        )
-    unit, width = F.normalize(embeddings, dim=2), embeddings.shape[1]
-    gram = unit.transpose(1, 2) @ unit  # [B, K + 1, K + 1], the same squares as the D x D one
+        return (gram - torch.eye(gram.shape[1]).to(gram)).square().mean()
+    width = embeddings.shape[1]  # the D x D matrix has the same squares
     return ((gram.square().sum(dim=(1, 2)) - width) / width**2).mean()
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Turn by `angle` degrees and scale about the centre, then shift by (x, y) pixels."""
+
+    angle: float
+    shift: tuple[int, int]
+    scale: float
+
+    @classmethod
+    def draw(cls, seed: int, step: int, size: tuple[int, int]) -> Affine:
+        """The map of one step, for a whole batch of images of (height, width): angle in +-90
+        degrees, shift of up to 11 % of each side in whole pixels, scale 0.8-1.4."""
+        draw = random.Random(f"{seed} {step}")
+        angle = draw.uniform(-90, 90)
+        down, across = (round(draw.uniform(-0.11, 0.11) * side) for side in size)
+        return cls(angle, (across, down), draw.uniform(0.8, 1.4))
+
+    def warp(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W], bilinear; what comes from outside is 0, the mean colour."""
+        return _moved(images, self.angle, self.shift, self.scale, InterpolationMode.BILINEAR)
+
+    def unwarp(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
+        """Maps [B, K, gh, gw] of a warped image of `size` pixels, brought back in two
+        nearest-neighbour steps."""
+        across = -self.shift[0] * maps.shape[3] / size[1]
+        down = -self.shift[1] * maps.shape[2] / size[0]
+        maps = _moved(maps, 0.0, (across, down), 1.0, InterpolationMode.NEAREST)
+        return _moved(maps, -self.angle, (0, 0), 1 / self.scale, InterpolationMode.NEAREST)
+
+
+def _moved(
+    images: Tensor,
+    angle: float,
+    shift: tuple[float, float],
+    scale: float,
+    how: InterpolationMode,
+) -> Tensor:
+    return affine(images, angle, list(shift), scale, [0.0, 0.0], interpolation=how)  # type: ignore[arg-type]
+
+
+def equivariance_loss(
+    maps: Tensor, warped_maps: Tensor, moved: Affine, size: tuple[int, int]
+) -> Tensor:
+    """1 - the mean cosine of foreground maps [B, K + 1, gh, gw] and those of the warped images of
+    `size`, brought back. Gradient flows through both."""
+    back = moved.unwarp(warped_maps[:, :-1], size)
+    return 1 - torch.mean(F.cosine_similarity(maps[:, :-1].flatten(2), back.flatten(2), dim=2))
 
 
 def check_grid(grid: tuple[int, int]) -> None:
     """Refuse pictures of too few patches to learn from."""
     if min(grid) < 3:
+        expected = "at least 3 x 3 patches, over which presence is pooled"
         raise BadOption(
-            "grid",
-            grid,
-            "at least 3 x 3 patches, over which presence is pooled: give a larger size, or a"
-            " backbone of smaller patches",
+            "grid", grid, f"{expected}: give a larger size, or a backbone of smaller patches"
         )
+
+
+def parameter_groups(
+    net: IFAM,
+    base_lr: float,
+    weight_decay: float,
+    *,
+    prototype_factor: float = 1e3,
+    head_factor: float = 1e4,
+) -> list[dict[str, Any]]:
+    """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones
+    and classifiers are decayed."""
+    stage1, stage2 = net.stage1, net.stage2
+    groups = [
+        *_tower_groups("stage1", stage1.tower, base_lr, weight_decay),
+        _group("prototypes", [stage1.prototypes], base_lr * prototype_factor, 0.0),
+        _group("modulation", list(stage1.modulation.parameters()), base_lr * head_factor, 0.0),
+        _group(
+            "stage1 classifier", [stage1.classifier.weight], base_lr * head_factor, weight_decay
+        ),
+    ]
+    if stage2 is not None:
+        groups += [
+            *_tower_groups("stage2", stage2.tower, base_lr, weight_decay),
+            _group("stage2 fc_norm", list(stage2.fc_norm.parameters()), base_lr * head_factor, 0.0),
+            _group("stage2 head", [stage2.head.weight], base_lr * head_factor, weight_decay),
+        ]
+    return [group for group in groups if group["params"]]
+
+
+def _tower_groups(
+    name: str, tower: Backbone, lr: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    named = [(key, value) for key, value in tower.native.named_parameters() if value.requires_grad]
+    tokens = [value for key, value in named if is_token(key)]
+    vectors = [value for key, value in named if not is_token(key) and value.ndim < 2]
+    matrices = [value for key, value in named if not is_token(key) and value.ndim >= 2]
+    return [
+        _group(f"{name} tokens", tokens, lr, 0.0),
+        _group(f"{name} vectors", vectors, lr, 0.0),
+        _group(f"{name} matrices", matrices, lr, weight_decay),
+    ]
+
+
+def _group(name: str, params: Sequence[Tensor], lr: float, weight_decay: float) -> dict[str, Any]:
+    return {"name": name, "params": list(params), "lr": lr, "weight_decay": weight_decay}
+
+
+def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
+    """Of part embeddings, or of the prototypes as if they were one image's."""
+    form = net.options.orthogonality
+    if form == "prototypes":
+        return orthogonality_loss(wide(net.stage1.prototypes).T[None])  # [1, D, K + 1]
+    return orthogonality_loss(out.embeddings, form=form)
 
 
 def _pooled(maps: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Stage 1: parts as prototypes (PDiscoFormer, Aniraj et al., ECCV 2024).
+"""Stage 1: parts as prototypes (PDiscoFormer, Aniraj et al., ECCV 2024), and the mask they make
+(iFAM, arXiv 2506.08915, section 3).
 
 A patch feature z belongs to part k by its distance to a prototype, and a part is what its patches
 average to:
@@ -7,17 +8,35 @@ average to:
 
 The last of the K + 1 parts is the background. Distances and maps are in float32 or better: |z|^2 is
 of the order of 1000, and their differences decide.
+
+A token is selected if some part that was not dropped beats the background. Parts are merged by
+their maximum where the decision is taken, and by their sum in the surrogate that carries the
+gradient:
+
+    hard = [max_k Y_k >= Y_background],    s = hard + S - stop_gradient(S),   S = sum_k Y_k
+
+At test time tokens can be rejected by a limit for every part. A limit is a quantile, as a rule some
+token's own value, and the last bits of that value change with the batch and the processor: a token
+within `TIE` of its limit is at it, and passes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause.types import wide
+from seecause._random import bits, lattice
+from seecause.errors import BadOption
+from seecause.types import wide, wide_dtype
+
+TIE = 1e-5  # of |z|^2 + |p|^2, whose rounding errors distances and dot products have
 
 
 def dot_products(features: Tensor, prototypes: Tensor) -> Tensor:
@@ -82,13 +101,160 @@ class Modulation(nn.Module):
         weight, bias = wide(self.weight), wide(self.bias)
         if self.joint:
             return F.layer_norm(embeddings, tuple(weight.shape), weight, bias, self.eps)
-        each = F.layer_norm(embeddings.transpose(1, 2), weight.shape[:1], eps=self.eps).transpose(
-            1, 2
-        )
-        return each * weight + bias
+        normalised = F.layer_norm(embeddings.transpose(1, 2), weight.shape[:1], eps=self.eps)
+        return normalised.transpose(1, 2) * weight + bias
 
 
 def new_prototypes(parts: int, width: int) -> nn.Parameter:
     """K + 1 prototypes, drawn as a 1 x 1 convolution's weights are."""
     bound = 1 / math.sqrt(width)
     return nn.Parameter(torch.empty(parts + 1, width).uniform_(-bound, bound))
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Patches against prototypes: z.p and |z - p|^2, both [B, K + 1, N]."""
+
+    dots: Tensor
+    distances: Tensor
+
+    @property
+    def slack(self) -> Tensor:
+        """How far beyond its limit a token still counts as at it."""
+        return TIE * (self.distances + 2 * self.dots)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """`hard` [B, N] bool; `pair` [B, 2, N]: the best part and the background; `surrogate` [B, N]:
+    S."""
+
+    hard: Tensor
+    pair: Tensor
+    surrogate: Tensor
+
+    @property
+    def relaxed(self) -> Tensor:
+        """0 or 1, exactly, with the gradient of S."""
+        return self.hard.to(self.surrogate.dtype) + (self.surrogate - self.surrogate.detach())
+
+
+def select(maps: Tensor, kept: Tensor | None = None) -> Selection:
+    """Soft maps Y [B, K + 1, N] -> the tokens that some kept part [B, K] wins; ties go to the
+    foreground."""
+    parts, background = maps[:, :-1], maps[:, -1]
+    if kept is not None:
+        parts = parts * kept[..., None]
+    best = parts.amax(dim=1)
+    pair = torch.stack([best, background], dim=1)
+    hard = best >= background
+    if kept is not None:  # 0 >= 0 is no part, where the background rounds to zero
+        hard = hard & kept.any(dim=1, keepdim=True)
+    return Selection(hard, pair, parts.sum(dim=1))
+
+
+def select_without(maps: Tensor, removed: Tensor) -> Selection:
+    """The tokens whose winner is a part that was not removed [K] bool: tokens of a removed part
+    become background, the others keep their status."""
+    winner = maps.argmax(dim=1)  # [B, N]
+    stays = ~F.pad(removed, (0, 1), value=True)  # the background never does
+    pair = torch.stack([(maps[:, :-1] * ~removed[:, None]).amax(dim=1), maps[:, -1]], dim=1)
+    return Selection(stays[winner], pair, maps[:, :-1].sum(dim=1))
+
+
+def reject_far(maps: Tensor, assigned: Assignment, limits: Tensor) -> Tensor:
+    """Tokens further from the part they are assigned to than its limit [K] become background, whole
+    (the paper's rule)."""
+    winner = maps.argmax(dim=1, keepdim=True)
+    allowed = _for_all_parts(limits, torch.inf, maps) + assigned.slack
+    far = assigned.distances.gather(1, winner) > allowed.gather(1, winner)  # [B, 1, N]
+    background = torch.zeros_like(maps)
+    background[:, -1] = 1
+    return torch.where(far, background, maps)
+
+
+def reject_unlike(assigned: Assignment, floors: Tensor) -> Tensor:
+    """Logits of the released code: dot products instead of distances, and -inf for a part whose
+    floor [K] is not reached, so that a token may move to another part; the background has no
+    floor."""
+    needed = _for_all_parts(floors, -torch.inf, assigned.dots) - assigned.slack
+    return assigned.dots.masked_fill(assigned.dots < needed, -torch.inf)
+
+
+def _for_all_parts(limits: Tensor, background: float, like: Tensor) -> Tensor:
+    """[K] -> [K + 1, 1]"""
+    return F.pad(limits, (0, 1), value=background).to(like.dtype)[:, None]
+
+
+class Purpose(IntEnum):
+    """What a draw is for: draws of different purposes are independent."""
+
+    MAPS = 1  # Gumbel noise of the part maps
+    MASK = 2  # Gumbel noise of the stage-2 mask
+    WARPED = 3  # Gumbel noise of the warped image's maps
+    DROP_EMBEDDINGS = 4  # parts left out of the stage-1 classifier
+    DROP_MASK = 5  # parts left out of the stage-2 mask
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Training noise as a function: every draw is a hash of (seed, step, sample id, purpose), never
+    the state of a generator. `ids` [B] (int64) say which samples of the dataset the batch holds.
+
+    A sample's noise is the same in whatever batch, place or process it is trained, so one process
+    and many with the same global batch take the same steps, and so does a resumed run.
+    """
+
+    seed: int
+    step: int
+    ids: Tensor
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32 or not 0 <= self.step < 2**30:
+            raise BadOption(
+                "noise", (self.seed, self.step), "a seed in [0, 2**32) and a step in [0, 2**30)"
+            )
+        if self.ids.ndim != 1 or self.ids.is_floating_point():
+            raise BadOption(
+                "ids",
+                f"{self.ids.dtype} {list(self.ids.shape)}",
+                "one whole number for each image, [B]",
+            )
+
+    @classmethod
+    def fresh(cls, batch: int, device: torch.device) -> Noise:
+        """Noise that nobody keyed: from torch's global generator."""
+        seed, step = torch.randint(2**30, (2,)).tolist()
+        return cls(seed, step, torch.arange(batch, device=device))
+
+    @classmethod
+    def of(cls, images: Tensor) -> Noise:
+        """A draw of its own for every image, by its pixels: the same wherever and whenever it is
+        tested, whatever else is in the batch."""
+        rows = images.detach().flatten(1).float().cpu().numpy()
+        digests = [
+            int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest()) for row in rows
+        ]
+        return cls(0, 0, torch.tensor(digests, device=images.device))
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """[B] what the draws of a sample in this step hash; made once for all purposes."""
+        return bits(self.ids, self.seed) | (self.step << 32)
+
+    def uniform(self, purpose: Purpose, rows: int, columns: int, like: Tensor) -> Tensor:
+        """[B, rows, columns] in (0, 1), without its ends."""
+        return (
+            lattice(self._sample.to(like.device), purpose, rows, columns)
+            .to(wide_dtype(like.dtype))
+            .add(2.0**-25)
+            .clamp(max=1 - 2.0**-24)
+        )
+
+    def gumbel(self, purpose: Purpose, like: Tensor) -> Tensor:
+        """Gumbel(0, 1) noise for logits [B, K + 1, N]."""
+        return -(-self.uniform(purpose, like.shape[1], like.shape[2], like).log()).log()
+
+    def kept(self, purpose: Purpose, parts: int, drop: float, like: Tensor) -> Tensor:
+        """Which parts stay when each is dropped with probability `drop`: [B, K] bool."""
+        return self.uniform(purpose, 1, parts, like)[:, 0] >= drop

@@ -15,7 +15,7 @@ from torch import Tensor
 from seecause.errors import NotDefined
 from seecause.faithful.attention import reads_only
 from seecause.faithful.net import IFAM
-from seecause.faithful.tower import visible_tokens
+from seecause.faithful.stages import visible_tokens
 from seecause.models.block import chain
 from seecause.models.parts import Parts
 from seecause.models.visibility import hiding
@@ -29,12 +29,9 @@ def view_parts(net: IFAM) -> Parts:
 def _two_stages(net: IFAM) -> Parts:
     stage = net.stage2
     assert stage is not None
-    if net.gradient == "soft":
-        raise NotDefined(
-            "a view of a soft mask",
-            "every token is read a little, so none is hidden",
-            "Use gradient='ste' or 'none'",
-        )
+    if net.options.gradient == "soft":
+        reason = "every token is read a little, so none is hidden"
+        raise NotDefined("a view of a soft mask", reason, "Use gradient='ste' or 'none'")
     tower = stage.tower.parts
 
     def visible(images: Tensor) -> Tensor:
@@ -64,12 +61,9 @@ def _two_stages(net: IFAM) -> Parts:
 
 def _one_stage(net: IFAM) -> Parts:
     tower, width = net.stage1.tower.parts, net.stage1.tower.width
-    if net.eval_noise:
-        raise NotDefined(
-            "a view of PDiscoFormer with eval_noise",
-            "the noise of a patch depends on its place",
-            "Use eval_noise=False",
-        )
+    if net.options.eval_noise:
+        reason = "the noise of a patch depends on its place"
+        raise NotDefined("a view of PDiscoFormer with eval_noise", reason, "Use eval_noise=False")
 
     def shares(features: Tensor) -> Tensor:
         """Features [B, R, D] -> what each adds to every part, [B, R, (K + 1) D]."""

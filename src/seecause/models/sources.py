@@ -27,7 +27,7 @@ from seecause.models.preprocess import Preprocess, preprocess_from_processor
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
-    "IFAM": "seecause.faithful.save",
+    "IFAM": "seecause.faithful.checkpoint",
     "PlantedViT": "seecause.critters.planted",
 }
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seecause.faithful.drawing import part_colours, part_picture
-from seecause.faithful.evaluate import patches
-from seecause.faithful.interventions import intervene
-from seecause.faithful.net import IFAM
-from seecause.faithful.output import IFAMOutput
+from seecause.faithful.evaluation import PartExamples
+from seecause.faithful.images import mask_pixels, part_colours, part_picture
+from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.report.cards import Answer
 from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment
+from seecause.report.page import Section, fragment, write_page
 
 NOTE = (
     "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2"
@@ -45,77 +44,62 @@ class Tile:
 class PartCard:
     title: str
     tiles: Sequence[Tile]
-    said: str = ""
+    verdict: str = ""
     warnings: Sequence[str] = field(default=())
 
 
-@torch.no_grad()
-def part_cards(
-    net: IFAM, images: Tensor, *, titles: Sequence[str], without: Sequence[int] | None = None
-) -> list[PartCard]:
-    """One card for each of the normalised images [B, 3, H, W]: the picture, its parts, what stage 2
-    sees, and the answer `without` each of these parts, where the picture shows it (all of them
-    unless told)."""
-    assert net.preprocess is not None
-    raw = net.preprocess.raw(images)
-    whole = net(images)
-    left_out = range(net.parts) if without is None else without
-    changed = {}
-    for part in left_out:
-        with intervene(net, drop_parts=[part]):
-            changed[part] = net(images)
-    cards, seen = [], "stage 2 sees" if note_of(net) == NOTE else "in some part:"
-    for index, title in enumerate(titles):
-        there = set(whole.maps[index].argmax(dim=0).unique().tolist())
-        base = int(whole.logits[index].argmax())
-        share = whole.mask[index].double().mean().item()
-        tiles = [
-            Tile("picture", data_uri(picture(raw[index]), photo=True)),
-            Tile("parts", data_uri(part_picture(raw[index], whole.maps[index]))),
-            Tile(
-                f"{seen} {share:.0%}",
-                data_uri(picture(_seen(raw[index], whole.mask[index])), photo=True),
-                _answers(net, whole, index),
-            ),
-        ]
-        for part, out in ((part, out) for part, out in changed.items() if part in there):
-            shown = data_uri(part_picture(raw[index], whole.maps[index], removed=[part]))
-            tiles.append(
-                Tile(
-                    f"without part {part}",
-                    shown,
-                    _answers(net, out, index),
-                    int(out.logits[index].argmax()) != base,
-                )
-            )
-        flips = [
-            str(part) for part, out in changed.items() if int(out.logits[index].argmax()) != base
-        ]
-        said = (
-            f"answer: {_name(net, base)}; changes without part {', '.join(flips)}"
-            if flips
-            else f"answer: {_name(net, base)}, whichever part is left out"
-        )
-        nothing = (
-            ["no patch is selected: the answer says nothing about the picture"]
-            if bool(whole.empty[index])
-            else []
-        )
-        cards.append(PartCard(title, tiles, said, nothing))
-    return cards
+def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
+    """A page of these pictures."""
+    net, cards = examples.net, part_cards(examples)
+    section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
+    write_page(folder / "index.html", "What can it look at?", [section], lead=lead)
+
+
+def part_cards(examples: PartExamples) -> list[PartCard]:
+    """One card for each picture: the picture, its parts, what stage 2 sees, and the answer without
+    each of the parts that the picture shows."""
+    assert examples.net.preprocess is not None
+    raw = examples.net.preprocess.raw(examples.images)
+    return [_card(examples, raw[index], index) for index in range(len(raw))]
+
+
+def _card(examples: PartExamples, raw: Tensor, index: int) -> PartCard:
+    net, output = examples.net, examples.output
+    maps, mask = output.maps[index], output.mask[index]
+    sees = "stage 2 sees" if note_of(net) == NOTE else "in some part:"
+    share, seen = mask.double().mean().item(), picture(_seen(raw, mask))
+    tiles = [
+        Tile("picture", data_uri(picture(raw), photo=True)),
+        Tile("parts", data_uri(part_picture(raw, maps))),
+        Tile(f"{sees} {share:.0%}", data_uri(seen, photo=True), _answers(net, output, index)),
+    ]
+    base, flips = int(output.logits[index].argmax()), []
+    shown = set(maps.argmax(dim=0).unique().tolist())
+    for part, without in examples.without.items():
+        flipped = int(without.logits[index].argmax()) != base
+        if flipped:
+            flips.append(str(part))
+        if part in shown:
+            image = data_uri(part_picture(raw, maps, removed=[part]))
+            answers = _answers(net, without, index)
+            tiles.append(Tile(f"without part {part}", image, answers, flipped))
+    verdict = f"answer: {_name(net, base)}, whichever part is left out"
+    if flips:
+        verdict = f"answer: {_name(net, base)}; changes without part {', '.join(flips)}"
+    warnings = []
+    if bool(output.empty[index]):
+        warnings = ["no patch is selected: the answer says nothing about the picture"]
+    return PartCard(examples.titles[index], tiles, verdict, warnings)
 
 
 def note_of(net: IFAM) -> str:
     """What the mask of this network promises, and what not."""
     if net.stage2 is None:
-        return NO_PROMISE.format(
-            why="its parts vote with features that have seen the whole picture"
-        )
-    return (
-        NO_PROMISE.format(why="with gradient='soft', every patch is read a little")
-        if net.gradient == "soft"
-        else NOTE
-    )
+        why = "its parts vote with features that have seen the whole picture"
+        return NO_PROMISE.format(why=why)
+    if net.options.gradient == "soft":
+        return NO_PROMISE.format(why="with gradient='soft', every patch is read a little")
+    return NOTE
 
 
 def parts_section(
@@ -131,7 +115,7 @@ def parts_section(
 
 def _seen(raw: Tensor, mask: Tensor) -> Tensor:
     """The picture [3, H, W] with hidden patches grey."""
-    return torch.where(patches(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
+    return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 
 
 def _answers(net: IFAM, out: IFAMOutput, index: int, count: int = 2) -> list[Answer]:

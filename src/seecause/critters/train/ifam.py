@@ -37,11 +37,10 @@ from seecause.critters.train.common import (
 from seecause.critters.train.ifam_backbone import LogRow, pretrain
 from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, draw_scenes
 from seecause.engine.machine import machine
-from seecause.faithful import IFAM, calibrate, intervene, parameter_groups
-from seecause.faithful.evaluate import best_of, try_interventions
-from seecause.faithful.lesson import Lesson
-from seecause.faithful.rates import cosine, set_pace
-from seecause.faithful.save import load
+from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
+from seecause.faithful.config import cosine, set_pace
+from seecause.faithful.interventions import best_of, try_interventions
+from seecause.faithful.losses import TrainingLosses
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.metrics.segmentation import Overlap, overlap
 
@@ -146,7 +145,7 @@ def seen_in_training(recipe: IfamRecipe, count: int, device: torch.device) -> Sc
 
 def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_row: LogRow) -> IFAM:
     net = new_net(recipe, backbone).to(device).train()
-    lesson = Lesson(net, recipe.weights)
+    lesson = TrainingLosses(net, recipe.weights)
     average = copy.deepcopy(net).eval().requires_grad_(False)
     factor = recipe.head_factor
     groups = parameter_groups(
@@ -189,7 +188,7 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_ro
 
 
 def _losses(
-    lesson: Lesson, recipe: IfamRecipe, scenes: Scenes, step: int
+    lesson: TrainingLosses, recipe: IfamRecipe, scenes: Scenes, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     images, labels = recipe.preprocess.normalise(scenes.images), scenes.latents.label
     if recipe.reads == "parts":

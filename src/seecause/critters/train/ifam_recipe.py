@@ -15,7 +15,7 @@ from torch import Tensor
 from seecause import critters
 from seecause.critters import Latents, Regime, find_regime
 from seecause.critters.train.common import DrawnRecipe, seeded
-from seecause.faithful.objective import LossWeights
+from seecause.faithful.losses import LossWeights
 
 # the paper's 2 let a part settle on a texture in small runs; the study finds 2 no worse:
 # docs/decisions.md
