@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seecause._plugins import plugins
 from seecause.engine.verify import verify
 from seecause.engine.verify_conv import verify_conv
 from seecause.errors import BadOption, NotDefined, UnknownName
@@ -140,12 +141,21 @@ def load(
     from seecause.models import sources
 
     library, _, name = spec.partition(":")
+    if name and library not in LIBRARIES and library in _openers():
+        return _load_plugin(
+            spec, weights, _device(device), _dtype(dtype), size=size, classes=classes, **options
+        )
     if library not in LIBRARIES or not name:
         if Path(spec).is_dir():
             library, name = "folder", spec
         else:
             raise UnknownName(
-                "model", spec, [*(f"{lib}:NAME" for lib in LIBRARIES), "the path of a saved folder"]
+                "model",
+                spec,
+                [
+                    *(f"{known}:NAME" for known in (*LIBRARIES, *_openers())),
+                    "the path of a saved folder",
+                ],
             )
     found = sources.open_source(
         library,
@@ -157,6 +167,26 @@ def load(
     found.module.to(device=_device(device), dtype=_dtype(dtype))
     model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
     model.random_weights, model.origin = weights == "random", found.origin
+    return model
+
+
+def _openers() -> dict[str, Any]:
+    """What opens models of packages installed beside this one, by their prefix."""
+    families = plugins("seecause.models").items()
+    return {name: family.open_model for name, family in families if hasattr(family, "open_model")}
+
+
+def _load_plugin(
+    spec: str,
+    weights: str | Path | None,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    **options: Any,
+) -> VisionModel | ConvModel:
+    library, _, name = spec.partition(":")
+    module = _openers()[library](name, weights=weights)
+    model = wrap(module.to(device=device, dtype=dtype), name=spec, **options)
+    model.random_weights = weights == "random"
     return model
 
 

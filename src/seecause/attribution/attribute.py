@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
-from seecause.attribution.registry import find
+from seecause.attribution.registry import Maps, find
 from seecause.attribution.result import Attribution
 from seecause.engine.chunks import budget, memory
 from seecause.errors import ViewMismatch
@@ -34,7 +34,11 @@ def attribute(
     images = images.to(model.device, model.dtype)
     model.check(images)
     with budget(memory().limit) as held:
-        found = entry.run(model, images, parse(model, target, len(images)), **options)
+        goal = parse(model, target, len(images))
+        found = entry.run(model, images, goal, **options)
+        if isinstance(found, Tensor):  # scores alone: the target is bound here
+            with torch.no_grad():
+                found = Maps(found.flatten(1), goal.bind(model(images)))
     if not torch.isfinite(found.scores).all():
         raise ViewMismatch(
             "maps", method, "the map is not finite; the model's answers contain NaN or infinity"

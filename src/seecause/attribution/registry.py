@@ -22,6 +22,7 @@ from torch import Tensor
 
 from seecause import attribution
 from seecause._options import check_options, keyword_options
+from seecause._plugins import load_plugins
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture
 from seecause.target import Target
@@ -91,6 +92,7 @@ def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
     """All methods for one architecture, by name."""
     for file in pkgutil.iter_modules(attribution.__path__):
         importlib.import_module(f"seecause.attribution.{file.name}")
+    load_plugins("seecause.methods")
     return dict(_METHODS[architecture])
 
 

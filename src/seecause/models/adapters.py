@@ -2,6 +2,10 @@
 is imported in vain.
 
 A module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`.
+Packages installed beside this one add families by the entry point `seecause.models`: an object with
+    find_parts(module) -> Parts | None                      the adapter; None for what it is not for
+    open_model(name, *, weights=None) -> nn.Module          what `sc.load("ENTRY:NAME")` opens
+either of which it may lack.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import importlib
 
 from torch import nn
 
+from seecause._plugins import plugins
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.models import conv_parts
 from seecause.models.conv_parts import ConvParts
@@ -34,6 +39,11 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
     own = getattr(module, "view_parts", None)
     if own is not None:
         return own()
+    if type(module).__module__.split(".")[0] not in ADAPTERS:
+        for plugin in plugins("seecause.models").values():
+            parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
+            if parts is not None:
+                return parts
     for cls in type(module).__mro__:
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:

@@ -1,0 +1,1 @@
+"""A package that is installed beside seecause and adds to it."""
