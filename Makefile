@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-newest lint install browser clean evidence-attribution evidence-background evidence-shortcut
+.PHONY: demo test test-slow test-cpus test-oldest test-newest lint install browser clean evidence-attribution evidence-background evidence-shortcut
 
 install: $(STAMP)
 
@@ -24,6 +24,20 @@ test: install browser lint
 
 test-slow: install
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m slow
+
+# The suite with kernels of other processors: a result may not hang on the last bit of one machine.
+test-cpus: install
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+# The oldest releases that pyproject.toml allows, in a virtual environment of their own. Their warnings are not errors.
+OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.0.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.4.5' \
+	'scikit-learn==1.5.2' 'scipy==1.14.1' 'pyarrow==17.0.0' 'typer==0.16.0' 'rich==13.9.4' 'jinja2==3.1.4' 'matplotlib==3.9.2'
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet --editable '.[clip]' pytest pytest-xdist hypothesis $(OLDEST)
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -q -W default tests/models tests/engine tests/attribution tests/lvlm
 
 # The view tests on the newest releases of the model libraries, in a virtual environment of their own.
 test-newest: browser
@@ -49,4 +63,4 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) .venv-newest demo
+	rm -rf $(VENV) .venv-oldest .venv-newest demo

@@ -81,6 +81,16 @@ def test_importing_the_package_imports_no_model_library():
     assert done.stdout.strip() == "[]"
 
 
+def test_nothing_that_ships_imports_a_peer():
+    """Peers are for comparison; Quantus is under the GPL."""
+    peers = {"quantus", "captum", "pytorch_grad_cam"}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not peers & {name.split(".")[0] for name in names}, path
+
+
 def test_public_names_exist():
     for name in seecause.__all__:
         assert getattr(seecause, name) is not None

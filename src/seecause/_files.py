@@ -86,7 +86,11 @@ def mend_folder(path: Path) -> None:
 
 
 def digest(*parts: bytes | str, length: int = 16) -> str:
-    """The first hexadecimal digits of the SHA-256 of all parts, each set off from the next."""
+    """The first hexadecimal digits of the SHA-256 of all parts, each set off from the next.
+
+    >>> digest("ab", "c") == digest("a", "bc")
+    False
+    """
     total = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part

@@ -137,6 +137,11 @@ def load(
     Pretrained weights are fetched or taken from `weights` (a file or folder), or it fails;
     `weights="random"` is the only way to random ones, and every result then says so. Other options
     go to `wrap`.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> model.layout.grid, model.layout.registers, len(model.blocks)
+    ((12, 12), (1, 2, 3, 4), 6)
     """
     from seecause.models import sources
 

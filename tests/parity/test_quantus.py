@@ -12,9 +12,7 @@ from seecause.metrics.perturbation import perturbation
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
 
-quantus = pytest.importorskip(
-    "quantus", reason="the peers extra is not installed: pip install 'seecause[peers]'"
-)
+quantus = pytest.importorskip("quantus", reason="Quantus is not installed: pip install quantus")
 
 CLASSES = [2, 5, 3]
 FILL = 0.25

@@ -28,6 +28,13 @@ def attribute(
     `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted
     class; an index or a name; one per image; a pair (a, b) for the contrast of two logits; or a
     function of logits. `options` are the method's own.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> data = sc.data.open_data("critters:clean:test", limit=2)
+    >>> images = sc.data.to_batch(model, list(data)).images
+    >>> sc.attribute(model, images, target="mossling", method="rollout").maps.shape
+    torch.Size([2, 12, 12])
     """
     entry = find(method, model.architecture)
     entry.check(options)

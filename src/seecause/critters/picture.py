@@ -174,7 +174,14 @@ def render(
     latents: Latents, *, size: int = 96, do: Do | None = None, style: Style = "plain"
 ) -> Picture:
     """Draw a batch on the device the latents live on. Deterministic: a picture depends on its own
-    latent only."""
+    latent only.
+
+    >>> from seecause import critters
+    >>> latents = critters.draw("clean", "test", 2)
+    >>> here, there = render(latents), render(latents, do=Do(background=2))
+    >>> bool((here.image == there.image)[here.mask[:, None].expand_as(here.image)].all())
+    True
+    """
     if style not in STYLES:
         raise UnknownName("drawing style", style, STYLES)
     if size < 32:

@@ -62,7 +62,12 @@ class Exam:
 
 
 def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:
-    """The same question about every picture of a batch; `wording` wraps around."""
+    """The same question about every picture of a batch; `wording` wraps around.
+
+    >>> from seecause import critters
+    >>> ask(critters.draw("balanced", "test", 1), "background")
+    [Question(subject='background', text='What is in the background?', answer='dunes')]
+    """
     if subject not in SUBJECTS:
         raise UnknownName("subject", subject, SUBJECTS)
     texts = wordings(subject)

@@ -43,6 +43,12 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
 
     A sample without a mask among others that have one is all IGNORE, so metrics skip it with a
     reason.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> images, labels, masks = to_batch(model, list(sc.data.open_data("critters:clean", limit=2)))
+    >>> images.shape, masks.shape
+    (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     frame = model.preprocess
     images = frame.normalise(torch.stack([seen(frame, sample.image) for sample in samples])).to(

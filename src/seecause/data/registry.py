@@ -59,7 +59,13 @@ def is_data(text: str) -> bool:
 
 def open_data(spec: str, *, limit: int | None = None) -> Dataset:
     """`critters:clean:test`, `folder:PATH`, `pets:PATH`, `imagenet-s:PATH` and the others of
-    `datasets()`; at most `limit` samples, spread evenly over the whole."""
+    `datasets()`; at most `limit` samples, spread evenly over the whole.
+
+    >>> import seecause as sc
+    >>> data = sc.data.open_data("critters:clean:test", limit=4)
+    >>> len(data), data.classes[data[0].label], data[0].image.shape
+    (4, 'quillow', torch.Size([3, 96, 96]))
+    """
     name, _, rest = spec.partition(":")
     if not rest:
         raise UnknownName("dataset", spec, datasets())

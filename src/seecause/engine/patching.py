@@ -54,7 +54,14 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 
 def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
     """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
-    except where `probs` is asked for."""
+    except where `probs` is asked for.
+
+    >>> import torch, seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> logits, cached = sc.run(model, torch.zeros(1, 3, 96, 96), cache=["blocks.3.heads"])
+    >>> cached["blocks.3.heads"].shape  # pictures, tokens, heads, width of a head
+    torch.Size([1, 149, 8, 16])
+    """
     _need_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
@@ -74,6 +81,13 @@ def patch(
 
     Sets are independent interventions and run together, from the first block that any of them
     touches; nothing before it is computed twice.
+
+    >>> import torch, seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> here, there = torch.zeros(1, 3, 96, 96), torch.ones(1, 3, 96, 96)
+    >>> logits = sc.patch(model, here, there, [[], [sc.Site(3, "heads", heads=[1])]])
+    >>> bool(torch.allclose(logits[0], model(here))), bool((logits[1] == logits[0]).all())
+    (True, False)
     """
     _need_blocks(model)
     layout = model.check(images)

@@ -101,7 +101,14 @@ class GroupAccuracy:
 
 def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> GroupAccuracy:
     """`right` [N] bool: whether each sample was answered right; `groups`: its group, as a tuple, a
-    number, or a row of [N, k]."""
+    number, or a row of [N, k].
+
+    >>> import torch
+    >>> right = torch.tensor([True, True, True, False])
+    >>> result = group_accuracy(right, [0, 0, 1, 1])
+    >>> result.average, result.worst
+    (0.75, 0.5)
+    """
     right = right.detach().cpu().bool()
     if not isinstance(groups, Tensor) and None in groups:
         raise BadOption(

@@ -68,6 +68,13 @@ def localization(
 
     Ignored pixels count nowhere. Images without any object or background are skipped: they have no
     precision and cannot be missed.
+
+    >>> import torch
+    >>> maps = torch.tensor([[[0.9, 0.1], [0.8, 0.0]]])
+    >>> left = torch.tensor([[[True, False], [True, False]]])
+    >>> result = localization(maps, left)
+    >>> result.aupr1, result.pointing
+    (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")

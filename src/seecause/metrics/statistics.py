@@ -37,7 +37,13 @@ class Summary:
 
 
 def summarise(values: Tensor) -> Summary:
-    """Mean and standard error of values [B]."""
+    """Mean and standard error of values [B].
+
+    >>> import torch
+    >>> summary = summarise(torch.tensor([1.0, 2.0, 3.0, float("nan")]))
+    >>> summary.mean, summary.n, summary.skipped
+    (2.0, 3, 1)
+    """
     known = _known(values)
     if len(known) == 0:
         return Summary(torch.nan, torch.nan, 0, len(values))

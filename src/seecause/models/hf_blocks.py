@@ -79,7 +79,7 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         "branch": getattr(native, "layer_scale1", same),
         "feed": chain(
             first(native, "norm2", "layernorm_after", "layer_norm2"),
-            native.mlp,
+            _mlp(native),
             getattr(native, "layer_scale2", same),
         ),
     }
@@ -109,6 +109,13 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         rotate=rotate,
         mix=mix,
     )
+
+
+def _mlp(native: Any) -> Any:
+    """Older releases keep the halves of ViT's MLP in the block, the second with a residual."""
+    if hasattr(native, "mlp"):
+        return native.mlp
+    return chain(native.intermediate, native.output.dense, native.output.dropout)
 
 
 def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:

@@ -1,0 +1,53 @@
+"""What CONTRIBUTING.md shows runs: a method, a metric, a dataset and a model of one's own."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from seecause.attribution import registry
+from seecause.data import registry as datasets
+from seecause.metrics import registry as metrics
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.DOTALL
+)
+
+
+@pytest.fixture
+def left_as_it_was(monkeypatch):
+    """What the examples register is gone afterwards."""
+    transformers = registry._METHODS["transformer"]
+    monkeypatch.setitem(registry._METHODS, "transformer", dict(transformers))
+    monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
+    monkeypatch.setattr(datasets, "_REGISTERED", dict(datasets._REGISTERED))
+
+
+def test_the_examples_run_one_after_the_other(left_as_it_was):
+    registry.methods(), metrics.metrics(), datasets.datasets()
+    names: dict = {}
+    torch.manual_seed(0)
+    for block in BLOCKS:
+        exec(block, names)
+    assert len(BLOCKS) == 4
+    assert names["maps"].shape == names["own_maps"].shape == (2, 12, 12)
+    assert names["maps"].std() > 0 and names["own_maps"].std() > 0
+    assert ((names["shares"] > 0) & (names["shares"] < 1)).all()
+    across, down = (names["stripes"][place].image for place in (0, 1))
+    assert len(names["stripes"]) == 4 and names["stripes"].name == "stripes:10"
+    assert (across[0, :, 0] == across[0, :, 50]).all() and (down[0, 0] == down[0, 50]).all()
+
+
+def test_every_dependency_has_the_floor_that_was_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for dependency in project["dependencies"]:
+        name, _, floor = dependency.partition(">=")
+        assert re.search(rf"\| {name} \| {re.escape(floor)}", page), f"{name} has no tested floor"
+        assert re.search(rf"'{name}=={re.escape(floor)}", makefile), f"test-oldest has no {name}"
