@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause._plugins import plugins
-from seecause.engine.verify import verify
-from seecause.engine.verify_conv import verify_conv
+from seecause.engine.verify import verify, verify_conv
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models import adapters
 from seecause.models.conv_parts import ConvParts, assemble_conv

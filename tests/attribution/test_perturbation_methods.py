@@ -12,8 +12,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution import atman, mda, mutex, rise, tis, vit_cx
 from seecause.engine.attention import explicit_run
-from seecause.engine.subset import kept_logits
-from seecause.engine.trace import record
+from seecause.engine.trace import kept_logits, record
 from seecause.errors import BadOption
 from tests.helpers import hooks, noise, view
 from tests.tiny import pictures, tiny

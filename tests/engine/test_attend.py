@@ -8,9 +8,16 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from seecause.engine import kernel
-from seecause.engine.attend import Bank, Own, attend, attention_weights, merge
-from seecause.engine.groups import Groups
-from seecause.engine.mask import Mask
+from seecause.engine.attend import (
+    Bank,
+    Groups,
+    Mask,
+    Own,
+    attend,
+    attention_weights,
+    merge,
+    merge_pair,
+)
 from tests.reference.attend import one_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,3 +155,12 @@ def test_merging_does_not_depend_on_the_order():
     forth = merge([o for o, _ in parts], [lse for _, lse in parts])
     back = merge([o for o, _ in parts[::-1]], [lse for _, lse in parts[::-1]])
     assert_close(forth, back)
+
+
+def test_a_pair_is_merged_like_any_parts():
+    outputs = [draw(2, 3, 5, 4, seed=seed) for seed in (1, 2)]
+    lses = [3 * draw(2, 3, 5, seed=seed) for seed in (3, 4)]
+    lses[1][0, 0] = -torch.inf  # nothing seen there
+    pair = merge_pair((outputs[0], lses[0]), (outputs[1], lses[1]))
+    assert_close(pair, merge(outputs, lses)[0], atol=1e-14, rtol=0)
+    assert torch.equal(pair[0, 0], outputs[0][0, 0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.subset import kept_logits
+from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption
 from seecause.heads import divprune
 from seecause.heads.baselines import most_diverse

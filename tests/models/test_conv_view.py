@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.verify_conv import verify_conv
+from seecause.engine.verify import verify_conv
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
 from seecause.models.conv_view import ConvModel, Stage

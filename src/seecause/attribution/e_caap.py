@@ -20,8 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import attend
-from seecause.engine.mask import Mask
+from seecause.engine.attend import Mask, attend
 from seecause.engine.sweep import Plan, Summary
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk

@@ -23,7 +23,7 @@ from seecause.attribution.gradients import one_block, settle
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attention import attention_probs
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.subset import kept_logits_each
+from seecause.engine.trace import kept_logits_each
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.subset import kept_logits_each
-from seecause.engine.trace import record
+from seecause.engine.trace import kept_logits_each, record
 from seecause.errors import BadOption
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target

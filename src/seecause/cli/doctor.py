@@ -110,8 +110,7 @@ def environment() -> dict[str, dict[str, Any]]:
 def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     """The verified wrap and everything a user may want to know before trusting a map; refuses a
     view that does not match."""
-    from seecause.engine.verify import verify
-    from seecause.engine.verify_conv import verify_conv
+    from seecause.engine.verify import verify, verify_conv
     from seecause.models.view import VisionModel
 
     found = verify(model) if isinstance(model, VisionModel) else verify_conv(model)  # type: ignore[arg-type]

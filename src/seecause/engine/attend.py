@@ -14,14 +14,118 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine import kernel
-from seecause.engine.groups import Groups
-from seecause.engine.mask import Mask
+from seecause.engine.kernel import KEYS, ROWS
 from seecause.types import wide
+
+Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
+
+
+class Groups:
+    """Rows in consecutive groups of different sizes [G], packed without padding; everything else
+    follows and is made once, on `device`.
+
+    Sizes that live on a device are fetched only where they are asked for: `starts` never waits, and
+    `most`, which no size exceeds, says how wide a group can be.
+    """
+
+    def __init__(self, sizes: Tensor, device: torch.device | str, *, most: int | None = None):
+        self._sizes, self.device, self.most = sizes.long(), torch.device(device), most
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """[G], on the CPU."""
+        return self._sizes.cpu()
+
+    @classmethod
+    def even(cls, count: int, size: int, device: torch.device | str) -> Groups:
+        return cls(torch.full((count,), size), device)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def rows(self) -> int:
+        return int(self.sizes.sum())
+
+    @property
+    def width(self) -> int:
+        """Rows of the largest group."""
+        return int(self.sizes.max()) if len(self) else 0
+
+    @cached_property
+    def single(self) -> bool:
+        """Every group is one row."""
+        return bool((self.sizes == 1).all())
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """First row of each group, and the end: int32 [G + 1]."""
+        return self._send(F.pad(self._sizes.cumsum(0), (1, 0)).int())
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The group of each row, int32 [R]."""
+        return self._send(self._owner.int())
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """Rows of each group, [G, width]; padding repeats row 0 of the sequence."""
+        grid = torch.zeros(len(self), self.width, dtype=torch.long)
+        grid[self._owner, self._place] = torch.arange(self.rows)
+        return self._send(grid)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """False on padding, [G, width]."""
+        return self._send(torch.arange(self.width)[None] < self.sizes[:, None])
+
+    @cached_property
+    def unpadded(self) -> Tensor:
+        """Where each row sits in the flattened padding, [R]."""
+        return self._send(self._owner * self.width + self._place)
+
+    @property
+    def _owner(self) -> Tensor:
+        return torch.arange(len(self)).repeat_interleave(self.sizes)
+
+    @property
+    def _place(self) -> Tensor:
+        first = self.sizes.cumsum(0) - self.sizes
+        return torch.arange(self.rows) - first.repeat_interleave(self.sizes)
+
+    def _send(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
+
+
+class Mask:
+    """keep [1|B, 1|H, R, K] (bool). Made once and used by every block of a run."""
+
+    def __init__(self, keep: Tensor):
+        self.keep = keep
+
+    @cached_property
+    def bytes(self) -> Tensor:
+        return self.keep.contiguous().view(torch.uint8)
+
+    @cached_property
+    def worklist(self) -> Tensor:
+        """For each tile of rows: how many key blocks any of its rows sees (in any image and head),
+        then which. int32 [tiles, 1 + blocks]."""
+        flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
+        rows, keys = flat.shape
+        padded = F.pad(flat, (0, -keys % KEYS, 0, -rows % ROWS))
+        seen = (
+            padded.unflatten(0, (-1, ROWS)).unflatten(2, (-1, KEYS)).any(dim=3).any(dim=1)
+        )  # [tiles, blocks]
+        order = seen.int().argsort(dim=1, descending=True, stable=True)
+        return torch.cat([seen.sum(dim=1, keepdim=True), order], dim=1).int().contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +184,14 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
         torch.zeros_like(outputs[0]),
     )
     return merged, total
+
+
+def merge_pair(first: Part, second: Part) -> Tensor:
+    """`merge` of two parts, for rows that have a key in the first: one sigmoid, so that a compiler
+    makes one kernel of it. Output [.., R, dh] in the first one's dtype."""
+    share = torch.sigmoid(second[1] - first[1])[..., None]  # exp(lse') / (exp(lse) + exp(lse'))
+    start = wide(first[0])
+    return (start + share * (wide(second[0]) - start)).to(first[0].dtype)
 
 
 def attention_weights(q: Tensor, bank: Bank, *, scale: float) -> Tensor:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seecause.engine.mask import KEYS, ROWS
-
 if TYPE_CHECKING:
     from seecause.engine.attend import Bank, Own
 
@@ -27,6 +25,8 @@ try:
 except ImportError:  # CPU-only builds of torch come without it
     triton = None
 
+# a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
+ROWS, KEYS = 64, 32
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = 1.4426950408889634  # the kernel works in powers of two
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from seecause.engine.attend import Groups
 from seecause.engine.chunks import fit
-from seecause.engine.groups import Groups
 from seecause.models.block import fused
 from seecause.types import wide
 

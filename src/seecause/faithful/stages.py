@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from seecause.engine.groups import Groups
+from seecause.engine.attend import Groups
 from seecause.engine.walk import walk
 from seecause.errors import BadImage, UnsupportedModel
 from seecause.faithful.attention import Attend, reads_packed

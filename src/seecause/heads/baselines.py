@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause.engine.subset import kept_logits
+from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.registry import checked_labels

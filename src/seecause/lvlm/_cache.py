@@ -17,16 +17,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import Bank, attend
-from seecause.engine.mask import Mask
+from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import Block
 from seecause.models.decoder import Decoder, causal, rotate, run
 from seecause.models.layout import At
-from seecause.types import wide
-
-Part = tuple[Tensor, Tensor]  # o [B, R, H, dh] and its log-sum-exp [B, R, H], float32 or float64
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
@@ -66,9 +62,7 @@ def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor)
     else:
         seen = torch.where(choose[..., None], picture[0], average[0])
         lse = torch.where(choose, picture[1], average[1])
-    share = torch.sigmoid(lse - own[1])[..., None]  # exp(lse) / (exp(lse) + exp(own))
-    start = wide(own[0])
-    return (start + share * (wide(seen) - start)).to(own[0].dtype)
+    return merge_pair(own, (seen, lse))
 
 
 @cache

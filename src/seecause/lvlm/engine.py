@@ -23,9 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
-from seecause.engine.attend import Bank, attend
+from seecause.engine.attend import Bank, Mask, attend
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.mask import Mask
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm._cache import (

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.subset import kept_logits, kept_logits_each
+from seecause.engine.trace import kept_logits, kept_logits_each
 from seecause.errors import BadOption
 from tests.helpers import view
 from tests.tiny import FAMILIES, pictures, tiny
