@@ -41,7 +41,7 @@ from seecause.heads.pictures import Pictures, critter_pictures, logits_of
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.view import VisionModel
 
-GATING = {"masks": 5, "batch": 32}
+GATING = {"fits": 5, "batch": 32}
 Row = dict[str, Any]
 
 

@@ -16,6 +16,7 @@ from seecause.heads import Audit, Erasure, Gains, Masks, discover_masks, informa
 from seecause.heads._mask_search import harden
 from seecause.heads.gains import log_probs
 from seecause.heads.pictures import logits_of
+from seecause.report.heads_audit import verdict as verdict_lines
 
 MASKED = 75  # photos whose masks are one piece
 RHO = 0.35  # share of the pixels that discovered masks keep
@@ -155,7 +156,7 @@ def verdict(study: Study, masks: Masks, found: Row) -> Row:
     report = Audit(
         study.pets, unasked, looks, gains, overlap, counted=unbits(found["plain"]["pets"]["top 1"])
     )
-    return {"trusted": report.trusted, "words": report.verdict()}
+    return {"trusted": report.trusted, "words": verdict_lines(report)}
 
 
 def centre(like: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def scorers(
         sizes.regression_draws, -(-2 * model.n_layers * model.n_heads // len(rows))
     )  # few photos need more
     gating: Row = {
-        "masks": sizes.gating_masks,
+        "fits": sizes.gating_masks,
         "steps": sizes.gating_steps,
         "batch": sizes.gating_batch,
         "seed": study.seed,

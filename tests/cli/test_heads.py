@@ -19,7 +19,7 @@ import seecause as sc
 from seecause import critters
 from seecause.cli import app
 from seecause.cli import heads as commands
-from seecause.cli.heads_open import TRAIN, open_asked
+from seecause.cli.heads_options import TRAIN, open_asked
 from seecause.cli.options import Device, Dtype
 from seecause.cli.progress import counting
 from tests.heads.toys import toy
@@ -76,7 +76,7 @@ def test_score_fills_the_grid_for_any_selector(tmp_path, folder):
         ("cigma", ()),
         ("taylor", ()),
         ("attention-mass", ()),
-        ("gating", ("--option", "steps=1", "--option", "masks=1")),
+        ("gating", ("--option", "steps=1", "--option", "fits=1")),
     ):
         done = heads(
             "score",
@@ -304,28 +304,28 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
     data = photos(tmp_path / "data")
     wrong = photos(tmp_path / "wrong", names=["cat", "dog"])
     cases = {
-        "--masks='oracle'": ("score", "--data", data, "--masks", "oracle", "--share", 1),
+        "masks='oracle'": ("score", "--data", data, "--masks", "oracle", "--share", 1),
         "has no exact counterfactuals": ("score", "--data", data, "--fill", "swap", "--share", 1),
-        "--top=99": ("prune", "--top", 99, "--by", "weight-norm"),
+        "top=99": ("prune", "--top", 99, "--by", "weight-norm"),
         "--top='many'": ("prune", "--top", "many"),
         "no head selector is called 'cigmo'": ("score", "--by", "cigmo"),
-        "choosing heads by random has no screen": ("score", "--by", "random", "--screen", 2),
+        "option 'screen' of random": ("score", "--by", "random", "--screen", 2),
         "no class is called 'cat'": ("score", "--data", wrong),
         "no photo of class": ("score", "--data", data, "--stratified"),
         "from 1 to 12": ("ablation-study", "k", "--top", 13),
         "option 'nonsense' of taylor": ("score", "--by", "taylor", "--option", "nonsense=1"),
-        "expected --steps, which is a flag": ("score", "--option", "steps=100"),
+        "expected --steps, which is a flag": ("score", "--option", "mask_steps=100"),
         "expected --seed, which is a flag": ("score", "--by", "random", "--option", "seed=1"),
         "option 'response' of cigma": ("score", "--option", "response=fig"),
         "option 'temperature' of cigma": ("score", "--option", "temperature=warm"),
         "option 'steps' of gating": ("score", "--by", "gating", "--option", "steps=many"),
         "option 'remove' of taylor": ("score", "--by", "taylor", "--option", "remove=all"),
         "option 'suppress' of gating": ("score", "--by", "gating", "--option", "suppress=1"),
-        "by taylor has no guard": ("prune", "--by", "taylor", "--guard", "none"),
-        "by taylor has no operator": ("score", "--by", "taylor", "--operator", "mean"),
+        "option 'guard' of taylor": ("prune", "--by", "taylor", "--guard", "none"),
+        "option 'operator' of taylor": ("score", "--by", "taylor", "--operator", "mean"),
         "by taylor fills no background": ("score", "--by", "taylor", "--fill", "mean"),
         "--top='1.5'": ("prune", "--top", "1.5"),
-        "--screen=1": ("prune", "--top", 2, "--screen", 1),
+        "screen=1": ("prune", "--top", 2, "--screen", 1),
         "option 'blur' of the mask search": ("audit", "--mask-option", "blur=1"),
         "option 'rho' of the mask search": ("score", "--mask-option", "rho=much"),
         "expected --steps, which is a flag of": ("prune", "--mask-option", "steps=5"),
@@ -338,7 +338,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
             "rho=0.2",
         ),
         "has masks of its own": ("score", "--mask-option", "rho=0.2"),
-        "not --by taylor": ("score", "--by", "taylor", "--mask-option", "rho=0.2"),
+        "not selector='taylor'": ("score", "--by", "taylor", "--mask-option", "rho=0.2"),
     }
     for said, words in cases.items():
         done = heads(
@@ -364,12 +364,12 @@ def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, 
     planted = toy(tmp_path / "planted", planted=True, library="seecause")
     for said, words in (
         (
-            "--top=13 cannot be used; expected a count from 1 to 12",
+            "top=13 cannot be used; expected a count from 1 to 12",
             ("prune", "--model", folder, "--top", 13),
         ),
-        ("--top=0.01", ("prune", "--model", folder, "--top", 0.01)),
-        ("--screen=13", ("score", "--model", folder, "--screen", 13)),
-        ("--top=13", ("ablation-study", "k", "--model", folder, "--top", 13)),
+        ("top=0.01", ("prune", "--model", folder, "--top", 0.01)),
+        ("screen=13", ("score", "--model", folder, "--screen", 13)),
+        ("top=13", ("ablation-study", "k", "--model", folder, "--top", 13)),
         ("cutting heads out", ("prune", "--model", planted, "--form", "sliced")),
     ):
         done = heads(*words, *SMALL, tmp_path / "out")
@@ -554,7 +554,7 @@ def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
 def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(monkeypatch):
     monkeypatch.setattr("seecause.cli.lvlm_open.open_lvlm", lambda name, device, dtype: dtype)
     monkeypatch.setattr("seecause.lvlm.classifier", lambda opened, *_, **__: opened)
-    monkeypatch.setattr("seecause.cli.heads_open.open_model", lambda name, *, dtype, **_: dtype)
+    monkeypatch.setattr("seecause.cli.heads_options.open_model", lambda name, *, dtype, **_: dtype)
     opened = partial(
         open_asked,
         data=TRAIN,

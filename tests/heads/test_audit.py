@@ -16,20 +16,21 @@ from seecause.data import open_data
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
-from seecause.heads.ablation_study import STUDIES, StudySetup, ablation_study
 from seecause.heads.audit import Audit, audit
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import Gains
-from seecause.heads.outcomes import (
-    background_gaps,
-    curve,
+from seecause.heads.outcomes import background_gaps, curve, logits_without, outcomes
+from seecause.heads.pictures import (
+    Pictures,
+    answered_right,
+    critter_pictures,
     imagenet9_model,
-    logits_without,
-    outcomes,
+    read_pictures,
 )
-from seecause.heads.pictures import Pictures, answered_right, critter_pictures, read_pictures
+from seecause.heads.studies import STUDIES, StudySetup, run_study
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.sanity import copied
+from seecause.report.heads_audit import verdict
 from tests.heads.toys import toy
 from tests.tiny import scramble
 
@@ -219,9 +220,8 @@ def told(big: dict[str, float], flips: float | None = None) -> list[str]:
         for name in big
     }
     moved = None if flips is None else torch.arange(4) < 4 * flips
-    return Audit(
-        Pictures("c", tuple("abcd"), images), torch.zeros(4, 2), looks, gains, flips=moved
-    ).verdict()
+    pictures = Pictures("c", tuple("abcd"), images)
+    return verdict(Audit(pictures, torch.zeros(4, 2), looks, gains, flips=moved))
 
 
 def test_the_verdict_says_when_there_is_nothing_to_repair():
@@ -283,7 +283,7 @@ def test_means_are_those_of_right_answers(model, cases):
         == found.gains["exact swap"].bir_ratio_of_means
     )
     low, high = found.means["exact swap"].interval
-    words = " ".join(found.verdict())
+    words = " ".join(verdict(found))
     assert (
         low < found.means["exact swap"].bir_ratio_of_means < high
         and f"95 % interval {low:.2f} to {high:.2f}" in words
@@ -302,7 +302,7 @@ def test_means_are_those_of_right_answers(model, cases):
 def test_one_right_answer_has_no_interval(model, cases):
     labels = (model(cases.images).argmax(dim=1) + 1) % model.n_classes
     labels[0] = model(cases.images[:1]).argmax()
-    words = " ".join(audit(model, replace(cases, labels=labels), masks="oracle").verdict())
+    words = " ".join(verdict(audit(model, replace(cases, labels=labels), masks="oracle")))
     assert "1 right answer, too few for an interval" in words and "nan" not in words
 
 
@@ -403,7 +403,7 @@ def test_bad_input_is_named(model, cases):
             [Erasure(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")],
         )
     with pytest.raises(BadOption, match="1 to 12 heads"):
-        ablation_study("k", StudySetup(model, cases, cases, cases.oracle, top=13))
+        run_study("k", StudySetup(model, cases, cases, cases.oracle, top=13))
     with pytest.raises(BadOption, match="up to 12"):
         HeadScores(torch.ones(3, 4)).top(13)
 
@@ -442,7 +442,7 @@ def test_cigma_takes_any_baseline(model, cases):
 
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch, tmp_path):
-    from seecause.heads import ablation_study as studies
+    from seecause.heads import studies
 
     monkeypatch.setattr(
         studies,
@@ -458,10 +458,9 @@ def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch,
         top=4,
         fill="grey",
         draws=2,
-        steps=2,
-        cache=tmp_path / "masks",
+        search={"steps": 2, "cache": tmp_path / "masks"},
     )
-    found = ablation_study(name, setup)
+    found = run_study(name, setup)
     assert (
         len(found.rows)
         == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]

@@ -52,7 +52,7 @@ def planted():
 @pytest.fixture(scope="module")
 def gates(planted):
     model, images, labels = planted
-    return head_gates(model, (images, labels), masks=5, steps=30, batch=64)
+    return head_gates(model, (images, labels), fits=5, steps=30, batch=64)
 
 
 def test_a_head_that_adds_label_noise_interferes(gates):
@@ -73,7 +73,7 @@ def test_heads_that_carry_the_answer_facilitate(gates):
 
 def test_removing_what_interferes_repairs_the_model(planted):
     model, images, labels = planted
-    scores = select("gating", model, images, labels, masks=2, steps=15, batch=64)
+    scores = select("gating", model, images, labels, fits=2, steps=15, batch=64)
     assert (model(images).argmax(dim=1) == labels).float().mean() < 0.5
     assert scores.top(1) == [NOISY]
     with ablate(model, scores.top(1)):
@@ -92,9 +92,9 @@ def test_soft_roles_follow_from_the_two_gates():
 def test_masks_do_not_meet(planted):
     """As many fits at once as fit in memory are the same fits one by one."""
     model, images, labels = planted
-    together = head_gates(model, (images, labels), masks=3, steps=3, batch=8)
+    together = head_gates(model, (images, labels), fits=3, steps=3, batch=8)
     with sc.budget(1):
-        apart = head_gates(model, (images, labels), masks=3, steps=3, batch=8)
+        apart = head_gates(model, (images, labels), fits=3, steps=3, batch=8)
     assert_close(together.opened, apart.opened, atol=1e-4, rtol=0)
 
 
@@ -104,7 +104,7 @@ def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     model, images, quiet = planted
     loud = model(images).argmax(dim=1)
     differ = quiet != loud
-    told = dict(masks=2, steps=15, batch=32)
+    told = dict(fits=2, steps=15, batch=32)
     against = head_gates(
         model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **told
     )
@@ -132,7 +132,7 @@ def test_no_head_need_interfere(planted):
     forcing it is another matter."""
     model, images, labels = planted
     with ablate(model, [NOISY]):
-        scores = select("gating", model, images, labels, masks=2, steps=15, batch=64)
+        scores = select("gating", model, images, labels, fits=2, steps=15, batch=64)
     assert [head for head in scores.top(6) if head in CARRYING] == []
     assert len(scores.top(6, positive=False)) == 6
 

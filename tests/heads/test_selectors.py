@@ -30,7 +30,7 @@ NAMES = [
 ]
 NAMES += ["weight-norm"]
 QUICK = {
-    "gating": {"masks": 2, "steps": 2},
+    "gating": {"fits": 2, "steps": 2},
     "contrastive-gating": {"fits": 2, "steps": 2},
     "greedy": {"top": 2},
     "regression": {"draws": 24},
@@ -54,7 +54,7 @@ def test_the_list_is_complete():
 def test_every_selector_scores_every_head_there_is(name):
     model, images, labels, masks = set_up()
     model = prune(model, [(0, 1), (2, 0), (2, 1), (2, 2)])
-    options = {"masks": masks} if "masks" in selectors()[name].options and name != "gating" else {}
+    options = {"masks": masks} if "masks" in selectors()[name].options else {}
     scores = select(name, model, images, labels, **options, **QUICK.get(name, {}))
     assert isinstance(scores, HeadScores) and scores.value.shape == (4, 3)
     assert scores.value.isnan()[0].tolist() == [False, False, True]
@@ -202,7 +202,7 @@ def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
         torch.where(keep[:, None], images, 0.0) for keep in (masks, ~masks)
     )  # grey is 0
     gates = sc.heads.head_gates(
-        model, (shown, labels), suppress=(hidden, labels), masks=2, steps=3, batch=2
+        model, (shown, labels), suppress=(hidden, labels), fits=2, steps=3, batch=2
     )
     assert_close(found.value, gates.scores().double())
     assert_close(found.after["interference"], gates.interference.double())

@@ -18,6 +18,7 @@ from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
 from seecause.lvlm.class_prompts import sequence_tree
 from seecause.lvlm.prompt import render
 from seecause.models.decoder import causal
+from seecause.report.heads_audit import verdict
 from seecause.types import wide
 from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
 from tests.helpers import hooks, noise
@@ -261,7 +262,7 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
         model.readout_name
         == f"by name_ll, question {QUESTION}, length mean; heads of scope {scope}"
     )
-    assert "3 right answers" in " ".join(sc.heads.audit(model, cases, masks="oracle").verdict())
+    assert "3 right answers" in " ".join(verdict(sc.heads.audit(model, cases, masks="oracle")))
 
 
 def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_tokens():

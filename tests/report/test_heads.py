@@ -9,24 +9,23 @@ import pytest
 import torch
 
 from seecause.heads import HeadScores
-from seecause.heads.ablation_study import StudyTable
 from seecause.heads.audit import Audit
 from seecause.heads.erase import Erasure, Masks
 from seecause.heads.gains import Gains
 from seecause.heads.outcomes import Outcome
 from seecause.heads.pictures import Pictures
+from seecause.heads.studies import StudyTable
 from seecause.metrics import group_accuracy
 from seecause.report.heads import (
     ScoreGrid,
     change_section,
-    groups_section,
     rows_csv,
     scores_csv,
     scores_section,
+    spelled,
     study_section,
-    verdict_section,
 )
-from seecause.report.heads_words import spelled
+from seecause.report.heads_audit import groups_section, verdict_section
 
 VALUE = torch.tensor([[0.02, -0.01, torch.nan], [0.0, -torch.inf, 0.004]], dtype=torch.float64)
 SCORES = HeadScores(

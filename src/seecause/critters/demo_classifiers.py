@@ -28,7 +28,7 @@ from seecause.data import open_data
 from seecause.heads.audit import audit as audit_model
 from seecause.heads.cigma import penalised, screen
 from seecause.heads.erase import Erasure
-from seecause.heads.outcomes import curve
+from seecause.heads.outcomes import curve, examples
 from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
 from seecause.models.base import ImageModel
@@ -36,9 +36,9 @@ from seecause.models.view import VisionModel
 from seecause.report.bench import curves_section, summaries, table_section
 from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
 from seecause.report.explain import top_answers
-from seecause.report.heads import change_section, scores_section, verdict_section
+from seecause.report.heads import change_section, scores_section
 from seecause.report.heads import curves_section as removal_section
-from seecause.report.heads_gallery import audit_gallery, repair_gallery
+from seecause.report.heads_audit import audit_gallery, repair_gallery, verdict_section
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section
 
@@ -250,21 +250,22 @@ def repair(
     )
     scores = penalised(screened.scores)
     heads = scores.top(min(top, int(scores.value.isfinite().sum())))
-    look = Erasure(None, test.swapped) if test.swapped is not None else None
+    erasure = Erasure(None, test.swapped) if test.swapped is not None else None
     line = curve(
         opened,
         test,
         scores,
         sorted({0, len(heads) // 2, len(heads)}),
-        [look] if look else [],
+        [erasure] if erasure else [],
         draws=draws,
         seed=setting.seed,
     )
+    shown = test.take(torch.arange(min(REPAIR_SHOWN, len(test))))
     sections = [
         scores_section(scores, by="cigma", chosen=heads),
         change_section(line.chosen[0], line.chosen[-1], test, title="What changed when they went?"),
         removal_section(line, by="cigma", title="Would any heads do?"),
-        repair_gallery(opened, test.take(torch.arange(min(REPAIR_SHOWN, len(test)))), heads, None),
+        repair_gallery(opened, examples(opened, shown, None, [[], heads])),
     ]
     options = {"top": top, "pictures": pictures, "fill": "grey"}
     return DemoSections(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from seecause.heads.audit import Audit, audit
 from seecause.heads.baselines import divprune, retrain_last_layer
-from seecause.heads.cigma import Screened, above_noise, first_order, penalised, protected, screen
+from seecause.heads.cigma import (
+    Screened,
+    Screening,
+    above_noise,
+    first_order,
+    penalised,
+    protected,
+    screen,
+)
 from seecause.heads.erase import Erasure, Masks, Swapped
 from seecause.heads.export import export
 from seecause.heads.gains import Gains, information_gains
@@ -12,18 +20,28 @@ from seecause.heads.gating import Gating, head_gates
 from seecause.heads.interchange import Interchange, interchange, mediated
 from seecause.heads.joint import Greedy, additivity, greedy, joint_effect, regress
 from seecause.heads.masks import discover_masks, iou
-from seecause.heads.outcomes import Curve, Outcome, curve, outcomes
-from seecause.heads.pictures import Pictures, answered_right, read_pictures
+from seecause.heads.outcomes import Curve, Examples, Outcome, curve, examples, outcomes
+from seecause.heads.pictures import Pictures, Sampling, answered_right, read_pictures
 from seecause.heads.prune import ablate, prune
+from seecause.heads.prune_and_test import (
+    Background,
+    PruneResult,
+    ScoredHeads,
+    prune_and_test,
+    score_heads,
+)
 from seecause.heads.registry import select, selectors
 from seecause.heads.score import score
 from seecause.heads.scores import Head, HeadScores
 from seecause.heads.simple_selectors import random_sets
+from seecause.heads.studies import StudyTable, ablation_study
 
 __all__ = [
     "Audit",
+    "Background",
     "Curve",
     "Erasure",
+    "Examples",
     "Gains",
     "Gating",
     "Greedy",
@@ -33,9 +51,15 @@ __all__ = [
     "Masks",
     "Outcome",
     "Pictures",
+    "PruneResult",
+    "Sampling",
+    "ScoredHeads",
     "Screened",
+    "Screening",
+    "StudyTable",
     "Swapped",
     "ablate",
+    "ablation_study",
     "above_noise",
     "additivity",
     "answered_right",
@@ -43,6 +67,7 @@ __all__ = [
     "curve",
     "discover_masks",
     "divprune",
+    "examples",
     "export",
     "first_order",
     "greedy",
@@ -56,11 +81,13 @@ __all__ = [
     "penalised",
     "protected",
     "prune",
+    "prune_and_test",
     "random_sets",
     "read_pictures",
     "regress",
     "retrain_last_layer",
     "score",
+    "score_heads",
     "screen",
     "select",
     "selectors",

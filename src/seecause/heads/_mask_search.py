@@ -11,13 +11,14 @@ at most ln 2, and the empty mask would win.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.errors import BadOption
 from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.models.base import ImageModel
 from seecause.types import wide_dtype
@@ -31,48 +32,63 @@ CHECK_EVERY = 25  # steps, for the early stop
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MaskSearch:
     """The optimisation of a batch of masks. Images do not see each other, so the batch does not
-    matter."""
+    matter. The defaults are the paper's.
 
-    model: ImageModel
-    steps: int
-    rate: float
-    weights: tuple[float, float, float]
-    param: Param
-    init: float
-    temperature: float
-    early_stop: float | None
-    grid: int
-    rho: float
-    rule: Rule
+    `weights` are those of JS, area and TV. `early_stop`: finish an image when less than this share
+    of its pixels changed sides in 25 steps (0.005 is a good choice).
+    """
+
+    steps: int = 250
+    grid: int = 32
+    rate: float = 0.05
+    weights: tuple[float, float, float] = (1.0, 0.01, 0.1)
+    param: Param = "clamp"
+    init: float = 0.5
+    rho: float = 0.35
+    binarise: Rule = "topk"
+    temperature: float = 1.0
+    early_stop: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.grid < 2 or self.rate <= 0:
+            raise BadOption(
+                "steps, grid, rate",
+                (self.steps, self.grid, self.rate),
+                "at least one step, a grid of 2 x 2 cells, and a rate above 0",
+            )
+        if not 0 <= self.init <= 1 or (self.param == "sigmoid" and self.init in (0, 1)):
+            raise BadOption("init", self.init, "a value in [0, 1]; inside it for param='sigmoid'")
+        if min(self.weights) < 0:
+            raise BadOption(
+                "weights", self.weights, "three numbers of at least 0: for JS, area and TV"
+            )
+        if self.early_stop is not None and not 0 < self.early_stop < 1:
+            raise BadOption(
+                "early_stop", self.early_stop, "None, or a share of the pixels between 0 and 1"
+            )
+        if not 0 < self.rho < 1:
+            raise BadOption("rho", self.rho, "a share of the pixels between 0 and 1")
 
     def record(self) -> dict[str, Any]:
         """Everything that decides the soft masks."""
-        names = [
-            "steps",
-            "rate",
-            "weights",
-            "param",
-            "init",
-            "temperature",
-            "early_stop",
-            "grid",
-            *(["rho", "rule"] if self.early_stop is not None else []),
-        ]
-        return {name: getattr(self, name) for name in names}
+        options = asdict(self)
+        if self.early_stop is None:
+            del options["rho"], options["binarise"]
+        return options
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def run(
-        self, images: Tensor, base: Tensor, inside: Tensor | None
+        self, model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Images and their baselines -> soft masks [B, g, g], losses [B, 3], steps taken [B]."""
-        kind = wide_dtype(self.model.dtype)
+        kind = wide_dtype(model.dtype)
         images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
         with torch.no_grad():
-            plain = log_probs(self.model(images), self.temperature)
+            plain = log_probs(model(images), self.temperature)
         start = (
             self.init
             if self.param == "clamp"
@@ -98,7 +114,7 @@ class MaskSearch:
         )
         before: Tensor | None = None
         for step in range(1, self.steps + 1):
-            losses[live], held = self._step(step, *held)
+            losses[live], held = self._step(model, step, *held)
             soft[live] = self._mask(held[3])
             if self.early_stop is None or step % CHECK_EVERY or step == self.steps:
                 continue
@@ -106,7 +122,7 @@ class MaskSearch:
                 soft[live],
                 (images.shape[-2], images.shape[-1]),
                 rho=self.rho,
-                rule=self.rule,
+                rule=self.binarise,
                 inside=held[6],
             )
             moving = (
@@ -123,6 +139,7 @@ class MaskSearch:
 
     def _step(
         self,
+        model: ImageModel,
         step: int,
         images: Tensor,
         base: Tensor,
@@ -142,7 +159,7 @@ class MaskSearch:
         shown = (show[:, None] * images + (1 - show[:, None]) * base).to(images.dtype)
         parts = torch.stack(
             [
-                jensen_shannon(plain, log_probs(self.model(shown), self.temperature)),
+                jensen_shannon(plain, log_probs(model(shown), self.temperature)),
                 mask.mean(dim=(1, 2)),
                 total_variation(mask),
             ],

@@ -2,293 +2,234 @@
 alone can be fooled.
 
 discovered masks   keep the model's own evidence: if that is the background, BIG is small (see
-`masks`)
+                   `masks`)
 mean fill          most of a picture's mean colour is its background's, so it can give the
-background away (see `erase`)
+                   background away (see `erase`)
 grey fill          tells nothing of the picture, but no picture looks like it
 exact swap         the same object elsewhere: where it can be had, believe it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from seecause.attribution.attribute import protocol
+from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
 from seecause.heads.erase import Erasure, Fill, Masks
-from seecause.heads.gains import FEW, Gains, information_gains
-from seecause.heads.masks import discover_masks, iou
-from seecause.heads.pictures import Pictures, logits_of
+from seecause.heads.gains import Gains, information_gains
+from seecause.heads.masks import check_search, discover_masks, iou
+from seecause.heads.outcomes import SWAP, Examples, background_gaps, examples
+from seecause.heads.pictures import (
+    Pictures,
+    Progress,
+    logits_of,
+    model_for,
+    no_progress,
+    pictures_of,
+)
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
 
 MaskSource = Literal["discovered", "oracle", "both"]
 Counted = Literal["right", "all"]
-SOME, MUCH = (
-    0.1,
-    0.5,
-)  # BIR, or share of flipped answers, from which the background matters some, and mostly
+SOME, MUCH = 0.1, 0.5  # BIR, or share of flips, from which the background matters some, and mostly
+SHOWN = 6  # pictures
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """FIG and BIG of every picture by every look, and what the answers do otherwise."""
+    """FIG and BIG of every picture by every erasure, and what the answers do otherwise."""
 
-    cases: Pictures
+    pictures: Pictures
     logits: Tensor  # [N, C]
-    looks: dict[str, Erasure]
+    erasures: dict[str, Erasure]
     gains: dict[str, Gains]
     overlap: Tensor | None = None  # [N], IoU of discovered with true masks
     flips: Tensor | None = None  # [N] bool: another background, another answer
     groups: GroupAccuracy | None = None
-    counted: Tensor | None = (
-        None  # [N] bool: the pictures that gains are averaged over; None for all
-    )
+    counted: Tensor | None = None  # [N] bool: pictures that gains are averaged over; None for all
+    gap: tuple[float, int] | None = None  # BG-gap (ImageNet-9), and pictures of mixed_same
+    examples: Examples | None = None  # of the worst pictures
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
     def means(self) -> dict[str, Gains]:
         """Gains of the pictures that count: by default those that are answered right, since a wrong
         answer has no object to hang on."""
-        return (
-            self.gains
-            if self.counted is None
-            else {name: gains.take(self.counted) for name, gains in self.gains.items()}
-        )
+        if self.counted is None:
+            return self.gains
+        return {name: gains.take(self.counted) for name, gains in self.gains.items()}
 
     @property
     def trusted(self) -> str:
-        """The look to believe: an exact swap if there is one, else, of those with true masks if
+        """The erasure to believe: an exact swap if there is one, else, of those with true masks if
         there are any, the one that finds most."""
-        found = self.means
-        true = [name for name in found if not self._is_discovered(name)]
-        return (
-            "exact swap"
-            if "exact swap" in found
-            else max(true or found, key=lambda name: _ratio(found[name]))
-        )
+        means = self.means
+        if SWAP in means:
+            return SWAP
+        true = [name for name in means if not self.is_discovered(name)]
+        return max(true or means, key=lambda name: means[name].bir_or_zero)
 
-    def _is_discovered(self, name: str) -> bool:
-        masks = self.looks[name].masks
+    @property
+    def background_share(self) -> float:
+        """How much the answers hang on the background: BIR by the trusted erasure, or the share of
+        flips if that is more."""
+        ratio = self.means[self.trusted].bir_or_zero
+        return ratio if self.flips is None else max(ratio, float(self.flips.double().mean()))
+
+    @property
+    def finding(self) -> Literal["hardly", "partly", "mostly"]:
+        """How far the model answers from the background."""
+        share = self.background_share
+        return "hardly" if share < SOME else "partly" if share < MUCH else "mostly"
+
+    def is_discovered(self, name: str) -> bool:
+        """Whether an erasure has masks of the model's own."""
+        masks = self.erasures[name].masks
         return masks is not None and masks.source == "discovered"
 
     @property
     def accuracy(self) -> float | None:
-        return (
-            None
-            if self.cases.labels is None
-            else float(
-                (self.logits.argmax(dim=1) == self.cases.labels.to(self.logits.device))
-                .double()
-                .mean()
-            )
-        )
+        if self.pictures.labels is None:
+            return None
+        right = self.logits.argmax(dim=1) == self.pictures.labels.to(self.logits.device)
+        return float(right.double().mean())
 
     def worst(self, count: int) -> list[int]:
-        """Places of the pictures whose answers hang most on the background, by the trusted look."""
+        """Places of the pictures whose answers hang most on the background, by the trusted
+        erasure."""
         gains = self.gains[self.trusted]
         order = (gains.bir + 1e-3 * gains.big).argsort(descending=True, stable=True)
         return order[:count].tolist()
 
-    def verdict(self) -> list[str]:
-        """In plain words, the conclusion first."""
-        means, trusted = self.means, self.trusted
-        ratio = _ratio(means[trusted])
-        share = ratio if self.flips is None else max(ratio, float(self.flips.double().mean()))
-        said = [
-            (
-                "Nothing to repair: these answers hardly depend on the background."
-                if share < SOME
-                else (
-                    f"The model answers {'mostly' if share >= MUCH else 'partly'} from the"
-                    " background."
-                )
-            )
-        ]
-        if self.flips is not None:
-            said.append(
-                f"Another background behind the same object changes {int(self.flips.sum())} of"
-                f" {len(self.flips)} answers."
-            )
-        count = len(means[trusted].big)
-        over = f"{count} {'' if self.counted is None else 'right '}answer{'s' * (count != 1)}"
-        told = (
-            f"95 % interval {means[trusted].interval_text(2)}, {trusted}, {over}"
-            if count >= FEW
-            else f"{trusted}, {over}, too few for an interval"
-        )
-        said.append(
-            f"BIR is {_shown(ratio, 2)} ({told}): of what the answers lose without object or"
-            " background, that share is the background's."
-        )
-        least = min(means, key=lambda name: _ratio(means[name]))
-        if share >= SOME and least != trusted and _ratio(means[least]) < share / 2:
-            said.append(
-                f"Do not be fooled by BIR {_shown(_ratio(means[least]), 3)} with {least}:"
-                f" {_why(self.looks[least])}"
-            )
-        most = max(means, key=lambda name: _ratio(means[name]))
-        if (
-            self._is_discovered(most)
-            and not self._is_discovered(trusted)
-            and _ratio(means[most]) > max(SOME, 2 * ratio)
-        ):
-            why = (
-                "those masks keep a fixed share of a picture, so what they erase can be the object."
-            )
-            said.append(f"BIR {_ratio(means[most]):.2f} with {most} is no proof: {why}")
-        if trusted != "exact swap":
-            said.append(
-                "Erased pictures look odd, which alone moves answers: check a large BIR with"
-                " counterfactual pictures if you can make some."
-            )
-        if self.overlap is not None and float(self.overlap.nanmean()) < 0.5:
-            said.append(
-                "Discovered masks hardly meet the object (IoU"
-                f" {float(self.overlap.nanmean()):.2f}): what they call foreground is the model's"
-                " evidence."
-            )
-        if self.groups is not None and len(self.groups.groups) > 1:
-            size = int(self.groups.total[self.groups.groups.index(self.groups.worst_group)])
-            of, pictures = (
-                f"the worst of {len(self.groups.groups)} groups",
-                f"{size} picture{'s' * (size != 1)}",
-            )
-            worst = (
-                f"{self.groups.worst:.2f} in {of} ({pictures})"
-                if size >= FEW
-                else f"{of} has only {pictures}, too few to tell its accuracy"
-            )
-            said.append(f"Accuracy {self.groups.average:.2f} on average; {worst}.")
-        return said
+    @property
+    def shown(self) -> Erasure | None:
+        """The erasure with masks that finds most: what pictures are shown with."""
+        masked = [name for name, erasure in self.erasures.items() if erasure.masks is not None]
+        if not masked:
+            return None
+        return self.erasures[max(masked, key=lambda name: self.gains[name].bir_ratio_of_means)]
 
 
 def audit(
     model: ImageModel,
-    cases: Pictures,
+    data: Dataset | Pictures,
     *,
     masks: MaskSource = "both",
     fills: Sequence[Fill] = ("mean", "grey"),
-    steps: int = 250,
-    mask_options: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
     count: Counted = "right",
-    cache: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    same: Dataset | Pictures | None = None,
+    progress: Progress = no_progress,
+    **search: Any,
 ) -> Audit:
-    """Measure every look there is: discovered and true masks, each with every fill, and exact
-    swaps. `progress` is told of masks as they are found.
+    """Measure every erasure there is: discovered and true masks, each with every fill, and exact
+    swaps.
 
     `both` takes true masks where the data has them; `oracle` insists on them. Means are those of
     right answers (CIGMA, section 1.1), or of all with `count="all"`; without labels, or without a
-    right answer, all count. Flips and groups are always of all pictures. `mask_options` are more
-    options of `discover_masks`.
+    right answer, all count. Flips and groups are always of all pictures. `same`: of ImageNet-9's
+    mixed_rand, the variant mixed_same, for the BG-gap. `search` are options of `discover_masks`.
     """
     if masks not in get_args(MaskSource):
         raise BadOption("masks", masks, f"one of {', '.join(get_args(MaskSource))}")
     if count not in get_args(Counted):
         raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
-    truth = cases.oracle
-    if masks == "oracle" and truth is None:
-        raise BadOption(
-            "masks",
-            "oracle",
-            f"a dataset with a mask for every picture; {cases.name} has none, so give"
-            " masks='discovered'",
-        )
-    search = {"steps": steps, "temperature": temperature, **(mask_options or {})}
-    found = (
-        discover_masks(model, cases.images, cache=cache, progress=progress, **search)
-        if masks != "oracle"
-        else None
+    check_search(search)
+    model = model_for(model, data)
+    pictures = pictures_of(model, data, progress)
+    sources, overlap = _masks(
+        model, pictures, masks, {"temperature": temperature} | search, progress
     )
-    sources: list[Masks] = [
-        source for source in (found, truth if masks != "discovered" else None) if source is not None
-    ]
-    looks = [
-        *(Erasure(source, fill) for source in sources for fill in fills),
-        *([Erasure(None, cases.swapped)] if cases.swapped is not None else []),
-    ]
-    gains = {
-        look.name: information_gains(
-            model, cases.images, look.masks, baseline=look.baseline, temperature=temperature
-        )
-        for look in looks
-    }
-    logits = logits_of(model, cases.images)
-    flips = (
-        None
-        if cases.swapped is None
-        else (
-            logits_of(model, cases.swapped.background).argmax(dim=1) != logits.argmax(dim=1)
-        ).cpu()
-    )
-    right = None if cases.labels is None else (logits.argmax(dim=1) == cases.labels).cpu()
-    groups = group_accuracy(right, cases.groups) if cases.grouped and right is not None else None
-    counted = right if count == "right" and right is not None and bool(right.any()) else None
-    overlap = iou(found, cases.truth) if found is not None and cases.truth is not None else None
-    searched = {} if found is None else {"steps": steps, **_asked(mask_options)}
-    said = {
-        "method": "audit",
-        "options": {
-            "masks": masks,
-            "fills": ", ".join(fills),
-            **searched,
-            "temperature": temperature,
-            "count": count,
-        },
-        **protocol(model, cases.images),
-    }
-    return Audit(
-        cases=cases,
+    erasures = [Erasure(source, fill) for source in sources for fill in fills]
+    if pictures.swapped is not None:
+        erasures.append(Erasure(None, pictures.swapped))
+    gains = {}
+    for erasure in erasures:
+        around = {"baseline": erasure.baseline, "temperature": temperature}
+        gains[erasure.name] = information_gains(model, pictures.images, erasure.masks, **around)
+    logits = logits_of(model, pictures.images)
+    right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
+    grouped = right is not None and pictures.grouped
+    some_right = count == "right" and right is not None and bool(right.any())
+    options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
+    options |= {"count": count} | ({} if masks == "oracle" else _search_record(search))
+    result = Audit(
+        pictures=pictures,
         logits=logits.cpu(),
-        looks={look.name: look for look in looks},
+        erasures={erasure.name: erasure for erasure in erasures},
         gains=gains,
-        overlap=None if overlap is None else overlap.cpu(),
-        flips=flips,
-        groups=groups,
-        counted=counted,
-        protocol=said,
+        overlap=overlap,
+        flips=_flips(model, pictures, logits),
+        groups=group_accuracy(right, pictures.groups) if grouped and right is not None else None,
+        counted=right if some_right else None,
+        gap=_gap(model, same, pictures, progress),
+        protocol={"method": "audit", "options": options, **protocol(model, pictures.images)},
     )
+    return replace(result, examples=_worst_examples(model, result))
 
 
-def _asked(options: Mapping[str, Any] | None) -> dict[str, str]:
-    return (
-        {"mask options": ", ".join(f"{name}={value}" for name, value in options.items())}
-        if options
-        else {}
-    )
+def _worst_examples(model: ImageModel, audit: Audit) -> Examples:
+    places = torch.tensor(audit.worst(SHOWN))
+    erasure = None if audit.shown is None else audit.shown.take(places)
+    return examples(model, audit.pictures.take(places), erasure)
 
 
-def _ratio(gains: Gains) -> float:
-    """BIR, 0 where nothing matters anywhere."""
-    found = gains.bir_ratio_of_means
-    return found if found == found else 0.0
+def _masks(
+    model: ImageModel,
+    pictures: Pictures,
+    source: MaskSource,
+    search: dict[str, Any],
+    progress: Progress,
+) -> tuple[list[Masks], Tensor | None]:
+    """Discovered masks, then true ones, where they are asked for and exist; and their IoU."""
+    truth = pictures.oracle
+    if source == "oracle":
+        if truth is None:
+            raise BadOption(
+                "masks",
+                "oracle",
+                f"a dataset with a mask for every picture; {pictures.name} has none, so give"
+                " masks='discovered'",
+            )
+        return [truth], None
+    with progress("searching masks", len(pictures)) as advance:
+        discovered = discover_masks(model, pictures.images, progress=advance, **search)
+    overlap = None if pictures.truth is None else iou(discovered, pictures.truth).cpu()
+    both = source == "both" and truth is not None
+    return [discovered, truth] if both and truth is not None else [discovered], overlap
 
 
-def _shown(ratio: float, digits: int) -> str:
-    """Without a zero that only rounding made."""
-    return (
-        f"{ratio:.{digits}f}"
-        if ratio == 0 or round(ratio, digits) > 0
-        else f"below {10**-digits:.{digits}f}"
-    )
+def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | None:
+    if pictures.swapped is None:
+        return None
+    elsewhere = logits_of(model, pictures.swapped.background)
+    return (elsewhere.argmax(dim=1) != logits.argmax(dim=1)).cpu()
 
 
-def _why(look: Erasure) -> str:
-    if look.masks is not None and look.masks.source == "discovered":
-        return "those masks keep what the model answers from, also where that is the background."
-    return (
-        "that fill can give the background away."
-        if look.baseline == "mean"
-        else "that fill hides little."
-    )
+def _gap(
+    model: ImageModel, same: Dataset | Pictures | None, random: Pictures, progress: Progress
+) -> tuple[float, int] | None:
+    if same is None or not isinstance(model, VisionModel):
+        return None
+    pictures = pictures_of(model, same, progress)
+    (gap,) = background_gaps(model, pictures, random, [[]])
+    return gap, len(pictures)
+
+
+def _search_record(search: dict[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in search.items() if name not in ("steps", "cache")}
+    record: dict[str, Any] = {"steps": search.get("steps", 250)}
+    if others:
+        record["mask options"] = ", ".join(f"{name}={value}" for name, value in others.items())
+    return record
 
 
 @torch.no_grad()
@@ -297,10 +238,8 @@ def top_answers(
 ) -> list[list[tuple[str, float]]]:
     """The `count` likeliest classes of each row of logits [N, C], with their probabilities."""
     values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
-    return [
-        [
-            (names[c] if c < len(names) else f"class {c}", p)
-            for p, c in zip(row_p, row_c, strict=True)
-        ]
-        for row_p, row_c in zip(values.tolist(), places.tolist(), strict=True)
-    ]
+    answers = []
+    for probabilities, classes in zip(values.tolist(), places.tolist(), strict=True):
+        named = [names[c] if c < len(names) else f"class {c}" for c in classes]
+        answers.append(list(zip(named, probabilities, strict=True)))
+    return answers

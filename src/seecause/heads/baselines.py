@@ -48,7 +48,7 @@ def divprune(
         raise BadOption("after", after, f"0-{model.n_layers - 1} blocks")
     count = max(1, round(keep * layout.n_patches))
 
-    def some(start: int, stop: int) -> Tensor:
+    def run_chunk(start: int, stop: int) -> Tensor:
         at = model.at(images[start:stop])
         h = walk(model, model.embed(images[start:stop]), at, stop=after).end()
         tokens = most_diverse(h[:, layout.patches], count)
@@ -56,7 +56,7 @@ def divprune(
             [kept_logits(model, h, tokens, at, start=after), tokens.to(h.dtype)], dim=1
         )
 
-    both = over_images(some, model, images, holds=1)
+    both = over_images(run_chunk, model, images, holds=1)
     return KeptTokens(both[:, : -layout.n_patches], both[:, -layout.n_patches :].bool())
 
 

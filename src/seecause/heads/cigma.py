@@ -48,7 +48,7 @@ Guard = Literal["penalty", "protect", "none"]
 By = Literal["signed", "size"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Screening:
     """Options of `screen`: find the `top` heads, verify 4 * top (or `verify`), audit a share of
     all."""
@@ -74,7 +74,7 @@ def cigma(
     guard: Guard = "penalty",
     temperature: Temperature = 1.0,
     screen: int | Screening | None = None,
-    steps: int = 250,
+    mask_steps: int = 250,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> HeadScores:
@@ -82,9 +82,9 @@ def cigma(
     loses.
 
     Scores below the noise floor are 0, then the guard applies. `screen` measures only the likeliest
-    heads. Masks are searched (`steps`) where none are given and the baseline needs some.
+    heads. Masks are searched (`mask_steps`) where none are given and the baseline needs some.
     """
-    at_hand = masks_at_hand(model, images, masks, baseline, steps=steps)
+    at_hand = masks_at_hand(model, images, masks, baseline, steps=mask_steps)
     complete = not (isinstance(baseline, Swapped) and baseline.foreground is None)
     if not complete and guard != "none":
         raise BadOption("guard", guard, "'none': these counterfactuals have no other foreground")
@@ -118,7 +118,7 @@ def _screened(
     options: Mapping[str, Any],
 ) -> HeadScores:
     """Exact scores of the likeliest heads; the protocol says how far the guess can be trusted."""
-    asked = screening if isinstance(screening, Screening) else Screening(screening)
+    asked = screening if isinstance(screening, Screening) else Screening(top=screening)
     screened = screen(model, images, masks, **asdict(asked), **options)
     about = {
         "verified": len(screened.verified),

@@ -3,6 +3,15 @@
     FIG = JS(p(I), p(I_-fg)),   BIG = JS(p(I), p(I_-bg)),   BIR = BIG / (FIG + BIG)
     (eq. 41 averages BIR over images)
 
+JS is the Jensen-Shannon divergence, in nats, from 0 to ln 2:
+    JS(p, q) = KL(p | m) / 2 + KL(q | m) / 2,     m = (p + q) / 2
+Textbook forms subtract numbers that are nearly equal: in float32 they lose every digit below 1e-7
+and turn negative, which is where the effects of single heads live. With u = (log q - log p) / 2 and
+s = sqrt(p q), so that p = s exp(-u) and q = s exp(u), each class adds
+    s (u sinh u - cosh u log cosh u),   log cosh u = log1p(2 sinh(u/2)^2)             for small |u|
+    u (q - p) / 2 - m log cosh u,       log cosh u = |u| + log1p(exp(-2|u|)) - ln 2   for large |u|
+which is never negative and loses no digits; the same in exact arithmetic.
+
 With masks the model found itself, BIG measures evidence outside the model's own evidence, not
 outside the object: see `masks`.
 """
@@ -24,7 +33,9 @@ from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel
 from seecause.types import wide
 
-SMALL = 1.0  # where the two forms meet; both are good there
+FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
+DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
+SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 
 def log_probs(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
@@ -49,12 +60,6 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
 def entropy(log_p: Tensor) -> Tensor:
     """Log-probabilities [..., C] -> entropy [...], in nats."""
     return -(log_p.exp() * log_p).sum(dim=-1)
-
-
-FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
-
-
-DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR says nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,12 @@ class Gains:
     def bir_ratio_of_means(self) -> float:
         """What the paper's tables appear to hold. NaN if nothing matters anywhere."""
         return float(self.big.mean() / (self.fig.mean() + self.big.mean()))
+
+    @property
+    def bir_or_zero(self) -> float:
+        """The same, 0 where nothing matters anywhere."""
+        ratio = self.bir_ratio_of_means
+        return ratio if ratio == ratio else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -150,7 +161,7 @@ def information_gains(
     def answers(pictures: Tensor) -> Tensor:
         return log_probs(model(pictures), temperature)
 
-    def some(rows: Tensor) -> Tensor:
+    def run_chunk(rows: Tensor) -> Tensor:
         erased = views.erased(slice(int(rows[0]), int(rows[-1]) + 1))
         assert erased.no_foreground is not None
         plain, no_background, no_foreground = answers(
@@ -162,13 +173,13 @@ def information_gains(
         )
 
     fig, big, noise = (
-        batched(some, torch.arange(len(images), device=images.device), together, what="images")
+        batched(run_chunk, torch.arange(len(images), device=images.device), together, what="images")
         .double()
         .cpu()
         .unbind(1)
     )
-    said = {"temperature": temperature, **views.record(), **protocol(model, images)}
-    return Gains(fig, big, float(noise.mean()), said)
+    record = {"temperature": temperature, **views.record(), **protocol(model, images)}
+    return Gains(fig, big, float(noise.mean()), record)
 
 
 def need_distribution(model: ImageModel, what: str) -> None:

@@ -85,7 +85,7 @@ class Gating:
 
 
 @selector(
-    "gating", cost="3 * steps * masks forwards and backwards of a batch, in all", needs="labels"
+    "gating", cost="3 * steps * fits forwards and backwards of a batch, in all", needs="labels"
 )
 def gating(
     model: VisionModel,
@@ -93,7 +93,7 @@ def gating(
     labels: Tensor,
     *,
     suppress: Task | None = None,
-    masks: int = 10,
+    fits: int = 10,
     steps: int = 500,
     strength: float = 0.1,
     rate: float = 1.0,
@@ -102,26 +102,31 @@ def gating(
 ) -> HeadScores:
     """Interference under Causal Head Gating. Above 0 are only heads that it calls interfering: shut
     even when all are pushed open."""
-    said: dict[str, Any] = {
-        "masks": masks,
+    options: dict[str, Any] = {
+        "fits": fits,
         "steps": steps,
         "strength": strength,
         "rate": rate,
         "batch": batch,
         "seed": seed,
     }
-    found = head_gates(model, (images, labels), suppress=suppress, **said)
-    value = found.scores().double().cpu()
-    error = standard_error(found.opened.double().cpu())  # over masks
+    gates = head_gates(model, (images, labels), suppress=suppress, **options)
+    value = gates.scores().double().cpu()
+    error = standard_error(gates.opened.double().cpu())  # over fits
     roles = {
-        name: getattr(found, name).double().cpu()
+        name: getattr(gates, name).double().cpu()
         for name in ("facilitation", "irrelevance", "interference")
     }
     return HeadScores(
         value,
         error,
         after=roles,
-        protocol={"selector": "gating", "contrastive": suppress is not None, "open": OPEN, **said},
+        protocol={
+            "selector": "gating",
+            "contrastive": suppress is not None,
+            "open": OPEN,
+            **options,
+        },
     )
 
 
@@ -146,20 +151,20 @@ def contrastive_gating(
 ) -> HeadScores:
     """Interference where the class must be told from the object alone, and must not be told from
     the background alone."""
-    shown = ErasedViews(model, images, masks, baseline).erased(slice(0, len(images)))
-    assert shown.no_foreground is not None
+    erased = ErasedViews(model, images, masks, baseline).erased(slice(0, len(images)))
+    assert erased.no_foreground is not None
     options: dict[str, Any] = {
-        "masks": fits,
+        "fits": fits,
         "steps": steps,
         "strength": strength,
         "rate": rate,
         "batch": batch,
         "seed": seed,
     }
-    found = gating(
-        model, shown.no_background, labels, suppress=(shown.no_foreground, labels), **options
+    scores = gating(
+        model, erased.no_background, labels, suppress=(erased.no_foreground, labels), **options
     )
-    return replace(found, protocol={**found.protocol, "selector": "contrastive-gating"})
+    return replace(scores, protocol={**scores.protocol, "selector": "contrastive-gating"})
 
 
 def head_gates(
@@ -167,17 +172,17 @@ def head_gates(
     keep: Task,
     *,
     suppress: Task | None = None,
-    masks: int = 10,
+    fits: int = 10,
     steps: int = 500,
     strength: float = 0.1,
     rate: float = 1.0,
     batch: int = 32,
     seed: int = 0,
 ) -> Gating:
-    """Fit `masks` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
+    """Fit `fits` sets of gates at once, each from its own start: (1) free, (2) pushed open, (3)
     pushed shut, `steps` updates of Adam each."""
     for name, value in (
-        ("masks", masks),
+        ("fits", fits),
         ("steps", steps),
         ("batch", batch),
         ("strength", strength),
@@ -185,30 +190,28 @@ def head_gates(
     ):
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
-    tasks = [
-        (images, checked_labels(model, images, labels))
-        for images, labels in (keep, *((suppress,) if suppress is not None else ()))
-    ]
+    asked = [keep] if suppress is None else [keep, suppress]
+    tasks = [(images, checked_labels(model, images, labels)) for images, labels in asked]
     generator = torch.Generator().manual_seed(seed)
     missing = absent(model).to(model.device)
     uniform = (
-        torch.rand(masks, *missing.shape, generator=generator, dtype=torch.float64)
+        torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
         .logit()
         .clamp(-CLIP, CLIP)
     )
     start = uniform.to(
         model.device, torch.float64 if model.dtype == torch.float64 else torch.float32
     )
-    told: dict[str, Any] = {
+    schedule: dict[str, Any] = {
         "steps": steps,
         "rate": rate,
         "batch": batch,
         "generator": generator,
         "missing": missing,
     }
-    free = _fit(model, tasks, start, start.new_zeros(masks), **told)
-    pressure = start.new_tensor([strength, -strength]).repeat_interleave(masks)
-    opened, shut = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **told).chunk(
+    free = _fit(model, tasks, start, start.new_zeros(fits), **schedule)
+    pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
+    opened, shut = _fit(model, tasks, free.repeat(2, 1, 1), pressure, **schedule).chunk(
         2
     )  # side by side, on the same batches
     return Gating(
@@ -236,10 +239,10 @@ def _fit(
         (~missing).to(theta.dtype) / (~missing).sum() * strengths[:, None, None]
     )  # [M, L, H]: the slope of the pressure where it is not clipped
     for _ in range(steps):
-        drawn = [torch.randperm(len(labels), generator=generator)[:batch] for _, labels in tasks]
+        batches = [torch.randperm(len(labels), generator=generator)[:batch] for _, labels in tasks]
         picked = [
             (images[rows.to(images.device)], labels[rows.to(labels.device)])
-            for (images, labels), rows in zip(tasks, drawn, strict=True)
+            for (images, labels), rows in zip(tasks, batches, strict=True)
         ]
         adam.zero_grad()
         within = (theta.detach().abs() <= CLIP).to(theta.dtype)
@@ -261,7 +264,7 @@ def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
         * 2
     )
 
-    def some(start: int, stop: int) -> Tensor:
+    def run_chunk(start: int, stop: int) -> Tensor:
         part = theta[start:stop].detach().requires_grad_()
         x, y = (torch.cat(parts) for parts in zip(*tasks, strict=True))  # all tasks in one pass
         gates = part.sigmoid().to(x.dtype).repeat_interleave(len(x), dim=0)  # [m * B, L, H]
@@ -280,5 +283,5 @@ def _slopes(model: VisionModel, tasks: list[Task], theta: Tensor) -> Tensor:
         return torch.autograd.grad(loss.sum(), part)[0]
 
     return torch.cat(
-        list(in_chunks(some, len(theta), fit(len(theta), each, images.device), what="masks"))
+        list(in_chunks(run_chunk, len(theta), fit(len(theta), each, images.device), what="masks"))
     )

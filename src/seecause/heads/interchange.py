@@ -76,7 +76,7 @@ def interchange(
     effects = torch.full((kinds, n, model.n_layers, model.n_heads), torch.nan, dtype=torch.float64)
     totals = torch.empty(kinds, n, dtype=torch.float64)
 
-    def some(a: int, b: int) -> int:
+    def run_chunk(a: int, b: int) -> int:
         rows = torch.cat(
             [*[images[a:b]] * kinds, *(other[a:b].to(images) for other in cues.values())]
         )  # each image for every cue, then its counterfactuals
@@ -84,9 +84,9 @@ def interchange(
         whole, other = log_probs(model(rows), temperature).split(half)
         totals[:, a:b] = jensen_shannon(whole, other).double().cpu().unflatten(0, (kinds, b - a))
 
-        def each(layer: int, some_heads: list[int], logits: Tensor) -> None:
+        def each(layer: int, at: list[int], logits: Tensor) -> None:
             moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, kinds * b]
-            effects[:, a:b, layer, some_heads] = (
+            effects[:, a:b, layer, at] = (
                 moved.double().cpu().unflatten(1, (kinds, b - a)).movedim(0, -1)
             )
 
@@ -101,17 +101,17 @@ def interchange(
         return b - a
 
     size = fit(n, 2 * kinds * model.forward_bytes(layout), images.device, share=HELD)
-    for done in in_chunks(some, n, size, what="images"):
+    for done in in_chunks(run_chunk, n, size, what="images"):
         if progress is not None:
             progress(done)
-    means, errors = effects.mean(dim=1), [standard_error(one) for one in effects]
+    means, errors = effects.mean(dim=1), [standard_error(by_cue) for by_cue in effects]
     both = kinds == 2
-    said = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
+    record = {"temperature": temperature, "cues": list(cues), **protocol(model, images)}
     total: dict[str, float] = {
         cue: float(value.mean()) for cue, value in zip(cues, totals, strict=True)
     }
     return Interchange(
-        means[0], errors[0], means[1] if both else None, errors[1] if both else None, total, said
+        means[0], errors[0], means[1] if both else None, errors[1] if both else None, total, record
     )
 
 
@@ -136,7 +136,7 @@ def mediated(
     for head in checked_heads(model, heads) if heads else []:
         gates[head] = 0
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         rows = torch.cat([images[a:b], others[a:b]])
         plain = log_probs(model(rows), temperature).unflatten(0, (2, b - a))
         mixed = gated_logits(
@@ -157,7 +157,7 @@ def mediated(
         )
 
     parts = in_chunks(
-        some,
+        run_chunk,
         len(images),
         fit(len(images), 2 * model.forward_bytes(model.check(images)), images.device),
         what="images",
@@ -169,10 +169,10 @@ def mediated(
 def _cues(model: VisionModel, images: Tensor, swapped: Swapped) -> dict[Cue, Tensor]:
     need_heads(model, "interchange")
     need_distribution(model, "interchange")
-    for cue, given in (("background", swapped.background), ("foreground", swapped.foreground)):
-        if given is not None and given.shape != images.shape:
+    for cue, others in (("background", swapped.background), ("foreground", swapped.foreground)):
+        if others is not None and others.shape != images.shape:
             raise BadOption(
-                cue, list(given.shape), f"one counterfactual for each image, {list(images.shape)}"
+                cue, list(others.shape), f"one counterfactual for each image, {list(images.shape)}"
             )
-    found: dict[Cue, Tensor] = {"background": swapped.background}
-    return found if swapped.foreground is None else {**found, "foreground": swapped.foreground}
+    cues: dict[Cue, Tensor] = {"background": swapped.background}
+    return cues if swapped.foreground is None else {**cues, "foreground": swapped.foreground}

@@ -27,7 +27,7 @@ from seecause.heads.cigma import GUARDS, Guard, masks_at_hand
 from seecause.heads.erase import Baseline, Masks
 from seecause.heads.registry import selector
 from seecause.heads.score import score
-from seecause.heads.scores import Head, HeadScores, checked_heads
+from seecause.heads.scores import Head, HeadScores, absent, checked_heads
 from seecause.models.view import VisionModel
 
 
@@ -90,11 +90,11 @@ def greedy_cigma(
     operator: Operator = "zero",
     guard: Guard = "penalty",
     top: int = 4,
-    steps: int = 250,
+    mask_steps: int = 250,
 ) -> HeadScores:
     """How soon each head goes when CIGMA scores the others anew after each removal; 0 for those
     that stay."""
-    at_hand = masks_at_hand(model, images, masks, baseline, steps=steps)
+    at_hand = masks_at_hand(model, images, masks, baseline, steps=mask_steps)
     options = {"baseline": baseline, "operator": operator, "guard": guard != "none"}
     chosen = greedy(model, images, at_hand, top=top, rule=GUARDS[guard], target=labels, **options)
     first = chosen.rounds[0]
@@ -182,52 +182,29 @@ def regress(
         )
     check_options("regress", HeadExperiment, options)
     experiment = HeadExperiment(model, images, masks, seed=seed, **{"guard": False, **options})
-    exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
-    for layer, head in experiment.heads:
-        exists[layer, head] = True
-    rows = len(experiment.images) * draws
-    if ridge == 0 and rows < 2 * len(experiment.heads):
-        enough = -(-2 * len(experiment.heads) // len(experiment.images))
-        raise BadOption(
-            "draws",
-            draws,
-            f"enough for {len(experiment.heads)} heads: {enough} or more, or ridge above 0",
-        )
-    gone = (
-        torch.rand(
-            len(experiment.images),
-            draws,
-            *exists.shape,
-            generator=torch.Generator().manual_seed(seed),
-            dtype=torch.float64,
-        )
-        < rate
-    )
-    gone &= exists
+    exists, heads, count = ~absent(model), len(experiment.heads), len(experiment.images)
+    if ridge == 0 and count * draws < 2 * heads:
+        enough = f"{-(-2 * heads // count)} or more"
+        raise BadOption("draws", draws, f"enough for {heads} heads: {enough}, or ridge above 0")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, draws, *exists.shape)
+    gone = (torch.rand(shape, generator=generator, dtype=torch.float64) < rate) & exists
 
     def run_chunk(part: slice) -> Tensor:
-        whole = experiment.gated(
-            part, torch.ones(part.stop - part.start, *exists.shape, device=model.device)
-        )["response"]
-        lost = [
-            whole - experiment.gated(part, (~gone[part, draw]).float().to(model.device))["response"]
-            for draw in range(draws)
-        ]
+        open_gates = torch.ones(part.stop - part.start, *exists.shape, device=model.device)
+        whole = experiment.gated(part, open_gates)["response"]
+        lost = []
+        for draw in range(draws):
+            gates = (~gone[part, draw]).float().to(model.device)
+            lost.append(whole - experiment.gated(part, gates)["response"])
         return torch.stack(lost, dim=1).double().cpu()  # [b, draws]
 
     lost = torch.cat(experiment.over_images(run_chunk))
     value, error, explained = fit(gone[:, :, exists].double(), lost, ridge=ridge)
     table = torch.full((2, *exists.shape), torch.nan, dtype=torch.float64)
     table[:, exists] = torch.stack([value, error])
-    protocol = {
-        "estimator": "regression",
-        "draws": draws,
-        "rate": rate,
-        "ridge": ridge,
-        "seed": seed,
-        "operator": experiment.operator,
-        **experiment.record(),
-    }
+    protocol = {"estimator": "regression", "draws": draws, "rate": rate, "ridge": ridge}
+    protocol |= {"seed": seed, "operator": experiment.operator, **experiment.record()}
     return HeadScores(table[0], table[1], before={"r2": explained}, protocol=protocol)
 
 
@@ -245,12 +222,12 @@ def regression(
     draws: int = 32,
     rate: float = 0.1,
     ridge: float = 0.0,
-    steps: int = 250,
+    mask_steps: int = 250,
     seed: int = 0,
 ) -> HeadScores:
     """What each head adds to BIG while random others are missing too, by least squares. It has no
     guard."""
-    at_hand = masks_at_hand(model, images, masks, baseline, steps=steps)
+    at_hand = masks_at_hand(model, images, masks, baseline, steps=mask_steps)
     scores = regress(
         model,
         images,
@@ -273,9 +250,7 @@ def fit(gone: Tensor, lost: Tensor, *, ridge: float = 0.0) -> tuple[Tensor, Tens
     penalty = ridge * torch.eye(x.shape[-1], dtype=x.dtype)
     penalty[0, 0] = 0
     gram = torch.einsum("bnp,bnq->pq", x, x) + penalty
-    if torch.linalg.matrix_rank(gram, hermitian=True) < len(
-        gram
-    ):  # a head that never went, or some that always went together
+    if torch.linalg.matrix_rank(gram, hermitian=True) < len(gram):  # some always went together
         raise BadOption(
             "draws",
             x.shape[1],

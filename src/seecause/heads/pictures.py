@@ -3,9 +3,10 @@ studies start from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,16 +14,30 @@ from torch import Tensor
 from seecause.data.answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
 from seecause.data.dataset import IGNORE, Dataset, capabilities
+from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.heads.erase import Masks, Swapped
 from seecause.heads.registry import checked_labels
 from seecause.models.base import ImageModel
+from seecause.models.block import chain
+from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
+NONE = "none of the nine"
 _READ = 64  # pictures held at once before they have the model's size
+
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+@contextmanager
+def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Where nobody watches. Others show `what` they are at, and are told how much of `total` is
+    done, each time some is."""
+    yield lambda done: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +51,7 @@ class Pictures:
     truth: Tensor | None = None  # [N, H, W]: 1 object, 0 background, IGNORE neither
     groups: tuple[Group | None, ...] = ()
     swapped: Swapped | None = None  # exact counterfactuals: Critters only
-    objects: tuple[
-        str, ...
-        # names of the first code of groups: the data's classes, whatever the model calls its own
-    ] = ()
+    objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
     places: tuple[str, ...] = ()  # names of the second code of groups
 
     def __len__(self) -> int:
@@ -83,55 +95,49 @@ def read_pictures(
     """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere,
     and another creature in the same place."""
     if data.classes:
-        class_places(
-            model, data
-        )  # a dataset of other classes is refused before its pictures are read
+        class_places(model, data)  # a dataset of other classes is refused before it is read
     if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
-        found = critter_pictures(
-            model, data.latents(0, len(data), device=model.device), name=data.name
-        )
+        latents = data.latents(0, len(data), device=model.device)
+        pictures = critter_pictures(model, latents, name=data.name)
         if progress is not None:
             progress(len(data))
-        return _with_labels(model, data, found)
-    images, labels, truth, groups, ids = (
-        list[Tensor](),
-        list[Tensor](),
-        list[Tensor](),
-        list[Group | None](),
-        list[str](),
-    )
+        return _with_labels(model, data, pictures)
+    if len(data) == 0:
+        raise BadOption("data", data.name, "at least one picture")
+    images, labels, truth = list[Tensor](), list[Tensor](), list[Tensor]()
+    groups, ids = list[Group | None](), list[str]()
     for start in range(0, len(data), _READ):
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
         batch = to_batch(model, samples)
         images.append(batch.images)
         labels += [] if batch.labels is None else [batch.labels]
-        truth.append(
-            torch.full(
-                (len(samples), *batch.images.shape[-2:]),
-                IGNORE,
-                dtype=torch.int32,
-                device=model.device,
-            )
-            if batch.masks is None
-            else batch.masks
-        )
+        shape = (len(samples), *batch.images.shape[-2:])
+        unknown = torch.full(shape, IGNORE, dtype=torch.int32, device=model.device)
+        truth.append(unknown if batch.masks is None else batch.masks)
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]
         if progress is not None:
             progress(len(samples))
     masked = any(bool((part != IGNORE).any()) for part in truth)
-    if not images:
-        raise BadOption("data", data.name, "at least one picture")
-    found = Pictures(
+    pictures = Pictures(
         data.name,
         tuple(ids),
         torch.cat(images),
         torch.cat(labels) if labels else None,
         torch.cat(truth) if masked else None,
         tuple(groups),
+        objects=tuple(data.classes),
+        places=tuple(getattr(data, "places", ())),
     )
-    found = replace(found, objects=tuple(data.classes), places=tuple(getattr(data, "places", ())))
-    return _with_labels(model, data, found)
+    return _with_labels(model, data, pictures)
+
+
+def pictures_of(model: ImageModel, data: Dataset | Pictures, progress: Progress) -> Pictures:
+    """A dataset's pictures in the model's frame, or those that were read before."""
+    if isinstance(data, Pictures):
+        return data
+    with progress("reading pictures", len(data)) as advance:
+        return read_pictures(model, data, progress=advance)
 
 
 def critter_pictures(
@@ -141,19 +147,18 @@ def critter_pictures(
     go is decided by their place in the batch."""
     from seecause import critters
 
-    def seen(raw: Tensor) -> Tensor:
+    def normalised(raw: Tensor) -> Tensor:
         return model.preprocess.normalise(raw).to(model.device, model.dtype)
 
     turn = torch.arange(len(latents), device=latents.seed.device)
-    elsewhere = (latents.background + 1 + turn % (len(critters.BACKGROUNDS) - 1)) % len(
-        critters.BACKGROUNDS
-    )
-    another = (latents.creature + 1 + turn % (len(critters.CLASSES) - 1)) % len(critters.CLASSES)
+    places, creatures = len(critters.BACKGROUNDS), len(critters.CLASSES)
+    elsewhere = (latents.background + 1 + turn % (places - 1)) % places
+    another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
     scene, swapped = critters.render(latents), None
     if swaps:
+        moved = critters.render(latents.replace(background=elsewhere))
         swapped = Swapped(
-            seen(critters.render(latents.replace(background=elsewhere)).image),
-            seen(critters.render(latents.show(another)).image),
+            normalised(moved.image), normalised(critters.render(latents.show(another)).image)
         )
     codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
     return Pictures(
@@ -162,7 +167,7 @@ def critter_pictures(
             f"{place}, {critters.CLASSES[creature]} on {critters.BACKGROUNDS[background]}"
             for place, (creature, background) in enumerate(codes)
         ),
-        images=seen(scene.image),
+        images=normalised(scene.image),
         labels=latents.label.to(model.device),
         truth=scene.mask.to(model.device),
         groups=tuple((creature, background) for creature, background in codes),
@@ -170,6 +175,45 @@ def critter_pictures(
         objects=tuple(critters.CLASSES),
         places=tuple(critters.BACKGROUNDS),
     )
+
+
+def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
+    """The same view with the nine answers of the Backgrounds Challenge (Xiao et al. 2020), and a
+    tenth for none of them, which is always wrong.
+
+    `mapping` [1000] (`read_in9_map`) says which of the nine each ImageNet class is, -1 for none.
+    The logit of an answer is the largest of its classes, so the answer is the release's own.
+    """
+    members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
+    if any(len(classes) == 0 for classes in members):
+        raise BadOption(
+            "mapping",
+            mapping.unique().tolist(),
+            "classes for each of the nine, and some that are none of them (-1)",
+        )
+
+    def best(logits: Tensor) -> Tensor:
+        columns = [logits[..., classes.to(logits.device)].amax(dim=-1) for classes in members]
+        return torch.stack(columns, dim=-1)
+
+    native = model.native
+    changed: dict[str, Any] = {
+        "readout": replace(model.readout, head=chain(model.readout.head, best)),
+        "native": lambda images: best(native(images)),
+        "classes": (*CLASSES, NONE),
+        "merged": tuple(mapping.tolist()),
+        "memo": {},
+    }
+    return replace(model, **changed)
+
+
+def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
+    """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine
+    answers."""
+    nine = data.name.startswith("imagenet9:") and model.n_classes == IMAGENET_CLASSES
+    if not nine or not isinstance(model, VisionModel):
+        return model
+    return imagenet9_model(model, read_in9_map(find_in9_map(data.name)))
 
 
 @torch.no_grad()
@@ -183,40 +227,41 @@ def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     )
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Which right answers heads are scored on (CIGMA, section 1.1): a share of them, at most `cap`;
+    `stratified` takes as many from every class."""
+
+    share: float = 0.4
+    cap: int | None = 512
+    stratified: bool = False
+
+
 def answered_right(
-    model: ImageModel,
-    cases: Pictures,
-    *,
-    share: float = 0.4,
-    cap: int | None = 512,
-    stratified: bool = False,
-    seed: int = 0,
+    model: ImageModel, pictures: Pictures, *, seed: int = 0, **sampling: Any
 ) -> Pictures:
-    """A share of the pictures that the model answers right (CIGMA, section 1.1); without labels,
-    all of them."""
-    if cases.labels is None:
-        return cases
-    right = logits_of(model, cases.images).argmax(dim=1) == cases.labels
-    return cases.take(
-        true_positives(
-            right,
-            cases.labels,
-            share=share,
-            cap=cap,
-            stratified=stratified,
-            seed=seed,
-            classes=model.classes,
-        )
+    """The pictures that the model answers right, or some of them: keywords are those of `Sampling`.
+    Without labels, all."""
+    if pictures.labels is None:
+        return pictures
+    right = logits_of(model, pictures.images).argmax(dim=1) == pictures.labels
+    places = true_positives(
+        right,
+        pictures.labels,
+        seed=seed,
+        classes=model.classes,
+        **asdict(Sampling(**sampling)),
     )
+    return pictures.take(places)
 
 
-def _with_labels(model: ImageModel, data: Dataset, cases: Pictures) -> Pictures:
+def _with_labels(model: ImageModel, data: Dataset, pictures: Pictures) -> Pictures:
     """Labels as places among the model's classes."""
-    if cases.labels is None:
-        return cases
+    if pictures.labels is None:
+        return pictures
     labels = (
-        torch.tensor(class_places(model, data), device=cases.labels.device)[cases.labels]
+        torch.tensor(class_places(model, data), device=pictures.labels.device)[pictures.labels]
         if data.classes
-        else cases.labels
+        else pictures.labels
     )
-    return replace(cases, labels=checked_labels(model, cases.images, labels))
+    return replace(pictures, labels=checked_labels(model, pictures.images, labels))

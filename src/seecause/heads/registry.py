@@ -40,9 +40,13 @@ class Selector:
         """Keyword options and their defaults."""
         return keyword_options(self.run, leave_out=("progress",))
 
+    @property
+    def tells_progress(self) -> bool:
+        return "progress" in keyword_options(self.run)
 
-_FILES = ("cigma", "joint", "gating", "simple_selectors")
+
 _SELECTORS: dict[str, Selector] = {}
+_FILES = ("cigma", "joint", "gating", "simple_selectors")
 
 
 def selector(

@@ -97,14 +97,8 @@ def score(
             table.copy_plain(head)
     if progress is not None and len(running) < len(chosen):
         progress((len(chosen) - len(running)) * len(experiment.images))
-    protocol = {
-        **experiment.record(),
-        "operator": operator,
-        "temperature": temperature,
-        "guard": guard,
-        "seed": seed,
-        "heads_run": len(running),
-    }
+    protocol = {**experiment.record(), "operator": operator, "temperature": temperature}
+    protocol |= {"guard": guard, "seed": seed, "heads_run": len(running)}
     return table.scores(total=len(experiment.heads), protocol=protocol)
 
 

@@ -19,6 +19,7 @@ from seecause.models.constant import is_silent
 from seecause.models.view import VisionModel
 
 Head = tuple[int, int]  # (layer, head), both from 0
+Remove = Literal["most", "least"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,30 +29,19 @@ class HeadScores:
 
     value: Tensor  # [L, H] float64, on the CPU
     error: Tensor | None = None  # [L, H], standard error of the mean over images
-    after: dict[str, Tensor] = field(
-        default_factory=dict
-        # [L, H] each: what the model is like without the head (accuracy, nll, entropy, fig_drop,
-        # ...)
-    )
+    after: dict[str, Tensor] = field(default_factory=dict)  # [L, H] each: accuracy ... without it
     before: dict[str, float] = field(default_factory=dict)  # the same of the whole model
     protocol: dict[str, Any] = field(default_factory=dict)
     total: int | None = None  # heads of the model, scored or not; None: as many as have a score
-    effects: Tensor | None = (
-        None  # [B, L, H], of each image, where they were asked for; `value` is their mean
-    )
-    fig_drops: Tensor | None = (
-        None  # [B, L, H], what FIG of each image loses, beside `effects` where FIG was measured
-    )
+    effects: Tensor | None = None  # [B, L, H], of each image; `value` is their mean
+    fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, if it was measured
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""
         flat = self.value.flatten().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        chosen = [
-            i
-            for i in flat.argsort(descending=True, stable=True).tolist()
-            if flat[i] > (0 if positive else -torch.inf)
-        ]
-        return [divmod(i, self.value.shape[1]) for i in chosen]
+        least = 0 if positive else -torch.inf
+        order = flat.argsort(descending=True, stable=True).tolist()
+        return [divmod(place, self.value.shape[1]) for place in order if flat[place] > least]
 
     def top(self, k: int | float, *, positive: bool = True) -> list[Head]:
         """The `k` highest heads: a count, or a share of all heads of the model between 0 and 1.
@@ -75,12 +65,11 @@ def need_heads(model: ImageModel, what: str) -> None:
 
 def all_heads(model: VisionModel) -> list[Head]:
     """Every head there is; a block that lost all of its own has none."""
-    return [
-        (layer, head)
-        for layer, block in enumerate(model.blocks)
-        if not is_silent(block)
-        for head in range(block.heads)
-    ]
+    heads = []
+    for layer, block in enumerate(model.blocks):
+        if not is_silent(block):
+            heads += [(layer, head) for head in range(block.heads)]
+    return heads
 
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
@@ -98,7 +87,7 @@ def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
         raise NotDefined(
             "head ablation", f"{model.family} has no attention heads", "Use a vision transformer"
         )
-    found = set()
+    unique = set()
     for pair in heads:
         if not (
             isinstance(pair, tuple | list)
@@ -113,21 +102,16 @@ def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
             raise BadOption(
                 "heads", (layer, head), f"heads 0-{model.blocks[layer].heads - 1} in layer {layer}"
             )
-        found.add((layer, head))
-    return sorted(found)
-
-
-Remove = Literal["most", "least"]
+        unique.add((layer, head))
+    return sorted(unique)
 
 
 def absent(model: VisionModel) -> Tensor:
     """[L, H], true where a block has no such head."""
-    return torch.tensor(
-        [
-            [head >= block.heads or is_silent(block) for head in range(model.n_heads)]
-            for block in model.blocks
-        ]
-    )
+    exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
+    for head in all_heads(model):
+        exists[head] = True
+    return ~exists
 
 
 def padded(model: VisionModel, blocks: list[Tensor]) -> Tensor:
@@ -153,8 +137,6 @@ def mean_scores(
 ) -> HeadScores:
     """Means over images of per_image [N, L, H], with their standard errors. `remove="least"` turns
     them round: the largest gets 0."""
-    if remove not in ("most", "least"):
-        raise BadOption("remove", remove, "most or least")
     values, missing = per_image.detach().double().cpu(), absent(model)
     mean, error = values.mean(dim=0), standard_error(values)
     mean = mean if remove == "most" else mean[~missing].max() - mean

@@ -1,4 +1,18 @@
-"""Short ways to choose heads: norms, Taylor, attention mass, loss differences, chance."""
+"""Short ways to choose heads: the controls of CIGMA (section 1.9).
+
+weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
+output-norm     mean over images and tokens of |W_O[:, S_h] o_h|, what it adds before LayerScale or
+                a norm
+taylor          |g_h dL/dg_h| at g = 1, the first-order change of the loss without the head (Michel
+                et al. 2019; the head term of MDP, 2504.02168). Pruning removes what matters least,
+                so `remove="least"` is the default; `"most"` is the control that damages the model.
+                MDP then solves a latency program and fine-tunes: this is its importance
+attention-mass  how much of a head's attention, in the rows the answer is read from, falls on
+                background patches. What a head looks at is not what it says
+loss-gain       NLL - NLL^(-h), by exact ablation: positive where the model does better without it
+loss-change     |NLL - NLL^(-h)|: heads that matter, for better or worse
+random          any K heads. Every comparison shows this band beside it (at least 20 draws)
+"""
 
 from __future__ import annotations
 
@@ -41,26 +55,19 @@ def output_norm(
     model: VisionModel, images: Tensor, labels: Tensor, *, remove: Remove = "most"
 ) -> HeadScores:
     """Mean norm of what each head adds to the residual stream."""
-    grams = []  # [H, dh, dh] each: |W o|^2 = o' (W' W) o
-    for block in model.blocks:
-        weight = output_weights(block, model)
-        grams.append(weight @ weight.mT)
+    weights = [output_weights(block, model) for block in model.blocks]
+    grams = [weight @ weight.mT for weight in weights]  # [H, dh, dh]: |W o|^2 = o' (W' W) o
 
-    def some(start: int, stop: int) -> Tensor:
-        model.check(images)
+    def run_chunk(start: int, stop: int) -> Tensor:
         norms = []
         for step in walk(model, model.embed(images[start:stop]), model.at(images[start:stop])):
-            carried, gram = step.carried, grams[step.index]  # [B, R, H, dh]
+            carried = step.carried  # [B, R, H, dh]
             carried = carried if step.gate is None else carried * step.gate[:, None]
-            norms.append(
-                torch.einsum("brhi,hij,brhj->brh", carried, gram, carried)
-                .clamp_min(0)
-                .sqrt()
-                .mean(dim=1)
-            )
+            squares = torch.einsum("brhi,hij,brhj->brh", carried, grams[step.index], carried)
+            norms.append(squares.clamp_min(0).sqrt().mean(dim=1))
         return padded(model, norms)
 
-    per_image = over_images(some, model, images, holds=2)
+    per_image = over_images(run_chunk, model, images, holds=2)
     return mean_scores(
         model, per_image, remove=remove, protocol={"selector": "output-norm", "remove": remove}
     )
@@ -81,10 +88,10 @@ def taylor(
 ) -> HeadScores:
     """First-order change of the loss without each head; the least important go first."""
 
-    def some(start: int, stop: int) -> Tensor:
+    def run_chunk(start: int, stop: int) -> Tensor:
         return gate_gradients(model, images[start:stop], labels[start:stop]).abs()
 
-    per_image = over_images(some, model, images, holds=2 * model.n_layers)
+    per_image = over_images(run_chunk, model, images, holds=2 * model.n_layers)
     return mean_scores(
         model, per_image, remove=remove, protocol={"selector": "taylor", "remove": remove}
     )
@@ -113,9 +120,9 @@ def attention_mass(
 ) -> HeadScores:
     """Share of attention on the background; `masks` [N, H, W] are true on the object. What is
     neither (IGNORE, padding) is no background."""
-    found = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
-    if found is None or found.hard.shape != (len(images), *images.shape[-2:]):
-        shape = None if found is None else list(found.hard.shape)
+    truth = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
+    if truth is None or truth.hard.shape != (len(images), *images.shape[-2:]):
+        shape = None if truth is None else list(truth.hard.shape)
         raise BadOption(
             "masks",
             shape,
@@ -123,24 +130,19 @@ def attention_mass(
             " frame",
         )
     layout = model.check(images)
-    behind = (~found.hard if found.inside is None else ~found.hard & found.inside).to(
-        images.device, images.dtype
-    )
-    share = F.adaptive_avg_pool2d(behind[:, None], layout.grid).flatten(1)  # [N, patches]
+    background = ~truth.hard if truth.inside is None else ~truth.hard & truth.inside
+    pixels = background.to(images.device, images.dtype)
+    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
 
-    def some(start: int, stop: int) -> Tensor:
-        found = [
-            read_rows(model, layout, probs)
-            for _, probs in zip(
-                model.blocks, attention_probs(model, images[start:stop]), strict=False
-            )
-        ]  # [B, H, T]
-        return padded(
-            model,
-            [(row[..., layout.patches] * share[start:stop, None]).sum(dim=-1) for row in found],
-        )
+    def run_chunk(start: int, stop: int) -> Tensor:
+        masses = []
+        every = attention_probs(model, images[start:stop])  # [B, H, T, T] each
+        for _, probs in zip(model.blocks, every, strict=False):
+            row = read_rows(model, layout, probs)  # [B, H, T]
+            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
+        return padded(model, masses)
 
-    per_image = over_images(some, model, images, holds=2 + layout.tokens // 64)
+    per_image = over_images(run_chunk, model, images, holds=2 + layout.tokens // 64)
     return mean_scores(model, per_image, protocol={"selector": "attention-mass"})
 
 

@@ -1,5 +1,5 @@
-"""Pages about heads: what an audit found, the grid of scores, curves against the number of heads
-removed, and tables of studies."""
+"""Pages about heads: the grid of scores, curves against the number of heads removed, numbers before
+and after, and tables of studies; what the short names on them mean."""
 
 from __future__ import annotations
 
@@ -10,41 +10,89 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from markupsafe import Markup
 
-from seecause.heads.ablation_study import StudyTable
-from seecause.heads.audit import Audit
+from seecause import __version__
 from seecause.heads.gains import FEW
-from seecause.heads.outcomes import Curve, Outcome
+from seecause.heads.outcomes import Curve, Outcome, changes
 from seecause.heads.pictures import Pictures
 from seecause.heads.registry import selectors
 from seecause.heads.scores import Head, HeadScores
+from seecause.heads.studies import StudyTable
+from seecause.models.base import ImageModel
 from seecause.report.cell import Cell
 from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
 from seecause.report.forest import Difference, forest
-from seecause.report.heads_words import (
-    AUDITED,
-    GAINS,
-    LOOKS_NOTE,
-    looks_terms,
-    outcome_terms,
-    spelled,
-)
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
 
 WRITTEN = 16  # heads in a row that still have room for their numbers
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR
 DRAWN = "as many random heads: mean and standard deviation of draws"
+LINES = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
 X = {"K": "K, heads removed at most"}  # axes of studies in words
 RANDOM, SPREAD = ", random", ", random sd"  # endings of columns of studies
 CIGMA_NOTE = (
     "Orange heads make the answer hang on the background: without them it hangs less. Blue heads do"
     " the opposite."
 )
+CURVES_NOTE = (
+    "A repair raises the worst group and lowers BIR and flips more than random removals do, at no"
+    " cost in accuracy. Heads with scores of 0 or less stay. BIR here is of all test pictures; an"
+    " audit takes right answers only."
+)
 GRID_NOTE = "Hover for standard errors and for what else the head's removal does."
+
+
+GAINS = {
+    "FIG": (
+        "foreground information gain: how far the answer moves when the object goes (Jensen-Shannon"
+        " divergence in nats: 0 not at all, 0.69 at most)"
+    ),
+    "BIG": "background information gain: how far the answer moves when the background goes",
+    "BIR": (
+        "background's share, BIG / (FIG + BIG): 0 answers from the object, 1 from the background."
+        " Averaged by picture (mean of ratios), or of the averages"
+    ),
+}
+ERASURES = {  # each by what its name has in it
+    "discovered masks": (
+        "found by search: the part of the picture that the model keeps its answer with, which need"
+        " not be the object"
+    ),
+    "true masks": "come with the data and are the object",
+    "mean": "the gap is filled with the picture's own mean colour",
+    "grey": "the gap is filled with the mean colour of the training set",
+    "blur": "the gap is filled with the picture, blurred",
+    "noise": "the gap is filled with noise",
+    "exact swap": (
+        "the same picture drawn again with another background, or with another object: nothing is"
+        " cut out"
+    ),
+}
+OUTCOMES = {  # names of numbers before and after: in words, and whether higher or lower is better
+    "accuracy": ("accuracy", "↑"),
+    "worst group": ("accuracy in the worst group", "↑"),
+    "worst of groups (0, 1) and (1, 0)": ("accuracy in the worst of groups (0, 1) and (1, 0)", "↑"),
+    "mean of groups": ("accuracy, mean of groups", "↑"),
+    "groups weighted as in training": ("accuracy, groups weighted as in training", "↑"),
+    "NLL": ("NLL", "↓"),
+    "ECE": ("ECE", "↓"),
+    "flips": ("flips", "↓"),
+    "FIG": ("FIG", ""),
+    "BIG": ("BIG", "↓"),
+    "BIR": ("BIR", "↓"),
+    "BG-gap": ("BG-gap", "↓"),
+}
+MEASURED = {
+    "NLL": "negative log-likelihood, the surprise at the true class in nats",
+    "ECE": "expected calibration error, how far confidence is from accuracy",
+    "flips": "share of answers that change when the same object is drawn with another background",
+    "BG-gap": "accuracy lost when the background is one of another class",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +148,13 @@ class ScoreGrid:
             )
         spread = torch.nan if self.scores.error is None else float(self.scores.error[layer, head])
         error = f" ± {number(spread)}" if spread == spread else ""
-        told = [
-            f"{name} {number(float(table[layer, head]))}"
-            for name, table in self.scores.after.items()
+        costs = [
+            f"{name} {number(float(values[layer, head]))}"
+            for name, values in self.scores.after.items()
             if name != "response"
         ]
         text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
-        without = f"; without it: {', '.join(told)}" if told else ""
+        without = f"; without it: {', '.join(costs)}" if costs else ""
         strength = round(90 * abs(value) / self.most) if self.most > 0 else 0
         return Cell(
             strength,
@@ -117,176 +165,40 @@ class ScoreGrid:
         )
 
 
-def verdict_section(
-    found: Audit,
-    said: Sequence[str] | None = None,
-    *,
-    title: str = "What was found",
-    explained: bool = True,
-) -> Section:
-    """The conclusion in plain words (`said`, or the audit's own), and every measurement behind it;
-    its terms are `explained` once on a page."""
-    rows = []
-    for name, gains in found.means.items():
-        values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
-        more = (
-            f"{gains.bir_mean_of_ratios:.3f}",
-            f"{int(gains.degenerate.sum())} of {len(gains.big)}",
-            number(gains.noise_floor),
-        )
-        rows.append(
-            (
-                name,
-                *("-" if value != value else f"{value:.3f}" for value in values),
-                gains.interval_text().replace(" to ", "\u00a0to\u00a0"),
-                *more,
-            )
-        )
-    head = (
-        "taken away by",
-        "FIG",
-        "BIG",
-        "BIR (of means)",
-        "its 95 % interval",
-        "BIR (mean of ratios)",
-        "degenerate",
-        "noise floor",
-    )
-    marked = [list(found.gains).index(found.trusted)]
-    body = fragment(
-        "heads_verdict.html.j2", verdict=found.verdict() if said is None else said
-    ) + table(rows, head=head, marked=marked)
-    counted = (
-        "all pictures"
-        if found.counted is None
-        else (
-            f"the {int(found.counted.sum())} of {len(found.counted)} pictures that are answered"
-            " right"
-        )
-    )
-    overlap = (
-        {}
-        if found.overlap is None
-        else {
-            "IoU": (
-                "intersection over union of two masks: 1 where they are the same, 0 where they do"
-                " not meet"
-            )
-        }
-    )
-    terms = GAINS | looks_terms(found.gains) | AUDITED | overlap if explained else {}
-    return Section(
-        title,
-        body,
-        f"{LOOKS_NOTE if explained else 'The same of another model.'} Means over {counted}.",
-        terms,
-    )
-
-
-def groups_section(found: Audit) -> list[Section]:
-    """Right answers by group: first code down, second code across, by the data's own names. None
-    without groups."""
-    if found.groups is None:
-        return []
-    groups, names, places = found.groups, found.cases.objects, found.cases.places
-    cells = {
-        group: _right(*numbers)
-        for group, *numbers in zip(
-            groups.groups,
-            groups.right.tolist(),
-            groups.total.tolist(),
-            groups.intervals().tolist(),
-            strict=True,
-        )
-    }
-    if all(len(group) == 2 for group in groups.groups) and len(groups.groups) > 2:
-        down, across = (sorted({group[code] for group in groups.groups}) for code in (0, 1))
-        corner, head = (
-            "object",
-            [places[code] if code < len(places) else f"background {code}" for code in across],
-        )
-        nothing = Cell(0, "none", "", "no picture")
-        rows = [
-            (names[f] if f < len(names) else str(f), [cells.get((f, b), nothing) for b in across])
-            for f in down
-        ]
-    else:
-        corner, head, rows = (
-            "group",
-            ["right answers"],
-            [(str(group), [cell]) for group, cell in cells.items()],
-        )
-    fewest, most = int(groups.total.min()), int(groups.total.max())
-    sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    note = (
-        f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean"
-        f" of groups {groups.unweighted_average:.3f}"
-    )
-    if fewest < FEW:
-        note += (
-            f". Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the accuracy"
-            " of one; read rows and columns, or audit more pictures"
-        )
-    else:
-        note += (
-            f", worst group {groups.worst:.3f}; {sizes} pictures a group, hover for 95 % intervals"
-        )
-    body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
-    return [
-        Section(
-            "Who pays for it?",
-            body,
-            f"{note}. A shortcut fails where object and background disagree.",
-        )
-    ]
-
-
-def _right(right: int, total: int, span: Sequence[float]) -> Cell:
-    said = f"accuracy {right / total:.2f}, 95 % interval {span[0]:.2f} to {span[1]:.2f}"
-    return Cell(round(60 * right / total), "for", f"{right} of {total}", said)
-
-
 def scores_section(
     scores: HeadScores,
     *,
     by: str,
     chosen: Sequence[Head] = (),
-    title: str = "Which heads carry the background?",
+    title: str | None = None,
     note: str | None = None,
 ) -> Section:
     """The grid of layer x head. Without `note`, what the selector `by` scores is said."""
+    outlined = "outlined: removed" if chosen else ""
     unknown = "hatched: not measured" if bool(scores.value.isnan().any()) else ""
-    key = "; ".join(
-        said
-        for said in ("outlined: removed" if chosen else "", unknown, ScoreGrid("", scores).unit)
-        if said
+    keys = (outlined, unknown, ScoreGrid("", scores).unit)
+    grid = ScoreGrid(
+        f"score of each head, by {by}", scores, chosen, key="; ".join(key for key in keys if key)
     )
-    grid = ScoreGrid(f"score of each head, by {by}", scores, chosen, key=key)
-    return Section(
-        title, fragment("head_grid.html.j2", grids=[grid]), _grid_note(by) if note is None else note
-    )
+    if title is None:
+        title = "Which heads carry the background?" if by == "cigma" else "Which heads go first?"
+    body = fragment("head_grid.html.j2", grids=[grid])
+    return Section(title, body, _grid_note(by) if note is None else note)
 
 
 def curves_section(
-    found: Curve, *, by: str, title: str = "What do more removed heads do?"
+    line: Curve, *, by: str, title: str = "What do more removed heads do?"
 ) -> Section:
     """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are
     shares, drawn from zero."""
-    numbers = [outcome.numbers() for outcome in found.chosen]
-    shown = [name for name in numbers[0] if name in MAIN or name.startswith("BIR")]
-    looks = {f"heads chosen by {by}": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
+    numbers = [outcome.numbers() for outcome in line.chosen]
     charts = []
-    for name in shown:
-        band = found.band(name)
-        random = Series(
-            "random",
-            found.ks,
-            [mean for mean, _ in band],
-            [spread for _, spread in band],
-            GREY,
-            DASHES[1],
-        )
-        chosen = Series(by, found.ks, [row[name] for row in numbers], (), COLOURS[0])
+    for name in numbers[0]:
+        if name not in MAIN and not name.startswith("BIR"):
+            continue
+        means, spreads = zip(*line.band(name), strict=True)
+        random = Series("random", line.ks, means, spreads, GREY, DASHES[1])
+        chosen = Series(by, line.ks, [row[name] for row in numbers], (), COLOURS[0])
         charts.append(
             chart(
                 [random, chosen],
@@ -296,116 +208,105 @@ def curves_section(
                 share=True,
             )
         )
-    note = (
-        "A repair raises the worst group and lowers BIR and flips more than random removals do, at"
-        " no cost in accuracy. Heads with scores of 0 or less stay. BIR here is of all test"
-        " pictures, right or wrong, so that the same ones are compared before and after; an audit"
-        " takes right answers only."
-    )
-    return Section(title, fragment("bench_charts.html.j2", charts=charts, keys=looks), note)
+    keys = {f"heads chosen by {by}": LINES["chosen heads"], DRAWN: LINES[DRAWN]}
+    body = fragment("bench_charts.html.j2", charts=charts, keys=keys)
+    return Section(title, body, CURVES_NOTE)
 
 
 def change_section(
     before: Outcome,
     after: Outcome,
-    cases: Pictures,
+    pictures: Pictures,
     *,
-    gaps: Sequence[float] = (),
+    gaps: tuple[float, float] | None = None,
     title: str = "What changed?",
 ) -> Section:
-    """Numbers before and after, on the same pictures, `cases`; `gaps` are the BG-gaps before and
-    after."""
-    first, second = changes(before, after, gaps)
-    shown = [key for key in first if key in second and key != "removed"]
+    """Numbers before and after, on the same `pictures`; `gaps` are the BG-gaps before and after."""
+    numbers = changes(before, after, gaps)
     rows = [
-        (spelled(key), f"{first[key]:.3f}", f"{second[key]:.3f}", _change(second[key] - first[key]))
-        for key in shown
+        (spelled(name), f"{first:.3f}", f"{second:.3f}", _change(second - first))
+        for name, (first, second) in numbers.items()
     ]
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = (
-        f"Heads removed (layer, head): {heads}. {len(cases)} pictures of {cases.name}, with the"
-        " same masks before and after. Arrows show where better is."
+        f"Heads removed (layer, head): {heads}. {len(pictures)} pictures of {pictures.name}, with"
+        " the same masks before and after. Arrows show where better is."
     )
-    fewest = min(Counter(cases.groups).values(), default=FEW) if cases.grouped else FEW
-    note += (
-        f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the worst"
-        " says little."
-        if fewest < FEW
-        else ""
-    )
-    return Section(
-        title, table(rows, head=("", "before", "after", "change")), note, outcome_terms(shown)
-    )
+    fewest = min(Counter(pictures.groups).values(), default=FEW) if pictures.grouped else FEW
+    if fewest < FEW:
+        note += (
+            f" The smallest group has {fewest} picture{'s' * (fewest != 1)}: the accuracy of the"
+            " worst says little."
+        )
+    body = table(rows, head=("", "before", "after", "change"))
+    return Section(title, body, note, outcome_terms(numbers))
 
 
 def _change(value: float) -> str:
     return f"{value:+.3f}" if round(value, 3) else "none"
 
 
-def changes(
-    before: Outcome, after: Outcome, gaps: Sequence[float] = ()
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The numbers of two outcomes by name, with BG-gaps where they were measured."""
-    first, second = before.numbers(), after.numbers()
-    return (first | {"BG-gap": gaps[0]}, second | {"BG-gap": gaps[1]}) if gaps else (first, second)
-
-
-def study_section(found: StudyTable) -> Section:
+def study_section(study: StudyTable) -> Section:
     """Charts of the main columns, along `x` or as differences to the first row, and a table. What
     random heads do is in the charts and the CSV."""
-    looks = {"chosen heads": (COLOURS[0], ""), DRAWN: (GREY, DASHES[1])}
-    columns = [name for name in found.columns if not name.endswith((RANDOM, SPREAD))]
-    first = columns[0]
-    charts = []
-    for name in columns:
-        known = [row for row in found.rows if name in row]
-        if name not in MAIN and not name.startswith(("BIR", "rank")):
-            continue
-        if found.x is None:
-            rows = [
-                Difference(str(row[first]), float(row[name]) - float(known[0][name]), math.nan)
-                for row in known[1:]
-            ]
-            charts.append(
-                forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}")
-            )
-            continue
-        along = [row[found.x] for row in known]
-        series = [
-            Series(
-                "chosen heads",
-                along,
-                [float(row[name]) for row in known],
-                (),
-                *looks["chosen heads"],
-            )
-        ]  # type: ignore[arg-type]
-        if name + RANDOM in found.columns:
-            means, spreads = (
-                [float(row[name + ending]) for row in known] for ending in (RANDOM, SPREAD)
-            )
-            series.insert(0, Series("random heads", along, means, spreads, *looks[DRAWN]))  # type: ignore[arg-type]
-        charts.append(
-            chart(
-                series,
-                title=spelled(name),
-                x_title=X.get(found.x, found.x),
-                y_title=name if name.startswith("rank") else "share",
-                share=True,
-            )
-        )
+    columns = [name for name in study.columns if not name.endswith((RANDOM, SPREAD))]
+    drawn = _differences if study.x is None else _along
+    shown = [name for name in columns if name in MAIN or name.startswith(("BIR", "rank"))]
+    charts = [drawn(study, name) for name in shown]
     cells = [
-        (f"{row[first]}", *(_shown(row.get(name, "")) for name in columns[1:]))
-        for row in found.rows
+        (f"{row[columns[0]]}", *(_shown(row.get(name, "")) for name in columns[1:]))
+        for row in study.rows
     ]
-    keys = looks if any(name.endswith(RANDOM) for name in found.columns) else {}
-    note = (
-        found.note
-        if found.x is not None
-        else f"{found.note} Differences are of single runs, without intervals."
-    )
+    keys = LINES if any(name.endswith(RANDOM) for name in study.columns) else {}
+    note = study.note
+    if study.x is None:
+        note = f"{note} Differences are of single runs, without intervals."
     body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(cells, head=columns)
-    return Section(found.question, body, note.strip(), outcome_terms(columns))
+    return Section(study.question, body, note.strip(), outcome_terms(columns))
+
+
+def _differences(study: StudyTable, name: str) -> Markup:
+    """A column as differences to its first row."""
+    first = study.columns[0]
+    known = [row for row in study.rows if name in row]
+    start = float(known[0][name])
+    rows = [Difference(str(row[first]), float(row[name]) - start, math.nan) for row in known[1:]]
+    return forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}")
+
+
+def _along(study: StudyTable, name: str) -> Markup:
+    """A column along the study's axis, with what random heads do where that was measured."""
+    assert study.x is not None
+    known = [row for row in study.rows if name in row]
+    along = [float(row[study.x]) for row in known]
+    values = [float(row[name]) for row in known]
+    series = [Series("chosen heads", along, values, (), *LINES["chosen heads"])]
+    if name + RANDOM in study.columns:
+        means = [float(row[name + RANDOM]) for row in known]
+        spreads = [float(row[name + SPREAD]) for row in known]
+        series.insert(0, Series("random heads", along, means, spreads, *LINES[DRAWN]))
+    return chart(
+        series,
+        title=spelled(name),
+        x_title=X.get(study.x, study.x),
+        y_title=name if name.startswith("rank") else "share",
+        share=True,
+    )
+
+
+def settings_section(model: ImageModel, record: Mapping[str, Any]) -> Section:
+    """Everything needed to get the same numbers again."""
+    about = {
+        "model": model.name,
+        "fingerprint": model.fingerprint(),
+        "readout": getattr(model, "readout_name", None),
+        **record,
+        "device, dtype": f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
+        "seecause": __version__,
+    }
+    rows = [(key, str(value)) for key, value in about.items() if value is not None]
+    body = fragment("protocol.html.j2", tables=[rows], shared=False)
+    return Section("Protocol", body, "Everything needed to get the same numbers again.")
 
 
 def table(
@@ -414,60 +315,20 @@ def table(
     return fragment("facts.html.j2", rows=list(rows), head=head, marked=marked)
 
 
-def audit_csv(found: Audit, names: Sequence[str]) -> str:
-    """One line for each picture."""
-    answers = found.logits.argmax(dim=1).tolist()
-    rows = []
-    for place, picture in enumerate(found.cases.ids):
-        row: dict[str, str | float] = {
-            "picture": picture,
-            "answer": names[answers[place]] if answers[place] < len(names) else str(answers[place]),
-        }
-        if found.cases.labels is not None:
-            label = int(found.cases.labels[place])
-            row["label"] = names[label] if label < len(names) else str(label)
-        if found.cases.grouped:
-            row["group"] = " ".join(map(str, found.cases.groups[place] or ()))
-        if found.overlap is not None:
-            row["IoU"] = float(found.overlap[place])
-        if found.flips is not None:
-            row["flips"] = int(found.flips[place])
-        for look, gains in found.gains.items():
-            row |= {
-                f"FIG, {look}": float(gains.fig[place]),
-                f"BIG, {look}": float(gains.big[place]),
-                f"BIR, {look}": float(gains.bir[place]),
-            }
-        rows.append(row)
-    return rows_csv(rows)
-
-
 def scores_csv(scores: HeadScores) -> str:
     """One line for each head that was scored, the best first; then what the model is like without
     it."""
-    order = [
-        *scores.order(positive=False),
-        *((int(a), int(b)) for a, b in (scores.value == -torch.inf).nonzero()),
-    ]
+    stay = [(int(layer), int(head)) for layer, head in (scores.value == -torch.inf).nonzero()]
+    after = {name: values for name, values in scores.after.items() if name != "response"}
     rows = []
-    for layer, head in order:
-        row: dict[str, str | float] = {
-            "layer": layer,
-            "head": head,
-            "score": float(scores.value[layer, head]),
-        }
+    for layer, head in [*scores.order(positive=False), *stay]:
+        row: dict[str, str | float] = {"layer": layer, "head": head}
+        row["score"] = float(scores.value[layer, head])
         if scores.error is not None:
             row["standard error"] = float(scores.error[layer, head])
-        rows.append(
-            {
-                **row,
-                **{
-                    f"{name} without it": float(values[layer, head])
-                    for name, values in scores.after.items()
-                    if name != "response"
-                },
-            }
-        )
+        for name, values in after.items():
+            row[f"{name} without it"] = float(values[layer, head])
+        rows.append(row)
     return rows_csv(rows)
 
 
@@ -495,3 +356,26 @@ def _grid_note(by: str) -> str:
 
 def _shown(value: str | float) -> str:
     return f"{value}" if isinstance(value, str | int) else f"{value:.3f}"
+
+
+def erasure_terms(names: Iterable[str]) -> dict[str, str]:
+    """What the ways to take a background away are, of those that occur in `names`."""
+    there = " ".join(names)
+    return {word: meaning for word, meaning in ERASURES.items() if word in there}
+
+
+def outcome_terms(names: Iterable[str]) -> dict[str, str]:
+    """What the numbers of an outcome mean, of those that occur in `names`, and what they were
+    measured with."""
+    kinds, how = zip(*(name.partition(", ")[::2] for name in names), strict=True)
+    return {
+        term: meaning for term, meaning in (MEASURED | GAINS).items() if term in kinds
+    } | erasure_terms(how)
+
+
+def spelled(name: str) -> str:
+    """A number in words, with an arrow to where it is better; what it was measured with stands
+    behind a comma."""
+    kind, comma, how = (name, "", "") if name in OUTCOMES else name.partition(", ")
+    words, better = OUTCOMES.get(kind, (kind, ""))
+    return f"{words}{comma}{how} {better}".strip()

@@ -16,22 +16,31 @@ or without.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, UnknownName
 from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks, iou
 from seecause.heads.outcomes import Outcome, curve, outcomes
-from seecause.heads.pictures import Pictures
+from seecause.heads.pictures import (
+    Pictures,
+    Progress,
+    Sampling,
+    answered_right,
+    model_for,
+    no_progress,
+    pictures_of,
+)
+from seecause.heads.prune_and_test import Background
 from seecause.heads.score import score
-from seecause.heads.scores import HeadScores
+from seecause.heads.scores import HeadScores, all_heads
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 
@@ -78,13 +87,12 @@ class StudySetup:
     train: Pictures
     test: Pictures
     masks: Masks  # of `train`
-    looks: tuple[Erasure, ...] = ()  # of `test`
+    erasures: tuple[Erasure, ...] = ()  # of `test`
     top: int = 4
     fill: Fill = "grey"
     guard: bool = True
     draws: int = 20
-    steps: int = 250  # of mask searches
-    cache: str | Path | None = None  # of masks that were found
+    search: Mapping[str, Any] = field(default_factory=dict)  # options of `discover_masks`
     seed: int = 0
 
     def scores(
@@ -96,12 +104,17 @@ class StudySetup:
         temperature: float = 1.0,
     ) -> HeadScores:
         """Of every head, with the setting that a study changes."""
-        cases = train or self.train
-        found = score(
-            self.model, cases.images, masks or self.masks, target=cases.labels,
-            baseline=fill or self.fill, guard=self.guard, temperature=temperature
-        )  # fmt: skip
-        return penalised(found) if self.guard else found
+        pictures = train or self.train
+        scores = score(
+            self.model,
+            pictures.images,
+            masks or self.masks,
+            target=pictures.labels,
+            baseline=fill or self.fill,
+            guard=self.guard,
+            temperature=temperature,
+        )
+        return penalised(scores) if self.guard else scores
 
     def subset(self, rows: Tensor) -> tuple[Pictures, Masks]:
         return self.train.take(rows), self.masks.take(rows)
@@ -109,11 +122,11 @@ class StudySetup:
     def without(self, chosen: Sequence[HeadScores]) -> list[Outcome]:
         """The model without the top heads of each."""
         return outcomes(
-            self.model, self.test, [scores.top(self.top) for scores in chosen], self.looks
+            self.model, self.test, [scores.top(self.top) for scores in chosen], self.erasures
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StudyTable:
     """A study's table. `x` names the column that charts run along; the first column of a table
     names its rows."""
@@ -123,34 +136,97 @@ class StudyTable:
     rows: list[Row]
     x: str | None = None
     note: str = ""
+    train: Pictures | None = None  # what heads were scored on
+    test: Pictures | None = None  # what was measured
+    masks: Masks | None = None  # of `train`
 
     @property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
 
-def ablation_study(name: str, setup: StudySetup) -> StudyTable:
-    """One of `STUDIES`."""
+def ablation_study(
+    name: str,
+    model: VisionModel,
+    train: Dataset | Pictures,
+    test: Dataset | Pictures,
+    *,
+    top: int = 4,
+    sampling: Sampling | None = None,
+    background: Background | None = None,
+    guard: bool = True,
+    draws: int = 20,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> StudyTable:
+    """Change one setting of CIGMA: one of `STUDIES`. Heads are scored on right answers of `train`
+    and measured on `test`; `draws` random sets stand beside study k."""
+    check_study(name, model, top)
+    background = background or Background()
+    background.check()
+    if background.fill == "swap":
+        raise BadOption("fill", "swap", "mean, grey, blur or noise: studies compare masks")
+    sampling = sampling or Sampling()
+    if name == "fraction":  # it takes shares of all right answers itself
+        sampling = replace(sampling, share=1.0)
+    judge = model_for(model, train)
+    assert isinstance(judge, VisionModel)
+    chosen = pictures_of(judge, train, progress)
+    chosen = answered_right(judge, chosen, seed=seed, **asdict(sampling))
+    tested = pictures_of(judge, test, progress)
+    setup = StudySetup(
+        model=judge,
+        train=chosen,
+        test=tested,
+        masks=background.masks_of(judge, chosen, progress),
+        erasures=tuple(background.test_erasures(judge, tested, progress)),
+        top=top,
+        fill=background.fill,
+        guard=guard,
+        draws=draws,
+        search=background.search,
+        seed=seed,
+    )
+    with progress(f"study {name}", 1) as advance:
+        table = run_study(name, setup)
+        advance(1)
+    return table
+
+
+def check_study(name: str, model: VisionModel, top: int) -> None:
+    """Refuse, before any picture is read, a study or a number of heads that there is not."""
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
-    total = int(sum(block.heads for block in setup.model.blocks))
-    if not 0 < setup.top <= total:
-        raise BadOption("top", setup.top, f"1 to {total} heads, as many as the model has")
-    return STUDIES[name](setup)
+    total = len(all_heads(model))
+    if not 0 < top <= total:
+        raise BadOption("top", top, f"a count from 1 to {total} heads, as many as the model has")
+
+
+def run_study(name: str, setup: StudySetup) -> StudyTable:
+    """One of `STUDIES`."""
+    check_study(name, setup.model, setup.top)
+    table = STUDIES[name](setup)
+    return replace(table, train=setup.train, test=setup.test, masks=setup.masks)
 
 
 def _k(setup: StudySetup) -> StudyTable:
     total = sum(block.heads for block in setup.model.blocks)
     ks = sorted({k for k in (*KS, setup.top) if k <= total})
-    found = curve(
-        setup.model, setup.test, setup.scores(), ks, setup.looks, draws=setup.draws, seed=setup.seed
+    line = curve(
+        setup.model,
+        setup.test,
+        setup.scores(),
+        ks,
+        setup.erasures,
+        draws=setup.draws,
+        seed=setup.seed,
     )
     rows: list[Row] = []
-    for place, (k, chosen) in enumerate(zip(ks, found.chosen, strict=True)):
+    for place, (k, chosen) in enumerate(zip(ks, line.chosen, strict=True)):
         row: Row = {"K": k, **chosen.numbers()}
         for name in chosen.numbers():
             if name in ("accuracy", "worst group", "flips") or name.startswith("BIR"):
-                mean, spread = found.band(name)[place]
+                mean, spread = line.band(name)[place]
                 row |= {f"{name}, random": mean, f"{name}, random sd": spread}
         rows.append(row)
     note = (
@@ -167,8 +243,8 @@ def _fraction(setup: StudySetup) -> StudyTable:
     }  # of few pictures, several shares are the same ones
     chosen = []
     for count in counts:
-        cases, masks = setup.subset(order[:count].sort().values)
-        chosen.append(setup.scores(train=cases, masks=masks))
+        pictures, masks = setup.subset(order[:count].sort().values)
+        chosen.append(setup.scores(train=pictures, masks=masks))
     rows: list[Row] = [
         {
             "share": share,
@@ -192,19 +268,17 @@ def _fraction(setup: StudySetup) -> StudyTable:
 def _masks(setup: StudySetup) -> StudyTable:
     chosen, about = [], []
     for options in MASKS.values():
-        found = discover_masks(
-            setup.model, setup.train.images, steps=setup.steps, cache=setup.cache, **options
-        )
+        masks = discover_masks(setup.model, setup.train.images, **{**setup.search, **options})
         fill = options.get("baseline", setup.fill)
-        chosen.append(setup.scores(masks=found, fill=fill))
-        gains = information_gains(setup.model, setup.train.images, found, baseline=fill)
+        chosen.append(setup.scores(masks=masks, fill=fill))
+        gains = information_gains(setup.model, setup.train.images, masks, baseline=fill)
         row: Row = {
             "FIG": float(gains.fig.mean()),
             "BIG": float(gains.big.mean()),
             "BIR": gains.bir_ratio_of_means,
         }
         if setup.train.truth is not None:
-            row = {"IoU": float(iou(found, setup.train.truth).nanmean()), **row}
+            row = {"IoU": float(iou(masks, setup.train.truth).nanmean()), **row}
         about.append(row)
     rows: list[Row] = [
         {
@@ -255,9 +329,12 @@ def _layers(setup: StudySetup) -> StudyTable:
                 (third == place)[:, None] | scores.value.isnan(), scores.value, -torch.inf
             ),
         )
-    whole = outcomes(setup.model, setup.test, [[]], setup.looks)
-    found = dict(zip(["none", *parts], [*whole, *setup.without(list(parts.values()))], strict=True))
-    rows: list[Row] = [{"blocks": name, **outcome.numbers()} for name, outcome in found.items()]
+    whole = outcomes(setup.model, setup.test, [[]], setup.erasures)
+    measured = [*whole, *setup.without(list(parts.values()))]
+    rows: list[Row] = [
+        {"blocks": name, **outcome.numbers()}
+        for name, outcome in zip(["none", *parts], measured, strict=True)
+    ]
     note = (
         f"The {setup.top} best heads of those blocks alone go; fewer where fewer have a score"
         " above 0."
@@ -272,8 +349,8 @@ def _stability(setup: StudySetup) -> StudyTable:
         for _ in range(HALVES)
     ]
     chosen = [
-        setup.scores(train=cases, masks=masks)
-        for cases, masks in (setup.subset(rows) for rows in halves)
+        setup.scores(train=pictures, masks=masks)
+        for pictures, masks in (setup.subset(rows) for rows in halves)
     ]
     whole = setup.scores()
     exists = ~whole.value.isnan()
@@ -286,12 +363,12 @@ def _stability(setup: StudySetup) -> StudyTable:
         others = [_agreement(scores, other) for other in chosen if other is not scores]
         moved = float(((ranks[place] - ranks.mean(dim=0)).abs() > FAR).double().mean())
         same = len(set(scores.top(setup.top)) & set(whole.top(setup.top)))
-        told: Row = {
+        row: Row = {
             "half": place,
             "rank correlation with the others": sum(others) / len(others),
             f"heads that moved over {FAR} ranks": moved,
         }
-        rows.append({**told, "in the top of all pictures": same, **outcome.numbers()})
+        rows.append({**row, "in the top of all pictures": same, **outcome.numbers()})
     spread = float(ranks[:, top].std(dim=0, correction=0).mean())
     return StudyTable(
         "stability",

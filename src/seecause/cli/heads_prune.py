@@ -1,0 +1,312 @@
+"""`seecause heads score` and `seecause heads prune`: which heads go, and what that did."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seecause.cli.heads_options import (
+    BIASED,
+    TEST,
+    TRAIN,
+    By,
+    Cap,
+    ClassifyOption,
+    DataOption,
+    Draws,
+    DtypeOption,
+    Filling,
+    FillOption,
+    Guard,
+    GuardOption,
+    Limit,
+    MaskCacheOption,
+    MaskOption,
+    MaskPairs,
+    OperatorOption,
+    OptionPairs,
+    QuestionOption,
+    Removal,
+    ScopeOption,
+    Screen,
+    Share,
+    Source,
+    Steps,
+    Stratified,
+    TestLimit,
+    TestOption,
+    background_of,
+    head_limit,
+    open_asked,
+    same_backgrounds,
+    search_options,
+    selector_options,
+)
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+)
+from seecause.cli.progress import counting
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.heads.prune_and_test import PruneResult
+    from seecause.heads.scores import HeadScores
+    from seecause.models.base import ImageModel
+
+from seecause.cli.heads_options import lead_of, say
+
+
+class Form(StrEnum):
+    zeroed = "zeroed"
+    sliced = "sliced"
+
+
+def score(
+    model: ModelName = BIASED,
+    weights: Weights = None,
+    data: DataOption = TRAIN,
+    limit: Limit = 64,
+    classify: ClassifyOption = None,
+    scope: ScopeOption = None,
+    question: QuestionOption = None,
+    share: Share = 0.4,
+    cap: Cap = 512,
+    stratified: Stratified = False,
+    by: By = "cigma",
+    option: OptionPairs = None,
+    masks: MaskOption = Source.auto,
+    fill: FillOption = Filling.grey,
+    operator: OperatorOption = Removal.zero,
+    guard: GuardOption = Guard.penalty,
+    screen: Screen = None,
+    steps: Steps = 250,
+    mask_option: MaskPairs = None,
+    mask_cache: MaskCacheOption = None,
+    out: Out = Path("scores"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
+    what each removal costs."""
+    from seecause.data.registry import open_data
+    from seecause.heads.pictures import Sampling
+    from seecause.heads.prune_and_test import score_heads
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.heads import scores_csv, scores_section, settings_section
+    from seecause.report.page import write_page
+
+    replaces = check_out(out, overwrite=overwrite)
+    options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
+    search = search_options(steps, mask_cache, mask_option)
+    opened = open_asked(
+        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
+        classify=classify, scope=scope, question=question,
+    )  # fmt: skip
+    result = score_heads(
+        opened,
+        open_data(data, limit=limit),
+        selector=by,
+        options=options,
+        sampling=Sampling(share, cap, stratified),
+        background=background_of(masks, fill, search),
+        seed=seed,
+        progress=partial(counting, quiet=quiet),
+    )
+    scores = result.scores
+    manifest = {
+        "command": "heads score",
+        "page": "index.html",
+        "table": "scores.csv",
+        **result.record,
+        "run": _plain(scores.protocol),
+    }
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        sections = [scores_section(scores, by=by), settings_section(opened, result.record)]
+        lead = lead_of(opened, result.pictures)
+        write_page(folder / "index.html", f"{opened.name}: heads by {by}", sections, lead=lead)
+        (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
+    best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
+    highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
+    say([*_screen_lines(scores), highest], out, replaced=replaces, quiet=quiet)
+
+
+def prune(
+    model: ModelName = BIASED,
+    weights: Weights = None,
+    data: DataOption = TRAIN,
+    limit: Limit = 64,
+    classify: ClassifyOption = None,
+    scope: ScopeOption = None,
+    question: QuestionOption = None,
+    share: Share = 0.4,
+    cap: Cap = 512,
+    stratified: Stratified = False,
+    test: TestOption = TEST,
+    test_limit: TestLimit = 64,
+    by: By = "cigma",
+    top: Annotated[
+        str,
+        typer.Option(
+            help="Heads to remove at most: a count such as 16, or a share such as 0.1.",
+            metavar="K|SHARE",
+        ),
+    ] = "0.1",
+    option: OptionPairs = None,
+    masks: MaskOption = Source.auto,
+    fill: FillOption = Filling.grey,
+    operator: OperatorOption = Removal.zero,
+    guard: GuardOption = Guard.penalty,
+    screen: Screen = None,
+    form: Annotated[
+        Form,
+        typer.Option(
+            help=(
+                "zeroed: the same shape, loads in the library the model is of; sliced: smaller,"
+                " loads by sc.load."
+            )
+        ),
+    ] = Form.zeroed,
+    draws: Draws = 20,
+    steps: Steps = 250,
+    mask_option: MaskPairs = None,
+    mask_cache: MaskCacheOption = None,
+    out: Out = Path("repaired"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Remove the highest heads for good, and measure what that did on other pictures.
+
+    Heads with a score of 0 or less stay. Writes OUT/model (a checkpoint), a page with numbers
+    before and after, scores.csv and curve.csv.
+    """
+    from seecause.data.registry import open_data
+    from seecause.heads.pictures import Sampling
+    from seecause.heads.prune_and_test import prune_and_test
+    from seecause.report.folder import check_out, result_folder
+
+    replaces = check_out(out, overwrite=overwrite)
+    most = head_limit(top)
+    options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
+    search = search_options(steps, mask_cache, mask_option)
+    opened = open_asked(
+        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
+        classify=classify, scope=scope, question=question,
+    )  # fmt: skip
+    _check_form(opened, form.value)
+    result = prune_and_test(
+        opened,
+        open_data(data, limit=limit),
+        open_data(test, limit=test_limit),
+        selector=by,
+        options=options,
+        top=most,
+        sampling=Sampling(share, cap, stratified),
+        background=background_of(masks, fill, search),
+        draws=draws,
+        same=same_backgrounds(test, test_limit),
+        seed=seed,
+        progress=partial(counting, quiet=quiet),
+    )
+    manifest = {
+        "command": "heads prune",
+        "page": "index.html",
+        "model": "model",
+        "removed": result.heads,
+        **result.scored.record,
+        "form": form.value,
+        "run": _plain(result.scored.scores.protocol),
+    }
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        _write_pruned(result, folder, form.value)
+    lines = _screen_lines(result.scored.scores)
+    lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
+    lines.append(f"removed {len(result.heads)} heads: {result.heads}")
+    for name, (before, after) in result.changes().items():
+        if not name.startswith(("FIG", "BIG")):
+            lines.append(f"{name}: {before:.3f} -> {after:.3f}")
+    say([*lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
+
+
+def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
+    """The checkpoint, the page and the tables of a prune."""
+    from seecause.heads.pictures import model_for
+    from seecause.lvlm.prompt_classifier import PromptClassifier
+    from seecause.lvlm.prompt_classifier import export as export_whole
+    from seecause.report.heads import (
+        change_section,
+        curves_section,
+        rows_csv,
+        scores_csv,
+        scores_section,
+        settings_section,
+    )
+    from seecause.report.heads_audit import repair_gallery
+    from seecause.report.page import write_page
+
+    by, scores, model = result.scored.selector, result.scored.scores, result.model
+    if isinstance(model, PromptClassifier):
+        export_whole(model, result.heads, folder / "model", note=result.note)
+    else:
+        result.export(folder / "model", form=form)  # type: ignore[arg-type]
+    sections = [
+        change_section(result.before, result.after, result.test, gaps=result.gaps),
+        curves_section(result.curve, by=by),
+        scores_section(scores, by=by, chosen=result.heads),
+        repair_gallery(model_for(model, result.test), result.examples),
+        settings_section(model, {**result.scored.record, "form": form}),
+    ]
+    title = f"{model.name} without {len(result.heads)} heads"
+    write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))
+    (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
+    line = zip(result.curve.ks, result.curve.chosen, strict=True)
+    rows = [{"K": k, **outcome.numbers()} for k, outcome in line]
+    (folder / "curve.csv").write_text(rows_csv(rows), encoding="utf-8")
+
+
+def _check_form(model: ImageModel, form: str) -> None:
+    """Refuse, before anything is measured, a form that the model cannot be written in."""
+    from seecause.heads.export import check_form
+    from seecause.lvlm.prompt_classifier import PromptClassifier
+    from seecause.models.view import VisionModel
+
+    if isinstance(model, PromptClassifier):
+        if form != "zeroed":
+            raise BadOption(
+                "--form", form, "zeroed: a vision-language model keeps its architecture"
+            )
+    elif isinstance(model, VisionModel):
+        check_form(model, form)
+
+
+def _screen_lines(scores: HeadScores) -> list[str]:
+    """How far a screen can be trusted, where there was one."""
+    about = scores.protocol.get("screen")
+    if about is None:
+        return []
+    return [
+        f"{about['verified']} verified + {about['audited']} audited of {about['heads']} heads:"
+        f" agreement {about['agreement']:.2f}, estimated recall {about['recall']:.2f}"
+    ]
+
+
+def _plain(protocol: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can hold."""
+    kinds = str | int | float | bool | list | dict | None
+    return {k: v if isinstance(v, kinds) else str(v) for k, v in protocol.items()}

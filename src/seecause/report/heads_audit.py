@@ -1,0 +1,335 @@
+"""Pages of an audit: the verdict in words, right answers by group, and pictures with what the model
+answers to them, also before and after heads go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seecause.heads.audit import SHOWN, SOME, Audit, top_answers
+from seecause.heads.erase import Erasure
+from seecause.heads.gains import FEW
+from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples
+from seecause.metrics.groups import GroupAccuracy
+from seecause.models.base import ImageModel
+from seecause.report.cards import Answer
+from seecause.report.cell import Cell
+from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
+from seecause.report.overlay import data_uri, number, picture
+from seecause.report.page import Section, fragment
+
+ERASURES_NOTE = (
+    "Object or background are taken away, and the answer is compared. Several ways of doing so"
+    " stand side by side, because each alone can be fooled; the shaded one is believed."
+)
+COLUMNS = {
+    "degenerate": "pictures that lose nothing either way; their BIR counts as one half",
+    "noise floor": "what rounding alone does; smaller effects mean nothing",
+}
+OVERLAP = (
+    "intersection over union of two masks: 1 where they are the same, 0 where they do not meet"
+)
+AUDIT_NOTE = (
+    "The pictures whose answers hang most on the background. The bold answer is the true class. A"
+    " model that answers from the object keeps its answer without the background, and loses it"
+    " without the object."
+)
+REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
+EVIDENCE = "its evidence"
+VERSIONS = {
+    EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
+    "no background, no object": "cut out with {masks} and filled ({fill})",
+    ELSEWHERE: "the same object drawn with another background",
+}
+
+
+def verdict(audit: Audit) -> list[str]:
+    """In plain words, the conclusion first."""
+    means, trusted = audit.means, audit.trusted
+    ratio, share = means[trusted].bir_or_zero, audit.background_share
+    lines = [f"The model answers {audit.finding} from the background."]
+    if share < SOME:
+        lines = ["Nothing to repair: these answers hardly depend on the background."]
+    if audit.flips is not None:
+        lines.append(
+            f"Another background behind the same object changes {int(audit.flips.sum())} of"
+            f" {len(audit.flips)} answers."
+        )
+    lines.append(_ratio_line(audit, trusted))
+    least = min(means, key=lambda name: means[name].bir_or_zero)
+    if share >= SOME and least != trusted and means[least].bir_or_zero < share / 2:
+        lines.append(
+            f"Do not be fooled by BIR {_shown(means[least].bir_or_zero, 3)} with {least}:"
+            f" {_why(audit.erasures[least])}"
+        )
+    most = max(means, key=lambda name: means[name].bir_or_zero)
+    only_discovered = audit.is_discovered(most) and not audit.is_discovered(trusted)
+    if only_discovered and means[most].bir_or_zero > max(SOME, 2 * ratio):
+        lines.append(
+            f"BIR {means[most].bir_or_zero:.2f} with {most} is no proof: those masks keep a fixed"
+            " share of a picture, so what they erase can be the object."
+        )
+    if trusted != SWAP:
+        lines.append(
+            "Erased pictures look odd, which alone moves answers: check a large BIR with"
+            " counterfactual pictures if you can make some."
+        )
+    if audit.overlap is not None and float(audit.overlap.nanmean()) < 0.5:
+        lines.append(
+            f"Discovered masks hardly meet the object (IoU {float(audit.overlap.nanmean()):.2f}):"
+            " what they call foreground is the model's evidence."
+        )
+    if audit.groups is not None and len(audit.groups.groups) > 1:
+        lines.append(_groups_line(audit.groups))
+    if audit.gap is not None:
+        lines.append(
+            f"BG-gap {audit.gap[0]:.3f}: that much accuracy is lost when the background is one of"
+            f" another class ({audit.gap[1]} and {len(audit.pictures)} pictures)."
+        )
+    return lines
+
+
+def _ratio_line(audit: Audit, trusted: str) -> str:
+    gains = audit.means[trusted]
+    count = len(gains.big)
+    over = f"{count} {'' if audit.counted is None else 'right '}answer{'s' * (count != 1)}"
+    about = f"{trusted}, {over}, too few for an interval"
+    if count >= FEW:
+        about = f"95 % interval {gains.interval_text(2)}, {trusted}, {over}"
+    return (
+        f"BIR is {_shown(gains.bir_or_zero, 2)} ({about}): of what the answers lose without object"
+        " or background, that share is the background's."
+    )
+
+
+def _groups_line(groups: GroupAccuracy) -> str:
+    size = int(groups.total[groups.groups.index(groups.worst_group)])
+    worst_of = f"the worst of {len(groups.groups)} groups"
+    pictures = f"{size} picture{'s' * (size != 1)}"
+    worst = f"{worst_of} has only {pictures}, too few to tell its accuracy"
+    if size >= FEW:
+        worst = f"{groups.worst:.2f} in {worst_of} ({pictures})"
+    return f"Accuracy {groups.average:.2f} on average; {worst}."
+
+
+def _shown(ratio: float, digits: int) -> str:
+    """Without a zero that only rounding made."""
+    if ratio == 0 or round(ratio, digits) > 0:
+        return f"{ratio:.{digits}f}"
+    return f"below {10**-digits:.{digits}f}"
+
+
+def _why(erasure: Erasure) -> str:
+    if erasure.masks is not None and erasure.masks.source == "discovered":
+        return "those masks keep what the model answers from, also where that is the background."
+    if erasure.baseline == "mean":
+        return "that fill can give the background away."
+    return "that fill hides little."
+
+
+def verdict_section(
+    audit: Audit, *, title: str = "What was found", explained: bool = True
+) -> Section:
+    """The conclusion in plain words, and every measurement behind it; its terms are `explained`
+    once on a page."""
+    rows = []
+    for name, gains in audit.means.items():
+        values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
+        rows.append(
+            (
+                name,
+                *("-" if value != value else f"{value:.3f}" for value in values),
+                gains.interval_text().replace(" to ", "\u00a0to\u00a0"),
+                f"{gains.bir_mean_of_ratios:.3f}",
+                f"{int(gains.degenerate.sum())} of {len(gains.big)}",
+                number(gains.noise_floor),
+            )
+        )
+    head = ("taken away by", "FIG", "BIG", "BIR (of means)", "its 95 % interval")
+    head += ("BIR (mean of ratios)", "degenerate", "noise floor")
+    marked = [list(audit.gains).index(audit.trusted)]
+    body = fragment("heads_verdict.html.j2", verdict=verdict(audit))
+    body += table(rows, head=head, marked=marked)
+    counted = "all pictures"
+    if audit.counted is not None:
+        right = f"{int(audit.counted.sum())} of {len(audit.counted)}"
+        counted = f"the {right} pictures that are answered right"
+    terms: dict[str, str] = {}
+    if explained:
+        terms = GAINS | erasure_terms(audit.gains) | COLUMNS
+        terms |= {} if audit.overlap is None else {"IoU": OVERLAP}
+    note = ERASURES_NOTE if explained else "The same of another model."
+    return Section(title, body, f"{note} Means over {counted}.", terms)
+
+
+def groups_section(audit: Audit) -> list[Section]:
+    """Right answers by group: first code down, second code across, by the data's own names. None
+    without groups."""
+    if audit.groups is None:
+        return []
+    groups = audit.groups
+    columns = (groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist())
+    cells = {
+        group: _right(*numbers) for group, *numbers in zip(groups.groups, *columns, strict=True)
+    }
+    if all(len(group) == 2 for group in cells) and len(cells) > 2:
+        corner = "object"
+        head, rows = _two_codes(cells, audit.pictures.objects, audit.pictures.places)
+    else:
+        corner, head = "group", ["right answers"]
+        rows = [(str(group), [cell]) for group, cell in cells.items()]
+    body = fragment("shaded.html.j2", corner=corner, names=head, rows=rows)
+    note = f"{_groups_note(groups)}. A shortcut fails where object and background disagree."
+    return [Section("Who pays for it?", body, note)]
+
+
+def _two_codes(
+    cells: dict[tuple[int, ...], Cell], objects: Sequence[str], places: Sequence[str]
+) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
+    down, across = (sorted({group[code] for group in cells}) for code in (0, 1))
+    head = [places[code] if code < len(places) else f"background {code}" for code in across]
+    nothing = Cell(0, "none", "", "no picture")
+    rows = []
+    for f in down:
+        name = objects[f] if f < len(objects) else str(f)
+        rows.append((name, [cells.get((f, b), nothing) for b in across]))
+    return head, rows
+
+
+def _groups_note(groups: GroupAccuracy) -> str:
+    fewest, most = int(groups.total.min()), int(groups.total.max())
+    sizes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    note = (
+        f"Right answers by group, darker where there are more. Average {groups.average:.3f}, mean"
+        f" of groups {groups.unweighted_average:.3f}"
+    )
+    if fewest < FEW:
+        return (
+            f"{note}. Groups have {sizes} picture{'s' * (most != 1)} each: too few to tell the"
+            " accuracy of one; read rows and columns, or audit more pictures"
+        )
+    worst = f"worst group {groups.worst:.3f}"
+    return f"{note}, {worst}; {sizes} pictures a group, hover for 95 % intervals"
+
+
+def _right(right: int, total: int, span: Sequence[float]) -> Cell:
+    about = f"accuracy {right / total:.2f}, 95 % interval {span[0]:.2f} to {span[1]:.2f}"
+    return Cell(round(60 * right / total), "for", f"{right} of {total}", about)
+
+
+def audit_csv(audit: Audit, names: Sequence[str]) -> str:
+    """One line for each picture."""
+
+    def named(place: int) -> str:
+        return names[place] if place < len(names) else str(place)
+
+    answers = audit.logits.argmax(dim=1).tolist()
+    rows = []
+    for place, identity in enumerate(audit.pictures.ids):
+        row: dict[str, str | float] = {"picture": identity, "answer": named(answers[place])}
+        if audit.pictures.labels is not None:
+            row["label"] = named(int(audit.pictures.labels[place]))
+        if audit.pictures.grouped:
+            row["group"] = " ".join(map(str, audit.pictures.groups[place] or ()))
+        if audit.overlap is not None:
+            row["IoU"] = float(audit.overlap[place])
+        if audit.flips is not None:
+            row["flips"] = int(audit.flips[place])
+        for name, gains in audit.gains.items():
+            row[f"FIG, {name}"] = float(gains.fig[place])
+            row[f"BIG, {name}"] = float(gains.big[place])
+            row[f"BIR, {name}"] = float(gains.bir[place])
+        rows.append(row)
+    return rows_csv(rows)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A version of a picture, with one list of answers for each model."""
+
+    title: str
+    picture: str
+    answers: Sequence[tuple[str, Sequence[Answer]]] = ()
+
+
+@dataclass(frozen=True)
+class ShotCard:
+    title: str
+    shots: Sequence[Shot]
+    said: str = ""
+
+
+def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Section:
+    """The worst pictures: as they are, what was discovered in them, without background, without
+    object, and elsewhere where exact swaps exist."""
+    examples = audit.examples
+    assert examples is not None
+    names = [name for name in audit.erasures if audit.is_discovered(name)]
+    discovered = audit.erasures[names[0]].masks if names else None
+    raw = model.preprocess.raw(examples.pictures.images)
+    gains = audit.gains[audit.trusted]
+    cards = []
+    for i, place in enumerate(audit.worst(min(count, SHOWN))):
+        shots = _shots(model, examples, i, [""])
+        if discovered is not None:
+            faded = _dimmed(raw[i], discovered.hard[place].to(raw.device))
+            shots.insert(1, Shot(EVIDENCE, _uri(faded)))
+        about = f"BIR {float(gains.bir[place]):.2f} ({audit.trusted})"
+        cards.append(ShotCard(examples.pictures.ids[i], shots, about))
+    versions = list(examples.versions)
+    terms = _terms([EVIDENCE, *versions] if discovered is not None else versions, examples.erasure)
+    body = fragment("shots.html.j2", cards=cards)
+    return Section("Where does it happen?", body, AUDIT_NOTE, terms)
+
+
+def repair_gallery(
+    model: ImageModel, examples: Examples, *, title: str = "The same pictures, before and after"
+) -> Section:
+    """Each version of each picture with the answers before and after heads go."""
+    cards = [
+        ShotCard(identity, _shots(model, examples, i, ["before", "after"]))
+        for i, identity in enumerate(examples.pictures.ids)
+    ]
+    body = fragment("shots.html.j2", cards=cards)
+    return Section(title, body, REPAIR_NOTE, _terms(examples.versions, examples.erasure))
+
+
+def _shots(model: ImageModel, examples: Examples, place: int, when: Sequence[str]) -> list[Shot]:
+    """Every version of a picture, with what each model answers."""
+    labels = examples.pictures.labels
+    truth = None if labels is None else model.class_name(int(labels[place]))
+    shots = []
+    for name, images in examples.versions.items():
+        answers = []
+        for word, logits in zip(when, examples.logits[name], strict=True):
+            (likeliest,) = top_answers(logits[place : place + 1], model.classes)
+            answers.append((word, [Answer(c, p, c == truth) for c, p in likeliest]))
+        shots.append(Shot(name, _uri(model.preprocess.raw(images)[place]), answers))
+    return shots
+
+
+def _terms(versions: Iterable[str], erasure: Erasure | None) -> dict[str, str]:
+    """What the versions that are shown are."""
+    words = {"masks": "", "fill": ""}
+    if erasure is not None and erasure.masks is not None:
+        source = erasure.masks.source.replace("oracle", "true")
+        words = {"masks": f"{source} masks", "fill": erasure.name.rpartition(", ")[2]}
+    names = " ".join(versions)
+    terms = {}
+    for name, meaning in VERSIONS.items():
+        if name.partition(",")[0] in names:
+            terms[name] = meaning.format(**words)
+    return terms
+
+
+def _uri(raw: Tensor) -> str:
+    size = (192, round(192 * raw.shape[1] / raw.shape[2]))
+    return data_uri(picture(raw).resize(size), photo=True)
+
+
+def _dimmed(raw: Tensor, mask: Tensor) -> Tensor:
+    """The picture [3, H, W] with everything outside mask [H, W] faded."""
+    return torch.where(mask, raw, 0.75 + 0.2 * (raw.mean(dim=0, keepdim=True) - 0.5))
