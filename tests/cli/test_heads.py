@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 
@@ -22,6 +23,7 @@ from seecause.cli import heads as commands
 from seecause.cli.heads_options import TRAIN, open_asked
 from seecause.cli.options import Device, Dtype
 from seecause.cli.progress import counting
+from seecause.data import open_data
 from tests.heads.toys import toy
 from tests.lvlm.toy import save_toy
 
@@ -234,6 +236,84 @@ def test_prune_leaves_a_checkpoint_that_answers_like_the_ablated_model(tmp_path,
     assert [int(row["K"]) for row in rows][:2] == [0, 1] and rows[0]["removed"] == "0"
 
 
+def test_the_page_of_a_prune_says_after_what_the_shipped_model_does(tmp_path, folder):
+    words = ("--by", "weight-norm", "--top", 3, "--limit", 24, "--test-limit", 32, "--draws", 2)
+    done = heads("prune", "--model", folder, *words, *SMALL, tmp_path / "p")
+    assert done.exit_code == 0, done.output
+    told = json.loads((tmp_path / "p" / "manifest.json").read_text())
+    rows = {int(row["removed"]): row for row in table(tmp_path / "p" / "curve.csv")}
+    assert set(rows) == {0, 1, 3, 6} and len({row["NLL"] for row in rows.values()}) == 4
+    page = (tmp_path / "p" / "index.html").read_text()
+    for name, row, shipped in measured(folder, tmp_path / "p" / "model"):
+        cells = [f"{value:.3f}" for value in (row, shipped)]
+        assert re.search(rf">{name}[^<]*</t[hd]>\s*<td>{cells[0]}</td>\s*<td>{cells[1]}<", page), (
+            name
+        )
+        assert f"{name}: {cells[0]} -> {cells[1]}" in done.stdout
+        assert f"{float(rows[0][name]):.3f}" == cells[0]
+        assert f"{float(rows[len(told['removed'])][name]):.3f}" == cells[1]
+
+
+def measured(folder, shipped):
+    """NLL and flips of the whole model and of the exported one, on the test pictures."""
+    numbers = []
+    for place in (folder, str(shipped)):
+        model = sc.load(place)
+        pictures = sc.heads.read_pictures(model, open_data("critters:balanced:test", limit=32))
+        (outcome,) = sc.heads.outcomes(model, pictures, [[]])
+        numbers.append(outcome.numbers())
+    return [(name, numbers[0][name], numbers[1][name]) for name in ("NLL", "flips")]
+
+
+def test_scores_from_the_command_line_are_those_of_python_above_the_noise_floor(
+    tmp_path, folder, monkeypatch
+):
+    real = sc.heads.information_gains
+    model = sc.load(folder)
+    pictures = sc.heads.read_pictures(model, open_data("critters:certified:train", limit=24))
+    right = sc.heads.answered_right(model, pictures, share=1.0)
+    plain = sc.heads.score(model, right.images, right.oracle, target=right.labels)
+    floor = float(plain.value.abs().flatten().median())
+    monkeypatch.setattr(
+        "seecause.heads.cigma.information_gains",
+        lambda *given, **options: replace(real(*given, **options), noise_floor=floor),
+    )
+    words = ("--limit", 24, "--share", 1, "--guard", "none")
+    done = heads("score", "--model", folder, *words, *SMALL, tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    rows = table(tmp_path / "s" / "scores.csv")
+    expected = sc.heads.select(
+        "cigma", model, right.images, right.labels, masks=right.oracle, guard="none"
+    )
+    for row in rows:
+        value = float(expected.value[int(row["layer"]), int(row["head"])])
+        assert float(row["score"]) == pytest.approx(value, abs=1e-7)
+        assert float(row["score"]) == 0 or abs(float(row["score"])) >= floor
+    assert sum(float(row["score"]) == 0 for row in rows) >= 5
+    told = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert told["run"]["noise_floor"] == floor
+
+
+def test_flags_reach_the_selector(tmp_path, folder):
+    words = ("--limit", 24, "--share", 1, "--screen", 1, "--guard", "protect", "--operator", "mean")
+    words += ("--option", "verify=3", "--option", "temperature=2", "--seed", 3, "--fill", "blur")
+    done = heads("score", "--model", folder, *words, *SMALL, tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    told = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert (told["guard"], told["operator"]) == ("protect", "mean")
+    assert told["background"] == "true masks, blur"
+    assert told["run"]["temperature"] == 2 and told["run"]["seed"] == 3
+    assert told["run"]["screen"]["verified"] == 3
+
+
+def test_an_audit_counts_what_is_asked_for(tmp_path, folder):
+    words = ("--masks", "oracle", "--limit", 33)
+    for count, said in (("right", "that are answered right"), ("all", "Means over all pictures")):
+        out = tmp_path / count
+        done = heads("audit", "--model", folder, *words, "--count", count, *SMALL, out)
+        assert done.exit_code == 0 and said in (out / "index.html").read_text(), done.output
+
+
 def test_prune_removes_nothing_where_no_head_has_a_score_above_zero(tmp_path, folder):
     data = photos(tmp_path / "data", colour="black")  # their mean colour takes nothing away
     words = (
@@ -413,6 +493,7 @@ def test_greedy_regression_and_contrastive_gating_are_reachable(tmp_path, folder
         told = json.loads((tmp_path / by / "manifest.json").read_text())
         assert (
             told["by"] == by
+            and "BIR, true masks, mean" in (tmp_path / by / "curve.csv").read_text()
             and told["background"] == "true masks, mean"
             and told["pictures"] <= 6
             and len(told["removed"]) <= 2

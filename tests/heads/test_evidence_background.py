@@ -183,8 +183,10 @@ def test_the_study_runs_in_parts_and_its_page_follows_from_its_pieces(
             assert drawn.width > 300
     kept.unlink()
     monkeypatch.setattr(
-        "seecause.heads.Audit.verdict",
-        lambda self: [f"It believes {self.trusted}, with {int(self.counted.sum())} right answers."],
+        "scripts.background.audit.verdict_lines",
+        lambda audit: [
+            f"It believes {audit.trusted}, with {int(audit.counted.sum())} right answers."
+        ],
     )
     code, page = run(5.0, only_page=True)
     assert code == 1 and not kept.is_file()

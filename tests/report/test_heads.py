@@ -226,6 +226,7 @@ def test_before_and_after_are_told_in_words():
         and "+0.250" in section.body
         and "+0.000" not in section.body
     )
+    assert re.search(r"accuracy ↑</t[hd]>\s*<td>0.500</td>\s*<td>0.750</td>", section.body)
     assert {"NLL", "ECE", "flips", "FIG", "BIG", "BIR", "exact swap"} == set(section.terms)
     assert (
         spelled("worst of groups (0, 1) and (1, 0)")

@@ -248,6 +248,7 @@ def screen(
         images,
         masks,
         at=at,
+        seed=seed,
         **{**_without(options, "guard", "progress"), **_plain_temperature(options)},
     )
     heads = [(int(layer), int(head)) for layer, head in guess.value.isfinite().nonzero()]
@@ -269,7 +270,7 @@ def screen(
     verified, rest = ranked[:count], ranked[count:]
     order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).tolist()
     audited = sorted(rest[i] for i in order[: math.ceil(audit * len(heads))])
-    scores = score(model, images, masks, heads=[*verified, *audited], **options)
+    scores = score(model, images, masks, heads=[*verified, *audited], seed=seed, **options)
     return _judge(scores, guess, verified, audited, top=top, rest=len(rest))
 
 

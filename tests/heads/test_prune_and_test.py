@@ -1,0 +1,274 @@
+"""`seecause heads score` and `prune` as library functions: the same numbers as their parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause import critters
+from seecause.data import open_data
+from seecause.errors import BadOption, UnknownName
+from seecause.heads import (
+    Background,
+    Erasure,
+    Pictures,
+    Sampling,
+    Screening,
+    ablate,
+    ablation_study,
+    above_noise,
+    answered_right,
+    information_gains,
+    outcomes,
+    penalised,
+    protected,
+    prune_and_test,
+    random_sets,
+    read_pictures,
+    score,
+    score_heads,
+    screen,
+    select,
+)
+from seecause.heads.outcomes import changes, examples
+from seecause.heads.pictures import critter_pictures
+from tests.heads.toys import toy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sc.load(toy(tmp_path_factory.mktemp("toy")), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def train(model) -> Pictures:
+    return critter_pictures(model, critters.draw("certified", "train", 64), name="train")
+
+
+@pytest.fixture(scope="module")
+def test(model) -> Pictures:
+    return critter_pictures(model, critters.draw("balanced", "test", 64)[::4], name="test")
+
+
+@pytest.fixture(scope="module")
+def result(model, train, test):
+    return prune_and_test(
+        model, train, test, selector="weight-norm", top=3, draws=3, seed=5, background=MEAN
+    )
+
+
+MEAN = Background(fill="mean")
+ALL = Sampling(share=1.0)
+
+
+def test_the_job_removes_the_highest_heads_and_measures_without_them(model, train, test, result):
+    heads = select("weight-norm", model, train.images, train.labels).top(3)
+    erasures = [Erasure(test.oracle, "mean"), Erasure(None, test.swapped)]
+    before, after, other = outcomes(model, test, [[], heads, heads[:1]], erasures)
+    assert result.heads == heads and result.test is test
+    assert result.before.numbers() == before.numbers()
+    for name, value in result.after.numbers().items():
+        if name != "groups weighted as in training":
+            assert value == pytest.approx(after.numbers()[name]), name
+    assert result.after.nll != pytest.approx(before.nll) != pytest.approx(other.nll)
+    assert result.changes()["NLL"] == (before.nll, pytest.approx(after.nll))
+    assert "removed" not in result.changes()
+    assert result.curve.ks == [0, 1, 3, 6]
+    assert [len(outcome.heads) for outcome in result.curve.chosen] == [0, 1, 3, 6]
+
+
+def test_as_many_random_heads_stand_beside_them(model, result):
+    drawn = [outcome.heads for outcome in result.curve.random[2]]
+    assert drawn == random_sets(model, 3, draws=3, seed=5) != random_sets(model, 3, draws=3, seed=0)
+
+
+def test_what_is_exported_answers_like_the_ablated_model(model, test, result, tmp_path):
+    shipped = sc.load(str(result.export(tmp_path / "model")), dtype="float64")
+    with ablate(model, result.heads):
+        assert_close(shipped(test.images), model(test.images), atol=1e-10, rtol=0)
+    assert "weight-norm" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_examples_are_answered_before_and_after(model, test, result):
+    shown = result.examples
+    assert len(shown.pictures) == 6 and shown.pictures.ids[0] == test.ids[0]
+    assert shown.pictures.ids[-1] == test.ids[-1]
+    assert list(shown.versions) == ["picture", "no background", "no object", "elsewhere"]
+    for name, images in shown.versions.items():
+        assert_close(shown.logits[name][0], model(images), atol=1e-10, rtol=0)
+        with ablate(model, result.heads):
+            assert_close(shown.logits[name][1], model(images), atol=1e-10, rtol=0)
+    alone = examples(model, test.take(torch.arange(2)), None)
+    assert alone.logits["picture"].shape == (1, 2, model.n_classes)
+
+
+def test_changes_have_what_both_have_and_the_gaps(result):
+    numbers = changes(result.before, replace(result.after, flips=torch.nan), (0.3, 0.1))
+    assert numbers["BG-gap"] == (0.3, 0.1) and "flips" not in numbers and "accuracy" in numbers
+
+
+@pytest.mark.parametrize("guard", ["penalty", "protect", "none"])
+def test_cigma_is_the_guarded_score_above_its_noise_floor(model, train, guard, monkeypatch):
+    real = information_gains
+    scores = score(model, train.images, train.oracle, target=train.labels)
+    floor = float(scores.value.abs().flatten().median())
+    monkeypatch.setattr(
+        "seecause.heads.cigma.information_gains",
+        lambda *given, **options: replace(real(*given, **options), noise_floor=floor),
+    )
+    rule = {"penalty": penalised, "protect": protected, "none": lambda scores: scores}[guard]
+    expected = rule(above_noise(scores, floor))
+    chosen = select("cigma", model, train.images, train.labels, masks=train.oracle, guard=guard)
+    assert_close(chosen.value, expected.value, equal_nan=True)
+    assert (above_noise(scores, floor).value == 0).sum() >= 5
+    assert chosen.protocol["noise_floor"] == floor and chosen.protocol["guard"] == guard
+    assert not torch.equal(chosen.value, rule(scores).value)
+
+
+def test_the_noise_floor_is_that_of_the_gains(model, train):
+    gains = information_gains(model, train.images, train.oracle, baseline="grey")
+    chosen = select("cigma", model, train.images, train.labels, masks=train.oracle)
+    assert chosen.protocol["noise_floor"] == gains.noise_floor
+
+
+def test_a_screen_is_an_option_of_cigma(model, train):
+    options = Screening(top=1, verify=3, audit=0.2)
+    chosen = select(
+        "cigma", model, train.images, train.labels, masks=train.oracle, screen=options, guard="none"
+    )
+    alone = screen(
+        model, train.images, train.oracle, top=1, verify=3, audit=0.2, target=train.labels
+    )
+    assert_close(chosen.value, alone.scores.value, equal_nan=True)
+    assert chosen.protocol["screen"]["verified"] == 3 and chosen.protocol["screen"]["audited"] == 3
+
+
+def test_cigma_without_other_foregrounds_has_no_guard(model, train):
+    swap = sc.heads.Swapped(train.swapped.background)
+    with pytest.raises(BadOption, match="'none'"):
+        select("cigma", model, train.images, train.labels, baseline=swap)
+    chosen = select("cigma", model, train.images, train.labels, baseline=swap, guard="none")
+    expected = score(model, train.images, target=train.labels, baseline=swap, guard=False)
+    assert_close(chosen.value, expected.value)
+
+
+def test_heads_are_scored_on_right_answers(model, train):
+    right = answered_right(model, train, share=0.5, cap=2, seed=3)
+    scored = score_heads(
+        model, train, selector="taylor", sampling=Sampling(share=0.5, cap=2), seed=3
+    )
+    assert scored.pictures.ids == right.ids and len(right) == 2
+    assert (model(right.images).argmax(dim=1) == right.labels).all()
+    assert_close(scored.scores.value, select("taylor", model, right.images, right.labels).value)
+    assert scored.erasure is None and scored.record["by"] == "taylor"
+    assert scored.record["pictures"] == 2
+    other = score_heads(model, train, selector="random", sampling=ALL, seed=4)
+    assert_close(
+        other.scores.value, select("random", model, train.images, train.labels, seed=4).value
+    )
+
+
+def test_masks_and_fill_reach_the_selector(model, train):
+    right = answered_right(model, train, share=1.0)
+    for background, options in (
+        (Background(fill="mean"), {"masks": right.oracle, "baseline": "mean"}),
+        (Background(fill="swap"), {"baseline": right.swapped}),
+    ):
+        scored = score_heads(model, train, sampling=ALL, background=background)
+        expected = select("cigma", model, right.images, right.labels, **options)
+        assert_close(scored.scores.value, expected.value)
+    searched = Background("discovered", search={"steps": 2, "grid": 4})
+    scored = score_heads(model, train, sampling=ALL, background=searched)
+    masks = sc.heads.discover_masks(model, right.images, steps=2, grid=4)
+    assert torch.equal(scored.erasure.masks.hard, masks.hard)
+    assert scored.record["mask options"] == {"grid": 4}
+    assert scored.record["background"] == "discovered masks, grey"
+
+
+def test_a_dataset_is_read_by_the_job(model):
+    data = open_data("critters:certified:train", limit=24)
+    told = []
+
+    def progress(what, total):
+        told.append((what, total))
+        return sc.heads.pictures.no_progress(what, total)
+
+    scored = score_heads(model, data, selector="output-norm", sampling=ALL, progress=progress)
+    right = answered_right(model, read_pictures(model, data), share=1.0)
+    assert scored.pictures.ids == right.ids
+    assert told == [("reading pictures", 24), ("scoring heads", 12 * len(right))]
+
+
+def test_greedy_is_told_how_many_may_go(model, train, test):
+    result = prune_and_test(
+        model,
+        train,
+        test,
+        selector="greedy",
+        options={"guard": "none"},
+        top=2,
+        sampling=Sampling(share=1.0, cap=4),
+        draws=1,
+    )
+    assert result.scored.options["top"] == 2 and len(result.heads) == 2
+
+
+def test_a_study_reads_scores_and_measures(model, train, test):
+    table = ablation_study(
+        "k", model, train, test, top=2, sampling=ALL, background=MEAN, draws=2, guard=False
+    )
+    assert table.train.ids == answered_right(model, train, share=1.0).ids and table.test is test
+    scores = score(
+        model,
+        table.train.images,
+        table.train.oracle,
+        target=table.train.labels,
+        baseline="mean",
+        guard=False,
+    )
+    (expected,) = outcomes(model, test, [scores.top(2)], [Erasure(test.oracle, "mean")])
+    row = next(row for row in table.rows if row["K"] == 2)
+    assert row["NLL"] == pytest.approx(expected.nll) and "BIR, exact swap" in row
+    fraction = ablation_study(
+        "fraction", model, train, test, top=1, sampling=Sampling(share=0.1), draws=1, guard=False
+    )
+    assert len(fraction.train) == len(table.train)  # it takes its shares of all right answers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"top": 13}, "a count from 1 to 12"),
+        ({"top": 0.01}, "from 0.083 to 1.0"),
+        ({"top": 4, "options": {"screen": 2}}, "4 or more"),
+        ({"options": {"screen": 13}}, "1 to 12"),
+        ({"options": {"masks": None}}, "option 'masks' of cigma"),
+        ({"options": {"guard": True}}, "penalty, protect, none"),
+        ({"background": Background("mine")}, "auto, discovered, oracle"),
+        ({"background": Background(fill="white")}, "mean, grey, blur, noise, swap"),
+        ({"background": Background(search={"blur": 1})}, "option 'blur' of the mask search"),
+        ({"background": Background(search={"rho": 0.2})}, "masks of its own"),
+        ({"background": Background(fill="swap", search={"rho": 0.2})}, "masks that are searched"),
+    ],
+)
+def test_what_cannot_be_used_is_named(model, train, test, options, said):
+    with pytest.raises(BadOption, match=said):
+        prune_and_test(model, train, test, **{"top": 1, **options})
+
+
+def test_data_must_have_what_is_asked_of_it(model, train):
+    bare = replace(train, truth=None, swapped=None)
+    with pytest.raises(BadOption, match="a mask for every picture"):
+        score_heads(model, bare, background=Background("oracle"))
+    with pytest.raises(BadOption, match="no exact counterfactuals"):
+        score_heads(model, bare, background=Background(fill="swap"))
+    with pytest.raises(BadOption, match="taylor needs them"):
+        score_heads(model, replace(train, labels=None), selector="taylor")
+    with pytest.raises(BadOption, match="fills no background"):
+        score_heads(model, train, selector="taylor", background=MEAN)
+    with pytest.raises(UnknownName, match="cigma"):
+        score_heads(model, train, selector="cigmo")
