@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -120,3 +123,16 @@ def test_what_is_no_dataset_is_refused(registered):
     sc.data.register("odd", lambda rest: ["a picture"])
     with pytest.raises(BadOption, match="a dataset with `name`"):
         sc.data.open("odd:x")
+
+
+def test_the_example_of_the_docs_runs(registered):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    example = next(
+        code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Squares" in code
+    )
+    names: dict = {}
+    exec(example, names)
+    assert sc.data.capabilities(names["data"]) == {"labels", "masks"} and len(names["data"]) == 4
+    for spec in re.findall(r"^\| `([a-z0-9-]+):", page, re.M):
+        assert any(known.startswith(f"{spec}:") for known in sc.data.datasets()), spec
+    assert len(page.split()) <= 1300

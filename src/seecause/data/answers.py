@@ -126,22 +126,22 @@ def select_true_positives(
 ) -> Tensor:
     """Places in `data` of photos that the model answers right, as `true_positives` draws them.
     Shares of groups are logged, never used."""
-    found = answers(model, data)
+    answered = answers(model, data)
     chosen = true_positives(
-        found.right,
-        found.labels,
+        answered.right,
+        answered.labels,
         share=share,
         cap=cap,
         stratified=stratified,
         seed=seed,
         classes=data.classes,
     )
-    shares = group_shares([found.groups[place] for place in chosen.tolist()])
+    shares = group_shares([answered.groups[place] for place in chosen.tolist()])
     log.info(
         "%d of %d right answers among %d photos; groups: %s",
         len(chosen),
-        int(found.right.sum()),
-        len(found.labels),
+        int(answered.right.sum()),
+        len(answered.labels),
         shares or "not known",
     )
     return chosen

@@ -80,15 +80,15 @@ def _mask(frame: Preprocess, mask: Tensor | None) -> Tensor:
 
 
 def _labels(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
-    known = [sample.label for sample in samples if sample.label is not None]
-    if known and len(known) < len(samples):
+    labels = [sample.label for sample in samples if sample.label is not None]
+    if labels and len(labels) < len(samples):
         unknown = next(sample.id for sample in samples if sample.label is None)
         raise BadOption(
             "samples",
             f"{unknown} without a label",
             "labels for all samples of a batch, or for none",
         )
-    return torch.tensor(known, device=device) if known else None
+    return torch.tensor(labels, device=device) if labels else None
 
 
 def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:

@@ -200,9 +200,9 @@ def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -
     if split == "trainval":
         return list(items)
     seen: Counter[Hashable] = Counter()
-    kept = []
+    part = []
     for item, of in zip(items, classes, strict=True):
         seen[of] += 1
         if (seen[of] % HELD_OUT == 0) == (split == "val"):
-            kept.append(item)
-    return kept
+            part.append(item)
+    return part

@@ -207,12 +207,12 @@ def read_csv(
         ) from broken
 
 
-def code(field: str, known: Sequence[str], where: str, layout: str) -> int:
+def code(field: str, values: Sequence[str], where: str, layout: str) -> int:
     """The place of a field among the values it may have."""
-    if field not in known:
-        expected = ", ".join(known)
+    if field not in values:
+        expected = ", ".join(values)
         raise DataMissing(where, f"{field[:40]!r} where one of {expected} was expected", layout)
-    return known.index(field)
+    return values.index(field)
 
 
 def whole_number(field: str, below: int) -> int:

@@ -44,7 +44,12 @@ from seecause.metrics.registry import (
 )
 from seecause.metrics.road import Road, road
 from seecause.metrics.saco import saco
-from seecause.metrics.sanity import Randomisation, Similarity, parameter_randomisation, random_logit
+from seecause.metrics.sanity import (
+    MapSimilarity,
+    Randomisation,
+    parameter_randomisation,
+    random_logit,
+)
 from seecause.metrics.segmentation import Overlap, box_mask, foreground, iou, overlap
 from seecause.metrics.stability import Stability, stability
 from seecause.metrics.statistics import (
@@ -68,6 +73,7 @@ __all__ = [
     "KeyPointError",
     "Localization",
     "Located",
+    "MapSimilarity",
     "Metric",
     "MetricInputs",
     "Overlap",
@@ -77,7 +83,6 @@ __all__ = [
     "Randomisation",
     "Removal",
     "Road",
-    "Similarity",
     "Stability",
     "Summary",
     "auroc",

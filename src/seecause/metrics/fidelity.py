@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics._probe import Fill, Probe, probe
+from seecause.metrics._scorer import Fill, PictureScorer, picture_scorer
 from seecause.metrics.perturbation import patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
@@ -66,8 +66,8 @@ def mu_fidelity(
     the patches."""
     if correlation not in get_args(Correlation):
         raise BadOption("correlation", correlation, f"one of {', '.join(get_args(Correlation))}")
-    asked = probe(model, images, target, score=score)
-    summed, drops = _sums_and_drops(asked, asked.cells(maps), [share], subsets, fill, seed)
+    scorer = picture_scorer(model, images, target, score=score)
+    summed, drops = _sums_and_drops(scorer, scorer.cells(maps), [share], subsets, fill, seed)
     return rank_correlation(summed, drops) if correlation == "spearman" else pearson(summed, drops)
 
 
@@ -96,8 +96,8 @@ def sensitivity_n(
 ) -> Tensor:
     """[B], -1 to 1: Pearson's correlation of sums and drops at each set size, averaged over the
     sizes."""
-    asked = probe(model, images, target, score=score)
-    summed, drops = _sums_and_drops(asked, asked.cells(maps), shares, subsets, fill, seed)
+    scorer = picture_scorer(model, images, target, score=score)
+    summed, drops = _sums_and_drops(scorer, scorer.cells(maps), shares, subsets, fill, seed)
     each = [
         pearson(a, d)
         for a, d in zip(summed.split(subsets, dim=1), drops.split(subsets, dim=1), strict=True)
@@ -126,12 +126,12 @@ def faithfulness_estimate(
 ) -> Tensor:
     """[B], -1 to 1: Pearson's correlation of the attribution of each patch and the drop without
     it."""
-    asked = probe(model, images, target, score=score)
-    cells = asked.cells(maps)
+    scorer = picture_scorer(model, images, target, score=score)
+    cells = scorer.cells(maps)
     single = torch.eye(cells[0].numel(), dtype=torch.bool).unflatten(1, cells.shape[1:])[
         None
     ]  # [1, N, gh, gw]
-    return pearson(cells.flatten(1).cpu(), asked.drops(single, fill))
+    return pearson(cells.flatten(1).cpu(), scorer.drops(single, fill))
 
 
 @metric(
@@ -160,11 +160,11 @@ def infidelity(
 ) -> Tensor:
     """[B], from 0: the mean squared gap of sums and drops. The map is taken as contributions in
     units of the score; a pixel map is summed."""
-    asked = probe(model, images, target, score=score)
-    cells = asked.cells(maps)
-    if tuple(maps.shape[1:]) == asked.size:  # `cells` averages over the pixels of a patch
+    scorer = picture_scorer(model, images, target, score=score)
+    cells = scorer.cells(maps)
+    if tuple(maps.shape[1:]) == scorer.size:  # `cells` averages over the pixels of a patch
         cells = cells * (maps[0].numel() / cells[0].numel())
-    summed, drops = _sums_and_drops(asked, cells, [share], subsets, fill, seed)
+    summed, drops = _sums_and_drops(scorer, cells, [share], subsets, fill, seed)
     if scaled:
         best = (summed * drops).sum(dim=1) / summed.square().sum(dim=1)
         summed = summed * best.nan_to_num(nan=0.0)[:, None]  # an empty map has no scale
@@ -188,17 +188,22 @@ def random_subsets(
 def pearson(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's correlation of rows [B, M] and [B, M]; NaN for a row without variation."""
     x, y = (rows - rows.mean(dim=1, keepdim=True) for rows in (first.double(), second.double()))
-    found = (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
+    correlation = (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
     flat = (first == first[:, :1]).all(dim=1) | (second == second[:, :1]).all(
         dim=1
     )  # rounding would correlate with rounding
-    return found.masked_fill(flat, torch.nan)
+    return correlation.masked_fill(flat, torch.nan)
 
 
 def _sums_and_drops(
-    asked: Probe, cells: Tensor, shares: Sequence[float], subsets: int, fill: Fill, seed: int
+    scorer: PictureScorer,
+    cells: Tensor,
+    shares: Sequence[float],
+    subsets: int,
+    fill: Fill,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """a(S) and d(S), both [B, K * subsets] float64."""
     gone = random_subsets(shares, subsets, (cells.shape[1], cells.shape[2]), seed)
     summed = cells.flatten(1).cpu() @ gone.flatten(1).double().T
-    return summed, asked.drops(gone[None], fill)
+    return summed, scorer.drops(gone[None], fill)

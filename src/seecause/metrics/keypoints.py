@@ -140,8 +140,10 @@ def part_agreement(located: Located) -> tuple[float, float]:
     if not located.visible.any():
         raise BadOption("located", "no visible key point", "photos that show some")
     number = torch.arange(located.visible.shape[1]).expand_as(located.visible)
-    true, found = number[located.visible].numpy(), located.winners[located.visible].numpy()
-    return float(normalized_mutual_info_score(true, found)), float(adjusted_rand_score(true, found))
+    true, predicted = number[located.visible].numpy(), located.winners[located.visible].numpy()
+    return float(normalized_mutual_info_score(true, predicted)), float(
+        adjusted_rand_score(true, predicted)
+    )
 
 
 def _distance(fit: Located, test: Located, point: int) -> float:
@@ -152,9 +154,11 @@ def _distance(fit: Located, test: Located, point: int) -> float:
     centers, places = StandardScaler(), StandardScaler()
     x = centers.fit_transform(_flat(fit.centers[seen])) * _twice(fit.active[seen])
     y = places.fit_transform(fit.points[seen, point].numpy())
-    found = LinearRegression(fit_intercept=False).fit(x, y)
+    regression = LinearRegression(fit_intercept=False).fit(x, y)
     predicted = places.inverse_transform(
-        found.predict(centers.transform(_flat(test.centers[tested])) * _twice(test.active[tested]))
+        regression.predict(
+            centers.transform(_flat(test.centers[tested])) * _twice(test.active[tested])
+        )
     )
     return float(np.linalg.norm(predicted - test.points[tested, point].numpy(), axis=1).mean())
 

@@ -117,22 +117,22 @@ def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tens
     """AP [B] of scores [B, P] for the positives among the counted entries, both [B, P] bool; NaN
     without positives."""
     ordered, order = scores.sort(dim=1, descending=True)
-    found = (positive & counted).gather(1, order).double()
-    hits, seen = found.cumsum(dim=1), counted.gather(1, order).double().cumsum(dim=1)
+    positives = (positive & counted).gather(1, order).double()
+    hits, seen = positives.cumsum(dim=1), counted.gather(1, order).double().cumsum(dim=1)
     precision = (hits / seen.clamp(min=1)).gather(
         1, tie_ends(ordered)
     )  # of the whole run of equals
-    return (found * precision).sum(dim=1) / hits[:, -1]
+    return (positives * precision).sum(dim=1) / hits[:, -1]
 
 
 def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
-    found = {
+    unscored = {
         "every pixel is ignored": ~counted.flatten(1).any(dim=1),
         "no object in the frame": ~wanted.flatten(1).any(dim=1),
         "no background in the frame": ~(counted & ~wanted).flatten(1).any(dim=1),
         "every patch centre is ignored": ~spots.flatten(1).any(dim=1),
     }
     return tuple(
-        next((reason for reason, rows in found.items() if rows[image]), "")
+        next((reason for reason, rows in unscored.items() if rows[image]), "")
         for image in range(len(wanted))
     )

@@ -49,7 +49,7 @@ from seecause.critters import (
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.metrics._pixels import to_pixels
-from seecause.metrics._probe import Explain
+from seecause.metrics._scorer import Explain
 from seecause.metrics.registry import higher, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
@@ -129,18 +129,18 @@ class PartScores:
     @property
     def threshold(self) -> float:
         """The one with the best completeness; the smallest of equals. NaN like completeness."""
-        found = self.completeness_at
-        return (
-            torch.nan
-            if found.isnan().all()
-            else float(self.thresholds[found.nan_to_num(nan=-1.0).argmax()])
-        )
+        completeness = self.completeness_at
+        if completeness.isnan().all():
+            return torch.nan
+        return float(self.thresholds[completeness.nan_to_num(nan=-1.0).argmax()])
 
     @property
     def completeness(self) -> float:
         """At that threshold. NaN if the model answers no picture right."""
-        found = self.completeness_at
-        return torch.nan if found.isnan().all() else float(found.nan_to_num(nan=-1.0).amax())
+        completeness = self.completeness_at
+        if completeness.isnan().all():
+            return torch.nan
+        return float(completeness.nan_to_num(nan=-1.0).amax())
 
     @property
     def overall(self) -> float:
@@ -194,7 +194,7 @@ def part_truth(
         background[:, None, None] > bar,
     )  # [B, 80, P], [B, 80, 1]
     right = truth.answer == creature
-    csdc, kept, changed = (
+    csdc, preserved, changed = (
         values.double().masked_fill(~right[:, None], torch.nan)
         for values in _checks(truth, important)
     )
@@ -204,7 +204,7 @@ def part_truth(
             truth, importances(first)[0], importances(second)[0], first, second
         ),
         csdc=csdc,
-        preservation=kept,
+        preservation=preserved,
         deletion=changed,
         distractibility=_undistracted(truth, torch.cat([important, background_important], dim=2)),
         background_independence=1 - truth.matters(truth.background_drops).double().mean(dim=1),
@@ -272,7 +272,7 @@ def shared_parts(one: Tensor, other: Tensor) -> Tensor:
 def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """CSDC, PC and DC [B, 80] of the parts declared important [B, 80, P]."""
     batch, answers = torch.arange(len(important))[:, None], truth.removed.argmax(dim=-1)  # [B, 16]
-    kept = answers[batch, _set_index(~important)] == truth.answer[:, None]
+    preserved = answers[batch, _set_index(~important)] == truth.answer[:, None]
     changed = answers[batch, _set_index(important)] != truth.answer[:, None]
     csdc = torch.stack(
         [
@@ -280,7 +280,7 @@ def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor
             for rows, creature in zip(important, truth.creature, strict=True)
         ]
     )
-    return csdc, kept, changed
+    return csdc, preserved, changed
 
 
 def _best_overlap(important: Tensor, creature: int) -> Tensor:

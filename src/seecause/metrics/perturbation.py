@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Order, Steps, Ties, Upsampling, importance_ranks, thresholds
-from seecause.metrics._probe import Fill, Probe, filled, probe
+from seecause.metrics._scorer import Fill, PictureScorer, filled, picture_scorer
 from seecause.metrics.insertion_deletion import area
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
@@ -123,26 +123,26 @@ def perturbation(
 ) -> Perturbation:
     """MoRF and LeRF curves of maps [B, gh, gw] or [B, H, W]; one patch a step unless told
     otherwise."""
-    asked = probe(model, images, target, score=score)
-    asked.cells(maps)
+    scorer = picture_scorer(model, images, target, score=score)
+    scorer.cells(maps)
     ranks, count = importance_ranks(
-        maps.to(asked.images.device),
-        asked.size,
-        asked.grid,
+        maps.to(scorer.images.device),
+        scorer.size,
+        scorer.grid,
         order=order,
         upsample=upsample,
         ties=ties,
     )
-    taken = thresholds(count, asked.size, asked.grid, steps)
+    taken = thresholds(count, scorer.size, scorer.grid, steps)
     later = taken[1:]  # before the first step nothing is gone
     morf, lerf = (
-        torch.cat([asked.plain[:, None], _curve(asked, places, later, fill)], dim=1)
+        torch.cat([scorer.plain[:, None], _curve(scorer, places, later, fill)], dim=1)
         for places in (ranks, count - 1 - ranks)
     )
-    said = asked.protocol(
+    protocol = scorer.protocol(
         "perturbation", steps=steps, order=order, upsample=upsample, fill=fill, ties=ties
     )
-    return Perturbation(morf, lerf, taken.double() / count, said)
+    return Perturbation(morf, lerf, taken.double() / count, protocol)
 
 
 @metric(
@@ -172,24 +172,24 @@ def removal(
     ties: Ties = "raster",
 ) -> Removal:
     """Comprehensiveness, sufficiency and log-odds in probabilities of the target class."""
-    asked = probe(model, images, target, score="logprob")
-    if asked.target.classes is None or asked.target.against is not None:
+    scorer = picture_scorer(model, images, target, score="logprob")
+    if scorer.target.classes is None or scorer.target.against is not None:
         raise BadOption("target", target, "a class: a contrast or a function has no log-odds")
-    asked.cells(maps)
+    scorer.cells(maps)
     ranks, count = importance_ranks(
-        maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties
+        maps.to(scorer.images.device), scorer.size, scorer.grid, order="patch", ties=ties
     )
     taken = patch_counts(shares, count)
-    whole = asked.plain[:, None]
-    without_top = _curve(asked, ranks, taken, fill)
-    only_top = _curve(asked, count - 1 - ranks, count - taken, fill)
-    said = asked.protocol("removal", shares=list(shares), fill=fill, ties=ties)
+    whole = scorer.plain[:, None]
+    without_top = _curve(scorer, ranks, taken, fill)
+    only_top = _curve(scorer, count - 1 - ranks, count - taken, fill)
+    protocol = scorer.protocol("removal", shares=list(shares), fill=fill, ties=ties)
     return Removal(
         whole.exp() - without_top.exp(),
         whole.exp() - only_top.exp(),
         whole - without_top,
         tuple(shares),
-        said,
+        protocol,
     )
 
 
@@ -200,12 +200,12 @@ def patch_counts(shares: Sequence[float], count: int) -> Tensor:
     return torch.tensor([max(1, round(share * count)) for share in shares])
 
 
-def _curve(asked: Probe, places: Tensor, taken: Tensor, fill: Fill) -> Tensor:
+def _curve(scorer: PictureScorer, places: Tensor, taken: Tensor, fill: Fill) -> Tensor:
     """Scores [B, n] with the pixels at the first `taken` [n] places [B, H, W] replaced."""
-    goal, taken = filled(asked.images, fill), taken.to(places.device)
+    goal, taken = filled(scorer.images, fill), taken.to(places.device)
 
     def picture(image: Tensor, step: Tensor) -> Tensor:
         gone = places[image] < taken[step][:, None, None]  # [m, H, W]
-        return torch.where(gone[:, None], goal[image], asked.images[image])
+        return torch.where(gone[:, None], goal[image], scorer.images[image])
 
-    return asked.each(len(taken), picture)
+    return scorer.each(len(taken), picture)

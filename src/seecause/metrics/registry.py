@@ -27,7 +27,7 @@ from torch import Tensor
 import seecause.metrics
 from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
-from seecause.metrics._probe import Attribute, Explain
+from seecause.metrics._scorer import Attribute, Explain
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 

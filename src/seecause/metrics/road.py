@@ -28,7 +28,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Ties, importance_ranks
-from seecause.metrics._probe import probe
+from seecause.metrics._scorer import picture_scorer
 from seecause.metrics.perturbation import TENTHS, patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
@@ -96,10 +96,10 @@ def road(
 ) -> Road:
     """Whole patches are removed; `noise` is in normalised units. The systems are solved on the CPU,
     two for each picture and share."""
-    asked = probe(model, images, target, score=score)
-    asked.cells(maps)
+    scorer = picture_scorer(model, images, target, score=score)
+    scorer.cells(maps)
     ranks, count = importance_ranks(
-        maps.to(asked.images.device), asked.size, asked.grid, order="patch", ties=ties
+        maps.to(scorer.images.device), scorer.size, scorer.grid, order="patch", ties=ties
     )
     taken = patch_counts(shares, count).to(ranks.device)
     if int(taken.max()) == count:
@@ -107,20 +107,20 @@ def road(
             "shares", list(shares), "shares that leave at least one patch to interpolate from"
         )
     grain = noise * torch.randn(
-        asked.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        scorer.images.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
 
     def after(places: Tensor) -> Tensor:
         def picture(image: Tensor, step: Tensor) -> Tensor:
             gone = places[image] < taken[step][:, None, None]  # [m, H, W]
             return torch.stack(
-                [impute(x, hole, grain) for x, hole in zip(asked.images[image], gone, strict=True)]
+                [impute(x, hole, grain) for x, hole in zip(scorer.images[image], gone, strict=True)]
             )
 
-        return asked.each(len(taken), picture)
+        return scorer.each(len(taken), picture)
 
-    said = asked.protocol("road", shares=list(shares), noise=noise, ties=ties, seed=seed)
-    return Road(after(ranks), after(count - 1 - ranks), tuple(shares), said)
+    protocol = scorer.protocol("road", shares=list(shares), noise=noise, ties=ties, seed=seed)
+    return Road(after(ranks), after(count - 1 - ranks), tuple(shares), protocol)
 
 
 def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
@@ -136,11 +136,11 @@ def impute(image: Tensor, gone: Tensor, grain: Tensor | None = None) -> Tensor:
     if not hole.any():
         return image
     pixels = image.detach().cpu().double().numpy()
-    matrix, known = _system(pixels, hole)
+    matrix, right_side = _system(pixels, hole)
     solver = splu(
         matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
     )  # w_ij = w_ji: no pivoting needed
-    filled = solver.solve(known)  # [n, C]
+    filled = solver.solve(right_side)  # [n, C]
     pixels[:, hole] = filled.T if grain is None else filled.T + grain.numpy()[:, hole]
     return torch.from_numpy(pixels).to(image)
 
@@ -151,7 +151,7 @@ def _system(pixels: np.ndarray, hole: np.ndarray) -> tuple[csc_matrix, np.ndarra
     count = len(rows)
     unknown = np.full(hole.shape, -1)
     unknown[rows, columns] = np.arange(count)
-    total, known = np.zeros(count), np.zeros((count, len(pixels)))
+    total, right_side = np.zeros(count), np.zeros((count, len(pixels)))
     entries, equations, variables = [], [], []
     for down, right, weight in _NEIGHBOURS:
         y, x = rows + down, columns + right
@@ -159,7 +159,7 @@ def _system(pixels: np.ndarray, hole: np.ndarray) -> tuple[csc_matrix, np.ndarra
         y, x = y[inside], x[inside]
         missing = hole[y, x]
         total[inside] += weight
-        known[inside[~missing]] += weight * pixels[:, y[~missing], x[~missing]].T
+        right_side[inside[~missing]] += weight * pixels[:, y[~missing], x[~missing]].T
         entries.append(np.full(missing.sum(), -weight))
         equations.append(inside[missing])
         variables.append(unknown[y[missing], x[missing]])
@@ -167,4 +167,4 @@ def _system(pixels: np.ndarray, hole: np.ndarray) -> tuple[csc_matrix, np.ndarra
     equations.append(np.arange(count))
     variables.append(np.arange(count))
     where = (np.concatenate(equations), np.concatenate(variables))
-    return csc_matrix((np.concatenate(entries), where), shape=(count, count)), known
+    return csc_matrix((np.concatenate(entries), where), shape=(count, count)), right_side

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.metrics._pixels import Ties, importance_ranks
-from seecause.metrics._probe import Fill, probe
+from seecause.metrics._scorer import Fill, picture_scorer
 from seecause.metrics.registry import higher, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
@@ -45,8 +45,8 @@ def saco(
 ) -> Tensor:
     """[B]. Where the number of patches is no multiple of `groups`, groups differ by one patch:
     salience is therefore their mean, not their sum."""
-    asked = probe(model, images, target, score=score)
-    cells = asked.cells(maps)
+    scorer = picture_scorer(model, images, target, score=score)
+    cells = scorer.cells(maps)
     grid, count = (cells.shape[1], cells.shape[2]), cells[0].numel()
     if not 2 <= groups <= count:
         raise BadOption("groups", groups, f"2 to {count}, the number of patches")
@@ -56,7 +56,7 @@ def saco(
     ]  # [B, K, gh, gw]
     salience = (cells[:, None] * member).sum(dim=(2, 3)) / member.sum(dim=(2, 3))
     flat = (cells == cells[:, :1, :1]).flatten(1).all(dim=1).cpu()
-    return coefficient(salience.cpu(), asked.drops(member, fill)).masked_fill(flat, torch.nan)
+    return coefficient(salience.cpu(), scorer.drops(member, fill)).masked_fill(flat, torch.nan)
 
 
 def coefficient(salience: Tensor, drops: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.loading import need_own_classes, wrap
 from seecause.metrics._pixels import checked
-from seecause.metrics._probe import Attribute, Explain, bound_spec, probe
+from seecause.metrics._scorer import Attribute, Explain, bound_spec, picture_scorer
 from seecause.metrics.registry import lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
@@ -33,7 +33,7 @@ from seecause.target import Spec
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity:
+class MapSimilarity:
     """Spearman's correlation of two maps, float64 [B]."""
 
     signed: Tensor
@@ -78,20 +78,20 @@ def random_logit(
     *,
     other: Spec = None,
     seed: int = 0,
-) -> Similarity:
+) -> MapSimilarity:
     """Maps of the target against those of `other`; if that is None, of a class drawn once: the same
     step away from each image's own."""
     with torch.no_grad():
-        asked = probe(model, images, target)
+        scorer = picture_scorer(model, images, target)
     if other is None:
-        if asked.target.classes is None:
+        if scorer.target.classes is None:
             raise NotDefined(
                 "random logit", "a function of logits has no other class", "Give other="
             )
         step = torch.randint(1, model.n_classes, (), generator=torch.Generator().manual_seed(seed))
-        other = (asked.target.classes + int(step)) % model.n_classes
+        other = (scorer.target.classes + int(step)) % model.n_classes
     return _similarity(
-        explain(asked.images, bound_spec(asked.target, target)), explain(asked.images, other)
+        explain(scorer.images, bound_spec(scorer.target, target)), explain(scorer.images, other)
     )
 
 
@@ -122,22 +122,22 @@ def parameter_randomisation(
     a view of the copied module where `wrap` alone cannot (zero-shot heads)."""
     stops = _stops(len(layer_groups(model)), steps)
     with torch.no_grad():
-        asked = probe(model, images, target)
-    spec = bound_spec(asked.target, target)
-    plain = attribute(model, asked.images, spec)
+        scorer = picture_scorer(model, images, target)
+    spec = bound_spec(scorer.target, target)
+    plain = attribute(model, scorer.images, spec)
     other = copied(model) if rewrap is None else rewrap(copy.deepcopy(model.module))
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    by_layer = {}
     for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
         for parameter in parameters:
             redraw(parameter, generator)
         if place in stops:
-            found[layer] = _similarity(plain, attribute(other, asked.images, spec))
+            by_layer[layer] = _similarity(plain, attribute(other, scorer.images, spec))
     signed, absolute = (
-        torch.stack([getattr(step, kind) for step in found.values()], dim=1)
+        torch.stack([getattr(step, kind) for step in by_layer.values()], dim=1)
         for kind in ("signed", "absolute")
     )
-    return Randomisation(tuple(found), signed, absolute)
+    return Randomisation(tuple(by_layer), signed, absolute)
 
 
 def _stops(layers: int, steps: int | None) -> set[int]:
@@ -209,6 +209,6 @@ def _layer(name: str) -> str:
     return ".".join(path[:-1] or path) if numbered is None else ".".join(path[: numbered + 1])
 
 
-def _similarity(first: Tensor, second: Tensor) -> Similarity:
+def _similarity(first: Tensor, second: Tensor) -> MapSimilarity:
     x, y = (checked(maps).cpu() for maps in (first, second))
-    return Similarity(rank_correlation(x, y), rank_correlation(x.abs(), y.abs()))
+    return MapSimilarity(rank_correlation(x, y), rank_correlation(x.abs(), y.abs()))

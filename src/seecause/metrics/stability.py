@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.metrics._pixels import checked
-from seecause.metrics._probe import Explain, bound_spec, probe
+from seecause.metrics._scorer import Explain, bound_spec, picture_scorer
 from seecause.metrics.registry import lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Spec
@@ -69,19 +69,19 @@ def stability(
     if radius <= 0 or draws < 1:
         raise BadOption("radius, draws", (radius, draws), "a positive radius and at least one draw")
     with torch.no_grad():
-        asked = probe(model, images, target)
-    spec, generator = bound_spec(asked.target, target), torch.Generator().manual_seed(seed)
-    plain = _flat(explain(asked.images, spec))
+        scorer = picture_scorer(model, images, target)
+    spec, generator = bound_spec(scorer.target, target), torch.Generator().manual_seed(seed)
+    plain = _flat(explain(scorer.images, spec))
     changes = []
     for _ in range(draws):
         shift = radius * (
-            2 * torch.rand(asked.images.shape[1:], generator=generator, dtype=torch.float64) - 1
+            2 * torch.rand(scorer.images.shape[1:], generator=generator, dtype=torch.float64) - 1
         )
-        moved = _flat(explain(asked.images + shift.to(asked.images), spec))
+        moved = _flat(explain(scorer.images + shift.to(scorer.images), spec))
         changes.append((moved - plain).norm(dim=1) / plain.norm(dim=1))
     return Stability(
         torch.stack(changes, dim=1),
-        asked.protocol("stability", radius=radius, draws=draws, seed=seed),
+        scorer.protocol("stability", radius=radius, draws=draws, seed=seed),
     )
 
 

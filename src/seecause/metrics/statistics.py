@@ -14,8 +14,8 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.metrics._pixels import average_ranks
 
-_DRAWN = 4_000_000  # numbers drawn at once by the bootstrap
-_KEPT = 8_000_000  # weights of its resamplings that are kept for the next column
+_DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
+_CACHED = 8_000_000  # weights of its resamplings that are kept for the next column
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,14 @@ def summarise(values: Tensor) -> Summary:
     >>> summary.mean, summary.n, summary.skipped
     (2.0, 3, 1)
     """
-    known = _known(values)
-    if len(known) == 0:
+    numbers = _numbers(values)
+    if len(numbers) == 0:
         return Summary(torch.nan, torch.nan, 0, len(values))
     return Summary(
-        float(known.mean()), float(standard_error(known)), len(known), len(values) - len(known)
+        float(numbers.mean()),
+        float(standard_error(numbers)),
+        len(numbers),
+        len(values) - len(numbers),
     )
 
 
@@ -85,12 +88,12 @@ def bootstrap_interval(
     """The percentile interval of the mean of values [B], over `draws` resamplings of the images."""
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
-    known = _known(values)
-    if len(known) == 0:
+    numbers = _numbers(values)
+    if len(numbers) == 0:
         return torch.nan, torch.nan
-    if len(known) * draws <= _KEPT:
-        return _middle(_shares(len(known), draws, seed) @ known, confidence)
-    means = torch.cat([known[rows].mean(dim=1) for rows in _resampled(len(known), draws, seed)])
+    if len(numbers) * draws <= _CACHED:
+        return _middle(_shares(len(numbers), draws, seed) @ numbers, confidence)
+    means = torch.cat([numbers[rows].mean(dim=1) for rows in _resampled(len(numbers), draws, seed)])
     return _middle(means, confidence)
 
 
@@ -107,8 +110,8 @@ def ratio_interval(
             list(second.shape),
             f"values of the same images as the first, {list(first.shape)}",
         )
-    kept = ~(first.isnan() | second.isnan())
-    top, bottom = _known(first[kept]), _known(second[kept])
+    both = ~(first.isnan() | second.isnan())
+    top, bottom = _numbers(first[both]), _numbers(second[both])
     if len(top) == 0:
         return torch.nan, torch.nan
     ratios = torch.cat(
@@ -134,7 +137,7 @@ def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
 
 
-def _known(values: Tensor) -> Tensor:
+def _numbers(values: Tensor) -> Tensor:
     if values.ndim != 1:
         raise BadOption("values", list(values.shape), "one number for each image, [B]")
     values = values.detach().cpu().double()
@@ -144,7 +147,7 @@ def _known(values: Tensor) -> Tensor:
 def _resampled(count: int, draws: int, seed: int) -> Iterator[Tensor]:
     """Places [n, count] of `draws` resamplings, some at a time."""
     generator = torch.Generator().manual_seed(seed)
-    rows = max(1, _DRAWN // count)
+    rows = max(1, _DRAWN_AT_ONCE // count)
     for start in range(0, draws, rows):
         yield torch.randint(count, (min(rows, draws - start), count), generator=generator)
 

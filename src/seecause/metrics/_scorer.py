@@ -22,7 +22,7 @@ Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class PictureScorer:
     """A model, its pictures [B, 3, H, W] and the bound target; `plain` [B] float64 is the score of
     the pictures as they are."""
 
@@ -91,9 +91,9 @@ class Probe:
         }
 
 
-def probe(
+def picture_scorer(
     model: ImageModel, images: Tensor, target: Spec = None, *, score: Score = "prob"
-) -> Probe:
+) -> PictureScorer:
     """Run the pictures once and bind the target: the predicted class if none is given."""
     images = images.to(model.device, model.dtype)
     grid = model.check(images).grid
@@ -101,7 +101,7 @@ def probe(
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
     plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
-    return Probe(model, images, bound, score, plain, grid, chunk)
+    return PictureScorer(model, images, bound, score, plain, grid, chunk)
 
 
 def filled(images: Tensor, fill: Fill) -> Tensor:
