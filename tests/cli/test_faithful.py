@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import seecause as sc
@@ -215,6 +216,8 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
 def test_a_page_of_parts(run, tmp_path):
     call("parts", run, "--out", tmp_path / "page", "--limit", "2", "--device", "cpu")
     page = (tmp_path / "page" / "index.html").read_text()
+    with Image.open(tmp_path / "page" / "parts.png") as sheet:
+        assert sheet.size == (2 * 192, 2 * 192)  # two pictures, each above its parts
     assert (
         "with this mask, no dark pixel can change the answer" in page
         and "sees the whole picture when it chooses" in page

@@ -211,6 +211,16 @@ def test_a_network_whose_prototypes_are_equal_reads_everything():
         assert net(images).empty.all()
 
 
+def test_thresholds_are_those_of_the_network_as_it_is_also_inside_an_intervention():
+    """And a network that learns goes on learning."""
+    net, images = tiny_net(), pictures(6)
+    calibrate(net, images, 0.5)
+    (plain,) = calibrate(net, images, 0.9)
+    with intervene(net, quantile=0.5):
+        assert calibrate(net.train(), images, 0.9) == [plain]
+        assert net.training and net.intervention.quantile == 0.5
+
+
 def test_both_together():
     net, images = tiny_net(), pictures(6)
     calibrate(net, images, [0.5, 0.9])

@@ -234,6 +234,24 @@ def test_every_backbone_with_a_class_token_works():
         )
 
 
+def test_a_backbones_own_dropout_is_no_part_of_the_method():
+    """Stages are read alike in every pass, also while the network learns."""
+    backbone = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=0,
+        proj_drop_rate=0.5,
+        drop_path_rate=0.5,
+    )
+    net = tiny_net(backbone, parts=2, size=(32, 32)).train()
+    images = pictures(1, size=(32, 32))
+    first, again = (net.stage1.tower.features(images) for _ in range(2))
+    assert net.training and torch.equal(first, again)
+
+
 def test_parameter_count_of_the_published_checkpoint():
     with torch.device("meta"):
         net = IFAM(

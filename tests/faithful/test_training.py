@@ -419,7 +419,8 @@ def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
     )
     assert new_net(tiny_config(tmp_path, augment="imagenet"), ("a", "b")).preprocess.crop == 0.875
     large = Preprocess(size=(384, 384), mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9)
-    assert frame_for(tiny_config(tmp_path, augment="imagenet"), large).crop == 1
+    imagenet = frame_for(tiny_config(tmp_path, augment="imagenet"), large)
+    assert imagenet.crop == 1 and imagenet.filter == "bicubic" and siim.filter == "bilinear"
 
 
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):

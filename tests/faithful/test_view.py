@@ -196,6 +196,8 @@ def test_a_saved_network_comes_back_whole(stages, tmp_path):
     assert again.arguments == net.arguments and again.thresholds == net.thresholds
     with intervene(again, quantile=0.9), intervene(net, quantile=0.9):
         assert_close(again(images).logits, net(images).logits)
+    net.save(tmp_path, "pruned", removed=[[0, 1]])  # heads of the only stage, or of the second
+    assert bool(sc.faithful.load(tmp_path, "pruned").thresholds) == (stages == 2)
     assert json.loads((tmp_path / "small.json").read_text())["trained_on"] == "nothing"
 
 

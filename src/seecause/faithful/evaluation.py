@@ -216,9 +216,9 @@ def evaluate(
 def _check_choice(network: TrainedNetwork, quantiles: Sequence[float], choose: str) -> None:
     _check_shares(quantiles)
     if network.data is None:
-        known = "one that tells what it was trained on, such as the folder of its run"
+        expected = "one that tells what it was trained on, such as the folder of its run"
         why = "they are chosen by pictures like those it was trained on"
-        raise BadOption("network", network.name, f"{known}, or no interventions: {why}")
+        raise BadOption("network", network.name, f"{expected}, or no interventions: {why}")
     if choose == "auc" and network.net.classes != 2:
         why = f"AUC needs two classes, and {network.name} has {network.net.classes}"
         raise BadOption("choose", choose, f"worst, or auto: {why}")

@@ -162,8 +162,8 @@ def keep_thresholds(folder: Path, net: IFAM) -> None:
     """Write RUN/best again, with what was calibrated since; what its card tells of the training
     stays."""
     card = json.loads((folder / BEST / "ifam.json").read_text(encoding="utf-8"))
-    kept = {name: card[name] for name in ("epoch", "validation") if name in card}
-    write_best(folder, net, **kept)
+    metadata = {name: card[name] for name in ("epoch", "validation") if name in card}
+    write_best(folder, net, **metadata)
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, IFAM]:

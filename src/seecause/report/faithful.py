@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seecause.faithful.evaluation import PartExamples
-from seecause.faithful.images import mask_pixels, part_colours, part_picture
+from seecause.faithful.images import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.report.cards import Answer
 from seecause.report.overlay import data_uri, picture
@@ -49,10 +49,13 @@ class PartCard:
 
 
 def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
-    """A page of these pictures."""
+    """A page of these pictures, and a sheet of them with their parts as one picture."""
     net, cards = examples.net, part_cards(examples)
     section = parts_section(cards, net.parts, title="Parts", note=note_of(net))
     write_page(folder / "index.html", "What can it look at?", [section], lead=lead)
+    assert net.preprocess is not None
+    raw = net.preprocess.raw(examples.images)
+    part_sheet(raw, examples.output.maps).save(folder / "parts.png")
 
 
 def part_cards(examples: PartExamples) -> list[PartCard]:

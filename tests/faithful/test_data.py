@@ -68,6 +68,15 @@ def test_imagenet9_takes_the_map_of_its_release(tmp_path):
     )
 
 
+def test_a_network_is_tested_on_the_pictures_it_names(tmp_path):
+    folder = tiny_pictures(tmp_path / "all")
+    network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}", limit=10, val_limit=4)
+    assert len(network.train_pictures()) == 10 and len(network.train_pictures(6)) == 6
+    assert len(network.val_pictures()) == 4 and len(network.test_pictures()) == 6
+    other = dataclasses.replace(network, test=f"folder:{folder / 'val'}")
+    assert other.test_pictures().name.endswith("val")
+
+
 def test_the_gap_between_backgrounds(tmp_path):
     """Every answer means `bird`: all of mixed_same are birds, half of mixed_rand are."""
     tiny_pictures(tmp_path / "raw", others=2)

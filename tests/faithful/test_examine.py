@@ -1,5 +1,5 @@
-"""What is measured on a dataset: where the mask is, what an intervention is chosen by, and what a
-run keeps of it."""
+"""What is measured on a dataset: where the mask is, what an intervention is chosen by, what a run
+keeps of it, and key points of birds from parts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause.critters import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
-from seecause.faithful import LeaveOneOut, intervene, train
-from seecause.faithful.data import frame_of
-from seecause.faithful.examine import check_select, examine, merge
+from seecause.faithful import LeaveOneOut, calibrate, intervene, train
+from seecause.faithful.data import batches_of, frame_of
+from seecause.faithful.examine import check_select, examine, key_points, keypoint_fit_data, merge
 from seecause.faithful.images import RandomCuts, cuts_with_object
 from seecause.faithful.interventions import Trial, best_of, sensible_criterion
 from seecause.faithful.run import keep_evaluation, read_evaluations
+from seecause.metrics import keypoint_error, locate, part_agreement
 from seecause.metrics.calibration import auroc
 from seecause.metrics.segmentation import foreground
 from seecause.models.preprocess import Preprocess
+from tests.faithful.birds import bird_net, tiny_cub
 from tests.faithful.nets import SIZE, tiny_net
 from tests.faithful.runs import tiny_config
 
@@ -110,6 +113,18 @@ def test_random_cuts_hold_some_of_the_object():
     assert RandomCuts(Strip(), FRAME)[1].image.shape == (3, 16, 32)
 
 
+class Strips(Strip):
+    """The picture with an object, many times."""
+
+    def __getitem__(self, index: int) -> Sample:
+        return super().__getitem__(0)
+
+
+def test_every_picture_is_cut_at_a_place_of_its_own():
+    cuts = RandomCuts(Strips(), FRAME)
+    assert len({float(cuts[index].image.sum()) for index in range(20)}) == 2
+
+
 def test_every_cut_with_object_is_found():
     mask = torch.zeros(6, 9, dtype=torch.int32)
     mask[5, 2], mask[0, 8] = 1, IGNORE
@@ -180,6 +195,11 @@ def test_the_best_epoch_may_be_that_of_auc(tmp_path, monkeypatch):
     assert (
         json.loads((config.folder / "best" / "ifam.json").read_text())["validation"]["auc"] == 0.75
     )
+    areas = iter([0.75, 0.75])
+    tied = tiny_config(
+        tmp_path, select="auc", epochs=2, ema=False, grid=0, out=str(tmp_path / "tied")
+    )
+    assert train(tied).best_epoch == 0  # the first of equals
     with pytest.raises(BadOption, match=r"select='auc'.*lacks some"):
         train(tiny_config(tmp_path, select="auc", out=str(tmp_path / "other"), val_limit=1))
     assert not (tmp_path / "other").exists()
@@ -209,3 +229,75 @@ def test_evaluations_are_kept_by_dataset(tmp_path):
         with pytest.raises(BadOption, match="move it away"):
             keep_evaluation(tmp_path, {"data": "x"})
         assert path.read_text() == broken
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory):
+    return tiny_cub(tmp_path_factory.mktemp("birds") / "CUB_200_2011")
+
+
+def slow(net, fit, test):
+    """By the metric's own loop, one photo after the other, with maps of the whole network."""
+    model = sc.wrap(net)
+    found = [locate(model, data, lambda images: net(images).maps) for data in (fit, test)]
+    return [keypoint_error(*found).mean, *part_agreement(found[1])]
+
+
+@pytest.mark.parametrize("name", ["cub", "waterbird200"])
+def test_key_points_are_those_of_the_metric(birds, name):
+    net, test = bird_net(birds), open_data(f"{name}:{birds}")
+    fit, seen = open_data(keypoint_fit_data(test.name)), []
+    found = key_points(net, fit, test, batch=3, advance=seen.append)
+    assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
+    assert (
+        list(found.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+        and found["keypoints"] > 1
+        and found["nmi"] > 0.01
+    )
+
+
+def test_rejected_tokens_change_them_and_parts_left_out_do_not(birds):
+    net, test = bird_net(birds), open_data(f"cub:{birds}")
+    fit = open_data(keypoint_fit_data(test.name))
+    calibrate(net, (images for images, *_ in batches_of(net, fit)), 0.5)
+    plain = key_points(net, fit, test)
+    with intervene(net, drop_parts=[0]):
+        assert key_points(net, fit, test) == plain
+    with intervene(net, quantile=0.5):
+        changed = key_points(net, fit, test)
+        assert (
+            list(changed.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+            and abs(changed["keypoints"] - plain["keypoints"]) > 0.01
+        )
+
+
+def test_maps_that_follow_the_bird_find_its_points(birds):
+    """A net whose first part is what is bright: centres move with the square, so a linear map finds
+    every point on it."""
+    net, test = bird_net(birds), open_data(f"cub:{birds}")
+
+    def bright(images):
+        light = (
+            torch.nn.functional.avg_pool2d(net.preprocess.raw(images).mean(dim=1, keepdim=True), 8)
+            > 0.5
+        )
+        return torch.cat([light, 0 * light, 0 * light, ~light], dim=1).to(images.dtype)
+
+    blind = key_points(net, open_data(keypoint_fit_data(test.name)), test)["keypoints"]
+    net.maps = bright
+    assert key_points(net, open_data(keypoint_fit_data(test.name)), test)["keypoints"] < min(
+        15, blind
+    )
+
+
+def test_what_has_none_gets_none(birds, tmp_path):
+    assert (
+        keypoint_fit_data("waterbirds:x:test") is None
+        and keypoint_fit_data("cub:x:val") is None
+        and keypoint_fit_data("cub:C:/x:test") == "cub:C:/x:trainval"
+    )
+    hidden = tiny_cub(tmp_path / "CUB_200_2011", visible=False)
+    assert (
+        key_points(bird_net(birds), open_data(f"cub:{hidden}:trainval"), open_data(f"cub:{hidden}"))
+        == {}
+    )

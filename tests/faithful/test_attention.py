@@ -1,14 +1,19 @@
-"""What of the stage-2 loss reaches stage 1."""
+"""What of the stage-2 loss reaches stage 1, and the kernel for sequences of different lengths:
+where there is one, and that it is given the same rows as attention image by image."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.engine.chunks import budget
-from seecause.faithful import Noise, objective
-from seecause.faithful.attention import reads_only, reads_straight_through
+from seecause.faithful import Noise, attention, objective
+from seecause.faithful.attention import reads_only, reads_softly, reads_straight_through
+from seecause.faithful.interventions import packing
 from seecause.faithful.parts import Purpose, select
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
@@ -46,6 +51,14 @@ def test_all_three_answer_from_the_mask_they_decided():
     assert torch.equal(outs["ste"].mask, outs["none"].mask)
     assert_close(outs["ste"].logits, outs["none"].logits, **EXACT)
     assert not torch.allclose(outs["soft"].logits, outs["none"].logits)
+
+
+def test_a_soft_share_of_nothing_is_read_as_good_as_nothing():
+    """Shares of 0 and 1 leave e^-23 of a hidden key."""
+    q, k, v = (noise(2, 3, 7, 4, seed=s) for s in range(3))
+    visible = noise(2, 7, seed=4) > -0.5
+    soft, hard = reads_softly(visible.double()), reads_only(visible)
+    assert_close(soft(q, k, v, 0.5), hard(q, k, v, 0.5), atol=1e-8, rtol=0)
 
 
 def test_straight_through_is_the_gradient_of_the_relaxed_mask():
@@ -184,3 +197,73 @@ def test_one_backward_trains_everything_that_is_to_be_trained():
         assert (
             parameter.grad is not None and parameter.grad.isfinite().all()
         ) == parameter.requires_grad, name
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "there"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_the_kernel_is_for_half_precision_from_ampere_on(monkeypatch, capability, there):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert (
+        attention.has_kernel(GPU, torch.float16)
+        == attention.has_kernel(GPU, torch.bfloat16)
+        == there
+    )
+    assert not attention.has_kernel(GPU, torch.float32) and not attention.has_kernel(
+        CPU, torch.bfloat16
+    )
+
+
+def plain(q, k, v, starts_q, starts_k, most_q, most_k, *, scale):
+    """What `varlen_attn` does with rows [R, H, dh], sequence by sequence."""
+    rows = [
+        F.scaled_dot_product_attention(
+            *(x[first:last].transpose(0, 1) for x in (q, k, v)), scale=scale
+        ).transpose(0, 1)
+        for first, last in starts_q.unfold(0, 2, 1).tolist()
+    ]
+    assert (
+        torch.equal(starts_q, starts_k)
+        and starts_q.dtype == torch.int32
+        and max(map(len, rows)) <= most_q == most_k
+    )
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@torch.no_grad()
+def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
+    net, images, calls = tiny_net(), pictures(4), []
+    mask = net(images).mask
+    mask[0], mask[1] = False, True
+    masked = net.classify(images, mask, packed=False)
+
+    def kernel(*given, **options):
+        calls.append(given)
+        return plain(*given, **options)
+
+    monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    assert_close(net.classify(images, mask), masked, atol=1e-10, rtol=0)
+    assert len(calls) == (3 if there else 0)  # one for each block
+
+
+@pytest.mark.parametrize(
+    ("autocast", "capability", "expected"),
+    [(False, (9, 0), False), (True, (9, 0), None), (True, (7, 5), False)],
+)
+def test_a_gpu_without_the_kernel_runs_all_tokens(monkeypatch, autocast, capability, expected):
+    """Image by image is slower there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: autocast)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.float16)
+    there, here = (
+        SimpleNamespace(
+            stage1=SimpleNamespace(prototypes=SimpleNamespace(device=device, dtype=torch.float32))
+        )
+        for device in (GPU, CPU)
+    )
+    assert packing(there) is expected and packing(here) is None
