@@ -247,8 +247,6 @@ def prune(
 def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
     """The checkpoint, the page and the tables of a prune."""
     from seecause.heads.pictures import model_for
-    from seecause.lvlm.prompt_classifier import PromptClassifier
-    from seecause.lvlm.prompt_classifier import export as export_whole
     from seecause.report.heads import (
         change_section,
         curves_section,
@@ -261,8 +259,10 @@ def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
     from seecause.report.page import write_page
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
-    if isinstance(model, PromptClassifier):
-        export_whole(model, result.heads, folder / "model", note=result.note)
+    if model.architecture == "prompt":
+        from seecause.lvlm.prompt_classifier import export
+
+        export(model, result.heads, folder / "model", note=result.note)  # type: ignore[arg-type]
     else:
         result.export(folder / "model", form=form)  # type: ignore[arg-type]
     sections = [
@@ -283,16 +283,14 @@ def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
 def _check_form(model: ImageModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
     from seecause.heads.export import check_form
-    from seecause.lvlm.prompt_classifier import PromptClassifier
     from seecause.models.view import VisionModel
 
-    if isinstance(model, PromptClassifier):
-        if form != "zeroed":
-            raise BadOption(
-                "--form", form, "zeroed: a vision-language model keeps its architecture"
-            )
-    elif isinstance(model, VisionModel):
+    if not isinstance(model, VisionModel):
+        return
+    if model.architecture != "prompt":
         check_form(model, form)
+    elif form != "zeroed":
+        raise BadOption("--form", form, "zeroed: a vision-language model keeps its architecture")
 
 
 def _screen_lines(scores: HeadScores) -> list[str]:

@@ -230,16 +230,3 @@ def _search_record(search: dict[str, Any]) -> dict[str, Any]:
     if others:
         record["mask options"] = ", ".join(f"{name}={value}" for name, value in others.items())
     return record
-
-
-@torch.no_grad()
-def top_answers(
-    logits: Tensor, names: Sequence[str], count: int = 2
-) -> list[list[tuple[str, float]]]:
-    """The `count` likeliest classes of each row of logits [N, C], with their probabilities."""
-    values, places = logits.float().softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
-    answers = []
-    for probabilities, classes in zip(values.tolist(), places.tolist(), strict=True):
-        named = [names[c] if c < len(names) else f"class {c}" for c in classes]
-        answers.append(list(zip(named, probabilities, strict=True)))
-    return answers

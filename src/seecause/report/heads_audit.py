@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seecause.heads.audit import SHOWN, SOME, Audit, top_answers
+from seecause.heads.audit import SHOWN, SOME, Audit
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
-from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples
+from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.metrics.groups import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import Answer
