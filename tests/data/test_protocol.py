@@ -85,7 +85,7 @@ def test_a_subset_keeps_what_its_dataset_knows():
     data = sc.data.open("critters:clean:test", limit=4)
     some = sc.data.Subset("two", data, (3, 1))
     assert torch.equal(some[0].image, data[3].image) and len(some) == 2
-    assert some.digests() == [data.digests()[3], data.digests()[1]]
+    assert sc.data.sample_digests(some) == [*data.digests(3, 4), *data.digests(1, 2)]
     assert some.ids == (sc.data.sample_ids(data)[3], sc.data.sample_ids(data)[1])
     assert some.fingerprint not in (
         data.fingerprint,
@@ -135,4 +135,4 @@ def test_the_example_of_the_docs_runs(registered):
     assert sc.data.capabilities(names["data"]) == {"labels", "masks"} and len(names["data"]) == 4
     for spec in re.findall(r"^\| `([a-z0-9-]+):", page, re.M):
         assert any(known.startswith(f"{spec}:") for known in sc.data.datasets()), spec
-    assert len(page.split()) <= 1300
+    assert len(re.findall(r"\S*\w\S*", page)) <= 900

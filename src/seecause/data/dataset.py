@@ -57,7 +57,7 @@ class Dataset(Protocol):
     It may also have, and is asked through the functions below:
         capabilities     some of CAPABILITIES: what its samples bring
         ids, labels      of all samples, without reading them
-        digests()        of all samples: each changes when its sample does
+        digests(a, b)    of samples a to b: each changes when its sample does
         latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
     """
 
@@ -108,11 +108,12 @@ def sample_labels(data: Dataset) -> tuple[int | None, ...]:
     return tuple(data[index].label for index in range(len(data)))
 
 
-def sample_digests(data: Dataset) -> list[str]:
-    """One for each sample, whatever else is in the dataset."""
+def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> list[str]:
+    """One for each sample from `start` to `stop`, whatever else is in the dataset."""
+    stop = len(data) if stop is None else stop
     if hasattr(data, "digests"):
-        return list(data.digests())
-    return [_sample_digest(data, index) for index in range(len(data))]
+        return list(data.digests(start, stop))
+    return [_sample_digest(data, index) for index in range(start, stop)]
 
 
 def _sample_digest(data: Dataset, index: int) -> str:
@@ -156,11 +157,8 @@ class Subset:
             return tuple(self.data.labels[row] for row in self.rows)
         return tuple(self.data[row].label for row in self.rows)
 
-    def digests(self) -> list[str]:
-        if hasattr(self.data, "digests"):
-            digests = self.data.digests()
-            return [digests[row] for row in self.rows]
-        return [_sample_digest(self.data, row) for row in self.rows]
+    def digests(self, start: int, stop: int) -> list[str]:
+        return [sample_digests(self.data, row, row + 1)[0] for row in self.rows[start:stop]]
 
     def __len__(self) -> int:
         return len(self.rows)

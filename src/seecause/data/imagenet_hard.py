@@ -89,7 +89,9 @@ def open_imagenet_hard(rest: str, *, limit: int | None = None) -> ImageNetHard:
     files = sorted(folder.glob("validation-*.parquet"))
     if not files:
         raise DataMissing(str(folder), "no validation-*.parquet in it", _LAYOUT)
-    rows = [row for path in files for row in _rows(path)]
+    rows: list[_Row] = []
+    for path in files:
+        rows += _rows(path)
     return ImageNetHard(f"imagenet-hard:{rest}", evenly(rows, limit))
 
 

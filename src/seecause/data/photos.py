@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -112,12 +112,12 @@ class Photos:
         ]
         return digest(*lists, *photos)
 
-    def digests(self) -> list[str]:
-        """Of each photo, its mask and what is known about it; files are read to their end."""
-        lists = repr([_file_digest(path) for path in self.lists])
+    def digests(self, start: int, stop: int) -> list[str]:
+        """Of some photos, their masks and what is known about them; files are read to their end."""
+        lists = repr([_list_digest(path, path.stat().st_mtime_ns) for path in self.lists])
         return [
             digest(_facts(photo), _file_digest(photo.path), _file_digest(photo.mask), lists)
-            for photo in self.photos
+            for photo in self.photos[start:stop]
         ]
 
 
@@ -139,6 +139,12 @@ def _facts(photo: Photo) -> str:
 
 def _file_digest(path: Path | None) -> str:
     return digest_file(path) if path is not None and path.is_file() else "no file"
+
+
+@lru_cache(maxsize=8)
+def _list_digest(path: Path, _: int) -> str:
+    """Every photo asks for it; read again when the file has changed."""
+    return _file_digest(path)
 
 
 def _bytes(path: Path | None) -> int | None:

@@ -130,22 +130,13 @@ def insertion_deletion(
             lambda mixed, rows: scored(model(mixed), rows), start, goal, ranks, taken, chunk
         )
 
+    options = {"order": order, "upsample": upsample, "blur": blur, "fill": fill, "score": score}
+    protocol = {"metric": "insertion-deletion", "steps": steps, "evaluations": len(taken)}
     return Curves(
         deletion=torch.cat([whole, between(images, constant), empty], dim=1),
         insertion=torch.cat([hazy, between(soft, images), whole], dim=1),
         shares=taken.double() / count,
-        protocol={
-            "metric": "insertion-deletion",
-            "steps": steps,
-            "evaluations": len(taken),
-            "order": order,
-            "upsample": upsample,
-            "blur": blur,
-            "fill": fill,
-            "score": score,
-            "ties": ties,
-            "target": bound.record(model),
-        },
+        protocol={**protocol, **options, "ties": ties, "target": bound.record(model)},
     )
 
 

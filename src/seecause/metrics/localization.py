@@ -132,7 +132,8 @@ def _reasons(wanted: Tensor, counted: Tensor, spots: Tensor) -> tuple[str, ...]:
         "no background in the frame": ~(counted & ~wanted).flatten(1).any(dim=1),
         "every patch centre is ignored": ~spots.flatten(1).any(dim=1),
     }
-    return tuple(
-        next((reason for reason, rows in unscored.items() if rows[image]), "")
-        for image in range(len(wanted))
-    )
+    reasons = [""] * len(wanted)
+    for reason, rows in reversed(unscored.items()):  # the first one that holds is told
+        for image in rows.nonzero()[:, 0].tolist():
+            reasons[image] = reason
+    return tuple(reasons)

@@ -225,12 +225,7 @@ def measure_truth(model: ImageModel, latents: Latents) -> PartTruth:
         chunk = fit(len(images), model.forward_bytes(model.check(images)), images.device)
         return batched(model, images, chunk).double().cpu()
 
-    removed = [
-        logits(
-            Do(without=tuple(part for part, gone in zip(REMOVABLE, chosen, strict=True) if gone))
-        )
-        for chosen in SETS
-    ]
+    removed = [logits(Do(without=tuple(itertools.compress(REMOVABLE, chosen)))) for chosen in SETS]
     if removed[0].shape[1] != len(CLASSES):
         raise BadOption("model", model.name, f"a classifier of the {len(CLASSES)} Critters")
     elsewhere = [
@@ -318,14 +313,10 @@ def _contrast(
 
 def _pair(creature: int) -> tuple[int, int]:
     """The first two classes whose shared parts with `creature` exist and are disjoint."""
-    alike = {
-        other: {
-            place
-            for place, (x, y) in enumerate(zip(CODEWORDS[creature], word, strict=True))
-            if x == y
-        }
-        for other, word in enumerate(CODEWORDS)
-    }
+    alike = {}
+    for other, word in enumerate(CODEWORDS):
+        same = [x == y for x, y in zip(CODEWORDS[creature], word, strict=True)]
+        alike[other] = set(itertools.compress(range(len(word)), same))
     others = [other for other, places in alike.items() if places and other != creature]
     return next(
         pair for pair in itertools.combinations(others, 2) if not alike[pair[0]] & alike[pair[1]]

@@ -34,12 +34,10 @@ from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec
 
-_NEIGHBOURS = [
-    (down, right, 1 / 6 if down * right == 0 else 1 / 12)
-    for down in (-1, 0, 1)
-    for right in (-1, 0, 1)
-    if (down, right) != (0, 0)
-]
+_SIDES, _CORNERS = ((-1, 0), (0, -1), (0, 1), (1, 0)), ((-1, -1), (-1, 1), (1, -1), (1, 1))
+_NEIGHBOURS = sorted(  # in raster order, each with its weight
+    [(*side, 1 / 6) for side in _SIDES] + [(*corner, 1 / 12) for corner in _CORNERS]
+)
 
 
 @dataclass(frozen=True, eq=False)
