@@ -50,6 +50,7 @@ lint: install
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/ruff format --check src tests benchmarks scripts
 	$(BIN)/mypy
+	$(BIN)/python tests/readme_types.py
 
 # Studies on a real model and photos, in slices: docs/evidence.md.
 MINUTES ?= 9

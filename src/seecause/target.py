@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -73,13 +73,14 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     if spec is None:
         return Target()
     if callable(spec) and not isinstance(spec, Tensor):
-        return Target(function=spec)
+        return Target(function=cast(Callable[[Tensor], Tensor], spec))
     if isinstance(spec, tuple) and len(spec) == 2:
         first, second = (_indices(model, [part] * batch) for part in spec)
         return Target(classes=first, against=second)
-    if hasattr(spec, "tolist"):  # tensors and arrays; one without axes is one class for all
-        spec = spec.tolist()
-    names = list(spec) if isinstance(spec, list | tuple) else [spec] * batch
+    value: Any = spec
+    if hasattr(value, "tolist"):  # tensors and arrays; one without axes is one class for all
+        value = value.tolist()
+    names = list(value) if isinstance(value, list | tuple) else [value] * batch
     if len(names) != batch:
         raise BadOption(
             "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from sklearn.cluster import KMeans
@@ -113,8 +114,9 @@ def centres(channels: Tensor, count: int, *, seed: int) -> Tensor:
     """k-means centres [k, N] of one image's channels [L*D, N]; there are no more centres than
     channels."""
     points = channels.to(torch.promote_types(channels.dtype, torch.float32)).cpu().numpy()
-    found = KMeans(min(count, len(points)), n_init=1, random_state=seed).fit(points)
-    return torch.from_numpy(found.cluster_centers_)
+    options: dict[str, Any] = {"n_init": 1, "random_state": seed}
+    clusters = KMeans(min(count, len(points)), **options).fit(points)
+    return torch.from_numpy(clusters.cluster_centers_)
 
 
 def top(values: Tensor, counts: Sequence[int]) -> Tensor:

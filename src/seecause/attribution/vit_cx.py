@@ -12,6 +12,7 @@ Noise comes from `seed` alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -134,9 +135,9 @@ def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Ten
     distance = (1 - masks @ masks.T).double().cpu().numpy()
     if len(distance) == 1:
         return small.unflatten(1, channels.shape[1:])
-    labels = AgglomerativeClustering(
-        n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold
-    ).fit_predict(distance)
+    options: dict[str, Any] = {"n_clusters": None, "distance_threshold": threshold}
+    clusters = AgglomerativeClustering(metric="precomputed", linkage="complete", **options)
+    labels = clusters.fit_predict(distance)
     member = F.one_hot(torch.from_numpy(labels)).to(small)  # [D, M]
     return (member.T @ small).unflatten(1, channels.shape[1:])
 

@@ -83,7 +83,7 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
     if blank == "noise":
         return noise
     sigma = max(shape[-2:]) / 28
-    soft = gaussian_blur(noise, 2 * round(2 * sigma) + 1, sigma)
+    soft = gaussian_blur(noise, [2 * round(2 * sigma) + 1] * 2, [sigma] * 2)
     return (soft - soft.mean()) / soft.std()
 
 

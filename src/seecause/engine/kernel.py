@@ -8,6 +8,7 @@ of which each row sees nine keys costs little.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from seecause.engine.attend import Bank, Own
 
+triton: Any = None
+kernel_triton: Any = None
 try:
-    import triton
-
-    from seecause.engine import kernel_triton
+    triton = importlib.import_module("triton")
+    kernel_triton = importlib.import_module("seecause.engine.kernel_triton")
 except ImportError:  # CPU-only builds of torch come without it
-    triton = None
+    pass
 
 # a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
 ROWS, KEYS = 64, 32

@@ -52,7 +52,7 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
-def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
+def run(model: ImageModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
     """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
     except where `probs` is asked for.
 
@@ -62,7 +62,7 @@ def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tup
     >>> cached["blocks.3.heads"].shape  # pictures, tokens, heads, width of a head
     torch.Size([1, 149, 8, 16])
     """
-    _need_blocks(model)
+    model = _with_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     layout = model.check(images)
     steps = walk(model, model.embed(images), model.at(images))
@@ -74,7 +74,7 @@ def run(model: VisionModel, images: Tensor, *, cache: Sequence[str] = ()) -> tup
 
 
 def patch(
-    model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
+    model: ImageModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run
     of `source` has there.
@@ -89,7 +89,7 @@ def patch(
     >>> bool(torch.allclose(logits[0], model(here))), bool((logits[1] == logits[0]).all())
     (True, False)
     """
-    _need_blocks(model)
+    model = _with_blocks(model)
     layout = model.check(images)
     for site in (site for sites in site_sets for site in sites):
         _check(model, site, layout.tokens)
@@ -192,13 +192,14 @@ def _mark(
     ]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
 
 
-def _need_blocks(model: ImageModel) -> None:
-    if not isinstance(model, VisionModel):
-        raise NotDefined(
-            "run and patch",
-            f"{model.family} has no transformer blocks",
-            "Use model.stage_outputs and model.run_from of a convolutional view",
-        )
+def _with_blocks(model: ImageModel) -> VisionModel:
+    if isinstance(model, VisionModel):
+        return model
+    raise NotDefined(
+        "run and patch",
+        f"{model.family} has no transformer blocks",
+        "Use model.stage_outputs and model.run_from of a convolutional view",
+    )
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:

@@ -158,9 +158,9 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, relevance: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        parts = [(x.clamp(min=0), w.clamp(min=0)), (x.clamp(max=0), w.clamp(max=0))]
-        share = divide(relevance, sum(a @ b for a, b in parts))
-        return sum(a * (share @ b.mT) for a, b in parts), None, None
+        up, w_up, down, w_down = x.clamp(min=0), w.clamp(min=0), x.clamp(max=0), w.clamp(max=0)
+        share = divide(relevance, up @ w_up + down @ w_down)
+        return up * (share @ w_up.mT) + down * (share @ w_down.mT), None, None
 
 
 class _Matmul(Function):

@@ -41,6 +41,14 @@ class Step:
         *("index", "block", "gate", "at", "keys_at"),
         *("_h", "_q", "_k", "_v", "_bias", "_o", "_carried", "_out"),
     )
+    _h: Any  # a tensor, or None: not known yet, or released
+    _q: Any
+    _k: Any
+    _v: Any
+    _bias: Any
+    _o: Any
+    _carried: Any
+    _out: Any
 
     def __init__(self, index: int, block: Block, h: Tensor, at: At, gate: Tensor | None):
         self.index, self.block, self.gate = index, block, gate

@@ -54,9 +54,9 @@ def few_image_readers(
     the configuration's."""
     rows, keys = query.shape[2], key.shape[2]
     index = torch.arange(keys, device=query.device)
-    allowed = may_read(
-        module.config, int(module.layer_idx), index[keys - rows :], index, image_span
-    )[None]  # type: ignore[arg-type]
+    attention: Any = module
+    reading = index[keys - rows :]
+    allowed = may_read(attention.config, int(attention.layer_idx), reading, index, image_span)[None]
     if attention_mask is None:
         attention_mask = index <= index[keys - rows :, None]  # causal
     mask = (

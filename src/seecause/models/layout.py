@@ -81,4 +81,7 @@ class At:
 
     def where(self, mark: Tensor, other: At) -> At:
         """The other run's facts for tokens that are marked [T] or [B, T]."""
-        return self.with_facts(lambda facts: torch.where(mark[..., None], other.facts, facts))
+        theirs = other.facts
+        if theirs is None:
+            return self
+        return self.with_facts(lambda facts: torch.where(mark[..., None], theirs, facts))

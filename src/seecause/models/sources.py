@@ -208,7 +208,7 @@ def _torchvision(
 
     if name not in models.list_models():
         raise UnknownName("torchvision model", name, models.list_models())
-    default = models.get_model_weights(name).DEFAULT
+    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
     options: dict[str, Any] = {}
     state = None if weights in (None, "random") else read_weights(Path(str(weights)))
     if state is not None:
