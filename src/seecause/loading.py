@@ -14,13 +14,11 @@ from seecause._plugins import plugins
 from seecause.engine.verify import verify, verify_conv
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models import adapters
-from seecause.models.conv_parts import ConvParts, assemble_conv
-from seecause.models.conv_view import ConvModel
-from seecause.models.heads import Similarity
+from seecause.models.conv_view import ConvModel, ConvParts, assemble_conv
+from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.parts import assemble
 from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
-from seecause.models.text_head import TextHead, TextInput
 from seecause.models.view import VisionModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")

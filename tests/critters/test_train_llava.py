@@ -31,7 +31,7 @@ from seecause.critters.train.llava_model import (
     make_words,
 )
 from seecause.critters.zoo import card, find_recipe, train
-from seecause.models.image_readers import load_reading_few
+from seecause.models.decoder import load_reading_few
 
 SMALL = {
     "size": 32,

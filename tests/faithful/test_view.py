@@ -40,7 +40,7 @@ def test_other_backbones_and_sizes():
 @pytest.mark.parametrize("broken", ["a key lane", "a fact", "a block"])
 def test_a_wrong_view_is_refused(broken, monkeypatch):
     import seecause.faithful.view as view
-    import seecause.models.visibility as visibility
+    import seecause.models.block as visibility
     from seecause.models.layout import At
 
     if broken == "a key lane":

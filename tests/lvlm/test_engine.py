@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm import LVLM, MaskEngine, _cache, make_bank, wrap
-from seecause.models.image_readers import restrict
+from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
 from tests.reference import hear

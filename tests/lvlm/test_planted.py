@@ -10,7 +10,7 @@ from PIL import Image
 import seecause as sc
 from seecause import critters
 from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
-from seecause.models.image_readers import restrict
+from seecause.models.decoder import restrict
 from tests.tiny import scramble
 
 READERS = ((0, 1), (1, 3), (2, 0))

@@ -9,7 +9,7 @@ import torch
 from seecause.critters.train.llava_model import RECIPES, build_llava, make_words
 from seecause.errors import BadOption, BadPrompt
 from seecause.lvlm import MaskEngine, make_bank, wrap
-from seecause.models.image_readers import restrict
+from seecause.models.decoder import restrict
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 from tests.lvlm.toy import pictures, toy_engine

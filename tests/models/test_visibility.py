@@ -14,9 +14,8 @@ from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
 from seecause.heads.scores import gates_without
-from seecause.models.block import fused
+from seecause.models.block import fused, hiding
 from seecause.models.layout import At, TokenLayout
-from seecause.models.visibility import hiding
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, tiny
 

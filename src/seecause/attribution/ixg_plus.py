@@ -21,8 +21,7 @@ from seecause.attribution.gradients import differentiate, every_block, over_imag
 from seecause.attribution.registry import Maps, method
 from seecause.engine.patching import run
 from seecause.errors import BadOption
-from seecause.models.heads import CosineHead
-from seecause.models.text_head import TextHead
+from seecause.models.heads import CosineHead, TextHead
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 

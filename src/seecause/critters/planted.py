@@ -13,7 +13,7 @@ So everything the answer knows of the background came through background heads. 
 is empty sees the class token.
 
 In its view who sees whom travels with the tokens, as lanes of queries and keys
-(models/visibility.py). A token carries what it is (class, object, background) and where it stands,
+(models/block.py). A token carries what it is (class, object, background) and where it stands,
 row and column (a, b) counted from the middle of the grid. A key's lanes hide it from kinds of
 queries, head by head. That a patch sees itself only is a distance, exact in small whole numbers:
 
@@ -34,9 +34,9 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.models import timm_view
+from seecause.models.block import HIDDEN
 from seecause.models.parts import Parts
 from seecause.models.sources import Source, fill
-from seecause.models.visibility import HIDDEN
 
 CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; a head's role is the kind it reads
 ROLES = ("self", "object", "background")

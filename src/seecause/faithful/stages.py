@@ -23,7 +23,7 @@ from seecause.faithful.parts import (
     new_prototypes,
 )
 from seecause.models import adapters
-from seecause.models.hf_blocks import tower_of
+from seecause.models.hf_view import tower_of
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 

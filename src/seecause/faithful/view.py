@@ -1,6 +1,6 @@
 """iFAM networks as views, so that every method and metric works on them.
 
-Two stages: what stage 1 decides are facts about tokens (models/visibility.py). They go into the
+Two stages: what stage 1 decides are facts about tokens (models/block.py). They go into the
 blocks of stage 2, and with them into keys, wherever a method puts those: in a blank's run, a hidden
 patch stays hidden. The mask follows the pixels that a method changes; its gradient is not followed.
 
@@ -16,9 +16,8 @@ from seecause.errors import NotDefined
 from seecause.faithful.attention import reads_only
 from seecause.faithful.net import IFAM
 from seecause.faithful.stages import visible_tokens
-from seecause.models.block import chain
+from seecause.models.block import chain, hiding
 from seecause.models.parts import Parts
-from seecause.models.visibility import hiding
 
 
 def view_parts(net: IFAM) -> Parts:

@@ -27,9 +27,8 @@ from seecause.heads.prune import check_sliceable, kept_heads, original_heads, pr
 from seecause.heads.scores import Head, checked_heads
 from seecause.loading import need_own_classes
 from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
-from seecause.models.heads import CosineHead
+from seecause.models.heads import CosineHead, TextHead
 from seecause.models.preprocess import Preprocess
-from seecause.models.text_head import TextHead
 from seecause.models.view import VisionModel
 
 Form = Literal["zeroed", "sliced"]

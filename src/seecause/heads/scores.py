@@ -15,7 +15,7 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics import standard_error
 from seecause.models.base import ImageModel
-from seecause.models.constant import is_silent
+from seecause.models.block import is_silent
 from seecause.models.view import VisionModel
 
 Head = tuple[int, int]  # (layer, head), both from 0

@@ -250,7 +250,7 @@ def _builtin(name: str) -> Path:
 def _open(where: str) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from seecause.models.image_readers import restrict
+    from seecause.models.decoder import restrict
 
     module, processor = fetched(
         f"hf:{where}",

@@ -51,7 +51,7 @@ from seecause.models.image_tokens import image_tokens
 from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.slicing import columns, output_weight
-from seecause.models.tower import Tower
+from seecause.models.tower import VisionTower
 from seecause.models.view import VisionModel
 
 Scope = Literal["vision", "llm"]
@@ -180,7 +180,7 @@ def verify_answers(model: PromptClassifier, *, seed: int = 0) -> None:
 
 def _view(
     lvlm: LVLM,
-    tower: Tower,
+    tower: VisionTower,
     query: ClassQuery,
     classes: tuple[str, ...],
     frame: Preprocess,
@@ -279,7 +279,7 @@ def _check_place(lvlm: LVLM, trunk: int, tokens: int, image: slice) -> None:
         )
 
 
-def _frame(lvlm: LVLM, tower: Tower, preprocess: Preprocess | None) -> Preprocess:
+def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Preprocess:
     """`preprocess`, or what the processor does to pictures, as one tile of the tower's size."""
     if lvlm.processor is None:
         raise BadOption(

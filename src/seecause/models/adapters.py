@@ -16,10 +16,10 @@ from torch import nn
 
 from seecause._plugins import plugins
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models import conv_parts
-from seecause.models.conv_parts import ConvParts
+from seecause.models import conv_view
+from seecause.models.conv_view import ConvParts
+from seecause.models.heads import TextHead, TextInput
 from seecause.models.parts import Parts
-from seecause.models.text_head import TextHead, TextInput
 
 ADAPTERS = {
     "timm": "seecause.models.timm_view",
@@ -61,7 +61,7 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
 
 
 def _find(module: nn.Module, library: str, kind: str, text: TextInput | None) -> Parts | ConvParts:
-    if library in conv_parts.LIBRARIES and kind in conv_parts.SPLITS:
-        return conv_parts.find(module, library, kind)
+    if library in conv_view.LIBRARIES and kind in conv_view.SPLITS:
+        return conv_view.find(module, library, kind)
     adapter = importlib.import_module(ADAPTERS[library])
     return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)

@@ -5,12 +5,20 @@
 Nothing is re-implemented: every field holds a native module, or a short chain of native modules.
 Both halves work on any set of rows (tokens), so an engine can run a few rows against keys that come
 from another run.
+
+A block may know facts about tokens beside their states (`At.facts`) and hide keys by them, token by
+token and head by head. Keys get one more lane that holds 0 or a large negative number, and queries
+a 1 there, so hidden keys weigh exactly nothing:
+
+    q' = [q, 1, 0 ...],    k' = [k, 0 or HIDDEN, 0 ...],    v' = [v, 0 ...]
+
+So visibility goes with the keys wherever another run borrows them, and fused attention stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -165,3 +173,57 @@ def _compiled(half: Callable[..., Any]) -> Callable[..., Any]:
     """One graph serves all blocks of a model that are built alike; the second shape makes it
     general."""
     return torch.compile(half)
+
+
+HIDDEN = -3e4  # the largest that float16 holds comfortably; exp(scale * HIDDEN) is exactly 0
+
+
+def hiding(block: Block, hides: Callable[[Tensor], Tensor] = same) -> Block:
+    """`block` without the keys that `hides` names: it turns facts [B, R, F] (bool) into hidden keys
+    [B, R, 1 or Hkv]."""
+
+    def lanes(facts: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = hides(facts).float()[..., None] * HIDDEN  # [B, R, 1 or Hkv, 1]
+        return torch.ones_like(hidden[..., :1, :]), hidden
+
+    return replace(block, lanes=lanes)
+
+
+class Constant(nn.Module):
+    """In place of an attention module: its output bias, [D], for every row. Some libraries return
+    the attention weights too, as a `pair`."""
+
+    def __init__(self, bias: Tensor, *, pair: bool) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.pair = pair
+
+    def forward(self, x: Tensor | None = None, *args: Any, **options: Any) -> Any:
+        rows = self.rows(options["hidden_states"] if x is None else x)
+        return (rows, None) if self.pair else rows
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[B, R, anything] -> [B, R, D]."""
+        return self.bias.expand(*x.shape[:-1], -1)
+
+
+def silent(mix: Fn) -> dict[str, Any]:
+    """What a `Block` needs for such an attention. One head of width one stays, which says nothing:
+    engines and methods need no special case."""
+    return {
+        "heads": 1,
+        "head_dim": 1,
+        "scale": 1.0,
+        "project": _nothing,
+        "mix": lambda heads: mix(heads[..., :0]),
+    }
+
+
+def is_silent(block: Block) -> bool:
+    """Whether a block has no head left."""
+    return block.project is _nothing
+
+
+def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = x.new_zeros(*x.shape[:-1], 1, 1)  # [B, R, 1, 1]
+    return nothing, nothing, nothing

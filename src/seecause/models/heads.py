@@ -1,14 +1,25 @@
 """Heads for backbones that have none: a matrix, texts or prototypes by cosine, or likeness to
-reference pictures."""
+reference pictures.
+
+Zero-shot heads: class names in prompt templates, read once by a native text tower.
+
+    logits = exp(scale) * cos(picture, text) (+ bias)
+
+Each class is the mean of its prompts' unit embeddings, brought back to unit length. The matrix is
+made when the model is wrapped: wrap again after changing the text tower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from seecause.errors import BadOption, UnsupportedModel
 
 
 class CosineHead(nn.Module):
@@ -48,3 +59,75 @@ def linear(matrix: Tensor) -> nn.Module:
     with torch.no_grad():
         layer.weight.copy_(matrix)
     return layer
+
+
+TEMPLATES = ("a photo of a {}.",)
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for
+    the text tower."""
+
+    classes: tuple[str, ...]
+    templates: tuple[str, ...]
+    tokenize: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        for template in self.templates:
+            if "{}" not in template:
+                raise BadOption("templates", template, "texts with {} where the class name goes")
+
+
+class TextHead(nn.Module):
+    """Scaled cosine similarity to the rows of `matrix` [C, D]; scale and bias are the native
+    parameters, so edits to them are seen."""
+
+    matrix: Tensor
+
+    def __init__(
+        self, matrix: Tensor, scale: nn.Parameter, bias: nn.Parameter | None = None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+        self.scale, self.bias = scale, bias
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        logits = self.scale.exp() * F.normalize(pooled, dim=-1) @ self.matrix.T
+        return logits if self.bias is None else logits + self.bias
+
+
+@torch.no_grad()
+def text_matrix(
+    encode: Callable[[list[str]], Tensor],
+    classes: Sequence[str],
+    templates: Sequence[str] = TEMPLATES,
+    *,
+    batch: int = 256,
+) -> Tensor:
+    """Unit rows [C, D], one per class. `encode` turns prompts into embeddings [n, D]."""
+    prompts = [template.format(name) for name in classes for template in templates]
+    rows = [
+        F.normalize(encode(prompts[i : i + batch]), dim=-1) for i in range(0, len(prompts), batch)
+    ]
+    per_class = torch.cat(rows).unflatten(0, (len(classes), len(templates)))
+    return F.normalize(per_class.mean(dim=1), dim=-1)
+
+
+def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
+    """The text input of a model that has no classes of its own, or what to pass."""
+    if text is None or not text.classes:
+        raise UnsupportedModel(
+            f"{type(module).__name__} without class names",
+            "it compares pictures with texts and has no classes of its own",
+            "pass classes=[...] and tokenizer= (templates= too, if not 'a photo of a {}.'), or wrap"
+            " its vision tower with head=",
+        )
+    return text
+
+
+def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
+    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a
+    device."""
+    named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
+    return {name: torch.as_tensor(value, device=device) for name, value in named.items()}

@@ -46,7 +46,7 @@ class At:
     """Which tokens some rows are: index [R] or [B, R] into the sequence of `layout`.
 
     `memo` lets rotary tables be computed once per run; rows taken from one run share it. `facts`
-    are what blocks may know about the tokens of each image beside their states (visibility.py).
+    are what blocks may know about the tokens of each image beside their states (block.py).
     """
 
     index: Tensor

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead, timm_view
-from seecause.models.block import Block, Fn, chain, same
-from seecause.models.constant import Constant, silent
+from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
-from seecause.models.text_head import TextHead, TextInput, as_inputs, require_text, text_matrix
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")

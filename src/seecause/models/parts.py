@@ -47,7 +47,7 @@ class Parts:
     fixed_size: bool = True
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
-    facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (visibility.py)
+    facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
 
 
 def assemble(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.constant import Constant
-from seecause.models.hf_blocks import first_or_none
+from seecause.models.block import Constant
+from seecause.models.hf_view import first_or_none
 from seecause.models.multihead import Packed
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")

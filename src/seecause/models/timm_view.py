@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Block, Fn, chain, same
-from seecause.models.constant import Constant, silent
+from seecause.models.block import Block, Constant, Fn, chain, same, silent
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead
-from seecause.models.block import Block, chain
-from seecause.models.constant import Constant, silent
+from seecause.models.block import Block, Constant, chain, silent
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 

@@ -27,7 +27,7 @@ CLASSES = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
 
 
 @dataclass(eq=False)
-class Tower:
+class VisionTower:
     """A vision tower in native parts, and what turns its states into image tokens."""
 
     embed: Fn  # pictures [B, 3, H, W] -> [B, T, D]
@@ -44,7 +44,7 @@ class Tower:
         return self.features(walk(self, self.embed(images), at, stop=self.read).end())
 
 
-def find(module: Any) -> Tower:
+def find(module: Any) -> VisionTower:
     """The tower of a vision-language model, or why it cannot be split."""
     name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in CLASSES), None)
     if name is None:
@@ -75,14 +75,14 @@ def find(module: Any) -> Tower:
     )
 
 
-def _llava(inner: Any, drop: int) -> Tower:
+def _llava(inner: Any, drop: int) -> VisionTower:
     parts = hf_view.find(inner.vision_tower)
     assert parts.size is not None
 
     def features(states: Tensor) -> Tensor:
         return inner.multi_modal_projector(states[:, drop:])
 
-    return Tower(
+    return VisionTower(
         parts.embed,
         parts.blocks,
         features,
@@ -93,7 +93,7 @@ def _llava(inner: Any, drop: int) -> Tower:
     )
 
 
-def _internvl(inner: Any, layer: int, drop: int) -> Tower:
+def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
     tower = inner.vision_tower
     size, patch = (
         (value, value) if isinstance(value, int) else tuple(value)
@@ -115,7 +115,7 @@ def _internvl(inner: Any, layer: int, drop: int) -> Tower:
         _internvl_block(native, f"blocks.{index}")
         for index, native in enumerate(tower.encoder.layer)
     ]
-    return Tower(tower.embeddings, blocks, features, layout_at, patch, size, len(blocks))
+    return VisionTower(tower.embeddings, blocks, features, layout_at, patch, size, len(blocks))
 
 
 def _internvl_block(native: Any, name: str) -> Block:

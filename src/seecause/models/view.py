@@ -43,7 +43,7 @@ class VisionModel(ImageModel):
         # which answer each class of the module counts for, where several count as one
         # (heads.backgrounds)
     ] = ()
-    # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (visibility.py)
+    # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
 
     @property

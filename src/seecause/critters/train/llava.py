@@ -43,7 +43,7 @@ from seecause.critters.train.llava_answers import (
 )
 from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 from seecause.engine.machine import machine
-from seecause.models.image_readers import restrict
+from seecause.models.decoder import restrict
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _AHEAD = 12  # steps

@@ -27,7 +27,7 @@ from transformers import (
 
 from seecause.critters import vocabulary
 from seecause.critters.train.common import DrawnRecipe, seeded
-from seecause.models.image_readers import restrict
+from seecause.models.decoder import restrict
 from seecause.models.preprocess import Preprocess
 
 
