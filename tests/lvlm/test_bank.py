@@ -9,6 +9,8 @@ from torch.testing import assert_close
 from seecause.errors import BadOption, BankMismatch, DataMissing
 from seecause.lvlm import MaskEngine, MeanBank, bank_of_prompts, make_bank
 from seecause.lvlm._cache import run_prefix
+from seecause.lvlm.bank import stretch
+from seecause.models.image_tokens import Grid, ImageTokens
 from tests.families.lvlm import photo
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
 from tests.reference import hear
@@ -92,6 +94,37 @@ def test_a_grid_is_stretched_and_newlines_keep_apart():
     line = true[..., -1, :].mean(dim=2)
     assert_close(wide[:, :, -1], line, atol=1e-12, rtol=0)
     assert wide.shape[2] == here.engine.n_image != same.shape[2]
+
+
+def between(values: torch.Tensor, places: int, axis: int) -> torch.Tensor:
+    """Slow twin of bilinear stretching along one axis: cell i of `places` covers an equal share of
+    the picture, its centre lies at (i + 0.5) / places, and beyond the outer centres nothing
+    changes."""
+    have, cells = values.shape[axis], []
+    for i in range(places):
+        centre = (i + 0.5) / places * have - 0.5  # in cells of `values`, whose centres are whole
+        centre = min(max(centre, 0.0), have - 1.0)
+        low = min(int(centre), have - 2) if have > 1 else 0
+        high, share = min(low + 1, have - 1), centre - low
+        cells.append((1 - share) * values.select(axis, low) + share * values.select(axis, high))
+    return torch.stack(cells, dim=axis)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 7), (2, 9), (3, 4), (6, 2), (1, 1)])
+def test_an_average_is_stretched_by_places_in_the_picture_not_by_corners(rows, columns):
+    generator = torch.Generator().manual_seed(0)
+    have = ImageTokens((Grid(2, 2), Grid(3, 4, newline=True)))
+    want = ImageTokens((Grid(2, 2), Grid(rows, columns, newline=True)))
+    values = torch.randn(2, 3, have.count, 5, generator=generator, dtype=torch.float64)
+    got = stretch(values, have, want)
+    assert got.shape == (2, 3, want.count, 5)
+    assert torch.equal(got[:, :, :4], values[:, :, :4])  # the same grid stays as it is
+    fine = values[:, :, 4:].unflatten(2, (3, 5))  # [L, Hkv, rows, columns + newline, dh]
+    slow = between(between(fine[:, :, :, :4], rows, 2), columns, 3)
+    grown = got[:, :, 4:].unflatten(2, (rows, columns + 1))
+    assert_close(grown[:, :, :, :columns], slow, atol=1e-12, rtol=0)
+    line = fine[:, :, :, 4].mean(dim=2, keepdim=True).expand(-1, -1, rows, -1)
+    assert_close(grown[:, :, :, columns], line, atol=1e-12, rtol=0)
 
 
 def test_banks_are_saved_and_loaded(tmp_path):
