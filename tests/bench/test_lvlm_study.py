@@ -14,7 +14,16 @@ from seecause.bench.lvlm_study import StudyOptions, run_study, seed_of, study_st
 from seecause.data import open_data
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption
-from seecause.lvlm import MaskEngine, make_bank, trace_heads
+from seecause.lvlm import (
+    MaskEngine,
+    TextEffects,
+    TokenAttribution,
+    TokenTrace,
+    make_bank,
+    trace_heads,
+)
+from seecause.lvlm.trace import rows_of
+from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.report.lvlm_study import text_section
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
 
@@ -47,6 +56,7 @@ def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
     )  # drawn at 96 pixels, seen at 32
     assert study.stacked("gamma").shape == (3, 16) and study.column("r2").shape == (3,)
     assert study.text is not None and len(study.pieces) == len(study.text)
+    assert torch.equal(study.text, rows_of(study.stacked("deltas").mean(dim=0)))
     assert not torch.equal(study.samples[0].tensors["coefficients"], sample.tensors["coefficients"])
     lines = to_csv(study).splitlines()
     assert len(lines) == 4 and lines[0].startswith("sample,label,answer,span,r2")
@@ -101,6 +111,17 @@ def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
     )
 
 
+def test_shares_on_the_object_are_those_of_coefficients_and_of_attention():
+    grid, mask = ImageTokens((Grid(1, 2),)), torch.tensor([[True, False]])
+    gamma, weighted = (torch.tensor(pair, dtype=torch.float64) for pair in ((3, 1), (1, 4)))
+    fit = TokenAttribution(gamma, 0.0, 0.9, 0.9, 10, 0.8, grid)
+    trace = TokenTrace(TextEffects(gamma, ("a", "b"), 1.0), gamma > 1, 0.7, fit, weighted)
+    numbers = lvlm_study.token_numbers(trace, mask)
+    assert (numbers["object_share"], numbers["weighted_object_share"]) == (0.75, 0.2)
+    assert (numbers["object_area"], numbers["object_hit"]) == (0.5, 1.0)
+    assert "object_share" not in lvlm_study.token_numbers(trace, None)
+
+
 class Torn:
     """A dataset whose second photo cannot be read."""
 
@@ -118,21 +139,21 @@ class Torn:
 
 def test_an_unreadable_photo_is_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
-    found = run_study(
+    result = run_study(
         lvlm,
         bank,
         Torn(data),
         HEADS_ONLY,
         tmp_path,
     )
-    assert [sample.skipped is None for sample in found.samples] == [
+    assert [sample.skipped is None for sample in result.samples] == [
         True,
         False,
         True,
-    ] and "second.png" in to_csv(found)
+    ] and "second.png" in to_csv(result)
     assert (
-        "0 image tokens" not in text_section(found)[0].body
-        and "no image tokens were asked for" in text_section(found)[0].note
+        "0 image tokens" not in text_section(result)[0].body
+        and "no image tokens were asked for" in text_section(result)[0].note
     )
 
 

@@ -75,10 +75,10 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     )
     assert read_image(out / "overlay.png").width > 1000
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
-    quiet = lvlm("heads", *asked, "--quiet")
+    quiet = lvlm("heads", *asked, "--ablated", 0.6, "--seed", 3, "--quiet")
     assert quiet.output == "" and not (out / "overlay.png").exists()
     assert json.loads((out / "manifest.json").read_text())["run"]["options"]["heads"].startswith(
-        "100 masks, p 0.75"
+        "100 masks, p 0.6, bernoulli, seed 3"
     )
     kept = sc.lvlm.HeadAttribution.load(out / "heads")
     engine = sc.lvlm.MaskEngine(
@@ -88,7 +88,7 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
         sc.lvlm.MeanBank.load(bank),
         floor=0,
     )
-    assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100).top(3)
+    assert kept.top(3) == sc.lvlm.attribute_heads(engine, masks=100, p=0.6, seed=3).top(3)
 
 
 def test_a_study_is_written_and_continued(toy, photos, tmp_path):
@@ -144,7 +144,7 @@ ASKED = (
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"),
@@ -329,7 +329,7 @@ ASKED = (
     ],
 )
 def test_mistakes_are_one_line_and_come_before_the_work(
-    words, said, toy, photos, tmp_path, monkeypatch
+    words, message, toy, photos, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         "seecause.lvlm.trace.trace_heads",
@@ -340,7 +340,9 @@ def test_mistakes_are_one_line_and_come_before_the_work(
         "--out",
         tmp_path / "out",
     )
-    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.output
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr, (
+        done.output
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -355,8 +357,8 @@ def test_models_of_the_zoo_are_calibrated_with_critters(tmp_path):
 def test_an_embedded_model_is_not_asked_about_photos_without_a_word(toy, tmp_path, capsys):
     tell_if_outside("builtin:critters-llava", "cat.jpg")
     assert (
-        "knows only Critters pictures" in (said := capsys.readouterr().err)
-        and "cat.jpg means nothing" in said
+        "knows only Critters pictures" in (message := capsys.readouterr().err)
+        and "cat.jpg means nothing" in message
     )
     tell_if_outside("builtin:critters-llava", "critters:clean:test#3")
     tell_if_outside(toy, "cat.jpg")

@@ -54,12 +54,12 @@ def test_heads_fall_into_always_used_and_sometimes_used():
     coefficients[::5, 0, 3] = 0.3
     coefficients[1, 1, 0] = 0.2
     coefficients[:, 1, 3] = 0.05  # never strong
-    found = group_heads(coefficients)
-    assert found.heads == ((0, 1), (0, 3), (1, 0), (1, 2))
-    assert found.groups.tolist() == [0, 1, 1, 0]
-    assert_close(found.use(0), torch.ones(2, dtype=torch.float64))
-    assert_close(found.use(1), torch.tensor([0.2, 0.1], dtype=torch.float64))
-    assert sorted(found.order.tolist()) == [0, 1, 2, 3]
+    result = group_heads(coefficients)
+    assert result.heads == ((0, 1), (0, 3), (1, 0), (1, 2))
+    assert result.groups.tolist() == [0, 1, 1, 0]
+    assert_close(result.use(0), torch.ones(2, dtype=torch.float64))
+    assert_close(result.use(1), torch.tensor([0.2, 0.1], dtype=torch.float64))
+    assert sorted(result.order.tolist()) == [0, 1, 2, 3]
     with pytest.raises(BadOption, match="threshold"):
         group_heads(coefficients, threshold=0.9)
 

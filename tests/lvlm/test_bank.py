@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from seecause import critters
 from seecause.errors import BadOption, BankMismatch, DataMissing
-from seecause.lvlm import MaskEngine, MeanBank, bank_of_prompts, make_bank
+from seecause.lvlm import (
+    MaskEngine,
+    MeanBank,
+    bank_of_prompts,
+    calibration_critters,
+    make_bank,
+)
 from seecause.lvlm._cache import run_prefix
 from seecause.lvlm.bank import stretch
 from seecause.models.image_tokens import Grid, ImageTokens
@@ -171,3 +178,16 @@ def test_shapes_can_be_prepared_beforehand():
     here = scene("qwen2_vl")
     bank = make_bank(here.lvlm, here.pictures, sizes=[(40, 56), (64, 64)])
     assert sorted(map(str, bank.sums)) == ["2 x 4", "4 x 4"]
+
+
+def test_as_many_critters_as_asked_for_in_every_style(monkeypatch):
+    styles, render = [], critters.render
+
+    def counted(rows, *, size, style):
+        styles.append((style, len(rows)))
+        return render(rows, size=size, style=style)
+
+    monkeypatch.setattr(critters, "render", counted)
+    assert len(calibration_critters(7, size=32)) == 7
+    assert [style for style, _ in styles] == list(critters.STYLES)
+    assert max(count for _, count in styles) - min(count for _, count in styles) <= 2

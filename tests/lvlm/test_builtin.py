@@ -13,15 +13,15 @@ from seecause.models.sources import ZOO
 
 
 def test_critters_llava_meets_its_bar():
-    told = card(ZOO, "critters-llava")
-    assert told is not None and told["evaluation"]["fit_to_embed"]
+    words = card(ZOO, "critters-llava")
+    assert words is not None and words["evaluation"]["fit_to_embed"]
     lvlm = sc.lvlm.load("builtin:critters-llava")
     with torch.no_grad():
-        found = evaluate(
+        result = evaluate(
             lvlm.module,
             Teacher(make_words(), "cpu"),
             preprocess=find_recipe("critters-llava").preprocess,
             samples=72,
         )  # type: ignore[arg-type]
-    assert found["accuracy"] >= ENOUGH
-    assert found["margin_above_floor"] >= ENOUGH
+    assert result["accuracy"] >= ENOUGH
+    assert result["margin_above_floor"] >= ENOUGH

@@ -248,8 +248,8 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
         ("weight-norm", {}),
         ("greedy", {"masks": keep, "top": 1}),
     ):
-        found = sc.heads.select(by, model, images, labels, **options)
-        assert bool(found.value.isfinite().all()) and found.value.shape == (
+        result = sc.heads.select(by, model, images, labels, **options)
+        assert bool(result.value.isfinite().all()) and result.value.shape == (
             model.n_layers,
             model.n_heads,
         ), by
@@ -267,7 +267,7 @@ def test_what_takes_a_model_with_heads_takes_it(scope):
 
 def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_tokens():
     model, images = asked("llava", "llm", "label_token"), pictures(1)
-    found = sc.heads.select(
+    result = sc.heads.select(
         "attention-mass",
         model,
         images,
@@ -292,7 +292,7 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
             ) / len(model.query.sequences)
     finally:
         module.set_attn_implementation("sdpa")
-    assert_close(found.value, shares, atol=1e-6, rtol=0)  # the native softmax is in float32
+    assert_close(result.value, shares, atol=1e-6, rtol=0)  # the native softmax is in float32
 
 
 def test_a_tree_holds_what_sequences_share_once():
@@ -340,14 +340,14 @@ def test_branches_hide_from_each_other_by_one_table_in_a_run():
     blocks = tree.separated([replace(block, additive=own) for block in view.blocks])
     at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
     some = at.take(torch.tensor([4, 1]))
-    found, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
+    result, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
     assert (
         made == [7]
-        and all(torch.equal(one, found[0]) for one in found)
-        and torch.equal(few, found[0][:, :, [4, 1]])
+        and all(torch.equal(one, result[0]) for one in result)
+        and torch.equal(few, result[0][:, :, [4, 1]])
     )
     seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
-    assert [(row == 0).nonzero()[:, 0].tolist() for row in found[0][0, 0]] == seen
+    assert [(row == 0).nonzero()[:, 0].tolist() for row in result[0][0, 0]] == seen
 
 
 class Counting:
@@ -473,6 +473,6 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             lambda: sc.attribute(model, pictures(), method="caap"),
         ),
     }
-    for said, (error, run) in cases.items():
-        with pytest.raises(error, match=said):
+    for message, (error, run) in cases.items():
+        with pytest.raises(error, match=message):
             run()

@@ -179,10 +179,16 @@ def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
     engine = MaskEngine(
         here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None
     )
-    said = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
-    assert len(said) == 3 and engine.target == said[2] and engine.n_text == here.engine.n_text + 2
-    native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, said[:2]).inputs).logits[0, -1]
-    assert_close(engine.intact, float(native[said[2]] - native.mean()), atol=1e-10, rtol=0)
+    message = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
+    assert (
+        len(message) == 3
+        and engine.target == message[2]
+        and engine.n_text == here.engine.n_text + 2
+    )
+    native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, message[:2]).inputs).logits[
+        0, -1
+    ]
+    assert_close(engine.intact, float(native[message[2]] - native.mean()), atol=1e-10, rtol=0)
     own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=None)
     assert own.prompt.ids[-1] == here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 1)[0]
     cut = MaskEngine(
@@ -195,7 +201,7 @@ def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
         floor=None,
         vocabulary=30,
     )
-    assert_close(cut.intact, float(native[said[2]] - native[:30].mean()), atol=1e-10, rtol=0)
+    assert_close(cut.intact, float(native[message[2]] - native[:30].mean()), atol=1e-10, rtol=0)
 
 
 def test_heads_that_may_not_read_the_picture_do_nothing():
@@ -261,6 +267,42 @@ def test_fused_attention_is_used_where_there_is_one(monkeypatch):
     assert _cache._has_flash(torch.zeros(1, 4, 2, 64)) and not _cache._has_flash(
         torch.zeros(1, 4, 2, 64, device="meta")
     )
+
+
+@pytest.mark.parametrize("family", ["llava_grouped", "qwen2_vl"])
+def test_without_a_fused_kernel_the_answers_are_the_same(family, monkeypatch):
+    engine = scene(family).engine
+    heads, text = some(5, 16), some(5, engine.n_text, seed=1)
+    expected = engine.adjusted(heads), engine.adjusted(heads, text)
+    monkeypatch.setattr(_cache, "_has_flash", lambda q: False)
+    assert_close(engine.adjusted(heads), expected[0], atol=1e-10, rtol=0)
+    assert_close(engine.adjusted(heads, text), expected[1], atol=1e-10, rtol=0)
+    q, k, v = (torch.randn(2, 4, 5, 8, dtype=torch.float64) for _ in range(3))
+    some_rows, whole = (
+        _cache.read_own(q[:, :, 2:], k, v, scale=0.3),
+        _cache.read_own(q, k, v, scale=0.3),
+    )
+    assert_close(some_rows[0], whole[0][:, 2:])  # the last rows of a text, whatever came before
+    assert_close(some_rows[1], whole[1][:, 2:])
+
+
+def test_the_lens_reads_a_head_through_the_final_norm_and_the_vocabulary():
+    here = scene("llava")
+    seen, decoder = here.engine.activations(), here.lvlm.decoder
+    for image_only, source in ((False, seen.heads), (True, seen.from_image)):
+        alone = torch.zeros(1, *source.shape[2:], dtype=source.dtype)  # [1, H, dh]
+        alone[0, 3] = source[2, -1, 3]
+        written = here.lvlm.module.get_decoder().layers[2].self_attn.o_proj(alone.flatten(1))
+        expected = decoder.head(decoder.norm(written))[0]
+        assert_close(seen.lens(2, 3, image_only=image_only), expected, atol=1e-10, rtol=0)
+
+
+def test_the_end_of_an_answer_is_no_word(monkeypatch):
+    here = scene("llava")
+    prompt = here.engine.prompt
+    first, *_ = here.lvlm.speak(prompt, 2)
+    monkeypatch.setattr(here.lvlm.module.generation_config, "eos_token_id", first)
+    assert here.lvlm.speak(prompt, 2) == []
 
 
 def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):

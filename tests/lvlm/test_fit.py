@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import ElasticNet
+from sklearn.metrics import r2_score
 from torch.testing import assert_close
 
+from seecause._options import keyword_options
 from seecause.errors import BadOption
-from seecause.lvlm import HeadAttribution, attribute_heads, draw_masks, elastic_net
+from seecause.lvlm import (
+    HeadAttribution,
+    attribute_heads,
+    attribute_tokens,
+    draw_masks,
+    elastic_net,
+)
 from seecause.lvlm.fit import Penalty, Sampling, regress
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
@@ -56,17 +67,42 @@ def test_mask_laws():
 
 def test_an_additive_response_is_found_exactly():
     truth = noise(30) * (torch.arange(30) % 3 == 0)
-    found = regress(lambda x: x.double() @ truth + 0.5, 30, Sampling(masks=400, alpha=1e-9))
+    result = regress(lambda x: x.double() @ truth + 0.5, 30, Sampling(masks=400, alpha=1e-9))
     assert_close(
-        found.coefficients, truth, atol=1e-3, rtol=0
+        result.coefficients, truth, atol=1e-3, rtol=0
     )  # as far as scikit-learn goes before it stops
-    assert_close(found.intercept, 0.5, atol=1e-3, rtol=0)
+    assert_close(result.intercept, 0.5, atol=1e-3, rtol=0)
     assert (
-        found.r2 > 0.999999
-        and found.pearson > 0.999999
-        and found.agreement > 0.999999
-        and found.masks == 400
+        result.r2 > 0.999999
+        and result.pearson > 0.999999
+        and result.agreement > 0.999999
+        and result.masks == 400
     )
+
+
+def test_r2_is_that_of_masks_the_fit_has_not_seen():
+    truth, asked = noise(20), []
+
+    def respond(x: torch.Tensor) -> torch.Tensor:
+        rough = torch.randn(len(x), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        asked.append((x, x.double() @ truth + 3 * rough))
+        return asked[-1][1]
+
+    fit = regress(respond, 20, Sampling(masks=60, seed=4))
+    ((masks, responses),) = asked
+    unseen = torch.randperm(60, generator=torch.Generator().manual_seed(4))[48:]
+    predicted = masks[unseen].double() @ fit.coefficients + fit.intercept
+    assert fit.r2 == pytest.approx(r2_score(responses[unseen], predicted), abs=1e-9)
+    assert fit.pearson == pytest.approx(np.corrcoef(responses[unseen], predicted)[0, 1], abs=1e-9)
+
+
+def test_defaults_are_the_papers():
+    paper = {"masks": 10_000, "p": 0.75, "law": "bernoulli", "split": 0.8, "alpha": 5e-4}
+    assert {name: getattr(Sampling(), name) for name in paper} == paper
+    for function in (attribute_heads, attribute_tokens):
+        options = keyword_options(function)
+        defaults = asdict(Sampling())
+        assert options == {name: defaults[name] for name in options}
 
 
 def test_asking_stops_when_two_halves_agree():
@@ -76,14 +112,14 @@ def test_asking_stops_when_two_halves_agree():
     def respond(x: torch.Tensor) -> torch.Tensor:
         return x.double() @ truth + 4 * torch.randn(len(x), generator=rough, dtype=torch.float64)
 
-    found = regress(respond, 60, Sampling(masks=20_000, adaptive=True, agreement=0.8, step=200))
-    assert 200 < found.masks < 5000 and found.agreement >= 0.8
-    assert [step["masks"] for step in found.history] == list(range(200, found.masks + 1, 200))
-    assert all(step["agreement"] < 0.8 for step in found.history[:-1])
+    result = regress(respond, 60, Sampling(masks=20_000, adaptive=True, agreement=0.8, step=200))
+    assert 200 < result.masks < 5000 and result.agreement >= 0.8
+    assert [step["masks"] for step in result.history] == list(range(200, result.masks + 1, 200))
+    assert all(step["agreement"] < 0.8 for step in result.history[:-1])
     assert all(
-        step["top"] == 15 and 0 <= step["in both"] <= 15 for step in found.history
+        step["top"] == 15 and 0 <= step["in both"] <= 15 for step in result.history
     )  # a quarter: of all 60, the largest 50 say little
-    assert found.reliability > found.agreement
+    assert result.reliability > result.agreement
     strict = regress(respond, 60, Sampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
     assert strict.agreement < 0.99
@@ -91,12 +127,12 @@ def test_asking_stops_when_two_halves_agree():
 
 def test_heads_of_a_model(tmp_path):
     engine = scene("llava").engine
-    found = attribute_heads(engine, masks=300, seed=3)
-    assert found.coefficients.shape == GRID and found.r2 > 0.5 and found.masks == 300
+    result = attribute_heads(engine, masks=300, seed=3)
+    assert result.coefficients.shape == GRID and result.r2 > 0.5 and result.masks == 300
     again = attribute_heads(engine, masks=300, seed=3)
-    assert torch.equal(found.coefficients, again.coefficients)
+    assert torch.equal(result.coefficients, again.coefficients)
     assert not torch.equal(
-        found.coefficients, attribute_heads(engine, masks=300, seed=4).coefficients
+        result.coefficients, attribute_heads(engine, masks=300, seed=4).coefficients
     )
     masks = draw_masks(300, 16, seed=3)
     on, off = (
@@ -104,12 +140,12 @@ def test_heads_of_a_model(tmp_path):
         for value in (True, False)
     )
     assert (
-        abs(float(found.coefficients.flatten()[5] - (on - off))) < 0.1
+        abs(float(result.coefficients.flatten()[5] - (on - off))) < 0.1
     )  # a coefficient is the mean effect of its head
-    assert found.top(2)[0] == divmod(int(found.coefficients.argmax()), 4)
-    assert found.mask(3).sum() == 3 and found.protocol["sampling"]["seed"] == 3
-    read = HeadAttribution.load(found.save(tmp_path))
-    assert torch.equal(read.coefficients, found.coefficients) and read.protocol == found.protocol
+    assert result.top(2)[0] == divmod(int(result.coefficients.argmax()), 4)
+    assert result.mask(3).sum() == 3 and result.protocol["sampling"]["seed"] == 3
+    read = HeadAttribution.load(result.save(tmp_path))
+    assert torch.equal(read.coefficients, result.coefficients) and read.protocol == result.protocol
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from scripts.lvlm_study_page import Case, Found, Planted
 from seecause.lvlm.trace import HeadTrace
 
 
-def found(*numbers) -> Found:
+def result(*numbers) -> Found:
     nothing = torch.zeros(1)
     cases = [
         Case(
@@ -33,7 +33,7 @@ def found(*numbers) -> Found:
 
 
 def test_columns_stay_in_step_where_a_picture_lacks_a_number():
-    made = found({"a": 1.0, "b": 5.0}, {"a": None, "b": 7.0}, {"b": 9.0, "a": 2.0})
+    made = result({"a": 1.0, "b": 5.0}, {"a": None, "b": 7.0}, {"b": 9.0, "a": 2.0})
     assert made.column("a").shape == made.column("b").shape == (3,)
     gap = sc.metrics.paired_difference(made.column("b"), made.column("a"))
     assert (gap.n, gap.mean) == (2, 5.5)  # 5 - 1 and 9 - 2
@@ -51,7 +51,7 @@ def test_some_on_the_background_is_not_most_of_it(share, mostly, some):
     claims = {
         claim.said: claim.seen
         for claim in lvlm_study_page._claims_of_tokens(
-            found({**numbers, "object_share": share}, {**numbers, "object_share": share})
+            result({**numbers, "object_share": share}, {**numbers, "object_share": share})
         )
     }
     assert (claims["mostly on the object"], claims["and some on the background"]) == (mostly, some)
@@ -88,7 +88,7 @@ def test_masks_are_asked_until_halves_agree(monkeypatch):
     monkeypatch.setattr(lvlm_study, "AGREEMENTS", (0.5, 0.85))
     lvlm = sc.lvlm.load("builtin:critters-llava")
     bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters()[:4])
-    made = found({})
+    made = result({})
     made.cases = lvlm_study.draw_cases(1)
     engine = sc.lvlm.MaskEngine(
         lvlm, made.cases[0].picture, lvlm_study.wordings(lvlm_study.SUBJECT)[0], bank

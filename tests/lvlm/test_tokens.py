@@ -10,10 +10,12 @@ from seecause.errors import BadOption, WeakAnswer
 from seecause.lvlm import (
     attribute_heads,
     attribute_tokens,
+    draw_masks,
     sufficiency,
     text_effects,
     weighted_attention,
 )
+from seecause.lvlm.fit import Sampling, regress
 from tests.lvlm.scenes import scene
 
 
@@ -38,15 +40,33 @@ def test_effects_of_text_rows_follow_equation_11():
 def test_image_tokens_of_a_model():
     engine = scene("llava_grouped").engine
     text = torch.arange(engine.n_text) >= engine.n_text - 2
-    found = attribute_tokens(engine, None, text, masks=200, seed=1)
-    assert found.coefficients.shape == (16,) and found.r2 > 0.5
-    ((_, drawn),) = found.maps()
-    assert torch.equal(drawn.flatten(), found.coefficients)
-    assert found.protocol["text"] == text.int().tolist() and found.protocol["heads"] is None
-    total = found.coefficients.sum() + found.intercept
+    result = attribute_tokens(engine, None, text, masks=200, seed=1)
+    assert result.coefficients.shape == (16,) and result.r2 > 0.5
+    ((_, drawn),) = result.maps()
+    assert torch.equal(drawn.flatten(), result.coefficients)
+    assert result.protocol["text"] == text.int().tolist() and result.protocol["heads"] is None
+    total = result.coefficients.sum() + result.intercept
     assert abs(float(total) - 1) < 0.3  # all tokens on is the whole effect
     with pytest.raises(BadOption):
         attribute_tokens(engine, None, torch.zeros(engine.n_text), masks=200)
+
+
+def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
+    """Equation 12: the response is divided by F(x*, u*), whatever that is."""
+    engine = scene("llava").engine
+    text, masks = torch.arange(engine.n_text) > 0, draw_masks(16, 16, p=0.5)
+    responses = engine.evaluate(masks, text[None])
+    chosen = int((responses - 0.5).abs().argmin())  # far from the whole effect, and from none
+    heads, whole = masks[chosen], float(responses[chosen])
+    assert whole > 0.05 and abs(whole - 1) > 0.05
+    expected = regress(
+        lambda image: engine.evaluate(heads[None], text[None], image) / whole,
+        engine.n_image,
+        Sampling(masks=100, seed=2),
+    )
+    tokens = attribute_tokens(engine, heads, text, masks=100, seed=2)
+    assert_close(tokens.coefficients, expected.coefficients, atol=1e-9, rtol=0)
+    assert tokens.intercept == pytest.approx(expected.intercept, abs=1e-9)
 
 
 def test_weighted_attention_follows_equation_13():

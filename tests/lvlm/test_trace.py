@@ -53,13 +53,13 @@ def test_every_ranking_is_scanned_in_its_own_order(traced):
 
 def test_tokens_follow_from_the_chosen_heads(traced):
     engine = toy_engine()
-    found = trace_tokens(engine, traced.heads.coefficients, traced.chosen, masks=100)
-    assert torch.equal(found.effects.deltas, text_effects(engine, traced.chosen).deltas)
+    result = trace_tokens(engine, traced.heads.coefficients, traced.chosen, masks=100)
+    assert torch.equal(result.effects.deltas, text_effects(engine, traced.chosen).deltas)
     assert (
-        found.tokens.protocol["heads"] == int(traced.chosen.sum())
-        and found.tokens.protocol["text"] == found.text.int().tolist()
+        result.tokens.protocol["heads"] == int(traced.chosen.sum())
+        and result.tokens.protocol["text"] == result.text.int().tolist()
     )
-    assert -1 <= found.agreement <= 1 and found.weighted.shape == (16,)
+    assert -1 <= result.agreement <= 1 and result.weighted.shape == (16,)
     given = torch.zeros(engine.n_text, dtype=torch.bool)
     given[-1] = True
     assert torch.equal(
@@ -75,11 +75,15 @@ def test_some_row_is_always_kept():
 
 def test_heads_say_the_words_of_their_largest_logits(traced):
     engine = toy_engine()
-    said = head_words(engine, traced.heads, heads=2, words=3)
-    assert [(one.layer, one.head) for one in said] == traced.heads.top(2)
+    top_words = head_words(engine, traced.heads, heads=2, words=3)
+    assert [(one.layer, one.head) for one in top_words] == traced.heads.top(2)
     logits = engine.activations().lens(*traced.heads.top(1)[0])
     first = engine.lvlm.pieces(logits.argmax()[None])[0].strip()
-    assert said[0].words[0] == first and said[0].says(first.upper()) and not said[0].says("nothing")
+    assert (
+        top_words[0].words[0] == first
+        and top_words[0].says(first.upper())
+        and not top_words[0].says("nothing")
+    )
 
 
 def test_coverage_and_shares():
@@ -87,8 +91,8 @@ def test_coverage_and_shares():
     mask[:4, :4] = True
     one = ImageTokens((Grid(2, 2),))
     assert coverage(one, mask).tolist() == [1, 0, 0, 0]
-    found = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
-    assert (found.share, found.area, found.hit, found.lift) == (0.75, 0.25, True, 3)
+    result = object_share(torch.tensor([3.0, 1.0, -5.0, 0.0]), one, mask)
+    assert (result.share, result.area, result.hit, result.lift) == (0.75, 0.25, True, 3)
     lines = ImageTokens(
         (Grid(1, 1, box=None), Grid(2, 2, newline=True), Grid(1, 1, box=(0.5, 0.0, 1.0, 1.0)))
     )
@@ -98,6 +102,15 @@ def test_coverage_and_shares():
     )  # newlines and class tokens lie nowhere
     with pytest.raises(BadOption, match="mask"):
         coverage(one, mask[None])
+
+
+def test_a_token_that_the_object_hardly_covers_is_no_hit():
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:2, :2] = True  # a quarter of the first token
+    tokens = ImageTokens((Grid(2, 2),))
+    assert object_share(torch.tensor([1.0, 0.5, 0.0, 0.0]), tokens, mask).hit is False
+    mask[:4, :2] = True
+    assert object_share(torch.tensor([1.0, 0.5, 0.0, 0.0]), tokens, mask).hit is True
 
 
 def test_pixels_that_are_neither_do_not_count():
@@ -167,7 +180,7 @@ def test_the_picture_is_shown_as_the_model_gets_it():
 def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
     engine = toy_engine()
     bank = make_bank(engine.lvlm, pictures(4, start=20))
-    found = compare_wordings(
+    result = compare_wordings(
         engine.lvlm,
         pictures(1)[0],
         ["What colour is the tail?", "Tell me the colour of the tail."],
@@ -176,7 +189,7 @@ def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
         floor=None,
         seed=5,
     )
-    first, second = found.attributions
+    first, second = result.attributions
     assert (
         first.protocol["target"] == second.protocol["target"]
         and second.protocol["question"] == "Tell me the colour of the tail."
@@ -187,7 +200,7 @@ def test_wordings_are_compared_on_one_answer_and_with_their_ceiling():
         / second.coefficients.norm()
     )
     assert (
-        float(found.cosines) == pytest.approx(product) and 0.3 < found.ceiling < 1
+        float(result.cosines) == pytest.approx(product) and 0.3 < result.ceiling < 1
     )  # fresh masks: close, not the same
     with pytest.raises(BadOption, match="questions"):
         compare_wordings(engine.lvlm, pictures(1)[0], ["Who?"], bank)

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import (
+    HeadAttribution,
     RankingCurves,
     attention_scores,
     attribute_heads,
@@ -36,8 +37,8 @@ def shares(here, masks: torch.Tensor) -> torch.Tensor:
         means,
         torch.cat([ends, masks]).view(-1, *GRID),
     )
-    low, high, *found = states @ here.engine.readout
-    return (torch.stack(found) - low) / (high - low)
+    low, high, *result = states @ here.engine.readout
+    return (torch.stack(result) - low) / (high - low)
 
 
 @pytest.mark.parametrize("family", ["llava_grouped", "qwen2_vl"])
@@ -67,8 +68,17 @@ def test_counts_are_first_crossings_from_one_head_on():
         threshold_study(curves, [0.5, 0.9])[:, 0],
         torch.tensor([(2 + 5) / 2, (5 + 5) / 2], dtype=torch.float64),
     )
+    assert float(threshold_study(curves, [0.8])[0, 1]) == (2 + 5) / 2  # until a fifth is left
     with pytest.raises(BadOption, match="level"):
         curves.enough(1.0)
+
+
+def test_essential_heads_are_counted_at_the_level_asked_for():
+    heads = HeadAttribution(torch.tensor([[0.1, 0.4], [0.3, 0.2]]), 0.0, 1.0, 1.0, 10, 1.0)
+    line = torch.tensor([[0.0, 0.3, 0.6, 0.85, 1.0]])
+    curves = RankingCurves(line, 1 - line)
+    assert essential_heads(heads, curves).tolist() == [False, True, True, True]
+    assert essential_heads(heads, curves, 0.5).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
@@ -87,10 +97,10 @@ def test_chunked_counts_are_those_of_the_full_scan(chunk):
 
 def test_essential_heads_bring_what_they_promise_and_one_fewer_does_not():
     engine = scene("llava").engine
-    found = attribute_heads(engine, masks=200)
-    chosen = essential_heads(found, scan(engine, found.order()))
+    result = attribute_heads(engine, masks=200)
+    chosen = essential_heads(result, scan(engine, result.order()))
     assert float(engine.evaluate(chosen[None])) > 0.8
-    fewer = found.mask(int(chosen.sum()) - 1)
+    fewer = result.mask(int(chosen.sum()) - 1)
     assert float(engine.evaluate(fewer[None])) <= 0.8
 
 
@@ -108,12 +118,12 @@ def test_random_orders_are_orders():
 
 
 def test_the_ratio_study_ablates_what_it_says():
-    found = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
+    result = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
     engine = scene("llava").engine
-    assert [one.heads.protocol["sampling"]["p"] for one in found] == [0.25, 0.75]
+    assert [one.heads.protocol["sampling"]["p"] for one in result] == [0.25, 0.75]
     assert (
-        len({one.heads.protocol["sampling"]["seed"] for one in found}) == 2
+        len({one.heads.protocol["sampling"]["seed"] for one in result}) == 2
     )  # the same lots would be nested
-    for one in found:
+    for one in result:
         curves = scan(engine, one.heads.order())
         assert (one.enough, one.needed) == (int(curves.enough()), int(curves.needed()))

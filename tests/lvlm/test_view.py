@@ -35,11 +35,11 @@ def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
     native = tiny_lvlm("llava")
     lvlm = wrap(native.module, native.processor)
     picture, bank = photo(native.size), make_bank(lvlm, [photo(native.size, 1)])
-    said = lvlm.speak(lvlm.prompt(picture, QUESTION), 4)
-    assert len(said) == 4
-    lvlm.module.generation_config.eos_token_id = [said[2]]  # now the answer ends before it
-    length = said.index(said[2])
-    assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == said[:length]
+    message = lvlm.speak(lvlm.prompt(picture, QUESTION), 4)
+    assert len(message) == 4
+    lvlm.module.generation_config.eos_token_id = [message[2]]  # now the answer ends before it
+    length = message.index(message[2])
+    assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == message[:length]
     with pytest.raises(BadOption, match=f"position=3 .*below {length}"):
         MaskEngine(lvlm, picture, QUESTION, bank, position=3, floor=None)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import torch
 
 from seecause.lvlm import AnswerTrace, HeadTrace, RankingCurves, attribute_heads
+from seecause.lvlm.trace import RANKINGS
 from seecause.report.lvlm import (
     CURVES_NOTE,
     FIT,
@@ -16,7 +20,7 @@ from seecause.report.lvlm import (
     prompt_words,
     trace_manifest,
 )
-from seecause.report.lvlm_study import scatter
+from seecause.report.lvlm_study import scatter, study_curves_section
 from tests.lvlm.toy import toy_engine
 
 
@@ -85,13 +89,35 @@ def test_curves_have_one_line_for_each_ranking_and_a_band_where_there_are_severa
     )
 
 
+def test_heads_on_and_heads_off_are_drawn_as_what_they_are():
+    line = torch.linspace(0, 1, 5)[None].double()
+    charts = str(curves_section({"hear": RankingCurves(line, 1 - line)}, {}).body)
+    on, off = (re.findall(r"[\d.]+,([\d.]+)", points) for points in lines_of(charts))
+    assert [float(y) for y in on] == sorted(map(float, on), reverse=True)  # up the page
+    assert [float(y) for y in off] == sorted(map(float, off))
+
+
+def lines_of(charts: str) -> list[str]:
+    return re.findall(r'<polyline[^>]* points="([^"]+)"', charts)
+
+
+def test_a_study_has_its_counts_in_the_right_columns():
+    line = torch.linspace(0, 1, 5)[None].double()
+    study = SimpleNamespace(
+        curves=lambda: dict.fromkeys(RANKINGS, RankingCurves(line, 1 - line)),
+        column=lambda name: torch.tensor([2.0, 4.0] if name.startswith("enough") else [7.0, 9.0]),
+    )
+    rows = study_curves_section(study).body.split("<tr>")[-1]
+    assert rows.index("3.0") < rows.index("8.0")
+
+
 def test_the_manifest_counts_the_masks_that_were_used():
     engine = toy_engine()
-    found = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
-    assert found.masks < 600
-    traced = HeadTrace(found, found.coefficients, found.coefficients, {}, found.mask(1))
+    result = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
+    assert result.masks < 600
+    traced = HeadTrace(result, result.coefficients, result.coefficients, {}, result.mask(1))
     assert trace_manifest(AnswerTrace(engine, traced, []))["options"]["heads"].startswith(
-        f"{found.masks} masks of at most 600, p 0.75"
+        f"{result.masks} masks of at most 600, p 0.75"
     )
 
 
