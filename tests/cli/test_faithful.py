@@ -31,11 +31,11 @@ def call(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def number(said: str, name: str) -> list[str]:
+def number(text: str, name: str) -> list[str]:
     """What a table says about the plain network, and about the changed one where there is one."""
     return next(
         line.removeprefix(name).split()
-        for line in map(str.strip, said.splitlines())
+        for line in map(str.strip, text.splitlines())
         if line.startswith(f"{name} ")
     )
 
@@ -44,7 +44,7 @@ def number(said: str, name: str) -> list[str]:
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     config = tiny_config(folder)
-    told = (
+    flags = (
         "--data",
         config.data,
         "--backbone",
@@ -60,9 +60,9 @@ def run(tmp_path_factory):
         "--device",
         "cpu",
     )
-    said = call(
+    text = call(
         "train",
-        *told,
+        *flags,
         "--option",
         "workers=0",
         "--option",
@@ -72,7 +72,7 @@ def run(tmp_path_factory):
         "--option",
         "head_factor=10",
     )
-    assert "4 steps; best average on validation" in said and "step 4 of 4, epoch 1: loss" in said
+    assert "4 steps; best average on validation" in text and "step 4 of 4, epoch 1: loss" in text
     return config.folder
 
 
@@ -86,18 +86,20 @@ def test_settings_reach_the_run(run):
 
 
 def test_evaluation_tells_what_was_chosen_and_where(run):
-    said = call("evaluate", run, "--device", "cpu", "--quantiles", "0.9")
-    assert "AA" in said and "WGA" in said and "plain" in said
-    found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
+    text = call("evaluate", run, "--device", "cpu", "--quantiles", "0.9")
+    assert "AA" in text and "WGA" in text and "plain" in text
+    result = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
     assert (
-        found["data"].endswith("test")
-        and found["chosen_on"].endswith("val")
-        and len(found["tried"]) == 6
+        result["data"].endswith("test")
+        and result["chosen_on"].endswith("val")
+        and len(result["tried"]) == 6
     )
-    assert found["chosen_by"] == "auc" and found["chosen"]["auc"] == max(
-        one["auc"] for one in found["tried"]
+    assert result["chosen_by"] == "auc" and result["chosen"]["auc"] == max(
+        one["auc"] for one in result["tried"]
     )  # two classes without groups
-    assert found["plain"]["worst"] <= found["plain"]["average"] and 0 < found["plain"]["kept"] <= 1
+    assert (
+        result["plain"]["worst"] <= result["plain"]["average"] and 0 < result["plain"]["kept"] <= 1
+    )
     card = json.loads((run / "best" / "ifam.json").read_text())
     assert (
         card["thresholds"][0]["quantile"] == 0.9
@@ -107,32 +109,32 @@ def test_evaluation_tells_what_was_chosen_and_where(run):
 
 
 def test_an_evaluation_on_other_pictures_stands_beside_the_first(run):
-    told = ("--device", "cpu", "--no-interventions")
+    flags = ("--device", "cpu", "--no-interventions")
     other = f"folder:{run.parent / 'pictures' / 'val'}"
-    call("evaluate", run, *told)
+    call("evaluate", run, *flags)
     before = json.loads((run / "evaluation.json").read_text())
-    call("evaluate", run, "--data", other, *told)
+    call("evaluate", run, "--data", other, *flags)
     after = json.loads((run / "evaluation.json").read_text())
     assert len(after) == 2 and after[other]["data"] == other and before.items() <= after.items()
-    call("evaluate", run, "--limit", 2, *told)
+    call("evaluate", run, "--limit", 2, *flags)
     assert after.items() < json.loads((run / "evaluation.json").read_text()).items()
 
 
 def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
-    said = call("intervene", run, "--quantile", "0.7", "--by", "dot", "--device", "cpu")
-    assert "tokens beyond 0.7 by dot product" in said
+    text = call("intervene", run, "--quantile", "0.7", "--by", "dot", "--device", "cpu")
+    assert "tokens beyond 0.7 by dot product" in text
     call(
         "evaluate", run, "--quantiles", "0.7", "--by", "dot", "--choose", "worst", "--device", "cpu"
     )
-    found = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
-    assert found["chosen_by"] == "worst" and {one["by"] for one in found["tried"]} == {"dot"}
+    result = next(iter(json.loads((run / "evaluation.json").read_text()).values()))
+    assert result["chosen_by"] == "worst" and {one["by"] for one in result["tried"]} == {"dot"}
     _, net = sc.faithful.open_run(run)
     assert (0.7, "dot") in net.thresholds and (0.7, "distance") not in net.thresholds
     with sc.faithful.intervene(net, quantile=0.7, by="dot"):
         row = examine(net, open_network(str(run)).test_pictures()).table()
     assert (
-        number(said, "kept")[1] == f"{row['kept']:.4f}"
-        and number(said, "AA")[1] == f"{row['average']:.4f}"
+        number(text, "kept")[1] == f"{row['kept']:.4f}"
+        and number(text, "AA")[1] == f"{row['average']:.4f}"
     )
     assert "'distance', 'dot'" in call(
         "intervene", run, "--by", "cosine", "--device", "cpu", code=2
@@ -141,23 +143,26 @@ def test_tokens_are_trusted_by_dot_product_where_that_is_asked(run):
 
 def test_thresholds_of_a_few_pictures_are_not_kept(run, monkeypatch):
     """A quick look must not decide what every later command trusts."""
-    asked = []
+    asked_for = []
 
     def spy(net, images, quantiles, **options):
         made = calibrate(net, images, quantiles, **options)
-        asked.append(made[0].pictures)
+        asked_for.append(made[0].pictures)
         return made
 
     monkeypatch.setattr("seecause.faithful.evaluation.calibrate", spy)
-    for told in (("--calibration", "4"), (), (), ("--calibration", "4")):
-        call("intervene", run, "--quantile", "0.8", "--device", "cpu", "--limit", "1", *told)
-    assert asked == [4, 16, 4]  # the third finds what the second kept
+    for flags in (("--calibration", "4"), (), (), ("--calibration", "4")):
+        call("intervene", run, "--quantile", "0.8", "--device", "cpu", "--limit", "1", *flags)
+    assert asked_for == [4, 16, 4]  # the third finds what the second kept
 
 
 def test_intervening_shows_before_and_after(run):
-    said = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
-    assert "without part 0, 1 and tokens beyond 0.95" in said
-    assert number(said, "empty") == ["0", "6"]  # nothing is left to see in any of the six pictures
+    text = call("intervene", run, "--drop", "0,1", "--quantile", "0.95", "--device", "cpu")
+    assert "without part 0, 1 and tokens beyond 0.95" in text
+    assert number(text, "empty") == [
+        "0",
+        "6",
+    ]  # nothing is left to see in any of the six pictures
 
 
 def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monkeypatch):
@@ -167,8 +172,8 @@ def test_what_cannot_be_left_out_is_refused_before_any_picture_is_read(run, monk
     )
     assert (
         "drop_parts=[5]"
-        in (said := call("intervene", run, "--drop", "5", "--device", "cpu", code=2))
-        and "parts 0-1 of" in said
+        in (text := call("intervene", run, "--drop", "5", "--device", "cpu", code=2))
+        and "parts 0-1 of" in text
     )
     for drop in ("two", "0.7"):
         assert "--drop" in call("intervene", run, "--drop", drop, "--device", "cpu", code=2)
@@ -187,9 +192,9 @@ def test_auc_of_many_classes_is_refused_before_any_picture_is_read(monkeypatch):
         "seecause.faithful.evaluation.examine",
         lambda *_, **__: pytest.fail("pictures were examined"),
     )
-    said = call("evaluate", "builtin:critters-ifam", "--choose", "auc", "--device", "cpu", code=2)
+    text = call("evaluate", "builtin:critters-ifam", "--choose", "auc", "--device", "cpu", code=2)
     assert (
-        "choose='auc'" in said and "AUC needs two classes, and builtin:critters-ifam has 8" in said
+        "choose='auc'" in text and "AUC needs two classes, and builtin:critters-ifam has 8" in text
     )
 
 
@@ -207,9 +212,16 @@ def test_labels_of_another_dataset_go_by_name(run, tmp_path):
     )
     (tmp_path / "one" / "right").rename(tmp_path / "one" / "sinister")
     for command in ("evaluate", "intervene", "parts"):
-        told = {"parts": ("--out", tmp_path / "page"), "intervene": ("--drop", 0)}.get(command, ())
+        flags = {"parts": ("--out", tmp_path / "page"), "intervene": ("--drop", 0)}.get(command, ())
         assert "'sinister' is none of them" in call(
-            command, run, "--data", f"folder:{tmp_path / 'one'}", "--device", "cpu", *told, code=2
+            command,
+            run,
+            "--data",
+            f"folder:{tmp_path / 'one'}",
+            "--device",
+            "cpu",
+            *flags,
+            code=2,
         )
 
 
@@ -254,16 +266,16 @@ def test_a_network_that_is_no_run(run, tmp_path):
         "cpu",
         code=2,
     )
-    with pytest.raises(BadOption, match="what it was trained on, for its test pictures") as said:
+    with pytest.raises(BadOption, match="what it was trained on, for its test pictures") as text:
         open_network(str(run / "best")).test_pictures()
-    assert "--" not in str(said.value)  # flags are the command line's
+    assert "--" not in str(text.value)  # flags are the command line's
 
 
 def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     """The benchmark runner and the audit of heads take its folder; maps of the run are those of
     sc.attribute."""
     tiny_net(classes=CLASSES).float().save(tmp_path / "shipped")
-    told = (
+    flags = (
         "--model",
         str(tmp_path / "shipped"),
         "--data",
@@ -305,7 +317,7 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
         ("heads", "audit", "--steps", "2", "--count", "all"),
         cut,
     ):
-        done = CliRunner().invoke(app, [*command, *told, str(tmp_path / command[1])])
+        done = CliRunner().invoke(app, [*command, *flags, str(tmp_path / command[1])])
         assert done.exit_code == 0, done.output
     store = Store(tmp_path / "run")
     table = values(store.rows(store.plan()), store.plan())
@@ -322,7 +334,7 @@ def test_a_shipped_network_goes_through_the_other_commands(tmp_path):
     )  # heads of stage 2
     assert len((tmp_path / "audit" / "audit.csv").read_text().splitlines()) == 1 + 8
     assert "plain" in call(
-        "evaluate", tmp_path / "prune" / "model", "--no-interventions", *told[2:-1]
+        "evaluate", tmp_path / "prune" / "model", "--no-interventions", *flags[2:-1]
     )
 
 
@@ -330,18 +342,18 @@ def test_key_points_of_birds_are_found_from_parts(tmp_path):
     birds = tiny_cub(tmp_path / "CUB_200_2011")
     net = bird_net(birds).float()
     net.save(tmp_path / "shipped", data=f"cub:{birds}")
-    said = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
+    text = call("evaluate", tmp_path / "shipped", "--device", "cpu", "--quantiles", "0.9")
     test = open_data(f"cub:{birds}")
-    found = key_points(net, open_data(f"cub:{birds}:trainval"), test)
+    result = key_points(net, open_data(f"cub:{birds}:trainval"), test)
     assert (
-        number(said, "Kp")[0] == f"{found['keypoints']:.2f}"
-        and number(said, "NMI")[0] == f"{found['nmi']:.4f}"
-        and "lower is better" in said
+        number(text, "Kp")[0] == f"{result['keypoints']:.2f}"
+        and number(text, "NMI")[0] == f"{result['nmi']:.4f}"
+        and "lower is better" in text
     )
-    for told in (("--data", f"waterbird200:{birds}"), ()):
-        told = (*told, "--device", "cpu", "--no-interventions", "--calibration", "10")
-        assert "Kp" in call("evaluate", tmp_path / "shipped", *told) and "Kp" not in call(
-            "evaluate", tmp_path / "shipped", "--no-keypoints", *told
+    for flags in (("--data", f"waterbird200:{birds}"), ()):
+        flags = (*flags, "--device", "cpu", "--no-interventions", "--calibration", "10")
+        assert "Kp" in call("evaluate", tmp_path / "shipped", *flags) and "Kp" not in call(
+            "evaluate", tmp_path / "shipped", "--no-keypoints", *flags
         )
 
 
@@ -350,7 +362,7 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
         "seecause.faithful.evaluation.calibrate",
         lambda *_, **__: pytest.fail("it brings its own thresholds"),
     )
-    said = call(
+    text = call(
         "intervene",
         "builtin:critters-ifam",
         "--drop",
@@ -363,8 +375,8 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
         "cpu",
     )
     assert (
-        "critters:balanced:test, 4 pictures" in said
-        and "without part 0 and tokens beyond 0.97" in said
+        "critters:balanced:test, 4 pictures" in text
+        and "without part 0 and tokens beyond 0.97" in text
     )
     call("export", "builtin:critters-ifam", tmp_path / "shipped")
     copy, opened = open_network(str(tmp_path / "shipped")), open_network("builtin:critters-ifam")
@@ -384,14 +396,14 @@ def test_the_embedded_network_is_tested_on_every_group(tmp_path, monkeypatch):
 
 
 def test_miou_on_random_cuts_stands_beside_ours():
-    told = ("builtin:critters-ifam", "--limit", "4", "--device", "cpu", "--no-interventions")
-    said = call("evaluate", *told, "--random-cuts")
+    flags = ("builtin:critters-ifam", "--limit", "4", "--device", "cpu", "--no-interventions")
+    text = call("evaluate", *flags, "--random-cuts")
     assert (
-        "mIoU*" in said
-        and "random cuts that hold some of the object" in said
-        and "mask IoU" in said
+        "mIoU*" in text
+        and "random cuts that hold some of the object" in text
+        and "mask IoU" in text
     )
-    assert "mIoU*" not in call("evaluate", *told)
+    assert "mIoU*" not in call("evaluate", *flags)
 
 
 def test_mistakes_are_one_line(tmp_path):

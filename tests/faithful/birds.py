@@ -60,10 +60,10 @@ def bird_net(root: Path) -> IFAM:
     """Three parts and a background that split the photos: prototypes are tokens of one of them, on
     the bird and off it."""
     net = tiny_net(classes=KINDS)
-    found = net.stage1.tower.features(
+    result = net.stage1.tower.features(
         to_batch(frame_of(net), [open_data(f"cub:{root}:train")[0]]).images
     )[0]
     net.stage1.prototypes.copy_(
-        found[[7, 8, 14, 29]]
+        result[[7, 8, 14, 29]]
     )  # of a 5 x 6 grid; the bird covers rows 0-2 and columns 0-2
     return net

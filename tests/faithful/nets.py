@@ -74,7 +74,7 @@ def tiny_net(
     scramble(net, seed)
     net.double().eval()
     with torch.no_grad():
-        found = net.stage1.tower.features(pictures(1, seed=9, size=size))[0]
-        chosen = found[:: len(found) // (parts + 1)][: parts + 1]
-        net.stage1.prototypes.copy_(found.mean(dim=0) + 0.5 * (chosen - found.mean(dim=0)))
+        result = net.stage1.tower.features(pictures(1, seed=9, size=size))[0]
+        chosen = result[:: len(result) // (parts + 1)][: parts + 1]
+        net.stage1.prototypes.copy_(result.mean(dim=0) + 0.5 * (chosen - result.mean(dim=0)))
     return net

@@ -160,10 +160,10 @@ def test_a_hidden_key_that_is_very_hot_gives_no_nan():
     k = torch.tensor([0.0, 1.0, 400.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4)
     weights = torch.tensor([[1.0, 1.0, 0.0]], requires_grad=True)
     slope = torch.zeros(1, 3, 1, 4)
-    (found,) = torch.autograd.grad(
+    (result,) = torch.autograd.grad(
         reads_straight_through(weights)(q, k, v * k, 1.0), weights, slope
     )
-    assert found.isfinite().all()
+    assert result.isfinite().all()
 
 
 def test_one_backward_trains_everything_that_is_to_be_trained():
@@ -172,8 +172,8 @@ def test_one_backward_trains_everything_that_is_to_be_trained():
     net, images = tiny_net().train(), pictures()
     moved = Affine.draw(0, 0, images.shape[-2:])
     out = net(images, noise=Noise(0, 0, torch.arange(3)), warped=moved.warp(images))
-    found = objective(net, out, torch.tensor([0, 1, 3]), size=images.shape[-2:], moved=moved)
-    assert set(found) == {
+    result = objective(net, out, torch.tensor([0, 1, 3]), size=images.shape[-2:], moved=moved)
+    assert set(result) == {
         "class1",
         "class2",
         "presence",
@@ -185,14 +185,14 @@ def test_one_backward_trains_everything_that_is_to_be_trained():
         "total",
     }
     assert_close(
-        found["total"],
+        result["total"],
         sum(
             value * (2 if name == "background" else 1)
-            for name, value in found.items()
+            for name, value in result.items()
             if name != "total"
         ),
     )
-    found["total"].backward()
+    result["total"].backward()
     for name, parameter in net.named_parameters():
         assert (
             parameter.grad is not None and parameter.grad.isfinite().all()

@@ -18,11 +18,11 @@ from tests.faithful.runs import tiny_config
 
 def test_the_rate_is_halved_after_every_fourth_epoch():
     """As torch's StepLR has it."""
-    told = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule, expected = torch.optim.lr_scheduler.StepLR(told, 4, 0.5), []
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, expected = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5), []
     for _ in range(28):
-        expected.append(told.param_groups[0]["lr"])
-        told.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         schedule.step()
     assert [stepped(epoch, every=4, factor=0.5) for epoch in range(28)] == expected
     config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run", epochs=28, schedule="step")
@@ -69,10 +69,10 @@ def test_adamw_without_decay_is_adam():
 def test_a_configuration_from_before_an_option_takes_its_default(tmp_path):
     config = TrainConfig(data="cub:PATH", backbone="timm:x", out="run")
     config.save(tmp_path / "config.json")
-    told = json.loads((tmp_path / "config.json").read_text())
+    settings = json.loads((tmp_path / "config.json").read_text())
     old = {
         name: value
-        for name, value in told.items()
+        for name, value in settings.items()
         if name not in ("schedule", "step_epochs", "step_factor")
     }
-    assert len(told) - len(old) == 3 and TrainConfig(**old) == config
+    assert len(settings) - len(old) == 3 and TrainConfig(**old) == config

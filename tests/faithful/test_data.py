@@ -58,8 +58,8 @@ def test_imagenet9_takes_the_map_of_its_release(tmp_path):
     (tmp_path / "bg" / "in_to_in9.json").write_text(
         json.dumps({str(place): 1 for place in range(1000)})
     )
-    found, mapping = match_classes(net, data)
-    table = examine(net, found, mapping=mapping).table()
+    result, mapping = match_classes(net, data)
+    table = examine(net, result, mapping=mapping).table()
     assert torch.equal(mapping, torch.ones(1000, dtype=torch.int64))
     assert (
         table["average"] == table["stage1_average"] == 0.5

@@ -216,12 +216,12 @@ def test_evaluations_are_kept_by_dataset(tmp_path):
     )  # as it was before
     keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.25}})
     keep_evaluation(tmp_path, {"data": "siim:x:robust", "plain": {"auc": 0.75}})
-    found = json.loads(path.read_text())
-    assert found == {
+    result = json.loads(path.read_text())
+    assert result == {
         "siim:x:test": {"data": "siim:x:test", "pictures": 3, "plain": {"auc": 0.5}},
         "siim:x:robust": {"data": "siim:x:robust", "plain": {"auc": 0.75}},
     }
-    assert read_evaluations(tmp_path) == found and [one.name for one in tmp_path.iterdir()] == [
+    assert read_evaluations(tmp_path) == result and [one.name for one in tmp_path.iterdir()] == [
         "evaluation.json"
     ]
     for broken in ("{", "[]"):
@@ -239,20 +239,20 @@ def birds(tmp_path_factory):
 def slow(net, fit, test):
     """By the metric's own loop, one photo after the other, with maps of the whole network."""
     model = sc.wrap(net)
-    found = [locate(model, data, lambda images: net(images).maps) for data in (fit, test)]
-    return [keypoint_error(*found).mean, *part_agreement(found[1])]
+    result = [locate(model, data, lambda images: net(images).maps) for data in (fit, test)]
+    return [keypoint_error(*result).mean, *part_agreement(result[1])]
 
 
 @pytest.mark.parametrize("name", ["cub", "waterbird200"])
 def test_key_points_are_those_of_the_metric(birds, name):
     net, test = bird_net(birds), open_data(f"{name}:{birds}")
     fit, seen = open_data(keypoint_fit_data(test.name)), []
-    found = key_points(net, fit, test, batch=3, advance=seen.append)
+    result = key_points(net, fit, test, batch=3, advance=seen.append)
     assert fit.name == f"cub:{birds}:trainval" and len(fit) == 20 and sum(seen) == 20 + len(test)
     assert (
-        list(found.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
-        and found["keypoints"] > 1
-        and found["nmi"] > 0.01
+        list(result.values()) == pytest.approx(slow(net, fit, test), abs=1e-9)
+        and result["keypoints"] > 1
+        and result["nmi"] > 0.01
     )
 
 

@@ -46,16 +46,16 @@ def test_packed_training_has_the_masked_gradient_on_a_gpu():
 def test_straight_through_in_half_precision_is_near_the_exact_one():
     q, k, v = (noise(2, 3, 40, 64, seed=s) for s in range(3))
     weights, slope = (noise(2, 40, seed=4) > 0).double(), noise(2, 40, 3, 64, seed=6)
-    found = []
+    result = []
     for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cuda")):
         given = [x.to(device, dtype).requires_grad_() for x in (q, k, v)]
         seen = weights.to(
             device, torch.float64 if device == "cpu" else torch.float32
         ).requires_grad_()
-        found.append(
+        result.append(
             torch.autograd.grad(
                 reads_straight_through(seen)(*given, 0.125), (*given, seen), slope.to(device, dtype)
             )
         )
-    for exact, near in zip(*found, strict=True):
+    for exact, near in zip(*result, strict=True):
         assert_close(near.double().cpu(), exact, atol=5e-2 * exact.abs().max().item(), rtol=0)

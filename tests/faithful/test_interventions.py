@@ -83,10 +83,10 @@ def test_calibration_in_half_precision_measures_what_the_network_compares():
     """Features are in half precision then; distances are not, since small differences decide."""
     net, images = tiny_net().float(), pictures(8).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (found,) = calibrate(net, images, 0.8)
+        (result,) = calibrate(net, images, 0.8)
         out = net(images)
     winner = out.maps.argmax(dim=1)
-    for part, value in enumerate(found.values):
+    for part, value in enumerate(result.values):
         assert value == pytest.approx(
             np.quantile(out.distances[:, part][winner == part].numpy(), 0.8), abs=1e-6
         )
@@ -97,16 +97,16 @@ def test_calibration_in_half_precision_measures_what_the_network_compares():
 def test_the_calibrated_share_of_tokens_survives(by, stages):
     net, images = tiny_net(stages=stages), pictures(8)
     winner, plain = _winner(net, images), net(images)
-    (found,) = calibrate(net, images.split(3), 0.8, by=by)
-    assert found.tokens == tuple(int((winner == k).sum()) for k in range(net.parts))
+    (result,) = calibrate(net, images.split(3), 0.8, by=by)
+    assert result.tokens == tuple(int((winner == k).sum()) for k in range(net.parts))
     values = plain.distances if by == "distance" else plain.dots
     for part in range(net.parts):
         mine = values[:, part][winner == part]
-        assert found.values[part] == pytest.approx(
+        assert result.values[part] == pytest.approx(
             np.quantile(mine.numpy(), 0.8 if by == "distance" else 0.2), abs=1e-12
         )
         share = (
-            ((mine <= found.values[part]) if by == "distance" else (mine >= found.values[part]))
+            ((mine <= result.values[part]) if by == "distance" else (mine >= result.values[part]))
             .double()
             .mean()
         )
@@ -116,14 +116,14 @@ def test_the_calibrated_share_of_tokens_survives(by, stages):
     if by == "distance":
         far = (winner < net.parts) & (
             values.gather(1, winner[:, None])[:, 0]
-            > torch.tensor((*found.values, torch.inf), dtype=torch.float64)[winner]
+            > torch.tensor((*result.values, torch.inf), dtype=torch.float64)[winner]
         )
         assert (
             torch.equal(out.maps.argmax(dim=1), torch.where(far, net.parts, winner)) and far.any()
         )
         assert torch.equal(out.maps[:, -1] == 1, far | (plain.maps[:, -1] == 1))
     else:
-        floors = torch.tensor((*found.values, -torch.inf), dtype=torch.float64)[:, None, None]
+        floors = torch.tensor((*result.values, -torch.inf), dtype=torch.float64)[:, None, None]
         expected = torch.where(plain.dots < floors, -torch.inf, plain.dots).softmax(dim=1)
         assert_close(out.maps, expected, **EXACT)
     assert torch.equal(out.mask, out.maps.argmax(dim=1) < net.parts)
@@ -254,17 +254,17 @@ def test_leave_one_out_equals_one_intervention_each(options):
     )
     calibrate(net, images, 0.9)
     batches = [(images[:4], labels[:4], groups[:4]), (images[4:], labels[4:], groups[4:])]
-    found = leave_one_out(net, batches, drop_parts=[2], quantile=0.9)
+    result = leave_one_out(net, batches, drop_parts=[2], quantile=0.9)
     with intervene(net, drop_parts=[2], quantile=0.9):
-        assert_close(found.logits, net(images).logits, **EXACT)
+        assert_close(result.logits, net(images).logits, **EXACT)
     for part in range(net.parts):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
-            assert_close(found.without[part], net(images).logits, **EXACT)
-    row = found.table()[0]
+            assert_close(result.without[part], net(images).logits, **EXACT)
+    row = result.table()[0]
     assert row["average"] == pytest.approx(
-        (found.without[0].argmax(dim=-1) == labels).double().mean().item()
+        (result.without[0].argmax(dim=-1) == labels).double().mean().item()
     )
-    assert found.after(2).average == found.before().average and len(found.before().groups) == 4
+    assert result.after(2).average == result.before().average and len(result.before().groups) == 4
     assert (
         len(leave_one_out(net, [(images, labels)]).before().groups) == 4
     )  # classes, where no groups are given
@@ -284,15 +284,15 @@ def test_leave_one_out_runs_stage_1_once_and_stage_2_for_each_answer(monkeypatch
 def test_a_part_that_never_wins_has_no_limit():
     net, images = tiny_net(), pictures()
     net.stage1.prototypes[0] += 1e3
-    (found,) = calibrate(net, images, 0.9)
-    assert found.tokens[0] == 0 and found.values[0] == float("inf")
+    (result,) = calibrate(net, images, 0.9)
+    assert result.tokens[0] == 0 and result.values[0] == float("inf")
 
 
 def test_thresholds_survive_half_precision():
     net, images = tiny_net(), pictures()
-    (found,) = calibrate(net, images, 0.9)
+    (result,) = calibrate(net, images, 0.9)
     with intervene(net, quantile=0.9):
-        assert net.bfloat16().limits.tolist() == list(found.values)
+        assert net.bfloat16().limits.tolist() == list(result.values)
 
 
 def test_training_is_not_intervened_on():
@@ -304,7 +304,7 @@ def test_training_is_not_intervened_on():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda net: intervene(net, drop_parts=[3]).__enter__(), "parts 0-2"),
         (lambda net: intervene(net, drop_parts=[-1]).__enter__(), "parts 0-2"),
@@ -315,6 +315,6 @@ def test_training_is_not_intervened_on():
         (lambda net: calibrate(torch.nn.Linear(2, 2), pictures(), 0.5), "IFAM"),
     ],
 )
-def test_what_cannot_be_done_is_said(call, said):
-    with pytest.raises(BadOption, match=said):
+def test_what_cannot_be_done_is_said(call, message):
+    with pytest.raises(BadOption, match=message):
         call(tiny_net())

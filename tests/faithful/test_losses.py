@@ -82,24 +82,30 @@ def test_what_is_set_apart_is_an_option(form):
     learns from it."""
     net, images, labels = tiny_net(orthogonality=form), pictures(2), torch.tensor([0, 1])
     out = net(images)
-    found, without = (
+    result, without = (
         objective(net, out, labels, size=SIZE, weights=LossWeights(orthogonality=weight))
         for weight in (1.0, 0.0)
     )
-    told = {
+    embeddings = {
         "parts": out.embeddings,
         "ifam_code": out.embeddings.transpose(1, 2),
         "prototypes": net.stage1.prototypes.T[None],
     }
-    expected = {known: reference.orthogonality(set_apart) for known, set_apart in told.items()}
+    expected = {
+        form_name: reference.orthogonality(set_apart) for form_name, set_apart in embeddings.items()
+    }
     assert (
-        min(abs(expected[form] - value) for known, value in expected.items() if known != form)
+        min(
+            abs(expected[form] - value)
+            for form_name, value in expected.items()
+            if form_name != form
+        )
         > 1e-3
     )
-    assert_close(found["orthogonality"], expected[form], **EXACT)
-    assert_close(found["total"] - without["total"], expected[form], **EXACT)
+    assert_close(result["orthogonality"], expected[form], **EXACT)
+    assert_close(result["total"] - without["total"], expected[form], **EXACT)
     slopes = torch.autograd.grad(
-        found["orthogonality"],
+        result["orthogonality"],
         [net.stage1.prototypes, net.stage1.modulation.weight],
         allow_unused=True,
     )
@@ -192,12 +198,12 @@ def _on_one_process(rank: int, store: str, results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     maps = torch.softmax(2 * noise(4, 4, 5, 6), dim=1)[2 * rank : 2 * rank + 2].requires_grad_()
-    found = {}
+    result = {}
     for across in ("global", "local"):
         loss = presence_loss(maps, across=across)
         (slope,) = torch.autograd.grad(loss, maps)
-        found[across] = (loss.item(), slope.tolist())
-    results.put((rank, found))
+        result[across] = (loss.item(), slope.tolist())
+    results.put((rank, result))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -214,31 +220,31 @@ def test_presence_over_two_processes_equals_one_batch(tmp_path):
         join=False,
         start_method="spawn",
     )
-    found = dict(results.get() for _ in range(2))
+    result = dict(results.get() for _ in range(2))
     running.join()
     maps = torch.softmax(2 * noise(4, 4, 5, 6), dim=1).requires_grad_()
     loss = presence_loss(maps)
     (slope,) = torch.autograd.grad(loss, maps)
     averaged = (
         torch.cat(
-            [torch.tensor(found[rank]["global"][1], dtype=torch.float64) for rank in range(2)]
+            [torch.tensor(result[rank]["global"][1], dtype=torch.float64) for rank in range(2)]
         )
         / 2
     )
-    assert [found[rank]["global"][0] for rank in range(2)] == [
+    assert [result[rank]["global"][0] for rank in range(2)] == [
         pytest.approx(loss.item(), abs=1e-12)
     ] * 2
     assert_close(averaged, slope, **EXACT)
-    assert found[0]["local"][0] != found[1]["local"][0]
+    assert result[0]["local"][0] != result[1]["local"][0]
 
 
 def test_parameter_groups_are_those_of_the_paper():
     net = tiny_net()
     groups = {group["name"]: group for group in parameter_groups(net, 1e-6, 0.05)}
-    told = {
+    rates = {
         name: (round(group["lr"] / 1e-6), group["weight_decay"]) for name, group in groups.items()
     }
-    assert told == {
+    assert rates == {
         "stage1 tokens": (1, 0), "prototypes": (1000, 0), "modulation": (10_000, 0),
         "stage1 classifier": (10_000, 0.05),
         "stage2 tokens": (1, 0), "stage2 vectors": (1, 0), "stage2 matrices": (1, 0.05),

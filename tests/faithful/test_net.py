@@ -109,9 +109,9 @@ def test_noise_of_the_mask_is_an_option_of_the_saved_network(tmp_path):
     assert again.options.mask_noise == "maps" and torch.equal(
         again.double()(images).mask, net(images).mask
     )
-    told = json.loads(card.read_text())
-    del told["architecture"]["arguments"]["mask_noise"]
-    card.write_text(json.dumps(told))
+    fields = json.loads(card.read_text())
+    del fields["architecture"]["arguments"]["mask_noise"]
+    card.write_text(json.dumps(fields))
     assert (
         load(tmp_path).options.mask_noise == "own"
         and sc.load("builtin:critters-ifam").module.options.mask_noise == "own"
@@ -270,9 +270,9 @@ def test_a_samples_noise_is_its_own():
     ids = torch.tensor([5, 9, 2, 2**40])
     out = net(images, noise=Noise(1, 2, ids))
     order = torch.tensor([2, 0])
-    some = net(images[order], noise=Noise(1, 2, ids[order]))
+    subset = net(images[order], noise=Noise(1, 2, ids[order]))
     for name in ("logits", "maps", "part_logits"):
-        assert_close(getattr(some, name), getattr(out, name)[order], **EXACT)
+        assert_close(getattr(subset, name), getattr(out, name)[order], **EXACT)
     for other in (Noise(1, 3, ids), Noise(2, 2, ids), Noise(1, 2, ids + 1)):
         assert not torch.equal(net(images, noise=other).maps, out.maps)
 
@@ -298,13 +298,13 @@ def test_noise_is_gumbel_and_drops_as_often_as_asked():
 def test_stage_1_part_dropout():
     """A part that is left out votes for nothing, and the others make up for it."""
     images, noise = pictures(), Noise(0, 0, torch.arange(3))
-    whole, some = (
+    whole, subset = (
         tiny_net(part_dropout=share).train()(images, noise=noise).part_logits
         for share in (0.0, 0.6)
     )
     kept = noise.kept(Purpose.DROP_EMBEDDINGS, 3, 0.6, whole)
     assert 0 < kept.sum() < kept.numel()
-    assert_close(some, torch.where(kept[:, None], whole / 0.4, 0.0), **EXACT)
+    assert_close(subset, torch.where(kept[:, None], whole / 0.4, 0.0), **EXACT)
     assert torch.equal(
         tiny_net(part_dropout=0.6)(images).part_logits,
         tiny_net(part_dropout=0.0)(images).part_logits,
@@ -318,8 +318,8 @@ def test_stage_2_part_dropout():
     as_in_eval = plain(images, noise=noise).mask
     assert torch.equal(plain.train()(images, noise=noise).mask, as_in_eval) and as_in_eval.any()
     assert tiny_net(part_dropout2=1.0).train()(images, noise=noise).empty.all()
-    some = tiny_net(part_dropout2=0.5).train()(images, noise=noise).mask
-    assert some.sum() < as_in_eval.sum() and not (some & ~as_in_eval).any()
+    subset = tiny_net(part_dropout2=0.5).train()(images, noise=noise).mask
+    assert subset.sum() < as_in_eval.sum() and not (subset & ~as_in_eval).any()
 
 
 @torch.no_grad()
@@ -365,7 +365,7 @@ def test_pdiscoformer_is_the_parts_alone():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"parts": 0}, "parts=0"),
         ({"parts": 31}, "at most 30"),
@@ -378,8 +378,8 @@ def test_pdiscoformer_is_the_parts_alone():
         ({"part_dropout2": 1.5}, "part_dropout2"),
     ],
 )
-def test_options_that_cannot_be_used(options, said):
-    with pytest.raises(BadOption, match=said):
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(BadOption, match=message):
         IFAM(timm_backbone(), **{"parts": 3, "classes": 4, **options})
 
 

@@ -22,8 +22,8 @@ PATIENCE = 120  # seconds, on a busy machine
 
 def start(config, *launcher: str) -> subprocess.Popen:
     config.folder.parent.mkdir(exist_ok=True)
-    told = config.folder.parent / f"{config.folder.name}.json"
-    told.write_text(json.dumps(asdict(config)))
+    path = config.folder.parent / f"{config.folder.name}.json"
+    path.write_text(json.dumps(asdict(config)))
     command = [
         sys.executable,
         *launcher,
@@ -32,7 +32,7 @@ def start(config, *launcher: str) -> subprocess.Popen:
         "faithful",
         "train",
         "--config",
-        str(told),
+        str(path),
         "--device",
         "cpu",
         "--quiet",
@@ -43,8 +43,8 @@ def start(config, *launcher: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
+    message, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, message
 
 
 def snapshot(config) -> dict:

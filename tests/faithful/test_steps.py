@@ -31,7 +31,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def asked(place, tmp_path):
+def configure(place, tmp_path):
     """A configuration of one step of 4 pictures in an epoch, in a folder of its own."""
     return lambda **changes: tiny_config(
         place,
@@ -50,7 +50,7 @@ def start(config) -> Run:
     return Run(config, Processes(0, 1, CPU))
 
 
-def deaf(*said) -> None:
+def deaf(*message) -> None:
     pass
 
 
@@ -83,8 +83,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def test_rates_grow_with_the_batch_and_decay_shrinks_with_the_run(asked):
-    config = asked(batch=64, learning_rate=1e-6, head_factor=1e4)
+def test_rates_grow_with_the_batch_and_decay_shrinks_with_the_run(configure):
+    config = configure(batch=64, learning_rate=1e-6, head_factor=1e4)
     groups = {
         group["name"]: group
         for group in new_optimizer(config, new_net(config, ("a", "b")), 100).param_groups
@@ -98,38 +98,38 @@ def test_rates_grow_with_the_batch_and_decay_shrinks_with_the_run(asked):
         == pytest.approx(0.005)
     )
     assert groups["stage2 vectors"]["weight_decay"] == 0
-    run = start(asked(epochs=3, limit=12))  # 3 epochs of 3 steps
+    run = start(configure(epochs=3, limit=12))  # 3 epochs of 3 steps
     assert sorted({group["weight_decay"] for group in run.optimizer.param_groups}) == pytest.approx(
         [0, 0.05 / 3]
     )
 
 
-def test_rates_fall_by_a_cosine_from_epoch_to_epoch(asked):
+def test_rates_fall_by_a_cosine_from_epoch_to_epoch(configure):
     """Also as the log tells them: the paper's are of the order of a millionth."""
-    config = asked(epochs=2, limit=8, learning_rate=1e-6)
+    config = configure(epochs=2, limit=8, learning_rate=1e-6)
     train(config)
-    told = [
+    rates = [
         float(row["learning_rate"])
         for row in csv.DictReader((config.folder / "log.csv").read_text().splitlines())
     ]
-    assert told == pytest.approx([5e-7, 5e-7, 2.5e-7, 2.5e-7])
+    assert rates == pytest.approx([5e-7, 5e-7, 2.5e-7, 2.5e-7])
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_gradients_are_clipped_to_a_norm_over_all_parameters(asked, monkeypatch, precision):
+def test_gradients_are_clipped_to_a_norm_over_all_parameters(configure, monkeypatch, precision):
     """A loss that was scaled for float16 is scaled back first."""
-    run = start(asked(clip=1e-3, precision=precision))
+    run = start(configure(clip=1e-3, precision=precision))
     seen = gradients(run, monkeypatch)
     run._epoch(deaf)
     norms = [
-        float(torch.stack([value.norm() for value in found.values()]).norm()) for found in seen
+        float(torch.stack([value.norm() for value in result.values()]).norm()) for result in seen
     ]
     assert norms == [pytest.approx(1e-3, rel=1e-3)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_the_network_learns_in_the_precision_asked(asked, precision):
-    run, seen = start(asked(precision=precision)), []
+def test_the_network_learns_in_the_precision_asked(configure, precision):
+    run, seen = start(configure(precision=precision)), []
     run.net.register_forward_pre_hook(
         lambda *given: seen.append(
             torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
@@ -142,28 +142,28 @@ def test_the_network_learns_in_the_precision_asked(asked, precision):
     assert all(value.dtype == torch.float32 for value in run.net.parameters())
 
 
-def test_passes_have_the_gradient_of_one_step(asked, monkeypatch, tmp_path):
+def test_passes_have_the_gradient_of_one_step(configure, monkeypatch, tmp_path):
     """AdamW would not notice a factor; presence alone looks at a whole pass."""
-    found = []
+    result = []
     for passes in (1, 2):
         run = start(
-            asked(
+            configure(
                 out=str(tmp_path / f"run{passes}"),
                 accumulate=passes,
                 clip=1e9,
                 losses={"presence": 0.0},
             )
         )
-        found.append(gradients(run, monkeypatch))
+        result.append(gradients(run, monkeypatch))
         run._epoch(deaf)
-    (one,), (two,) = found
+    (one,), (two,) = result
     assert one.keys() == two.keys() and max(value.abs().max() for value in one.values()) > 1e-2
     for name, value in one.items():
         assert_close(two[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_the_average_is_validated_and_kept(asked, monkeypatch):
-    run, seen, examine = start(asked(limit=12)), [], training.examine
+def test_the_average_is_validated_and_kept(configure, monkeypatch):
+    run, seen, examine = start(configure(limit=12)), [], training.examine
 
     def spy(net, data, **options):
         seen.append(net)
@@ -195,10 +195,10 @@ def follow(
     }
 
 
-def test_the_average_follows_closely_at_first(asked):
-    run = start(asked(limit=12))
+def test_the_average_follows_closely_at_first(configure):
+    run = start(configure(limit=12))
     steps: list[dict[str, Tensor]] = []
-    run._epoch(lambda *said: steps.append(state(run.net)))
+    run._epoch(lambda *message: steps.append(state(run.net)))
     expected = state(run.net)
     for update, weights in enumerate(steps):
         expected = follow(expected, weights, update)
@@ -206,17 +206,17 @@ def test_the_average_follows_closely_at_first(asked):
     assert_close(state(run.ema.module), expected, atol=1e-6, rtol=0)
 
 
-def test_a_skipped_step_moves_nothing(asked):
+def test_a_skipped_step_moves_nothing(configure):
     """float16 that overflows: neither weights nor average move, and the first step that is taken is
     the first of the average."""
-    run = start(asked(limit=16, precision="float16"))
+    run = start(configure(limit=16, precision="float16"))
     spoilt = iter([True, False, False, True])
     run.net.stage1.prototypes.register_hook(
         lambda slope: slope * torch.inf if next(spoilt) else slope
     )
     weights, averages = [state(run.net)], [state(run.ema.module)]
 
-    def look(*said) -> None:
+    def look(*message) -> None:
         weights.append(state(run.net))
         averages.append(state(run.ema.module))
 
@@ -229,13 +229,15 @@ def test_a_skipped_step_moves_nothing(asked):
     assert run.scaler.get_scale() == 2.0**16 / 4
 
 
-def test_a_stopped_run_in_float16_ends_in_the_same_bits(asked, tmp_path):
+def test_a_stopped_run_in_float16_ends_in_the_same_bits(configure, tmp_path):
     whole, stopped = (
-        asked(out=str(tmp_path / name), epochs=2, limit=12, precision="float16", snapshot_every=1)
+        configure(
+            out=str(tmp_path / name), epochs=2, limit=12, precision="float16", snapshot_every=1
+        )
         for name in ("whole", "stopped")
     )
 
-    def stop(done: int, *said) -> None:
+    def stop(done: int, *message) -> None:
         if done == 3:
             raise KeyboardInterrupt
 
@@ -277,8 +279,10 @@ def test_precision_is_what_the_device_has(monkeypatch):
     assert not native_bfloat16(CPU)
 
 
-def test_a_grid_that_is_too_small_leaves_nothing_behind(asked, tmp_path):
-    config = asked(backbone=str(tiny_backbone(tmp_path / "coarse", patch_size=12)))  # 2 x 2 patches
+def test_a_grid_that_is_too_small_leaves_nothing_behind(configure, tmp_path):
+    config = configure(
+        backbone=str(tiny_backbone(tmp_path / "coarse", patch_size=12))
+    )  # 2 x 2 patches
     with pytest.raises(BadOption, match=r"3 x 3 patches.*a larger size"):
         train(config)
     assert not config.folder.exists()

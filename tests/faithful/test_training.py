@@ -54,7 +54,7 @@ def finished(tmp_path_factory):
     config = tiny_config(folder)
     shutil.move(folder / "pictures" / "test", folder / "kept-for-later")
     heard: list[tuple[int, int, str]] = []
-    done = train(config, on_step=lambda *said: heard.append(said))
+    done = train(config, on_step=lambda *message: heard.append(message))
     shutil.move(folder / "kept-for-later", folder / "pictures" / "test")
     return config, done, heard
 
@@ -69,9 +69,9 @@ def weights(config):
 
 def test_a_run_leaves_logs_grids_and_a_network(finished):
     config, done, heard = finished
-    assert [said[:2] for said in heard] == [(step, 8) for step in range(1, 9)] and "loss" in heard[
-        -1
-    ][2]
+    assert [message[:2] for message in heard] == [
+        (step, 8) for step in range(1, 9)
+    ] and "loss" in heard[-1][2]
     log = rows(config.folder / "log.csv")
     assert [int(row["step"]) for row in log] == list(range(1, 9))
     terms = [
@@ -113,10 +113,10 @@ def test_the_best_epoch_is_the_average_networks(finished):
     _, net = open_run(config.folder)
     card = json.loads((config.folder / "best" / "ifam.json").read_text())
     assert card["epoch"] == done.best_epoch
-    found = examine(net, open_val(config.data)).table()
-    assert found == card["validation"] and found["average"] == done.best
+    result = examine(net, open_val(config.data)).table()
+    assert result == card["validation"] and result["average"] == done.best
     halves = [examine(net, open_val(config.data), places=range(start, 6, 2)) for start in (0, 1)]
-    assert merge(halves).table()["worst"] == found["worst"]
+    assert merge(halves).table()["worst"] == result["worst"]
 
 
 def test_a_finished_run_has_nothing_left_to_do(finished):
@@ -306,7 +306,7 @@ def test_validation_is_never_training_nor_test(tmp_path):
     )
     assert len(train_part) == 36 and len(val_part) == 4 and not train_part & val_part
     split = [ids(opener(f"folder:{flat}")) for opener in (open_train, open_val, open_test)]
-    assert [len(some) for some in split] == [40, 6, 6]
+    assert [len(subset) for subset in split] == [40, 6, 6]
     assert (
         open_train("critters:simplicity").name == "critters:simplicity:train"
         and len(open_train("critters:simplicity")) == 4096
@@ -364,7 +364,7 @@ def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"epochs": "many"},
@@ -386,8 +386,8 @@ def test_what_could_not_be_saved_is_not_trained(tmp_path, monkeypatch):
         ({"losses": {"class1": "none"}}, "'class1' of losses='none'"),
     ],
 )
-def test_settings_have_their_kind(tmp_path, changes, said):
-    with pytest.raises(sc.SeecauseError, match=said):
+def test_settings_have_their_kind(tmp_path, changes, message):
+    with pytest.raises(sc.SeecauseError, match=message):
         tiny_config(tmp_path, **changes)
 
 
@@ -434,8 +434,8 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     path.write_text(
         'data = "cub:PATH"\nbackbone = "timm:x"\nepochs = 3\n[options]\ngradient = "none"\n'
     )
-    found = read_config(path, out="run", epochs=5, batch=None)
-    assert found == TrainConfig(
+    result = read_config(path, out="run", epochs=5, batch=None)
+    assert result == TrainConfig(
         data="cub:PATH", backbone="timm:x", out="run", epochs=5, options={"gradient": "none"}
     )
     both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})

@@ -145,12 +145,12 @@ def test_metrics_and_head_ablation_work():
 @torch.no_grad()
 def test_head_scores_are_those_of_the_network_without_the_head():
     net, images = tiny_net(), pictures(3)
-    found = sc.heads.score(sc.wrap(net), images, response="logit", target=1, guard=False).value
+    result = sc.heads.score(sc.wrap(net), images, response="logit", target=1, guard=False).value
     plain = net(images).logits[:, 1]
     for layer, head in ((0, 0), (1, 2), (2, 1)):
         without = copy.deepcopy(net)
         without.stage2.tower.native.blocks[layer].attn.proj.weight[:, 8 * head : 8 * head + 8] = 0
-        assert_close(found[layer, head], (plain - without(images).logits[:, 1]).mean(), **EXACT)
+        assert_close(result[layer, head], (plain - without(images).logits[:, 1]).mean(), **EXACT)
 
 
 @torch.no_grad()
