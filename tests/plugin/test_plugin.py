@@ -29,7 +29,7 @@ for line in open(sys.argv[1]).read().splitlines():
         if end.code:
             raise
 """
-BENCH = [
+RUN = [
     "bench",
     "run",
     "--model",
@@ -39,6 +39,12 @@ BENCH = [
     "--method",
     "sparkle",
     "--out",
+    "run",
+    "--metric",
+    "on-sparkle,aupr1,pointing",
+    "--limit",
+    "4",
+    "-q",
 ]
 
 
@@ -104,9 +110,16 @@ def output(site, tmp_path_factory) -> tuple[str, Path]:
             "maps",
             "-q",
         ],
-        [*BENCH, "run", "--metric", "on-sparkle,aupr1,pointing", "--limit", "4", "-q"],
+        RUN,
     )
     return printed, folder
+
+
+def run_rows(folder: Path) -> list[dict]:
+    rows: list[dict] = []
+    for path in sorted((folder / "run").rglob("*.parquet")):
+        rows += pq.read_table(path).to_pylist()
+    return rows
 
 
 def test_the_method_is_listed_and_the_model_is_verified(output):
@@ -125,11 +138,7 @@ def test_the_method_explains_a_sample_of_the_dataset_on_the_model(output):
 
 def test_masks_of_the_dataset_reach_its_own_metric_and_ours(output):
     _, folder = output
-    rows = [
-        row
-        for path in (folder / "run").rglob("*.parquet")
-        for row in pq.read_table(path).to_pylist()
-    ]
+    rows = run_rows(folder)
     values: dict[str, list[float]] = {}
     for row in rows:
         values.setdefault(row["metric"], []).append(row["value"])
@@ -141,3 +150,17 @@ def test_masks_of_the_dataset_reach_its_own_metric_and_ours(output):
 def test_a_broken_plug_in_is_named_and_the_rest_works(output):
     printed, _ = output
     assert "the plug-in 'broken' of seecause.models (sparkle.nowhere) is left out" in printed
+
+
+def test_an_edited_plug_in_is_not_served_stale_shards(site, output):
+    pytest.importorskip("seecause.bench._inputs")  # what digests code outside the package
+    _, folder = output
+    assert {row["value"] for row in run_rows(folder) if row["metric"] == "pointing"} == {1.0}
+    file = site / "sparkle" / "method.py"
+    source = file.read_text()
+    file.write_text(source.replace("return (", "return -("))  # the bright square comes last
+    try:
+        seecause_commands(site, folder, RUN)
+    finally:
+        file.write_text(source)
+    assert 0.0 in {row["value"] for row in run_rows(folder) if row["metric"] == "pointing"}
