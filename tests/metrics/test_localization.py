@@ -156,3 +156,8 @@ def test_small_memory_changes_nothing():
 def test_what_cannot_be_compared_is_refused(maps, mask, options, said):
     with pytest.raises(BadOption, match=said):
         localization(maps, mask, **options)
+
+
+def test_a_dataset_without_masks_is_said():
+    with pytest.raises(BadOption, match="has some"):
+        localization(torch.zeros(1, 2, 2), None)

@@ -68,9 +68,7 @@ class Step:
     @property
     def q(self) -> Tensor:
         """Queries [B, H, R, dh], unscaled."""
-        if self._q is None:
-            self._project()
-        return self._q
+        return self._projected("_q")
 
     @q.setter
     def q(self, q: Tensor) -> None:
@@ -79,9 +77,7 @@ class Step:
     @property
     def k(self) -> Tensor:
         """Keys [B, Hkv, K, dh]."""
-        if self._k is None:
-            self._project()
-        return self._k
+        return self._projected("_k")
 
     @k.setter
     def k(self, k: Tensor) -> None:
@@ -90,9 +86,7 @@ class Step:
     @property
     def v(self) -> Tensor:
         """Values [B, Hkv, K, dh]."""
-        if self._v is None:
-            self._project()
-        return self._v
+        return self._projected("_v")
 
     @v.setter
     def v(self, v: Tensor) -> None:
@@ -154,11 +148,13 @@ class Step:
             self._o = self._o[:, rows]
         self._h, self.at = self._h[:, rows], self.at.take(self.at.index[..., rows])
 
-    def _project(self) -> None:
-        q, k, v = self.block.qkv(self._h, self.keys_at)
-        self._q = q if self._q is None else self._q
-        self._k = k if self._k is None else self._k
-        self._v = v if self._v is None else self._v
+    def _projected(self, name: str) -> Tensor:
+        if getattr(self, name) is None:
+            q, k, v = self.block.qkv(self._h, self.keys_at)
+            self._q = q if self._q is None else self._q
+            self._k = k if self._k is None else self._k
+            self._v = v if self._v is None else self._v
+        return getattr(self, name)
 
     def release(self) -> None:
         """Hold no tensor any more: the caller's loop variable outlives the block."""

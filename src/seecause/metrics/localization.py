@@ -61,7 +61,11 @@ class Localization:
 )
 @torch.no_grad()
 def localization(
-    maps: Tensor, masks: Tensor, *, upsample: Upsampling = "bilinear", ignore: int | None = IGNORE
+    maps: Tensor,
+    masks: Tensor | None,
+    *,
+    upsample: Upsampling = "bilinear",
+    ignore: int | None = IGNORE,
 ) -> Localization:
     """Maps [B, gh, gw] or [B, H, W] against masks [B, H, W]: bool, or integers where `ignore` is
     neither object nor background.
@@ -76,6 +80,8 @@ def localization(
     >>> result.aupr1, result.pointing
     (tensor([1.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
+    if masks is None:
+        raise BadOption("masks", None, "the masks of a dataset that has some")
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
     masks = masks.to(maps.device)
