@@ -16,10 +16,9 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.tables import differences
-from seecause.bench.ablate import STUDIES, agreement
-from seecause.bench.depth import read_depth
+from seecause.bench.ablate import STUDIES, agreement, read_depth
 from seecause.bench.plan import Plan, Store
-from seecause.bench.table import make_table, to_markdown
+from seecause.bench.tables import make_table, to_markdown
 from seecause.errors import BadOption
 from seecause.metrics import Summary, summarise
 

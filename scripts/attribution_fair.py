@@ -13,7 +13,7 @@ from scripts.attribution_parts import PIXELS, Photoset
 from scripts.attribution_patches import Patched
 from scripts.attribution_tables import By, among, cell_text, plain, where
 from scripts.tables import REFERENCE, Values, gap, over, starred
-from seecause.bench.table import Table
+from seecause.bench.tables import Table
 
 CONTROLS = ("random", "center", f"sobel, {PATCHES}")
 

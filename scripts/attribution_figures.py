@@ -17,7 +17,7 @@ from scripts.attribution_parts import Done, Photoset
 from scripts.attribution_tables import BESIDE, By
 from scripts.tables import REFERENCE
 from seecause.bench.measures import higher_is_better
-from seecause.bench.table import Table, values
+from seecause.bench.tables import Table, values
 from seecause.data.dataset import IGNORE
 from seecause.data.photos import Photos
 from seecause.errors import BadImage

@@ -32,10 +32,9 @@ from scripts.attribution_tables import (
 from scripts.attribution_words import TARGETS, Findings, conclusions, losses, standing
 from scripts.tables import differences, holes, over
 from seecause.attribution.registry import find
-from seecause.bench.ablate import STUDIES, Agreement, agreement
-from seecause.bench.depth import read_depth
+from seecause.bench.ablate import STUDIES, Agreement, agreement, read_depth
 from seecause.bench.measures import PAPER
-from seecause.bench.table import Table, table_of, to_csv, to_markdown
+from seecause.bench.tables import Table, table_of, to_csv, to_markdown
 from seecause.metrics import summarise
 
 NAME = "evidence-attribution"

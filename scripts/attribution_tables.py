@@ -16,7 +16,7 @@ from scripts.attribution_parts import PIXELS, Done, Photoset
 from scripts.attribution_patches import Patched
 from scripts.tables import REFERENCE, Values, over, starred
 from seecause.bench.measures import UNDEFINED, group_of, higher_is_better
-from seecause.bench.table import Cell, Table, table_of
+from seecause.bench.tables import Cell, Table, table_of
 
 BESIDE = (
     "random",

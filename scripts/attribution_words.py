@@ -16,7 +16,7 @@ from scripts.tables import REFERENCE, Values
 from seecause.bench.ablate import Agreement
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Request
-from seecause.bench.table import Table
+from seecause.bench.tables import Table
 from seecause.metrics import Summary, paired_difference
 
 CONTROLS = ("random", "center", "sobel")

@@ -35,7 +35,7 @@ from scripts.tables import with_reference
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.attribution.registry import methods as all_methods
-from seecause.bench.depth import save_depth
+from seecause.bench.ablate import save_depth
 from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import inspect, run
 from seecause.bench.work import Worker, open_model, read_samples

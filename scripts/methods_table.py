@@ -31,8 +31,15 @@ from seecause.attribution.registry import methods as all_methods
 from seecause.bench.measures import PAPER
 from seecause.bench.plan import Request, Store, make_plan
 from seecause.bench.runner import Status, run
-from seecause.bench.table import table_of, to_csv, to_markdown
-from seecause.bench.truth import COLUMNS, against_truth, shown
+from seecause.bench.tables import (
+    TRUTH_COLUMNS,
+    against_truth,
+    read_results,
+    shown,
+    table_of,
+    to_csv,
+    to_markdown,
+)
 from seecause.bench.work import Worker, open_model
 from seecause.data import open_data
 from seecause.engine.machine import machine
@@ -181,11 +188,14 @@ def page(
 
 def _truth(done: list[tuple[Store, Worker]]) -> str:
     """The FunnyBirds scores over all pictures of each run."""
-    lines = ["| method | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    lines = [
+        "| method | " + " | ".join(TRUTH_COLUMNS) + " |",
+        "|---|" + "---|" * len(TRUTH_COLUMNS),
+    ]
     for store, worker in done:
         lines += [
             f"| {tables.starred(method)} | " + " | ".join(shown(row)) + " |"
-            for method, row in against_truth(store, worker.plan).items()
+            for method, row in against_truth(read_results(store, worker.plan)).items()
         ]
     return "\n".join(lines) + "\n"
 

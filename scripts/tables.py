@@ -12,7 +12,7 @@ from torch import Tensor
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import Status
-from seecause.bench.table import Table, values
+from seecause.bench.tables import Table, values
 from seecause.metrics import Summary
 
 EXPENSIVE = ("mda", "rise", "tis")  # about a thousand forwards or more for one picture

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from seecause import data, faithful, heads, lvlm, metrics
+    from seecause import bench, data, faithful, heads, lvlm, metrics
     from seecause.attribution.attribute import attribute
+    from seecause.attribution.explain import explain
     from seecause.attribution.registry import methods
     from seecause.attribution.result import Attribution
     from seecause.engine.chunks import budget
@@ -26,6 +27,7 @@ _WHERE = {
     "Site": "seecause.engine.patching",
     "attribute": "seecause.attribution.attribute",
     "budget": "seecause.engine.chunks",
+    "explain": "seecause.attribution.explain",
     "load": "seecause.loading",
     "methods": "seecause.attribution.registry",
     "patch": "seecause.engine.patching",
@@ -33,7 +35,7 @@ _WHERE = {
     "wrap": "seecause.loading",
 }
 
-_PACKAGES = ("data", "faithful", "heads", "lvlm", "metrics")
+_PACKAGES = ("bench", "data", "faithful", "heads", "lvlm", "metrics")
 
 __all__ = [
     "Attribution",
@@ -42,8 +44,10 @@ __all__ = [
     "Similarity",
     "Site",
     "attribute",
+    "bench",
     "budget",
     "data",
+    "explain",
     "faithful",
     "heads",
     "load",

@@ -11,11 +11,21 @@ import torch
 import seecause as sc
 from scripts import ablations_page
 from seecause.attribution.caap import make_plan as caap_plan
-from seecause.bench.ablate import STUDIES, agreement, settings, sweep_layers, with_settings
-from seecause.bench.depth import Depth, attention_by_depth, read_depth, save_depth, why_not
+from seecause.bench.ablate import (
+    STUDIES,
+    Depth,
+    agreement,
+    attention_by_depth,
+    read_depth,
+    save_depth,
+    settings,
+    sweep_layers,
+    why_not,
+    with_settings,
+)
 from seecause.bench.plan import Store, make_plan
 from seecause.bench.runner import run
-from seecause.bench.table import table_of
+from seecause.bench.tables import table_of
 from seecause.bench.work import Worker
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data

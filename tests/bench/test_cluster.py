@@ -82,7 +82,7 @@ def test_a_killed_worker_is_nobodys_loss(cluster, here, tmp_path):
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.bench.cluster.Path.cwd", lambda: tmp_path / "elsewhere")
+    monkeypatch.setattr("seecause.bench.runner.Path.cwd", lambda: tmp_path / "elsewhere")
     status = run(Store(tmp_path / "run"), worker(limit=2, methods={"random": {}}), cluster=cluster)
     assert not status.complete and "shared disk" in next(iter(status.failed.values()))
 

@@ -30,10 +30,10 @@ from scripts.attribution_parts import PIXELS
 from scripts.attribution_patches import read_patches
 from scripts.attribution_tables import costs, counted, merged, missing, undefined
 from seecause.attribution.registry import methods
-from seecause.bench.depth import FILE as DEPTH
+from seecause.bench.ablate import DEPTH_FILE as DEPTH
 from seecause.bench.measures import UNDEFINED
 from seecause.bench.plan import Request, Store
-from seecause.bench.table import table_of
+from seecause.bench.tables import table_of
 from seecause.data.batch import to_batch
 from seecause.data.imagenet import imagenet_wnids
 from seecause.metrics import insertion_deletion, localization

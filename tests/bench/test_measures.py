@@ -19,7 +19,7 @@ from seecause.bench.measures import (
 )
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.table import WIDE, table_of, to_csv, to_latex, to_markdown, values
+from seecause.bench.tables import WIDE, table_of, to_csv, to_latex, to_markdown, values
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, NotDefined, UnknownName

@@ -9,7 +9,7 @@ from benchmarks import methods as costs
 from scripts import methods_table, tables
 from seecause.bench.plan import Store
 from seecause.bench.runner import Status
-from seecause.bench.table import table_of
+from seecause.bench.tables import table_of
 from tests.bench.toy import model
 
 

@@ -12,8 +12,7 @@ import torch
 
 from seecause._options import accepts
 from seecause.attribution.registry import methods
-from seecause.bench.measures import group_options
-from seecause.bench.options import measure_options, method_options
+from seecause.bench.measures import group_options, measure_options, method_options
 from seecause.errors import BadOption
 from seecause.metrics import metrics
 from tests.bench.toy import model

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from seecause.bench import inputs
+from seecause.bench import _inputs as inputs
 from seecause.bench import plan as plan_module
-from seecause.bench.plan import Plan, canonical, make_plan
+from seecause.bench.plan import Plan, canonical, make_plan, shard_id
 from seecause.data.batch import class_places
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, UnknownClass, UnknownName
@@ -68,15 +70,16 @@ def test_a_default_said_aloud_changes_nothing():
     assert ids(said.plan) == ids(PLAN)
 
 
-def test_full_precision_has_the_ids_it_had_before_there_was_a_choice(monkeypatch):
-    told = []
+def test_precision_and_the_way_of_running_are_in_the_name(monkeypatch):
+    named = []
     monkeypatch.setattr(
-        plan_module, "canonical", lambda value: (told.append(value), canonical(value))[1]
+        plan_module, "canonical", lambda value: (named.append(value), canonical(value))[1]
     )
     worker()
-    assert told and all(
-        "precision" not in one and one["run"] == [0, "float32", "cpu", 64 << 20, 1] for one in told
-    )
+    for decisive in named:
+        assert decisive["precision"] == "highest" and decisive["plugins"] == [""] * 4
+        assert decisive["run"] == [0, "float32", "cpu", 64 << 20, 1]
+    assert len(named) == len(PLAN.shards)
 
 
 def test_other_weights_rename_every_shard():
@@ -132,6 +135,40 @@ def test_the_digest_of_the_code_changes_with_the_code(tmp_path, monkeypatch):
     assert digest() == before
     (tmp_path / "metrics.py").write_text("x = 2")
     assert digest() != before
+
+
+PLUGIN = """
+from my_plugin.strength import STRENGTH
+
+
+def my_method(model, images, target, *, strength: float = STRENGTH): ...
+"""
+
+
+def test_an_edited_plug_in_renames_its_own_shards_only(tmp_path, monkeypatch):
+    package = tmp_path / "my_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "strength.py").write_text("STRENGTH = 1.0")
+    (package / "method.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    my_method = importlib.import_module("my_plugin.method").my_method
+    assert inputs.plugin_digest(make_plan) == ""  # ours: `versions` has it
+    first = inputs.plugin_digest(my_method)
+    plan, name = replace(PLAN, plugins={"method caap": first}), "method caap"
+    (package / "strength.py").write_text("STRENGTH = 2.0")  # not the file of the method itself
+    second = inputs.plugin_digest(my_method)
+    assert first and second and first != second
+    edited = replace(plan, plugins={name: second})
+    for method, same in (("caap", False), ("random", True)):
+        shard = next(shard for shard in PLAN.shards if shard.method == method)
+        piece = (shard.start, shard.stop, shard.data)
+        assert (shard_id(plan, method, *piece) == shard_id(edited, method, *piece)) == same
+    (tmp_path / "single.py").write_text("def metric(): ...")
+    metric = importlib.import_module("single").metric
+    before = inputs.plugin_digest(metric)
+    (tmp_path / "single.py").write_text("def metric(): return 1")
+    assert inputs.plugin_digest(metric) != before
 
 
 def test_the_manifest_tells_the_whole_plan():

@@ -7,6 +7,8 @@ import os
 import signal
 from collections import Counter
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ from PIL import Image
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
 from seecause.bench.plan import Store
-from seecause.bench.runner import DIED, inspect, run
-from seecause.bench.table import make_table, to_csv, to_latex, values
-from seecause.bench.work import Clock, predict, read_samples
+from seecause.bench.runner import LOST, inspect, run
+from seecause.bench.tables import make_table, table_of, to_csv, to_latex, values
+from seecause.bench.work import Clock, open_worker, predict, read_samples, run_shard
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics import insertion_deletion, localization
@@ -112,7 +114,7 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(
         "seecause.bench.work.read_samples",
-        lambda data, a, b: (reads.append((a, b)), read_samples(data, a, b))[1],
+        lambda data, a, b, **frame: (reads.append((a, b)), read_samples(data, a, b, **frame))[1],
     )
     assert run(Store(tmp_path / "kept"), worker()).complete
     assert reads == [(0, 2), (2, 4), (4, 6)]  # of three methods
@@ -261,15 +263,115 @@ def test_masks_that_are_not_there_are_noticed_before_anything_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dead_worker_ends_the_run_with_a_remedy(tmp_path):
-    store, work = Store(tmp_path), worker(methods={"random": {}}, limit=100)
+def test_a_worker_that_is_killed_costs_nothing(whole, tmp_path):
+    store, work, killed = Store(tmp_path), worker(), []
 
     def kill_one(images: int) -> None:
-        os.kill(store.events()[-1]["process"], signal.SIGKILL)
+        if not killed:
+            killed.append(store.events()[-1]["process"])
+            os.kill(killed[0], signal.SIGKILL)
 
-    status = run(store, work, workers=2, advance=kill_one)
-    assert status.stopped == DIED and 0 < status.done < status.total
-    assert status.not_run() == {"random": 2 * (status.total - status.done)}
+    assert run(store, work, workers=2, advance=kill_one).complete and killed
+    assert store.rows(work.plan).equals(whole[0].rows(whole[1].plan))
+
+
+def test_a_shard_that_kills_its_worker_is_given_up_and_takes_no_other_with_it(
+    tmp_path, monkeypatch
+):
+    died = []
+
+    class Pool:
+        """Processes that die of images 2 and 3."""
+
+        def __init__(self, workers, **_):
+            pass
+
+        def submit(self, _, shard):
+            future = Future()
+            if shard.start == 2:
+                died.append(shard)
+                future.set_exception(BrokenProcessPool("killed"))
+            else:
+                future.set_result(runner.perform(store, lambda: work, shard))
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=10)
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    status = run(store, work, workers=2)
+    assert (status.done, status.failed) == (4, {died[0].id: LOST})
+    assert len(died) == runner.RETRIES + 1
+
+
+def test_a_worker_with_other_software_than_the_plan_is_refused(monkeypatch):
+    plan = worker().plan
+    open_worker(plan)
+    others = replace(plan, versions={**plan.versions, "torch": "1.13.0"})
+    with pytest.raises(BadOption, match=r"torch=.*planned with, 1\.13\.0.*make them alike"):
+        open_worker(others)
+    with pytest.raises(BadOption, match="metric my-metric=None"):
+        open_worker(replace(plan, plugins={"metric my-metric": "0123"}))
+
+
+def test_a_picture_that_changed_after_the_plan_is_noticed(tmp_path):
+    pictures = tmp_path / "data"
+    pictures.mkdir()
+    draw = np.random.default_rng(0)
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(draw.integers(0, 255, (60, 90, 3), np.uint8)).save(pictures / name)
+    asked = dict(data=f"folder:{pictures}", target="predicted", methods={"sobel": {}})
+    work = worker(**asked, metrics=("ins-del",))
+    Image.new("RGB", (90, 60), "red").save(pictures / "c.png")
+    status = run(Store(tmp_path / "run"), work)
+    assert status.done == 1
+    (reason,) = status.failed.values()
+    assert "samples 2 to 2" in reason and "they changed since" in reason
+    assert run(Store(tmp_path / "run"), worker(**asked, metrics=("ins-del",))).complete
+
+
+def test_large_pictures_do_not_pile_up(tmp_path):
+    for name in "ab":
+        Image.new("RGB", (1200, 900), "red").save(tmp_path / f"{name}.png")
+    work = worker(
+        data=f"folder:{tmp_path}", target="predicted", methods={"sobel": {}}, metrics=("ins-del",)
+    )
+    frame = work.model.preprocess
+    whole, _ = read_samples(work.data, 0, 2)
+    cut, _ = read_samples(work.data, 0, 2, frame=frame)
+    assert whole[0].image.shape == (3, 900, 1200)
+    assert tuple(cut[0].image.shape[1:]) == frame.size
+    batches = [to_batch(work.model, list(samples.values())) for samples in (cut, whole)]
+    assert torch.equal(batches[0].images, batches[1].images) and batches[0].masks is None
+
+
+def test_the_cache_counts_all_that_it_holds():
+    work = worker(methods={"sobel": {}}, metrics=("part-correctness",), measures={}, limit=2)
+    run_shard(work, work.plan.shards[0])
+    images, truth = work.loaded[0, 2].batch.images, work.truths[0, 2]
+    held = [images, work.loaded[0, 2].batch.masks, work.loaded[0, 2].batch.labels]
+    held += [truth.removed, truth.elsewhere, truth.creature]
+    assert work.bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def test_names_are_escaped_for_latex():
+    named = {r"50%_of#x$y&z{}~^\end": {"ins-del": torch.tensor([0.25, 0.5])}}
+    assert (
+        r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
+        in to_latex(table_of(named))
+    )
+
+
+def test_python_has_what_the_command_line_calls(whole):
+    import seecause as sc
+
+    store, work = whole
+    assert sc.bench.status(store.folder).complete and sc.bench.Store is Store
+    assert sc.bench.run(store.folder, work.plan.request).complete  # nothing is done again
+    assert set(done(store).values()) == {1}
+    mine = sc.bench.table(str(store.folder), against="random")
+    assert mine == make_table(store.rows(work.plan), work.plan, against="random")
 
 
 def test_a_clock_waits_for_the_gpu_at_both_ends(monkeypatch):

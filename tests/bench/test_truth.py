@@ -12,7 +12,7 @@ import torch
 from seecause.attribution.attribute import attribute
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
-from seecause.bench.truth import COLUMNS, against_truth, part_scores, shown
+from seecause.bench.tables import TRUTH_COLUMNS, against_truth, read_results, shown
 from seecause.metrics import PartScores, part_truth
 from seecause.report.bench import truth_section, write_report
 from tests.bench.toy import model, worker
@@ -38,7 +38,7 @@ def test_shards_join_to_the_scores_of_all_pictures(done):
         work.data.latents(0, 3),
         lambda images, target: attribute(model(), images, target, "sobel").native,
     )
-    mine = part_scores(store, work.plan, "sobel")
+    mine = read_results(store, work.plan).parts["sobel"]
     for part in fields(PartScores):
         torch.testing.assert_close(
             getattr(mine, part.name),
@@ -47,8 +47,8 @@ def test_shards_join_to_the_scores_of_all_pictures(done):
             atol=1e-6,
             equal_nan=True,
         )
-    row = against_truth(store, work.plan)["sobel"]
-    assert [*row] == [*COLUMNS]
+    row = against_truth(read_results(store, work.plan))["sobel"]
+    assert [*row] == [*TRUTH_COLUMNS]
     assert row["completeness"] == pytest.approx(whole.completeness) and row[
         "mean of the three"
     ] == pytest.approx(whole.overall, nan_ok=True)
@@ -56,7 +56,7 @@ def test_shards_join_to_the_scores_of_all_pictures(done):
 
 def test_the_report_shows_the_truth_and_keeps_it_as_csv(done):
     work, store = done
-    found = against_truth(store, work.plan)
+    found = against_truth(read_results(store, work.plan))
     assert "truth.csv" in [path.name for path in write_report(store)]
     page = (store.folder / "report.html").read_text()
     assert "<h2>Against the truth</h2>" in page and all(
@@ -73,7 +73,7 @@ def test_a_run_without_the_truth_says_nothing_of_it(tmp_path):
     )
     run(store, work)
     (store.folder / "truth.csv").write_text("of an earlier command")
-    assert against_truth(store, work.plan) == {} and truth_section({}) == []
+    assert against_truth(read_results(store, work.plan)) == {} and truth_section({}) == []
     assert (
         "truth.csv" not in [path.name for path in write_report(store)]
         and not (store.folder / "truth.csv").exists()

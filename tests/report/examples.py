@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from seecause.attribution.explain import Answer, Explanation
 from seecause.attribution.result import Attribution
-from seecause.report.cards import Answer
-from seecause.report.explain import Explanation
 
 MANIFEST = {
     "method": "caap",

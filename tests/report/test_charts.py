@@ -8,8 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from seecause.report.charts import HEIGHT, LETTER, LINE, Series, chart, styled
-from seecause.report.forest import Difference, forest
+from seecause.report.charts import HEIGHT, LETTER, LINE, Difference, Series, chart, forest, styled
 
 
 def dots(svg: str) -> list[tuple[float, float]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause.report.explain import explain, top_answers
+from seecause.attribution.explain import explain, top_answers
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from seecause.errors import BadOption
 from seecause.metrics import metrics
 from seecause.report import page as page_module
 from seecause.report.cards import MapView
-from seecause.report.explain import explain_panel, explain_section, said
+from seecause.report.explain import answer_text, explain_panel, explain_section
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section, protocol_section, render_page
@@ -155,9 +155,9 @@ def test_top_patches_are_rows_and_columns_of_the_highest_values():
 
 def test_the_answer_in_words():
     answers = explanation().answers[0]
-    assert said(answers) == "tabby, probability 0.750"
+    assert answer_text(answers) == "tabby, probability 0.750"
     swapped = [type(a)(a.name, a.probability, not a.explained) for a in answers]
-    assert said(swapped) == "tabby, probability 0.750; explained: tiger <cat>, 0.200"
+    assert answer_text(swapped) == "tabby, probability 0.750; explained: tiger <cat>, 0.200"
 
 
 def test_the_panel_has_a_picture_and_one_overlay_for_each_method():

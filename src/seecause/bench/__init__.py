@@ -1,13 +1,59 @@
 """Methods x images x metrics on one model, in pieces that survive a power cut.
 
+    request = sc.bench.Request("builtin:critters-vit", "critters:clean:test",
+                               methods={"caap": {}, "rollout": {}}, metrics=("paper",), limit=64)
+    sc.bench.run("runs/first", request).complete
+    sc.bench.table("runs/first").cells["caap"]["ins-del"].mean
+
+store     finished work in a folder, by id, with checksums: the resume store of the package
 plan      what is asked -> shards, each named by a digest of everything that decides its result
-inputs    the bytes of the samples, and the code, that a shard depends on
-options   names and kinds of options, checked before anything runs
-measures  the metrics, by groups that share their work, and what each needs
-ablate    CAAP with one setting changed at a time, as methods of a run
-depth     where the class token looks, block by block
+measures  the metrics, by groups that share their work; options, checked before anything runs
 work      one shard: read, attribute, measure
-store     the run folder: finished shards, the log, the manifest
-runner    what is still to do, in this process or in several
-table     means, errors, intervals and paired differences; CSV and LaTeX
+runner    what is still to do, in this process, in several, or on a Ray cluster
+tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
+ablate    CAAP with one setting changed at a time, as methods of a run
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seecause.bench.plan import Plan, Request, Store
+    from seecause.bench.runner import Status, prepare, run, status
+    from seecause.bench.store import ShardStore
+    from seecause.bench.tables import Table, table
+
+_WHERE = {
+    "Plan": "plan",
+    "Request": "plan",
+    "ShardStore": "store",
+    "Status": "runner",
+    "Store": "plan",
+    "Table": "tables",
+    "prepare": "runner",
+    "run": "runner",
+    "status": "runner",
+    "table": "tables",
+}
+
+__all__ = [
+    "Plan",
+    "Request",
+    "ShardStore",
+    "Status",
+    "Store",
+    "Table",
+    "prepare",
+    "run",
+    "status",
+    "table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the store is used by jobs that need no benchmark."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"seecause.bench.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'seecause.bench' has no attribute {name!r}")

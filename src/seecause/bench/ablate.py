@@ -4,12 +4,21 @@ method of the run like any other.
     blank    what the patches are put into
     select   how many neighbours move with a patch
     layers   the range of layers that are patched, from its first and to its last (the paper's
-    cumulative sweep); its first has no effect on a model
-             without special tokens, and is not swept there
+             cumulative sweep); its first has no effect on a model without special tokens, and is
+             not swept there
     tail     what the patched tokens do after the last of them
     score    what is read off the logits: probability, log-probability (the same order of patches)
-    or logit
-The first setting is the default; every other is compared with it image by image.
+             or logit
+
+The first setting is the default; every other is compared with it image by image. With `layers`
+comes where the class token looks, block by block:
+
+    a_l(p)     attention of the class token to patch p in block l, mean over heads
+    object_l   sum_p a_l(p) w(p) / sum_p w(p),   w(p) the share of patch p that the object covers;
+               likewise for the background
+
+A model that looks at the object has the first above the second; 1 / tokens is where both would be
+if it looked everywhere alike.
 """
 
 from __future__ import annotations
@@ -20,13 +29,21 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from seecause._files import write_atomic
 from seecause.attribution.caap import make_plan
 from seecause.attribution.registry import find
 from seecause.attribution.select import Select
 from seecause.bench.plan import Plan, Request, Store
+from seecause.bench.work import Worker, read_samples
+from seecause.data.batch import to_batch
+from seecause.data.dataset import IGNORE, capabilities
+from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank
+from seecause.engine.chunks import budget, fit, in_chunks
 from seecause.engine.sweep import Plan as SweepPlan
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined, UnknownName
@@ -43,6 +60,7 @@ STUDIES = {
     "score": "Does the score decide?",
 }
 MOST = 12  # points of a sweep over layers
+DEPTH_FILE = "depth.safetensors"
 Settings = dict[str, dict[str, Any]]  # options by name, the default first
 
 
@@ -75,11 +93,11 @@ def with_settings(request: Request, model: ImageModel) -> Request:
             fixed[request.study],
             f"another option: {request.study} is what this study changes",
         )
-    found = settings(request.study, model, fixed)
+    options = settings(request.study, model, fixed)
     return replace(
         request,
-        methods={name: {**fixed, **own} for name, own in found.items()},
-        called=dict.fromkeys(found, method),
+        methods={name: {**fixed, **own} for name, own in options.items()},
+        called=dict.fromkeys(options, method),
     )
 
 
@@ -129,27 +147,108 @@ def sweep_layers(depth: int, default: SweepPlan) -> Settings:
 
 def agreement(store: Store, plan: Plan) -> Agreement:
     """How alike the maps of the settings are, over the images that all of them have."""
-    maps = store.maps(plan)
+    return agreement_of(store.maps(plan))
+
+
+def agreement_of(maps: Mapping[str, Mapping[int, Tensor]]) -> Agreement:
+    """The same from maps [gh, gw] by setting and sample."""
     names = tuple(maps)
-    known = sorted(set.intersection(*(set(found) for found in maps.values())))
-    mean, error = (
-        torch.eye(len(names), dtype=torch.float64),
-        torch.zeros(len(names), len(names), dtype=torch.float64),
-    )
-    if not known:
+    shared = sorted(set.intersection(*(set(by_sample) for by_sample in maps.values())))
+    mean = torch.eye(len(names), dtype=torch.float64)
+    error = torch.zeros_like(mean)
+    if not shared:
         return Agreement(names, mean.fill_(torch.nan), error.fill_(torch.nan), 0)
-    stacked = [
-        torch.stack([maps[name][index] for index in known]) for name in names
-    ]  # each [B, gh, gw]
+    stacked = [torch.stack([maps[name][index] for index in shared]) for name in names]
     for i in range(len(names)):
         for j in range(i):
             alike = rank_correlation(stacked[i], stacked[j])
             alike = alike[~alike.isnan()]  # a flat map has no ranks
             mean[i, j] = mean[j, i] = alike.mean()
             error[i, j] = error[j, i] = standard_error(alike)
-    return Agreement(names, mean, error, len(known))
+    return Agreement(names, mean, error, len(shared))
 
 
-def _first(name: str, found: Settings) -> Settings:
+def _first(name: str, options: Settings) -> Settings:
     """The same with `name` in front."""
-    return {name: found[name], **found}
+    return {name: options[name], **options}
+
+
+@dataclass(frozen=True, eq=False)
+class Depth:
+    """Attention to one patch of the object and of the background, [B, L] float64; NaN for an image
+    without one of them."""
+
+    on_object: Tensor
+    on_background: Tensor
+    uniform: float  # 1 / tokens
+
+
+@torch.no_grad()
+def attention_by_depth(model: VisionModel, images: Tensor, masks: Tensor) -> Depth:
+    """For a model with a class token; masks [B, H, W] as in `Batch`."""
+    layout = model.check(images)
+    assert layout.class_index is not None
+    counted = masks != IGNORE
+    wanted = torch.stack([(masks != 0) & counted, (masks == 0) & counted], dim=1)  # [B, 2, H, W]
+    share = (
+        F.adaptive_avg_pool2d(wanted.double(), layout.grid).flatten(2).to(images.device)
+    )  # [B, 2, N]
+    share = share / share.sum(dim=2, keepdim=True)
+
+    def run_chunk(a: int, b: int) -> Tensor:
+        rows = [
+            probs[:, :, layout.class_index, layout.patches].mean(dim=1).double()
+            for probs in attention_probs(model, images[a:b])
+        ]
+        return torch.stack(
+            [(share[a:b] * row[:, None]).sum(dim=2) for row in rows[: model.n_layers]], dim=2
+        )  # [b, 2, L]
+
+    block = model.blocks[0]
+    each = model.forward_bytes(layout) + 3 * block.heads * layout.tokens**2 * 4
+    chunk = fit(len(images), each, images.device)
+    attention = torch.cat(list(in_chunks(run_chunk, len(images), chunk, what="images"))).cpu()
+    return Depth(attention[:, 0], attention[:, 1], 1 / layout.tokens)
+
+
+def why_not(worker: Worker) -> str:
+    """Why there can be no curve, or nothing."""
+    if "masks" not in capabilities(worker.data):
+        return f"{worker.data.name} has no masks"
+    if not isinstance(worker.model, VisionModel) or worker.model.layout.class_index is None:
+        return f"{worker.model.name} has no class token"
+    if not worker.model.readout.read_prefix(worker.model.layout):
+        return f"{worker.model.name} does not read its class token ({worker.model.readout_name})"
+    return ""
+
+
+def save_depth(store: Store, worker: Worker) -> None:
+    """The curve of all pictures of a run, for its report; one forward each. Nothing is written
+    where there can be none."""
+    (store.folder / DEPTH_FILE).unlink(missing_ok=True)
+    if why_not(worker):
+        return
+    assert isinstance(worker.model, VisionModel)
+    depths: list[Depth] = []
+    bounds = sorted({(shard.start, shard.stop) for shard in worker.plan.shards})
+    with budget(worker.plan.request.memory):
+        for start, stop in bounds:
+            samples, _ = read_samples(worker.data, start, stop, frame=worker.model.preprocess)
+            batch = to_batch(worker.model, list(samples.values())) if samples else None
+            if batch is not None and batch.masks is not None:
+                depths.append(attention_by_depth(worker.model, batch.images, batch.masks))
+    if depths:
+        joined = {
+            "on_object": torch.cat([depth.on_object for depth in depths]),
+            "on_background": torch.cat([depth.on_background for depth in depths]),
+            "uniform": torch.tensor(depths[0].uniform, dtype=torch.float64),
+        }
+        write_atomic(store.folder / DEPTH_FILE, save(joined))
+
+
+def read_depth(store: Store) -> Depth | None:
+    """What `save_depth` wrote, if it did."""
+    if not (store.folder / DEPTH_FILE).is_file():
+        return None
+    tensors = load_file(store.folder / DEPTH_FILE)
+    return Depth(tensors["on_object"], tensors["on_background"], float(tensors["uniform"]))

@@ -3,44 +3,53 @@ what a run needs to know about each.
 
 paper   insertion, deletion and their difference, AUPR_1, AUPR_0, pointing game
 all     everything; sanity checks and truth explain every picture again, some dozens of times
+
+Options of methods and metrics are checked before anything runs: names, kinds of values, and
+whatever they refuse themselves. A method is called on an empty picture and stopped where the model
+would run; a metric gets one made-up answer, for the plain picture, and is stopped where it would
+ask about a changed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from seecause._options import keyword_options
+from seecause._options import check_options, keyword_options
+from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset, capabilities
+from seecause.engine.chunks import budget
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.metrics import Curves, MetricInputs, PartScores, PartTruth, metrics
+from seecause.metrics import Curves, Metric, MetricInputs, PartScores, PartTruth, metrics
 from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
+from seecause.target import parse
 
 PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
-UNDEFINED = (  # a question that does not arise, unlike one that could not be answered
-    "not defined for this picture"
-)
+# a question that does not arise, unlike one that could not be answered
+UNDEFINED = "not defined for this picture"
 NO_MASK = "no mask: this dataset has none"
-DEFAULTS = {
-    "infidelity": {"scaled": True}
-}  # where a benchmark's differs from the library's: unscaled, the smallest numbers win
+# where a benchmark's differs from the library's: unscaled, the smallest numbers win
+DEFAULTS = {"infidelity": {"scaled": True}}
+Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
+Named = tuple[str, str, Any]  # an option: method or group ("": all that have it), key, value
 _NOT_OPTIONS = ("truth", "rewrap")  # what callers in Python may hand over
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Values [B] by metric, NaN where an image has none and `reasons` says why; `kept` is what the
-    report draws."""
+    """Values [B] by metric, NaN where an image has none and `reasons` says why; `tensors` is what
+    the report draws."""
 
     values: dict[str, Tensor]
     reasons: Sequence[str]  # "" for measured images
     protocol: dict[str, Any]
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def reason(self, metric: str, place: int) -> str:
         """Why an image has no value, or nothing."""
@@ -50,7 +59,8 @@ class Measured:
 
 def group_options(group: str) -> dict[str, Any]:
     """Keyword options of a group and their defaults in a benchmark."""
-    return keyword_options(find_metric(group).run, leave_out=_NOT_OPTIONS) | DEFAULTS.get(group, {})
+    options = keyword_options(find_metric(group).run, leave_out=_NOT_OPTIONS)
+    return options | DEFAULTS.get(group, {})
 
 
 def run_group(
@@ -66,15 +76,31 @@ def run_group(
         result = metric.result(inputs, **options, **({"truth": truth} if group == "parts" else {}))
     except NotDefined as refused:
         return _nothing(group, count, str(refused), protocol)
-    protocol |= {
-        key: value for key, value in getattr(result, "protocol", {}).items() if key != "target"
-    }  # rows have a column for it
-    return Measured(
-        metric.read(result),
-        getattr(result, "reasons", None) or [""] * count,
-        protocol,
-        _kept(result),
-    )
+    protocol |= getattr(result, "protocol", {})
+    protocol.pop("target", None)  # rows have a column for it
+    reasons = getattr(result, "reasons", None) or [""] * count
+    return Measured(metric.read(result), reasons, protocol, _tensors_of(result))
+
+
+def with_options(
+    flag: str,
+    own: Options,
+    options: Sequence[Named],
+    known: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """`own` options by name, and more. One without a name goes to all that have it; one that none
+    has is refused."""
+    by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
+    for name, key, value in options:
+        takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
+        if not takers:
+            listed = [f"{taker}: {', '.join(keys) or 'none'}" for taker, keys in known.items()]
+            word = f"{name}.{key}={value}".removeprefix(".")
+            expected = f"[NAME.]KEY=VALUE with an option of {'; '.join(listed)}"
+            raise BadOption(flag, word, expected)
+        for taker in takers:
+            by_name[taker][key] = value
+    return by_name
 
 
 def meaning_of(metric: str) -> str:
@@ -157,10 +183,102 @@ def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Meas
     )
 
 
-def _kept(found: Any) -> dict[str, Tensor]:
+def _tensors_of(result: Any) -> dict[str, Tensor]:
     """Curves to draw, and what completeness over all pictures is made of."""
-    if isinstance(found, Curves):
-        return {"insertion": found.insertion, "deletion": found.deletion, "shares": found.shares}
-    if isinstance(found, PartScores):
-        return {f"parts.{part.name}": getattr(found, part.name) for part in fields(found)}
+    if isinstance(result, Curves):
+        return {name: getattr(result, name) for name in ("insertion", "deletion", "shares")}
+    if isinstance(result, PartScores):
+        return {f"parts.{part.name}": getattr(result, part.name) for part in fields(result)}
     return {}
+
+
+class _Reached(RuntimeError):
+    """The model would run now: the options were accepted."""
+
+
+def method_options(
+    name: str, given: Mapping[str, Any], seed: int, model: ImageModel
+) -> dict[str, Any]:
+    """All options of a method, defaults filled in; refused if the method would refuse them."""
+    entry = find(name, model.architecture)
+    check_options(name, entry.run, given)
+    options = {**entry.options, **({"seed": seed} if "seed" in entry.options else {}), **given}
+    _dry_run(entry.run, model, options)
+    return options
+
+
+def measure_options(
+    group: str, given: Mapping[str, Any], seed: int, model: ImageModel
+) -> dict[str, Any]:
+    """The same for a group of metrics."""
+    known = group_options(group)
+    check_options(group, find_metric(group).run, given, leave_out=_NOT_OPTIONS)
+    options = {**known, **({"seed": seed} if "seed" in known else {}), **given}
+    if options:
+        _dry_measure(find_metric(group), model, options)
+    return options
+
+
+def _dry_run(run: Callable[..., Any], model: ImageModel, options: Mapping[str, Any]) -> None:
+    """Call a method on one empty picture and stop where the model would run: what it checks before
+    that is checked now."""
+    empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    target = parse(model, 0, 1)  # counts the classes, which may run the model once
+    with _halted(model.module):
+        try:
+            run(model, empty, target, **options)
+        except (_Reached, NotDefined):  # a hole of the run, no mistake of the user
+            return
+
+
+class _Answers:
+    """A model that answers once, with nothing: metrics look at their options after they have seen
+    the plain picture's score."""
+
+    def __init__(self, model: ImageModel):
+        self._model, self._asked = model, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self._asked:
+            raise _Reached
+        self._asked = True
+        return images.new_zeros(len(images), self._model.n_classes)
+
+
+def _dry_measure(metric: Metric, model: ImageModel, options: Mapping[str, Any]) -> None:
+    """Measure an empty map of one empty picture, without the model."""
+
+    def stop(*_: Any) -> Tensor:
+        raise _Reached
+
+    empty = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    maps, masks = (
+        torch.zeros(1, *size, device=model.device)
+        for size in (model.check(empty).grid, model.preprocess.size)
+    )
+    answers: Any = _Answers(model)
+    target = torch.zeros(1, dtype=torch.int64)
+    given = MetricInputs(answers, empty, maps, target, masks, explain=stop, attribute=stop)
+    with budget(1):  # one picture at a time is enough to be refused
+        try:
+            metric.result(given, **options)
+        except (_Reached, NotDefined):
+            return
+
+
+@contextmanager
+def _halted(module: nn.Module) -> Iterator[None]:
+    """No part of the module runs; nothing is left behind."""
+
+    def stop(*_: Any) -> None:
+        raise _Reached
+
+    handles = [part.register_forward_pre_hook(stop) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

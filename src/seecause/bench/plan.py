@@ -19,13 +19,14 @@ import pyarrow as pa
 from torch import Tensor
 
 from seecause._files import digest
-from seecause.bench.inputs import joined, versions
-from seecause.bench.measures import groups_of, lacking
-from seecause.bench.options import measure_options, method_options
+from seecause.attribution.registry import find
+from seecause.bench._inputs import joined, plugin_digest, versions
+from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption
+from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 
 SCHEMA = 4  # of rows and tensors; a new one makes every shard new
@@ -59,10 +60,8 @@ ROWS = pa.schema(
 )
 
 Explained = Literal["label", "predicted"]
-Precision = Literal[
-    "highest", "high"
-]  # of float32 products and convolutions, as torch calls it: high is TF32 where a GPU has it
-Options = Mapping[str, Mapping[str, Any]]  # by method, or by group of metrics
+# of float32 products and convolutions, as torch calls it: high is TF32 where a GPU has it
+Precision = Literal["highest", "high"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,8 @@ class Request:
     model: str
     data: str
     methods: Options  # by the name it has in the table
-    called: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the method behind a name that is none itself: {"black": "caap"}
+    # the method behind a name that is none itself: {"black": "caap"}
+    called: Mapping[str, str] = field(default_factory=dict)
     study: str = ""  # the ablation these methods are the settings of
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)  # options of the metrics, by group
@@ -101,7 +99,7 @@ class Shard:
     method: str
     start: int
     stop: int
-    data: str = ""  # manifests before schema 3 did not tell
+    data: str
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -112,16 +110,16 @@ class Plan:
     """A request, what model and data turned out to be, and the shards."""
 
     request: Request
-    model: Mapping[
-        str, Any
-    ]  # fingerprint, random_weights, architecture, classes, frame (its preprocessing)
+    # fingerprint, random_weights, architecture, classes, frame (its preprocessing)
+    model: Mapping[str, Any]
     data: Mapping[str, Any]  # name, fingerprint, classes
     samples: Sequence[str]
-    places: Sequence[
-        int
-    ]  # of each label among the model's classes; empty if the predicted class is explained
+    # of each label among the model's classes; empty if the predicted class is explained
+    places: Sequence[int]
     versions: Mapping[str, str]
     shards: Sequence[Shard]
+    # digests of code outside this package: "method NAME", "metric GROUP", "data"
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """What the manifest says."""
@@ -195,6 +193,7 @@ def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:
         places=class_places(model, data) if request.target == "label" else (),
         versions=versions(),
         shards=(),
+        plugins=plugins(request, model, data),
     )
     bounds = [
         (start, min(start + request.shard_size, len(data)))
@@ -214,6 +213,7 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
     """A digest of everything that decides the rows and maps of a shard; `data` is that of its
     samples."""
     request = plan.request
+    code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data"]
     decisive = {
         "schema": SCHEMA,
         "versions": plan.versions,
@@ -223,11 +223,21 @@ def shard_id(plan: Plan, method: str, start: int, stop: int, data: str) -> str:
         "data": [plan.data["name"], data, start, stop, list(plan.samples[start:stop])],
         "target": [request.target, list(plan.places)],
         "run": [request.seed, request.dtype, request.device, request.memory, request.threads],
-        **(
-            {} if request.precision == "highest" else {"precision": request.precision}
-        ),  # the ids of plans that could not say it stay what they were
+        "precision": request.precision,
+        "plugins": [plan.plugins.get(name, "") for name in code],
     }
     return digest(canonical(decisive), length=24)
+
+
+def plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, str]:
+    """Digests of what methods, metrics and data of other packages are made of."""
+    sources: dict[str, Any] = {"data": type(data)}
+    for group in groups_of(request.metrics):
+        sources[f"metric {group}"] = find_metric(group).run
+    for name in request.methods:
+        sources[f"method {name}"] = find(request.method(name), model.architecture).run
+    digests = {name: plugin_digest(source) for name, source in sources.items()}
+    return {name: value for name, value in digests.items() if value}
 
 
 def canonical(value: Any) -> str:

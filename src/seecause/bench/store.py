@@ -164,13 +164,14 @@ class ShardStore:
         record = {"shard": shard, "checksums": checksums, "metadata": dict(metadata or {})}
         write_checked(self.file(shard, "json"), record)
 
-    def read(self, shard: str) -> ShardResult | None:
-        """Everything of a shard; None if it is not finished, or damaged and to be done again."""
+    def read(self, shard: str, columns: Sequence[str] | None = None) -> ShardResult | None:
+        """Everything of a shard, or some columns of its rows; None if it is not finished, or
+        damaged and to be done again."""
         try:
             metadata, contents = self._contents(shard)
         except Damaged:
             return None
-        rows = _table(contents["parquet"]) if "parquet" in contents else ()
+        rows = _table(contents["parquet"], columns) if "parquet" in contents else ()
         tensors = load(contents["safetensors"]) if "safetensors" in contents else {}
         return ShardResult(rows, tensors, metadata)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,25 @@ from torch import Tensor
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
+from seecause.bench._inputs import joined, versions
 from seecause.bench.measures import UNDEFINED, Measured, group_of, higher_is_better, run_group
-from seecause.bench.plan import Plan, Precision, Request, Shard, canonical
+from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
-from seecause.data.batch import Batch, to_batch
-from seecause.data.dataset import Dataset, Sample, capabilities
+from seecause.data.batch import Batch, framed, to_batch
+from seecause.data.dataset import Dataset, Sample, capabilities, sample_digests
 from seecause.data.registry import open_data
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import load
 from seecause.metrics import MetricInputs, PartTruth, measure_truth
 from seecause.models.base import ImageModel
+from seecause.models.preprocess import Preprocess
 from seecause.target import Spec
 
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
-HELD = 1 << 30  # bytes of pictures that a worker keeps between shards
+HELD = 1 << 28  # bytes that a worker keeps between shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,57 +47,67 @@ class Loaded:
 
     @property
     def bytes(self) -> int:
-        return (
-            0
-            if self.batch is None
-            else sum(part.numel() * part.element_size() for part in self.batch if part is not None)
-        )
+        return _bytes_of(*(self.batch or ()))
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """Model and data, opened once in each process. `truths` keeps what is the same for all
-    methods."""
+    """Model and data, opened once in each process, and what is the same for all methods."""
 
     plan: Plan
     model: ImageModel
     data: Dataset
-    truths: dict[tuple[int, int], PartTruth] = field(
-        default_factory=dict
-    )  # by the bounds of a shard
-    loaded: dict[tuple[int, int], Loaded] = field(
-        default_factory=dict
-    )  # likewise, as many as `HELD` bytes allow
+    # by the bounds of a shard, as many as `HELD` bytes allow
+    truths: dict[tuple[int, int], PartTruth] = field(default_factory=dict)
+    loaded: dict[tuple[int, int], Loaded] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # metrics, and why
+
+    @property
+    def bytes(self) -> int:
+        """What is held between shards."""
+        truths = [_bytes_of(*vars(truth).values()) for truth in self.truths.values()]
+        return sum(truths) + sum(loaded.bytes for loaded in self.loaded.values())
 
     def latents(self, shard: Shard) -> Latents | None:
-        return (
-            self.data.latents(shard.start, shard.stop, device=self.model.device)
-            if "counterfactuals" in capabilities(self.data)
-            else None
-        )
+        if "counterfactuals" not in capabilities(self.data):
+            return None
+        return self.data.latents(shard.start, shard.stop, device=self.model.device)
 
     def read(self, shard: Shard) -> Loaded:
         """The pictures of a shard in the model's frame: read once for all methods, as long as there
         is room to keep them."""
         bounds = (shard.start, shard.stop)
-        if bounds not in self.loaded:
-            samples, broken = read_samples(self.data, *bounds)
-            batch = to_batch(self.model, list(samples.values())) if samples else None
-            found = Loaded(
-                {index: sample.label for index, sample in samples.items()}, broken, batch
+        if bounds in self.loaded:
+            return self.loaded[bounds]
+        samples, broken = read_samples(self.data, *bounds, frame=self.model.preprocess)
+        if joined(sample_digests(self.data, *bounds)) != shard.data:
+            raise BadOption(
+                "data",
+                f"samples {shard.start} to {shard.stop - 1} of {self.plan.data['name']}",
+                "the pictures of the plan; they changed since, so run the same command again",
             )
-            if sum(one.bytes for one in self.loaded.values()) + found.bytes > HELD:
-                # every method goes through all shards, so the first ones are as good to keep as any
-                return found
-            self.loaded[bounds] = found
-        return self.loaded[bounds]
+        batch = to_batch(self.model, list(samples.values())) if samples else None
+        labels = {index: sample.label for index, sample in samples.items()}
+        loaded = Loaded(labels, broken, batch)
+        if self.bytes + loaded.bytes <= HELD:
+            # every method goes through all shards, so the first ones are as good to keep as any
+            self.loaded[bounds] = loaded
+        return loaded
 
     def truth(self, shard: Shard) -> PartTruth | None:
         """What the model answers to every counterfactual, where they can be rendered."""
         latents, bounds = self.latents(shard), (shard.start, shard.stop)
-        if latents is not None and bounds not in self.truths:
-            self.truths[bounds] = measure_truth(self.model, latents)
-        return self.truths.get(bounds)
+        if latents is None or bounds in self.truths:
+            return self.truths.get(bounds)
+        truth = measure_truth(self.model, latents)
+        if self.bytes + _bytes_of(*vars(truth).values()) <= HELD:
+            self.truths[bounds] = truth
+        return truth
+
+
+def _bytes_of(*parts: Any) -> int:
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass
@@ -129,16 +141,25 @@ def open_worker(plan: Plan) -> Worker:
     worker = Worker(
         plan, open_model(plan.request), open_data(plan.request.data, limit=plan.request.limit)
     )
-    for what, found, planned in (
-        ("model", worker.model.fingerprint(), plan.model),
-        ("data", worker.data.fingerprint, plan.data),
-    ):
-        if found != planned["fingerprint"]:
+    here = {
+        "model": worker.model.fingerprint(),
+        "data": worker.data.fingerprint,
+        **versions(),
+        **plugins(plan.request, worker.model, worker.data),
+    }
+    planned = {
+        "model": plan.model["fingerprint"],
+        "data": plan.data["fingerprint"],
+        **plan.versions,
+        **plan.plugins,
+    }
+    for what in {**planned, **here}:
+        if here.get(what) != planned.get(what):
             raise BadOption(
                 what,
-                found,
-                f"the {what} of the plan, {planned['fingerprint']}; it changed during the run, so"
-                " run the same command again",
+                here.get(what),
+                f"what the run was planned with, {planned.get(what)}; it changed since, or this"
+                " worker has other software: make them alike and run the same command again",
             )
     return worker
 
@@ -155,7 +176,7 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
             predicted = predict(worker.model, batch.images)
             target = predicted if request.target == "predicted" else _places(worker.plan, batch)
             with clock.on("attribute"):
-                found = attribute(
+                attribution = attribute(
                     worker.model,
                     batch.images,
                     target,
@@ -163,20 +184,15 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
                     **request.methods[shard.method],
                 )
             with clock.on("measure"):
-                measured = _measure(worker, shard, batch, _finest(found), target)
+                measured = _measure(worker, shard, batch, _finest(attribution), target)
             answers = {
                 index: (int(t), int(p))
                 for index, t, p in zip(loaded.labels, target, predicted, strict=True)
             }
-            tensors["maps"] = (
-                found.maps
-                # of patches; maps of pixels are measured and not kept: they would be nearly all of
-                # a
-                # run folder
-            )
-            tensors |= {
-                name: kept for group in measured.values() for name, kept in group.kept.items()
-            }
+            # of patches; maps of pixels are measured only: they would be nearly all of a run folder
+            tensors["maps"] = attribution.maps
+            for group in measured.values():
+                tensors |= group.tensors
         rows = _rows(worker.plan, shard, loaded, answers, measured, "; ".join(memory.halvings))
         metadata = {
             "seconds": clock.seconds,
@@ -187,14 +203,19 @@ def run_shard(worker: Worker, shard: Shard) -> ShardResult:
         return ShardResult(rows, tensors, metadata)
 
 
-def read_samples(data: Dataset, start: int, stop: int) -> tuple[dict[int, Sample], dict[int, str]]:
-    """Samples by index, and for those that cannot be read the reason."""
+def read_samples(
+    data: Dataset, start: int, stop: int, *, frame: Preprocess | None = None
+) -> tuple[dict[int, Sample], dict[int, str]]:
+    """Samples by index, and for those that cannot be read the reason. With a model's `frame` each
+    picture is brought into it as it is read, so that large ones do not pile up."""
     samples, broken = {}, {}
     for index in range(start, stop):
         try:
-            samples[index] = data[index]
+            sample = data[index]
         except (BadImage, DataMissing) as hole:
             broken[index] = str(hole)
+            continue
+        samples[index] = sample if frame is None else framed(frame, sample)
     return samples, broken
 
 
@@ -226,9 +247,15 @@ def _measure(
         )
 
     inputs = MetricInputs(
-        worker.model, batch.images, maps, target, batch.masks, lambda images,
-        spec: again(worker.model, images, spec), again, worker.latents(shard)
-    )  # fmt: skip
+        worker.model,
+        batch.images,
+        maps,
+        target,
+        batch.masks,
+        explain=lambda images, spec: again(worker.model, images, spec),
+        attribute=again,
+        latents=worker.latents(shard),
+    )
     truth = worker.truth(shard) if "parts" in request.measures else None
     return {
         group: run_group(group, inputs, options, truth=truth)
@@ -236,9 +263,9 @@ def _measure(
     }
 
 
-def _finest(found: Attribution) -> Tensor:
+def _finest(attribution: Attribution) -> Tensor:
     """Metrics get the pixels of a method that has its own."""
-    return found.maps if found.native is None else found.native
+    return attribution.maps if attribution.native is None else attribution.native
 
 
 def _rows(
@@ -279,30 +306,21 @@ def _rows(
         for metric in request.metrics:
             group = group_of(metric)
             if index in loaded.broken:
-                got = {
-                    "value": float("nan"),
-                    "reason": loaded.broken[index],
-                    "protocol": canonical(request.measures[group]),
-                    "label": None,
-                }
+                value, reason, label = float("nan"), loaded.broken[index], None
+                protocol = request.measures[group]
             else:
                 result, place = measured[group], places[index]
-                value = float(result.values[metric][place])
-                got = {
-                    "value": value,
-                    "reason": result.reason(metric, place),
-                    "protocol": canonical(result.protocol),
-                    "label": loaded.labels[index],
-                }
-            rows.append(
-                {
-                    **shared,
-                    **about,
-                    **got,
-                    "metric": metric,
-                    "higher_is_better": higher_is_better(metric),
-                }
-            )
+                value, reason = float(result.values[metric][place]), result.reason(metric, place)
+                label, protocol = loaded.labels[index], result.protocol
+            scored = {
+                "metric": metric,
+                "value": value,
+                "higher_is_better": higher_is_better(metric),
+                "reason": reason,
+                "label": label,
+                "protocol": canonical(protocol),
+            }
+            rows.append({**shared, **about, **scored})
     return rows
 
 

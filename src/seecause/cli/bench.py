@@ -1,29 +1,15 @@
-"""`seecause bench`: which attribution method is faithful on my model?"""
+"""`seecause bench`: which attribution method is faithful on my model? And `bench ablate`: do CAAP's
+blank, selection, layers, tail or score decide the result?"""
 
 from __future__ import annotations
 
+from collections import Counter
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seecause.cli import ablate
-from seecause.cli.bench_run import (
-    INCOMPLETE,
-    Cluster,
-    DataName,
-    Explained,
-    MemoryLimit,
-    MetricOption,
-    RunFolder,
-    ShardSize,
-    Target,
-    Threads,
-    Workers,
-    go,
-    open_bench,
-    say,
-)
 from seecause.cli.options import (
     DEFAULT_MODEL,
     Device,
@@ -37,16 +23,127 @@ from seecause.cli.options import (
     names,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from seecause.bench.runner import Status
+    from seecause.bench.work import Worker
+
+INCOMPLETE = 1  # exit code: something is missing
+LISTED = 20  # holes named one by one; the rows have them all
 EXAMPLE = (
     "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64"
     " --metric ins-del,aupr1 --out run && seecause bench report run"
 )
+ABLATE_EXAMPLE = (
+    "Example: seecause bench ablate layers --data critters:clean:test --limit 64 --metric-option"
+    " order=patch --out layers"
+)
+
+
+class Explained(StrEnum):
+    label = "label"
+    predicted = "predicted"
+
+
+class Study(StrEnum):
+    blank = "blank"
+    select = "select"
+    layers = "layers"
+    tail = "tail"
+    score = "score"
+
+
+Methods = Annotated[str, typer.Option("--method", help="Attribution methods, with commas.")]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="caap.tail=patched, or tail=patched for every method that has it; repeat for more.",
+        metavar="[METHOD.]KEY=VALUE",
+    ),
+]
+SharedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="A setting that is the same for all, such as score=logit; repeat for more.",
+        metavar="KEY=VALUE",
+    ),
+]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        help="Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1, aupr0,"
+        " pointing), or all.",
+    ),
+]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="insertion-deletion.steps=16, localization.upsample=nearest, or order=patch; repeat"
+        " for more.",
+        metavar="[GROUP.]KEY=VALUE",
+    ),
+]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="critters:REGIME[:SPLIT], folder:PATH, imagenet-s:PATH, pets:PATH and others.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
+]
+Target = Annotated[
+    Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
+]
+RunFolder = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The run folder; the same command again continues in it."),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        help="Processes; any number gives the same results. On a CPU, one for each core.", min=1
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on a Ray cluster: auto for the one that is running, local, or HOST:PORT.",
+        show_default="processes here",
+    ),
+]
+Threads = Annotated[int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--memory",
+        help="MiB of activations in one worker; part of the protocol.",
+        min=1,
+        show_default="64, GPU 8192",
+    ),
+]
+ShardSize = Annotated[int, typer.Option(help="Images that are finished together.", min=1)]
 Folder = Annotated[
     Path,
     typer.Argument(
         help="The --out of `seecause bench run` or `bench ablate`.",
         metavar="RUN",
         show_default=False,
+    ),
+]
+StudyName = Annotated[
+    Study, typer.Argument(help="Which setting of CAAP to change.", show_default=False)
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="Compare every method with this one, image by image.", show_default="the first"
     ),
 ]
 
@@ -57,7 +154,7 @@ def register(app: typer.Typer) -> None:
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
     commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("ablate", epilog=ablate.EXAMPLE)(ablate.ablate)
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
     commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
@@ -66,30 +163,11 @@ def register(app: typer.Typer) -> None:
 def run(
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
-    method: Annotated[str, typer.Option(help="Attribution methods, separated by commas.")] = "caap",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=(
-                "caap.tail=patched, or tail=patched for every method that has it; repeat for more."
-            ),
-            metavar="[METHOD.]KEY=VALUE",
-        ),
-    ] = None,
+    method: Methods = "caap",
+    option: MethodOption = None,
     data: DataName = "critters:clean:test",
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Use so many images, spread evenly.", min=1, show_default="all"),
-    ] = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "Metrics, separated by commas, or paper (insertion, deletion, ins-del, aupr1,"
-                " aupr0, pointing), or all."
-            )
-        ),
-    ] = "paper",
+    limit: Limit = None,
+    metric: Metrics = "paper",
     metric_option: MetricOption = None,
     target: Target = Explained.label,
     out: RunFolder = Path("bench"),
@@ -108,12 +186,9 @@ def run(
 
     Leaves with 1 if any number is missing, and says which.
     """
-    from seecause.bench.plan import Request, Store
-    from seecause.cli.options import pick_device
-
-    store = Store(out)
-    store.check()
-    request = Request(
+    worker = _prepare(
+        out,
+        (option or [], metric_option or []),
         model=model,
         weights=weights,
         data=data,
@@ -123,42 +198,162 @@ def run(
         target=target.value,
         seed=seed,
         dtype=dtype.value,
-        device=pick_device(device),
+        device=device,
         shard_size=shard_size,
-        memory=None if memory is None else memory << 20,
+        memory=memory,
         threads=threads,
+        quiet=quiet,
     )
-    worker = open_bench(request, option or [], metric_option or [], quiet=quiet)
-    if not go(store, worker, workers=workers, cluster=cluster, quiet=quiet):
+    if not _run(out, worker, workers=workers, cluster=cluster, quiet=quiet):
         raise typer.Exit(INCOMPLETE)
     if not quiet:
         typer.echo(f"next: seecause bench report {out}")
 
 
-def status(folder: Folder) -> None:
-    """How far a run is, what failed and why. Leaves with 1 if anything is missing."""
-    from seecause.bench.plan import Store
-    from seecause.bench.runner import inspect
+def ablate(
+    study: StudyName,
+    model: ModelName = DEFAULT_MODEL,
+    weights: Weights = None,
+    option: SharedOption = None,
+    data: DataName = "critters:clean:test",
+    limit: Limit = 64,
+    metric_option: MetricOption = None,
+    target: Target = Explained.label,
+    out: RunFolder = Path("ablation"),
+    workers: Workers = 1,
+    cluster: Cluster = None,
+    threads: Threads = 1,
+    memory: MemoryLimit = None,
+    shard_size: ShardSize = 16,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.float32,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
+    default, and how alike the maps are.
 
-    store = Store(folder)
-    found = inspect(store, store.plan())
-    say(found)
-    if not found.complete:
+    Writes OUT/report.html, table.csv, table.tex, table.md and agreement.csv; the same command again
+    continues where it stopped.
+    """
+    from seecause.bench.ablate import save_depth
+    from seecause.bench.plan import Store
+    from seecause.report.ablate import write_report
+
+    worker = _prepare(
+        out,
+        (option or [], metric_option or []),
+        model=model,
+        weights=weights,
+        data=data,
+        limit=limit,
+        methods={"caap": {}},
+        study=study.value,
+        metrics=("paper",),
+        target=target.value,
+        seed=seed,
+        dtype=dtype.value,
+        device=device,
+        shard_size=shard_size,
+        memory=memory,
+        threads=threads,
+        quiet=quiet,
+    )
+    complete = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
+    if study is Study.layers:
+        save_depth(Store(out), worker)
+    for path in write_report(Store(out)):
+        if not quiet:
+            typer.echo(str(path))
+    if not complete:
         raise typer.Exit(INCOMPLETE)
 
 
-def report(
-    folder: Folder,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare every method with this one, image by image.", show_default="the first"
-        ),
-    ] = None,
-) -> None:
+def status(folder: Folder) -> None:
+    """How far a run is, what failed or was damaged and why. Leaves with 1 if anything is
+    missing."""
+    from seecause import bench
+
+    state = bench.status(folder)
+    tell_status(state)
+    if not state.complete:
+        raise typer.Exit(INCOMPLETE)
+
+
+def report(folder: Folder, against: Against = None) -> None:
     """Write RUN/report.html, table.csv, table.tex and table.md from what is finished."""
-    from seecause.bench.plan import Store
+    from seecause.bench import Store
     from seecause.report.ablate import write_report
 
     for path in write_report(Store(folder), against=against):
         typer.echo(str(path))
+
+
+def _prepare(
+    out: Path,
+    words: tuple[Sequence[str], Sequence[str]],
+    *,
+    device: Device,
+    memory: int | None,
+    quiet: bool,
+    **request: Any,
+) -> Worker:
+    """Check the folder, then open model and data. `words` are --option and --metric-option."""
+    from seecause import bench
+    from seecause.cli.options import named_option, pick_device
+
+    bench.Store(out).check()
+    worker = bench.prepare(
+        bench.Request(
+            **request,
+            device=pick_device(device),
+            memory=None if memory is None else memory << 20,
+        ),
+        options=[named_option("--option", word) for word in words[0]],
+        metric_options=[named_option("--metric-option", word) for word in words[1]],
+    )
+    for reason in {} if quiet else dict.fromkeys(worker.left_out.values()):
+        metrics = [metric for metric, why in worker.left_out.items() if why == reason]
+        typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
+    return worker
+
+
+def _run(out: Path, worker: Worker, *, workers: int, cluster: str | None, quiet: bool) -> bool:
+    """Run what is not finished and tell how it went; whether every number is there."""
+    from seecause import bench
+    from seecause.cli.progress import counting
+
+    done = {shard.id for shard in bench.Store(out).finished(worker.plan)}
+    todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
+    with counting("images x methods", todo, quiet=quiet, rate="images/s") as advance:
+        state = bench.run(out, worker, workers=workers, cluster=cluster, advance=advance)
+    tell_status(state, quiet=quiet)
+    return state.complete and not state.stopped
+
+
+def tell_status(state: Status, *, quiet: bool = False) -> None:
+    """Where the run stands, on standard output; what is missing, on standard error, also when
+    quiet."""
+    if not quiet:
+        parts = [
+            f"{state.done} of {state.total} shards done",
+            f"{len(state.pending)} pending",
+            f"{len(state.failed)} failed",
+            f"{len(state.stale)} kept from other commands",
+        ]
+        if state.damaged:
+            parts.insert(3, f"{len(state.damaged)} damaged")
+        typer.echo(", ".join(parts))
+    holes = Counter((hole.image, hole.reason) for hole in state.holes)
+    missing = [
+        *(f"shard {shard} is to be done again: {why}" for shard, why in state.damaged.items()),
+        *(f"{method}: not run on {count} images" for method, count in state.not_run().items()),
+        *(f"shard {shard} failed: {reason}" for shard, reason in state.failed.items()),
+        *(f"{image}: {count} values missing: {reason}" for (image, reason), count in holes.items()),
+    ]
+    for line in missing[:LISTED]:
+        typer.echo(line, err=True)
+    if len(missing) > LISTED:
+        typer.echo(f"and {len(missing) - LISTED} more", err=True)
+    if state.stopped:
+        typer.echo(f"seecause: {state.stopped}", err=True)

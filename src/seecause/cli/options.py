@@ -106,6 +106,13 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def is_critters(model: ImageModel) -> bool:
+    """Whether a model knows the classes of the generated world, and nothing else."""
+    from seecause.critters import CLASSES
+
+    return tuple(model.classes) == tuple(CLASSES)
+
+
 def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:
     """Warn that a model of the generated world is asked about pictures that are not known to be of
     that world."""
@@ -158,6 +165,15 @@ def method_options(
         for method in takers:
             found[method][key] = value_of(text)
     return found
+
+
+def named_option(flag: str, word: str) -> tuple[str, str, Any]:
+    """`[name.]key=value` -> name ("" if there is none), key and value."""
+    path, equals, text = word.partition("=")
+    name, _, key = path.rpartition(".")
+    if not equals or not key:
+        raise BadOption(flag, word, "[NAME.]KEY=VALUE, such as caap.tail=patched or order=patch")
+    return name, key, value_of(text)
 
 
 def value_of(text: str) -> Any:

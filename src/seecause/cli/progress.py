@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -12,29 +13,39 @@ EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 @contextmanager
-def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Hands out `advance(done)`: a bar on terminals; in logs a plain line now and then, and none
-    for what is quickly done."""
+def counting(
+    what: str, total: int, *, quiet: bool = False, rate: str = ""
+) -> Iterator[Callable[[int], None]]:
+    """Hands out `advance(done)`: a bar on terminals, with its speed in the unit `rate`; in logs a
+    plain line now and then, and none for what is quickly done."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeRemainingColumn,
     )
+
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Any:
+            return f"{task.speed:.1f} {rate}" if task.speed else f"-- {rate}"
 
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
         yield _lines(what, total)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    columns += [Rate("")] if rate else []
+    with Progress(
+        *columns,
         TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        console=console,
+        transient=True,
+        disable=quiet,
+        speed_estimate_period=600,
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 

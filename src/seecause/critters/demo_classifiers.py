@@ -19,12 +19,11 @@ from torch import Tensor
 
 from seecause import critters
 from seecause.attribution.attribute import attribute, protocol
+from seecause.attribution.explain import Answer, top_answers
 from seecause.attribution.result import Attribution
-from seecause.bench.plan import Request, Store, make_plan
+from seecause.bench.plan import Request, Store
 from seecause.bench.runner import run as run_bench
-from seecause.bench.table import make_table
-from seecause.bench.work import Worker, open_model
-from seecause.data import open_data
+from seecause.bench.tables import read_results, table_of
 from seecause.heads.audit import audit as audit_model
 from seecause.heads.cigma import penalised, screen
 from seecause.heads.erase import Erasure
@@ -34,8 +33,7 @@ from seecause.loading import load
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.bench import curves_section, summaries, table_section
-from seecause.report.cards import Answer, Card, MapView, Strip, render_cards
-from seecause.report.explain import top_answers
+from seecause.report.cards import Card, MapView, Strip, render_cards
 from seecause.report.heads import change_section, scores_section
 from seecause.report.heads import curves_section as removal_section
 from seecause.report.heads_audit import audit_gallery, repair_gallery, verdict_section
@@ -175,14 +173,14 @@ def compare(
         device=setting.device,
         threads=2,
     )
-    model, data = open_model(request), open_data(request.data, limit=request.limit)
-    plan = make_plan(request, model, data)
     with tempfile.TemporaryDirectory() as folder:
+        run_bench(folder, request)
         store = Store(Path(folder))
-        run_bench(store, Worker(plan, model, data))
+        plan = store.plan()
+        results = read_results(store, plan)
         sections = [
-            table_section(make_table(store.rows(plan), plan), methods=summaries(plan)),
-            *curves_section(store, plan),
+            table_section(table_of(results.values), methods=summaries(plan)),
+            *curves_section(results, plan),
         ]
     return DemoSections(sections, [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,6 +62,14 @@ def to_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
         else None
     )
     return Batch(images, _labels(samples, model.device), masks)
+
+
+def framed(frame: Preprocess, sample: Sample) -> Sample:
+    """The same sample with picture and mask as a model sees them, raw; the originals can go."""
+    mask = None if sample.mask is None else _mask(frame, sample.mask)
+    return replace(
+        sample, image=seen(frame, sample.image), mask=mask, parts=None, points=None, box=None
+    )
 
 
 def seen(frame: Preprocess, image: Tensor) -> Tensor:

@@ -9,18 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from seecause.bench.ablate import STUDIES, Agreement, agreement
-from seecause.bench.depth import Depth, read_depth
+from seecause._files import write_atomic
+from seecause.bench.ablate import STUDIES, Agreement, Depth, agreement_of, read_depth
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import inspect
-from seecause.bench.table import Table, make_table
+from seecause.bench.tables import Table, read_results, table_of
 from seecause.metrics import summarise
 from seecause.report import bench
-from seecause.report.cell import Cell
-from seecause.report.charts import Series, chart, styled
-from seecause.report.forest import Difference, forest
-from seecause.report.gallery import gallery_section
+from seecause.report.bench_gallery import gallery_section
+from seecause.report.cards import Cell
+from seecause.report.charts import Difference, Series, chart, forest, styled
 from seecause.report.page import Section, fragment, write_page
 
 INTERVAL = 1.96  # standard errors: 95 %
@@ -31,8 +30,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     plan = store.plan()
     if not plan.request.study:
         return bench.write_report(store, against=against)
-    status, table = inspect(store, plan), make_table(store.rows(plan), plan, against=against)
-    alike = agreement(store, plan)
+    status, results = inspect(store, plan), read_results(store, plan)
+    table, alike = table_of(results.values, against=against), agreement_of(results.maps)
     sections = [
         bench.table_section(table, title="Do the scores change?", what="setting"),
         *(
@@ -42,7 +41,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         ),
         agreement_section(alike),
         *(depth_section(read_depth(store), plan) if plan.request.study == "layers" else []),
-        gallery_section(store, plan, reference=table.reference),
+        gallery_section(results, plan, reference=table.reference),
         bench.run_protocol(plan),
         bench.holes_section(status, plan),
     ]
@@ -56,7 +55,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         sections,
         lead=bench.lead(plan, status, opening),
     )
-    (store.folder / "agreement.csv").write_text(agreement_csv(alike), encoding="utf-8")
+    write_atomic(store.folder / "agreement.csv", agreement_csv(alike))
     return [page, *bench.write_tables(store.folder, table), store.folder / "agreement.csv"]
 
 

@@ -10,18 +10,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from seecause._files import write_atomic
 from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
 from seecause.bench.plan import Plan, Store
 from seecause.bench.runner import Status, inspect
-from seecause.bench.table import Table, make_table, to_csv, to_latex, to_markdown
-from seecause.bench.truth import COLUMNS, Truth, against_truth, shown, truth_csv
+from seecause.bench.tables import (
+    TRUTH_COLUMNS,
+    RunResults,
+    Table,
+    Truth,
+    against_truth,
+    read_results,
+    shown,
+    table_of,
+    to_csv,
+    to_latex,
+    to_markdown,
+    truth_csv,
+)
 from seecause.metrics import standard_error
+from seecause.report.bench_gallery import gallery_section, headline
 from seecause.report.charts import Series, chart, styled
-from seecause.report.gallery import gallery_section, headline
 from seecause.report.page import Section, fragment, write_page
 
 
@@ -29,14 +41,14 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
     truth was measured."""
     plan = store.plan()
-    status = inspect(store, plan)
-    table, truth = make_table(store.rows(plan), plan, against=against), against_truth(store, plan)
+    status, results = inspect(store, plan), read_results(store, plan)
+    table, truth = table_of(results.values, against=against), against_truth(results)
     sections = [
         table_section(table, methods=summaries(plan)),
         *truth_section(truth),
-        *curves_section(store, plan),
-        *cost_section(store, plan, table),
-        gallery_section(store, plan, reference=table.reference),
+        *curves_section(results, plan),
+        *cost_section(results, plan, table),
+        gallery_section(results, plan, reference=table.reference),
         run_protocol(plan),
         holes_section(status, plan),
     ]
@@ -61,17 +73,17 @@ def write_tables(folder: Path, table: Table) -> list[Path]:
         "table.md": to_markdown(table),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_atomic(folder / name, text)
     return [folder / name for name in texts]
 
 
-def write_truth(folder: Path, found: Truth) -> list[Path]:
+def write_truth(folder: Path, truth: Truth) -> list[Path]:
     """truth.csv; none is left of an earlier command that measured more."""
     path = folder / "truth.csv"
-    if not found:
+    if not truth:
         path.unlink(missing_ok=True)
         return []
-    path.write_text(truth_csv(found), encoding="utf-8")
+    write_atomic(path, truth_csv(truth))
     return [path]
 
 
@@ -95,6 +107,7 @@ def table_section(
     higher = {metric: higher_is_better(metric) for metric in table.metrics}
     meanings = {metric: meaning_of(metric) for metric in table.metrics}
     terms = {metric: meaning for metric, meaning in meanings.items() if meaning}
+    terms |= methods or {}
     return Section(
         title,
         fragment(
@@ -107,18 +120,13 @@ def table_section(
 
 def _digits(table: Table) -> dict[str, int]:
     """Decimals to read: those of the table, but no more than four digits of the largest mean."""
-    largest = {
-        metric: max(
-            (abs(cells[metric].mean) for cells in table.cells.values() if cells[metric].n),
-            default=1.0,
-        )
-        for metric in table.metrics
-    }
-    room = {
-        metric: 3 - math.floor(math.log10(value)) if value > 0 else 6
-        for metric, value in largest.items()
-    }
-    return {metric: max(3, min(table.digits(metric), room[metric])) for metric in table.metrics}
+    digits = {}
+    for metric in table.metrics:
+        cells = [row[metric] for row in table.cells.values()]
+        largest = max((abs(cell.mean) for cell in cells if cell.n), default=1.0)
+        room = 3 - math.floor(math.log10(largest)) if largest > 0 else 6
+        digits[metric] = max(3, min(table.digits(metric), room))
+    return digits
 
 
 def summaries(plan: Plan) -> dict[str, str]:
@@ -129,14 +137,14 @@ def summaries(plan: Plan) -> dict[str, str]:
     }
 
 
-def truth_section(found: Truth) -> list[Section]:
+def truth_section(truth: Truth) -> list[Section]:
     """The FunnyBirds scores; none if they were not measured."""
-    if not found:
+    if not truth:
         return []
-    means = [row["mean of the three"] for row in found.values()]
+    means = [row["mean of the three"] for row in truth.values()]
     top = max((mean for mean in means if mean == mean), default=None)
     best = [place for place, mean in enumerate(means) if mean == top]
-    rows = [(method, *shown(row)) for method, row in found.items()]
+    rows = [(method, *shown(row)) for method, row in truth.items()]
     note = (
         "What each part of a creature is worth to the model is measured by drawing the picture"
         " again without it. Completeness: are the parts that decide declared important, and no"
@@ -147,38 +155,25 @@ def truth_section(found: Truth) -> list[Section]:
     return [
         Section(
             "Against the truth",
-            fragment("facts.html.j2", rows=rows, head=("method", *COLUMNS), marked=best),
+            fragment("facts.html.j2", rows=rows, head=("method", *TRUTH_COLUMNS), marked=best),
             note,
         )
     ]
 
 
-def curves_section(store: Store, plan: Plan) -> list[Section]:
+def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     """Mean curves of each method; none if curves were not measured."""
-    found: dict[str, dict[str, list[Tensor]]] = {
-        method: {"insertion": [], "deletion": []} for method in plan.request.methods
-    }
-    shares = torch.zeros(0)
-    for shard in store.finished(plan):
-        tensors = store.tensors(shard.id)
-        if "shares" in tensors:
-            shares = tensors["shares"]
-            for kind, curves in found[shard.method].items():
-                curves.append(tensors[kind])
-    if not len(shares):
+    if not len(results.shares):
         return []
     looks = styled(list(plan.request.methods))
-    insertion, deletion = (
-        [
-            _mean_curve(method, torch.cat(curves[kind]), shares, looks[method])
-            for method, curves in found.items()
-            if curves[kind]
-        ]
-        for kind in ("insertion", "deletion")
-    )
-    share = all(
-        0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y
-    )  # probabilities, unless logits were asked for
+    means: dict[str, list[Series]] = {"insertion": [], "deletion": []}
+    for kind, series in means.items():
+        for method, curves in results.curves.items():
+            if kind in curves:
+                series.append(_mean_curve(method, curves[kind], results.shares, looks[method]))
+    insertion, deletion = means.values()
+    # probabilities, unless logits were asked for
+    share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)
     charts = [
         chart(
             curves,
@@ -197,17 +192,12 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
         "The most important pixels first. A faithful map makes insertion rise early and deletion"
         " fall early."
     )
-    same = [
-        name
-        for name, curves in (("insertion", insertion), ("deletion", deletion))
-        if len(curves) > 1 and _on_one_line(curves)
-    ]
-    note += (
-        f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these"
-        " methods here."
-        if same
-        else ""
-    )
+    same = [kind for kind, curves in means.items() if len(curves) > 1 and _on_one_line(curves)]
+    if same:
+        note += (
+            f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these"
+            " methods here."
+        )
     return [
         Section(
             "Does the answer follow the map?",
@@ -217,14 +207,9 @@ def curves_section(store: Store, plan: Plan) -> list[Section]:
     ]
 
 
-def cost_section(store: Store, plan: Plan, table: Table) -> list[Section]:
+def cost_section(results: RunResults, plan: Plan, table: Table) -> list[Section]:
     """Seconds for each image against the headline metric."""
-    spent: dict[str, list[float]] = {method: [] for method in plan.request.methods}
-    for shard in store.finished(plan):
-        said = store.metadata(shard.id)
-        if said["images"]:
-            spent[shard.method].append(said["seconds"]["attribute"] / said["images"])
-    metric, looks = headline(plan), styled(list(plan.request.methods))
+    metric, looks, spent = headline(plan), styled(list(plan.request.methods)), results.seconds
     cells = {
         method: table.cells[method][metric]
         for method in plan.request.methods
@@ -305,6 +290,7 @@ def holes_section(status: Status, plan: Plan) -> Section:
     missing = Counter((hole.image, hole.reason) for hole in status.holes)
     holes = [
         *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
+        *((shards[shard], "damaged", reason) for shard, reason in status.damaged.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
         *(
             (metric, _counted(count, "value"), UNDEFINED)

@@ -7,11 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import torch
 from markupsafe import Markup
 from torch import Tensor
 
+from seecause.attribution.explain import Answer
 from seecause.report.overlay import (
     Scale,
     data_uri,
@@ -21,16 +23,7 @@ from seecause.report.overlay import (
     picture,
     scale_of,
 )
-from seecause.report.page import fragment
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A class and its probability."""
-
-    name: str
-    probability: float
-    explained: bool = False  # whether the maps beside it are maps of this class
+from seecause.report.page import HtmlFile, fragment
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +35,7 @@ class MapView:
     values: Tensor
     scale: Scale
     native: Tensor | None = None
-    answers: Sequence[
-        Answer
-    ] = ()  # where maps of several models share a picture, each shows its own
+    answers: Sequence[Answer] = ()  # where maps of several models share a picture, of each its own
 
     @property
     def layer(self) -> str:
@@ -105,6 +96,45 @@ class Card:
     @property
     def columns(self) -> int:
         return 1 + max(len(strip.maps) for strip in self.strips)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a coloured grid: how strong, for or against, and what is written in it."""
+
+    strength: int  # percent of the full colour
+    sign: str
+    text: str
+    said: str
+    chosen: bool = False
+
+
+class CardFile:
+    """Cards written one by one, for a page of any number of them; the file goes when the block
+    ends."""
+
+    def __init__(self, path: Path):
+        self._html, self._begun = HtmlFile(path), False
+
+    def __enter__(self) -> CardFile:
+        self._file = self._html.path.open("w", encoding="utf-8")
+        return self
+
+    def add(self, card: Card) -> None:
+        if not self._begun:
+            self._file.write(f'<div class="cards" style="--columns: {card.columns}">\n')
+            self._begun = True
+        self._file.write(fragment("card.html.j2", card=card) + "\n")
+
+    def finish(self) -> HtmlFile:
+        """All cards, as the body of a section."""
+        self._file.write("</div>\n" if self._begun else "")
+        self._file.flush()
+        return self._html
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._html.path.unlink(missing_ok=True)
 
 
 def render_cards(cards: Sequence[Card]) -> Markup:

@@ -215,3 +215,51 @@ def from_zero(values: Sequence[float]) -> tuple[float, float]:
     if high <= 0.0:
         return low, 1.0
     return low, max(high, min(1.0, 1.05 * high))
+
+
+# Forest plots: differences with their intervals, one row each, around a line at zero.
+
+FOREST_ROW, FOREST_TOP, FOREST_BOTTOM = 26, 10, 44
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row: what is compared, the mean difference, and half the width of its interval; NaN if that
+    is not known."""
+
+    name: str
+    mean: float
+    reach: float
+
+
+def forest(rows: Sequence[Difference], *, title: str, x_title: str) -> Markup:
+    """The first row stands at the top. Rows whose interval leaves out zero are filled; the others,
+    which may be no difference at all, are hollow. Where nothing differs, the axis has no number but
+    0."""
+    left = 20 + LETTER * max(len(row.name) for row in rows)
+    height = FOREST_TOP + FOREST_ROW * len(rows) + FOREST_BOTTOM
+    wide = [0.0 if math.isnan(row.reach) else row.reach for row in rows]
+    low = [row.mean - reach for row, reach in zip(rows, wide, strict=True)]
+    high = [row.mean + reach for row, reach in zip(rows, wide, strict=True)]
+    x = Axis(*padded([0.0, *low, *high]), left, WIDTH - RIGHT)
+    ticks = x.ticks() if any(low) or any(high) else [(x.at(0.0), "0")]
+    drawn = [
+        {
+            "name": row.name,
+            "y": FOREST_TOP + FOREST_ROW * place + FOREST_ROW / 2,
+            "x": x.at(row.mean),
+            "low": x.at(row.mean - reach),
+            "high": x.at(row.mean + reach),
+            "differs": abs(row.mean) > row.reach,
+            "said": (
+                f"{row.name}: {row.mean:+.3g}"
+                + ("" if math.isnan(row.reach) else f" ± {reach:.2g}")
+            ),
+        }
+        for place, (row, reach) in enumerate(zip(rows, wide, strict=True))
+    ]
+    return fragment(
+        "forest.svg.j2", title=title, x_title=x_title, rows=drawn, ticks=ticks, zero=x.at(0.0),
+        width=WIDTH, height=height, left=left,
+        right=WIDTH - RIGHT, top=FOREST_TOP, bottom=height - FOREST_BOTTOM,
+    )  # fmt: skip

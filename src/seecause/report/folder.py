@@ -5,27 +5,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from seecause._files import atomic_folder, mend_folder, write_json
 from seecause.errors import BadOption
 
 MANIFEST = "manifest.json"
+LONGEST = 80  # characters of a name that is made
 
 
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
     """Refuse, before any work is done, a place that cannot be written or holds something that is
-    not ours.
+    not ours. What an earlier command that was killed left behind is put right.
 
     Whether an earlier result is there, which the new one will replace.
     """
+    there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    if out.absolute().parent.is_dir() and os.access(out.absolute().parent, os.W_OK):
+        mend_folder(out)
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
     occupied = out.is_dir() and any(out.iterdir())
-    ours = occupied and _ours(out)
+    ours = occupied and _is_ours(out)
     if occupied and not ours and not overwrite:
         raise BadOption(
             "--out",
@@ -33,7 +39,6 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
             "a new folder, an empty one, or one that holds only results of seecause; give"
             " --overwrite to write into it",
         )
-    there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise BadOption("--out", str(out), f"a place that can be written; {there} is not")
     return ours
@@ -43,45 +48,53 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
 def result_folder(
     out: Path, manifest: dict[str, Any], *, overwrite: bool = False
 ) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when the block ends well. The manifest, with the
-    list of all files, is added to it.
+    """A folder to write into, which becomes `out` when the block ends well. The manifest, as it is
+    then, with the list of all files, is added to it.
 
     Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite`
     replaces files of the same names and leaves the rest.
     """
     check_out(out, overwrite=overwrite)
-    draft = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
+    beside = out.is_dir() and any(out.iterdir()) and not _is_ours(out)
+    target = out.absolute()
+    place = target.with_name(f".{target.name}.{os.getpid()}.new") if beside else target
     try:
-        draft.mkdir(parents=True)
-        yield draft
-        files = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
-        (draft / MANIFEST).write_text(
-            json.dumps({**manifest, "files": [*files, MANIFEST]}, indent=2) + "\n", encoding="utf-8"
-        )
-        _move(draft, out.absolute())
+        with atomic_folder(place) as draft:
+            yield draft
+            files = [path for path in draft.rglob("*") if path.is_file()]
+            names = sorted(str(path.relative_to(draft)) for path in files)
+            write_json(draft / MANIFEST, {**manifest, "files": [*names, MANIFEST]})
+        if beside:
+            shutil.copytree(place, target, dirs_exist_ok=True)
     except OSError as failure:
         raise BadOption(
             "--out", str(out), f"a place that can be written ({failure.strerror or failure})"
         ) from failure
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        if beside:
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def _ours(out: Path) -> bool:
+def made_names(names: Sequence[str], suffix: str) -> list[str]:
+    """A file name for each of some names, whatever they hold: no folders, no odd characters, no two
+    alike on any file system."""
+    taken: set[str] = set()
+    made = []
+    for name in names:
+        plain = re.sub(r"[^\w.]+", "-", name).strip(".-")[:LONGEST] or "picture"
+        one, count = plain, 1
+        while one.casefold() in taken:
+            count += 1
+            one = f"{plain}-{count}"
+        taken.add(one.casefold())
+        made.append(one + suffix)
+    return made
+
+
+def _is_ours(out: Path) -> bool:
     """Whether the folder holds nothing but what its manifest lists."""
     try:
         listed = set(json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return {str(path.relative_to(out)) for path in out.rglob("*") if not path.is_dir()} <= listed
-
-
-def _move(draft: Path, out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()) and not _ours(out):
-        shutil.copytree(draft, out, dirs_exist_ok=True)
-        return
-    old = draft.with_suffix(".old")
-    if out.exists():
-        out.rename(old)
-    draft.rename(out)
-    shutil.rmtree(old, ignore_errors=True)

@@ -23,9 +23,8 @@ from seecause.heads.registry import selectors
 from seecause.heads.scores import Head, HeadScores
 from seecause.heads.studies import StudyTable
 from seecause.models.base import ImageModel
-from seecause.report.cell import Cell
-from seecause.report.charts import COLOURS, DASHES, GREY, Series, chart
-from seecause.report.forest import Difference, forest
+from seecause.report.cards import Cell
+from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
 

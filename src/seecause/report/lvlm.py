@@ -17,8 +17,7 @@ from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.trace import RANKINGS
 from seecause.metrics import standard_error
-from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.cell import Cell
+from seecause.report.cards import Card, Cell, MapView, Strip, render_cards
 from seecause.report.charts import Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
 from seecause.report.page import Section, fragment, protocol_section, write_page

@@ -8,8 +8,10 @@ A job that wants to show something returns a `Section`; the page knows nothing a
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from seecause._files import atomic_file, digest
 from seecause.report.overlay import fixed, number
+
+
+@dataclass(frozen=True)
+class HtmlFile:
+    """Ready HTML in a file: the body of a section that is too large to hold."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """What stands for it until the page is written."""
+        return f"[[{digest(str(self.path))}]]"
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Section:
     """
 
     title: str
-    body: Markup
+    body: Markup | HtmlFile
     note: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
@@ -44,19 +58,58 @@ class Section:
 
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
     """The whole page; `lead` is the sentence under its title."""
-    chapters = [(section.chapter, section) for section in sections if section.chapter]
-    contents = chapters or [(section.short or section.title, section) for section in sections]
-    maps = any(
-        'class="heat"' in section.body for section in sections
-    )  # what the controls and the script are for
-    return fragment(
-        "page.html.j2", title=title, lead=lead, sections=sections, contents=contents, maps=maps
-    )
+    return "".join(_pieces(title, sections, lead))
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
-    path.write_text(render_page(title, sections, lead=lead) + "\n", encoding="utf-8")
+    """The same as a file, whole or not there; what is in files of its own is copied from there."""
+    with atomic_file(path) as file:
+        for piece in _pieces(title, sections, lead):
+            file.write(piece.encode())
+        file.write(b"\n")
     return path
+
+
+def _pieces(title: str, sections: Sequence[Section], lead: str) -> Iterator[str]:
+    chapters = [(section.chapter, section) for section in sections if section.chapter]
+    contents = chapters or [(section.short or section.title, section) for section in sections]
+    # what the controls and the script are for
+    maps = any(isinstance(s.body, HtmlFile) or 'class="heat"' in s.body for s in sections)
+    script = _script() if maps else ""
+    page = fragment(
+        "page.html.j2",
+        title=title,
+        lead=lead,
+        sections=sections,
+        contents=contents,
+        maps=maps,
+        script=Markup(script),
+        policy=_policy(script),
+    )
+    files = {str(s.body): s.body.path for s in sections if isinstance(s.body, HtmlFile)}
+    marks = "|".join(map(re.escape, files))
+    for piece in re.split(f"({marks})", page) if files else [page]:
+        if piece in files:
+            with files[piece].open(encoding="utf-8") as html:
+                yield from iter(lambda: html.read(1 << 20), "")
+        else:
+            yield piece
+
+
+def _policy(script: str) -> str:
+    """What a browser may do with the page: its own style and script, pictures inside it, and
+    nothing from elsewhere."""
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = f"'sha256-{allowed}'" if script else "'none'"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _script() -> str:
+    return _environment().get_template("page.js").render()
 
 
 def fragment(template: str, **values: Any) -> Markup:

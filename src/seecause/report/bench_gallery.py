@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seecause.attribution.registry import find
 from seecause.bench.measures import higher_is_better
-from seecause.bench.plan import Plan, Store
-from seecause.bench.table import values
+from seecause.bench.plan import Plan
+from seecause.bench.tables import RunResults
 from seecause.data.batch import seen
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.metrics import rank_correlation
@@ -24,41 +23,31 @@ from seecause.report.overlay import number, scale_of
 from seecause.report.page import Section, fragment
 
 SHOWN = 3  # pictures of each kind
+COMPARED = 2000  # pictures whose maps are compared, spread evenly
 Maps = Mapping[str, dict[int, Tensor]]  # by method and sample
 
 
-def gallery_section(store: Store, plan: Plan, *, reference: str) -> Section:
+def gallery_section(results: RunResults, plan: Plan, *, reference: str) -> Section:
     """Cards with the maps of all methods. Pictures are read again; where they are gone, the section
     says so."""
     title = "Which pictures tell most?"
-    rows = store.rows(plan)
     metric = headline(plan)
-    scores = {method: found[metric] for method, found in values(rows, plan).items()}
-    about = {
-        row["index"]: row
-        for row in rows.select(["index", "image", "label", "predicted"]).to_pylist()
-    }
-    maps = store.maps(plan)
+    scores = {method: columns[metric] for method, columns in results.values.items()}
     picked = {
         f"{reference} does best": _ranked(scores[reference], higher=higher_is_better(metric)),
         f"{reference} does worst": _ranked(scores[reference], higher=not higher_is_better(metric)),
-        "methods disagree most": _disagreed(plan, maps),
+        "methods disagree most": _disagreed(plan, results.maps),
     }
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
-        groups = [
-            (kind, render_cards([_card(i, data, plan, maps, scores, about[i]) for i in found]))
-            for kind, found in picked.items()
-            if found
-        ]
+        groups = []
+        for kind, indices in picked.items():
+            cards = [_card(index, data, plan, results, scores) for index in indices]
+            if cards:
+                groups.append((kind, render_cards(cards)))
     except (BadImage, DataMissing) as gone:
-        return Section(
-            title,
-            fragment(
-                "bench_gallery.html.j2",
-                groups=[(f"The pictures cannot be read any more: {gone}", "")],
-            ),
-        )
+        groups = [(f"The pictures cannot be read any more: {gone}", "")]
+        return Section(title, fragment("bench_gallery.html.j2", groups=groups))
     note = (
         f"Best and worst by {metric}, the number beside each method. Methods disagree where their"
         " maps correlate least (ranks), controls left out."
@@ -81,41 +70,34 @@ def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
 
 
 def _disagreed(plan: Plan, maps: Maps) -> list[int]:
-    """The samples whose maps correlate least between methods; controls, which do not run the model,
-    only count if nothing else is there."""
-    asked = [
-        method
-        for method in maps
-        if find(plan.request.method(method), plan.model["architecture"]).forwards != "0"
-    ]
-    methods = asked if len(asked) > 1 else list(maps)
-    known = sorted(set.intersection(*(set(maps[method]) for method in methods)))
+    """The samples whose maps correlate least between methods, of at most `COMPARED`; controls,
+    which do not run the model, only count if nothing else is there."""
+    architecture = plan.model["architecture"]
+    entries = {method: find(plan.request.method(method), architecture) for method in maps}
+    methods = [method for method, entry in entries.items() if entry.forwards != "0"]
+    methods = methods if len(methods) > 1 else list(maps)
+    shared = evenly(sorted(set.intersection(*(set(maps[method]) for method in methods))), COMPARED)
     pairs = list(itertools.combinations(methods, 2))
-    if not pairs or not known:
+    if not pairs or not shared:
         return []
-    stacked = {method: torch.stack([maps[method][index] for index in known]) for method in methods}
-    alike = torch.stack(
-        [rank_correlation(stacked[a], stacked[b]).nan_to_num() for a, b in pairs]
-    ).mean(dim=0)
-    return [known[place] for place in alike.argsort(stable=True).tolist()[:SHOWN]]
+    stacked = {method: torch.stack([maps[method][index] for index in shared]) for method in methods}
+    alike = [rank_correlation(stacked[a], stacked[b]).nan_to_num() for a, b in pairs]
+    order = torch.stack(alike).mean(dim=0).argsort(stable=True).tolist()
+    return [shared[place] for place in order[:SHOWN]]
 
 
 def _card(
-    index: int,
-    data: Dataset,
-    plan: Plan,
-    maps: Maps,
-    scores: Mapping[str, Tensor],
-    row: Mapping[str, Any],
+    index: int, data: Dataset, plan: Plan, results: RunResults, scores: Mapping[str, Tensor]
 ) -> Card:
     views = [
-        _view(method, found[index], float(scores[method][index]))
-        for method, found in maps.items()
-        if index in found
+        _view(method, by_sample[index], float(scores[method][index]))
+        for method, by_sample in results.maps.items()
+        if index in by_sample
     ]
-    truth = "" if row["label"] is None else f"; it is {_named(plan.data['classes'], row['label'])}"
-    said = f"answer: {_named(plan.model['classes'], row['predicted'])}{truth}"
-    return Card(row["image"], [Strip(_seen(plan, data[index].image), views)], said=said)
+    sample = data[index]
+    answer = f"answer: {_named(plan.model['classes'], results.predicted[index])}"
+    truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
+    return Card(plan.samples[index], [Strip(_seen(plan, sample.image), views)], said=answer + truth)
 
 
 def _view(method: str, values: Tensor, score: float) -> MapView:

@@ -1,0 +1,246 @@
+"""`sc.explain`: pictures in; answers and maps out, batch by batch where there are many."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from seecause.attribution.attribute import attribute
+from seecause.attribution.result import MANIFEST, MAPS, Attribution
+from seecause.models.base import ImageModel
+from seecause.target import spread
+
+BATCH = 16
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class and its probability."""
+
+    name: str
+    probability: float
+    explained: bool = False  # whether the maps beside it are maps of this class
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Answers and maps of some pictures. `runs` holds one attribution for each method, all over the
+    same pictures."""
+
+    names: Sequence[str]
+    # the most probable classes of each picture, and the explained one
+    answers: Sequence[Sequence[Answer]]
+    runs: Mapping[str, Attribution]
+    fingerprint: str = ""  # of these pictures and all that were explained before them
+
+    @property
+    def first(self) -> Attribution:
+        return next(iter(self.runs.values()))
+
+
+def explain(
+    model: ImageModel,
+    pictures: Tensor | Iterable[Image.Image],
+    *,
+    names: Sequence[str] | None = None,
+    methods: Sequence[str] = ("caap",),
+    target: int | str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    batch: int = BATCH,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Explanation:
+    """What does the model answer, and which patches caused it?
+
+    `pictures`: any number of PIL pictures, or a normalised tensor [N, 3, H, W]. `target` None
+    explains each predicted class. `options` are by method; `advance` hears of every finished map.
+    """
+    parts = explain_batches(
+        model,
+        pictures,
+        names=names,
+        methods=methods,
+        target=target,
+        options=options,
+        batch=batch,
+        advance=advance,
+    )
+    return _joined(list(parts))
+
+
+def explain_batches(
+    model: ImageModel,
+    pictures: Tensor | Iterable[Image.Image],
+    *,
+    names: Sequence[str] | None = None,
+    methods: Sequence[str] = ("caap",),
+    target: int | str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    batch: int = BATCH,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Iterator[Explanation]:
+    """The same, a few pictures at a time: memory does not grow with their number."""
+    explained = None if target is None else model.class_index(target)
+    seen, total, count = hashlib.sha256(), "", 0
+    for images in _batches(model, pictures, batch):
+        images = images.to(model.device, model.dtype)
+        seen.update(images.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        answers = top_answers(model, images, target=explained)
+        runs = {}
+        for method in methods:
+            own = (options or {}).get(method, {})
+            runs[method] = attribute(model, images, explained, method, **own)
+            advance(len(images))
+        places = range(count, count + len(images))
+        count += len(images)
+        total = seen.copy().hexdigest()[:16]
+        part_names = [names[place] if names else f"picture {place}" for place in places]
+        yield Explanation(part_names, answers, runs, total)
+
+
+@torch.no_grad()
+def top_answers(
+    model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3
+) -> list[list[Answer]]:
+    """The `count` most probable classes of each picture, then `target` if it is not among them."""
+    probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid).cpu()
+    answers = []
+    for row in probabilities:
+        best = row.topk(min(count, len(row))).indices.tolist()
+        explained = best[0] if target is None else target
+        shown = best if explained in best else [*best, explained]
+        answers.append([Answer(model.class_name(c), float(row[c]), c == explained) for c in shown])
+    return answers
+
+
+class AttributionWriter:
+    """`Attribution.save` for results that come in batches: each is written and let go. The files
+    are the same."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifests: list[dict[str, Any]] = []
+        self.labels: list[str] = []
+        self._files: dict[str, BinaryIO] = {}
+        self._shapes: dict[str, list[int]] = {}
+        self._dtypes: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, part: Attribution) -> None:
+        tensors = {
+            "maps": part.maps,
+            "images": (part.images * 255).round().to(torch.uint8),
+            "native": part.native,
+            "class_maps": part.class_maps,
+        }
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if name not in self._files:
+                self._files[name] = (self.folder / f".{name}.partial").open("w+b")
+                self._shapes[name] = [0, *tensor.shape[1:]]
+                self._dtypes[name] = _DTYPES[tensor.dtype]
+            self._shapes[name][0] += len(tensor)
+            plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            self._files[name].write(plain.numpy().data)
+        self.manifests.append(part.manifest)
+        self.labels += part.labels
+
+    def close(self, fingerprint: str) -> None:
+        """Join the pieces; the manifest comes last, so a folder that has one is complete."""
+        header, place = {}, 0
+        for name, file in self._files.items():
+            end = place + file.tell()
+            header[name] = {
+                "dtype": self._dtypes[name],
+                "shape": self._shapes[name],
+                "data_offsets": [place, end],
+            }
+            place = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with (self.folder / MAPS).open("wb") as whole:
+            whole.write(len(text).to_bytes(8, "little") + text)
+            for file in self._files.values():
+                file.seek(0)
+                shutil.copyfileobj(file, whole)
+        self.discard()
+        manifest = _joined_manifest(self.manifests, self._shapes["images"], fingerprint)
+        written = json.dumps({**manifest, "labels": self.labels}, indent=2)
+        (self.folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
+
+    def discard(self) -> None:
+        """Let go of the pieces."""
+        for name, file in self._files.items():
+            file.close()
+            (self.folder / f".{name}.partial").unlink(missing_ok=True)
+
+
+def _batches(
+    model: ImageModel, pictures: Tensor | Iterable[Image.Image], batch: int
+) -> Iterator[Tensor]:
+    """Normalised pictures, a few at a time; originals are let go one by one."""
+    if isinstance(pictures, Tensor):
+        yield from pictures.split(batch)
+        return
+    left = iter(pictures)
+    while prepared := [model.preprocess(picture) for picture in islice(left, batch)]:
+        yield torch.cat(prepared)
+
+
+def _joined(parts: Sequence[Explanation]) -> Explanation:
+    if len(parts) == 1:
+        return parts[0]
+    runs = {}
+    for method in parts[0].runs:
+        runs[method] = _joined_runs([part.runs[method] for part in parts], parts[-1].fingerprint)
+    return replace(
+        parts[-1],
+        names=[name for part in parts for name in part.names],
+        answers=[answers for part in parts for answers in part.answers],
+        runs=runs,
+    )
+
+
+def _joined_runs(parts: Sequence[Attribution], fingerprint: str) -> Attribution:
+    """Batches of one method as one result over all pictures."""
+    tensors = {}
+    for name in ("maps", "images", "native", "class_maps"):
+        values = [getattr(part, name) for part in parts]
+        tensors[name] = None if values[0] is None else torch.cat(values)
+    shape = list(tensors["images"].shape)
+    return Attribution(
+        **tensors,
+        labels=[label for part in parts for label in part.labels],
+        manifest=_joined_manifest([part.manifest for part in parts], shape, fingerprint),
+    )
+
+
+def _joined_manifest(
+    manifests: Sequence[Mapping[str, Any]], shape: Sequence[int], fingerprint: str
+) -> dict[str, Any]:
+    targets = [manifest["target"] for manifest in manifests]
+    return {
+        **manifests[0],
+        "target": {key: _joined_values([t[key] for t in targets]) for key in targets[0]},
+        "images": list(shape),
+        "data_fingerprint": fingerprint,
+        "memory_halvings": [line for m in manifests for line in m["memory_halvings"]],
+    }
+
+
+def _joined_values(values: list[Any]) -> Any:
+    """Lists of one entry a picture become one list; what is the same for all batches stays."""
+    if not isinstance(values[0], list):
+        return values[0]
+    return [entry for value in values for entry in value]

@@ -1,0 +1,77 @@
+"""What a shard depends on besides its options: the bytes of its own samples, and the code that
+reads, explains and measures them, ours and that of plug-ins."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import seecause
+from seecause._files import digest, digest_file
+
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pillow",
+)
+ABOVE = ("report", "demo", "cli")  # packages that draw and ask; nothing in them decides a number
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of everything that can change a bit of the rows; `source` is a digest of our own files."""
+    return {
+        "python": platform.python_version(),
+        "seecause": seecause.__version__,
+        "source": source_digest(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+@cache
+def source_digest() -> str:
+    """Of the package's own code, below the layers that only show results."""
+    root = Path(seecause.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    return _digest_files(
+        root, (file for file in files if file.relative_to(root).parts[0] not in ABOVE)
+    )
+
+
+def plugin_digest(thing: Callable[..., Any] | type) -> str:
+    """Of the code that defines a method, metric or dataset outside this package: all files of its
+    package, or its one file. Nothing for our own, which `versions` covers."""
+    thing = inspect.unwrap(thing)
+    name = thing.__module__
+    if name.partition(".")[0] == "seecause":
+        return ""
+    module = sys.modules.get(name)
+    folder = Path(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or "-").parent
+    if module is not None and "." in name and folder.is_dir():
+        return _digest_files(folder, sorted(folder.rglob("*.py")))
+    file = getattr(module, "__file__", None)
+    if file is not None and Path(file).is_file():
+        return digest_file(Path(file))[:16]
+    try:  # a notebook or a prompt
+        return digest(inspect.getsource(thing))
+    except (OSError, TypeError):
+        return digest(repr(getattr(getattr(thing, "__code__", None), "co_code", name)))
+
+
+def joined(digests: Sequence[str]) -> str:
+    return digest(*digests)
+
+
+def _digest_files(root: Path, files: Iterable[Path]) -> str:
+    return digest(*(f"{file.relative_to(root).as_posix()} {digest_file(file)}" for file in files))

@@ -1,0 +1,405 @@
+"""What a run says: for each method and metric a mean, its error and interval, and the paired
+difference to a chosen method; and, where it was measured, every method against the truth."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from seecause.bench.measures import family_of, higher_is_better
+from seecause.bench.plan import Plan, Store
+from seecause.errors import UnknownName
+from seecause.metrics import (
+    PartScores,
+    Summary,
+    bootstrap_interval,
+    error_text,
+    paired_difference,
+    summarise,
+)
+from seecause.metrics.registry import FAMILIES
+
+WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
+SATURATED = 1e-3  # share of the largest mean within which means must lie for none to be the best
+VALUE_COLUMNS = ("method", "metric", "index", "value", "predicted")
+TRUTH_COLUMNS = (
+    "completeness",
+    "at threshold",
+    "correctness",
+    "contrastivity",
+    "mean of the three",
+)
+Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
+Truth = dict[str, dict[str, float]]  # by method and column
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "#$%&_{}"},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method by one metric. `difference` is to the reference, image by image; `missing` counts
+    images without a value."""
+
+    mean: float
+    error: float
+    interval: tuple[float, float]
+    n: int
+    missing: int
+    difference: Summary | None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by method, then by metric."""
+
+    methods: Sequence[str]
+    metrics: Sequence[str]
+    reference: str
+    cells: dict[str, dict[str, Cell]]
+
+    def digits(self, metric: str) -> int:
+        """Decimals that show two digits of the largest standard error, 3 to 6."""
+        error = max(
+            (cells[metric].error for cells in self.cells.values() if cells[metric].error > 0),
+            default=1.0,
+        )
+        return min(6, max(3, 1 - math.floor(math.log10(error))))
+
+    def pieces(self) -> list[tuple[str, list[str]]]:
+        """Columns that stand together, under a title: all of them if they are few, else one piece
+        for each family."""
+        if len(self.metrics) <= WIDE:
+            return [("", list(self.metrics))]
+        families = {
+            family: [m for m in self.metrics if family_of(m) == family] for family in FAMILIES
+        }
+        return [(family, metrics) for family, metrics in families.items() if metrics]
+
+
+@dataclass(frozen=True, eq=False)
+class RunResults:
+    """All that a page shows, read in one pass over the shards that are done."""
+
+    values: Values
+    predicted: dict[int, int]  # the class the model answers, by sample
+    maps: dict[str, dict[int, Tensor]]  # [gh, gw] by method and sample
+    curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
+    shares: Tensor  # [n + 1] of the picture, along the curves
+    seconds: dict[str, list[float]]  # for one image, by method: one number a shard
+    parts: dict[str, PartScores] = field(default_factory=dict)  # by method
+
+
+def read_results(store: Store, plan: Plan) -> RunResults:
+    """Everything the finished shards of a plan hold, each file read once."""
+    tables: list[pa.Table] = []
+    by_method: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in plan.request.methods}
+    seconds: dict[str, list[float]] = {name: [] for name in plan.request.methods}
+    for shard in plan.shards:
+        result = store.read(shard.id, VALUE_COLUMNS)
+        if result is None:
+            continue
+        assert isinstance(result.rows, pa.Table)
+        tables.append(result.rows)
+        by_method[shard.method].append(result.tensors)
+        if result.metadata["images"]:
+            spent = result.metadata["seconds"]["attribute"]
+            seconds[shard.method].append(spent / result.metadata["images"])
+    rows = pa.concat_tables(tables) if tables else store.rows(plan, VALUE_COLUMNS)
+    measured = [part for parts in by_method.values() for part in parts if "shares" in part]
+    return RunResults(
+        values=values(rows, plan),
+        predicted=_predicted(rows),
+        maps={name: _maps(parts) for name, parts in by_method.items()},
+        curves={name: _curves(parts) for name, parts in by_method.items()},
+        shares=measured[0]["shares"] if measured else torch.zeros(0),
+        seconds=seconds,
+        parts={
+            name: scores
+            for name, parts in by_method.items()
+            if (scores := _part_scores(parts)) is not None
+        },
+    )
+
+
+def _predicted(rows: pa.Table) -> dict[int, int]:
+    known = rows.filter(rows.column("predicted").is_valid())
+    indices = known.column("index").to_numpy()
+    return dict(zip(indices.tolist(), known.column("predicted").to_numpy().tolist(), strict=True))
+
+
+def _maps(parts: Sequence[Mapping[str, Tensor]]) -> dict[int, Tensor]:
+    maps: dict[int, Tensor] = {}
+    for tensors in parts:
+        maps |= dict(zip(tensors["index"].tolist(), tensors.get("maps", ()), strict=True))
+    return maps
+
+
+def _curves(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    measured = [tensors for tensors in parts if "shares" in tensors]
+    kinds = ("insertion", "deletion") if measured else ()
+    return {kind: torch.cat([tensors[kind] for tensors in measured]) for kind in kinds}
+
+
+def values(rows: pa.Table, plan: Plan) -> Values:
+    """Values [images] by method and metric, in the order of the samples; NaN where there is no
+    value."""
+    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
+    grid = torch.full(
+        (len(methods), len(metrics), len(plan.samples)), torch.nan, dtype=torch.float64
+    )
+    if rows.num_rows:
+        index = torch.tensor(rows.column("index").to_numpy())
+        grid[_places(rows, "method", methods), _places(rows, "metric", metrics), index] = (
+            torch.tensor(rows.column("value").to_numpy())
+        )
+    return {
+        method: dict(zip(metrics, grid[place], strict=True)) for place, method in enumerate(methods)
+    }
+
+
+def _places(rows: pa.Table, column: str, names: Sequence[str]) -> Tensor:
+    """The place of each row's name among `names`, [rows]."""
+    codes = rows.column(column).combine_chunks().dictionary_encode()
+    places = torch.tensor([names.index(name) for name in codes.dictionary.to_pylist()])
+    return places[torch.tensor(codes.indices.to_numpy(), dtype=torch.long)]
+
+
+def table(folder: Path | str, *, against: str | None = None) -> Table:
+    """The table of a run folder, every method compared with `against` (the first if None)."""
+    store = Store(Path(folder))
+    plan = store.plan()
+    return make_table(store.rows(plan, VALUE_COLUMNS), plan, against=against)
+
+
+def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:
+    """Summaries of every method, compared with `against` (the first method if None)."""
+    return table_of(values(rows, plan), against=against)
+
+
+def table_of(
+    columns: Mapping[str, Mapping[str, Tensor]],
+    *,
+    against: str | None = None,
+    unranked: Collection[str] = (),
+) -> Table:
+    """The same from values [images] by method and metric. Methods that saw other images than the
+    rest are `unranked`: never marked as the best."""
+    methods = list(columns)
+    metrics = list(columns[methods[0]])
+    reference = against or methods[0]
+    if reference not in methods:
+        raise UnknownName("method of this run", reference, methods)
+    cells = {m: _cells(columns[m], None if m == reference else columns[reference]) for m in methods}
+    plain = Table(methods, metrics, reference, cells)
+    best = {
+        metric: _best(plain, metric, [m for m in methods if m not in unranked])
+        for metric in metrics
+    }
+    return replace(
+        plain,
+        cells={
+            m: {k: replace(cell, best=m in best[k]) for k, cell in row.items()}
+            for m, row in cells.items()
+        },
+    )
+
+
+def to_csv(table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    compared = f"difference to {table.reference}"
+    writer.writerow(
+        [
+            "method",
+            "metric",
+            "mean",
+            "standard error",
+            "low 95%",
+            "high 95%",
+            "n",
+            "missing",
+            compared,
+            "error of difference",
+            "best",
+        ]
+    )
+    for method in table.methods:
+        for metric, cell in table.cells[method].items():
+            difference = (
+                ["", ""]
+                if cell.difference is None
+                else [cell.difference.mean, cell.difference.standard_error]
+            )
+            writer.writerow(
+                [
+                    method,
+                    metric,
+                    cell.mean,
+                    cell.error,
+                    *cell.interval,
+                    cell.n,
+                    cell.missing,
+                    *difference,
+                    int(cell.best),
+                ]
+            )
+    return text.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """Booktabs tables, mean and standard error, the best in bold; one for each piece."""
+    head = "% needs \\usepackage{booktabs}; mean and standard error over images\n"
+    return head + "\n".join(_latex(table, title, metrics) for title, metrics in table.pieces())
+
+
+def to_markdown(table: Table) -> str:
+    """Tables for a page: mean and standard error, the best in bold; one for each piece."""
+    return "\n".join(_markdown(table, title, metrics) for title, metrics in table.pieces())
+
+
+def _latex(table: Table, title: str, metrics: Sequence[str]) -> str:
+    arrows = {
+        metric: r"$\uparrow$" if higher_is_better(metric) else r"$\downarrow$" for metric in metrics
+    }
+    lines = [
+        *([f"% {title}"] if title else []),
+        rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}",
+        r"\toprule",
+        " & ".join(["method", *(f"{_escaped(metric)} {arrows[metric]}" for metric in metrics)])
+        + r" \\",
+        r"\midrule",
+        *(
+            " & ".join(
+                [_escaped(m), *(_latex_cell(table.cells[m][k], table.digits(k)) for k in metrics)]
+            )
+            + r" \\"
+            for m in table.methods
+        ),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(table: Table, title: str, metrics: Sequence[str]) -> str:
+    head = [f"{metric} {'↑' if higher_is_better(metric) else '↓'}" for metric in metrics]
+    lines = [
+        *([f"**{title[0].upper()}{title[1:]}**", ""] if title else []),
+        "| method | " + " | ".join(head) + " |",
+        "|---|" + "---|" * len(head),
+    ]
+    for method in table.methods:
+        cells = [
+            _plain_cell(table.cells[method][metric], table.digits(metric)) for metric in metrics
+        ]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain_cell(cell: Cell, digits: int) -> str:
+    if cell.n == 0:
+        return "no value"
+    text = f"{cell.mean:.{digits}f} ± {error_text(cell.error, digits)}"
+    return f"**{text}**" if cell.best else text
+
+
+def _cells(mine: Mapping[str, Tensor], reference: Mapping[str, Tensor] | None) -> dict[str, Cell]:
+    compared = reference or dict.fromkeys(mine)
+    return {metric: _cell(values, compared[metric]) for metric, values in mine.items()}
+
+
+def _cell(mine: Tensor, reference: Tensor | None) -> Cell:
+    summary = summarise(mine)
+    difference = None if reference is None else paired_difference(mine, reference)
+    return Cell(
+        summary.mean,
+        summary.standard_error,
+        bootstrap_interval(mine),
+        summary.n,
+        summary.skipped,
+        difference,
+    )
+
+
+def _best(table: Table, metric: str, ranked: Sequence[str]) -> set[str]:
+    """The methods whose mean is best as shown. None if nothing is known, or all are nearly equal:
+    the metric is saturated, or tells of the model alone."""
+    shown = {
+        m: round(table.cells[m][metric].mean, table.digits(metric))
+        for m in ranked
+        if table.cells[m][metric].n
+    }
+    if not shown or (
+        len(shown) > 1
+        and max(shown.values()) - min(shown.values()) <= SATURATED * max(map(abs, shown.values()))
+    ):
+        return set()
+    top = (max if higher_is_better(metric) else min)(shown.values())
+    return {method for method, mean in shown.items() if mean == top}
+
+
+def _latex_cell(cell: Cell, digits: int) -> str:
+    if cell.n == 0:
+        return "--"
+    mean = rf"\mathbf{{{cell.mean:.{digits}f}}}" if cell.best else f"{cell.mean:.{digits}f}"
+    return rf"${mean} \pm {error_text(cell.error, digits)}$"
+
+
+def _escaped(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+# Against the truth, over all pictures of a run (FunnyBirds; `metrics.parts` says what each score
+# is). Shards keep what each picture says (`parts.*`), and it is joined here: the threshold of
+# completeness is chosen over all pictures, so that no picture has a completeness of its own.
+
+
+def against_truth(results: RunResults) -> Truth:
+    """The scores of every method that has some. Empty if the run did not measure them."""
+    return {method: _truth_row(scores) for method, scores in results.parts.items()}
+
+
+def truth_csv(truth: Truth) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", *TRUTH_COLUMNS])
+    writer.writerows([method, *row.values()] for method, row in truth.items())
+    return text.getvalue()
+
+
+def shown(row: dict[str, float]) -> list[str]:
+    """Numbers as pages print them; a dash where no picture asks the question."""
+    return ["-" if value != value else f"{value:.3f}" for value in row.values()]
+
+
+def _part_scores(parts: Sequence[Mapping[str, Tensor]]) -> PartScores | None:
+    measured = [tensors for tensors in parts if "parts.thresholds" in tensors]
+    if not measured:
+        return None
+    names = [part.name for part in fields(PartScores) if part.name != "thresholds"]
+    joined = {name: torch.cat([tensors[f"parts.{name}"] for tensors in measured]) for name in names}
+    return PartScores(**joined, thresholds=measured[0]["parts.thresholds"])
+
+
+def _truth_row(scores: PartScores) -> dict[str, float]:
+    numbers = (
+        scores.completeness,
+        scores.threshold,
+        float(scores.correctness.nanmean()),
+        float(scores.contrastivity.nanmean()),
+        scores.overall,
+    )
+    return dict(zip(TRUTH_COLUMNS, numbers, strict=True))
