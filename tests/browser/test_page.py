@@ -64,6 +64,33 @@ def test_nothing_is_fetched_and_nothing_fails(shown):
     assert heard == []
 
 
+def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages(shown, tmp_path):
+    page, _ = shown
+    file = write_page(
+        tmp_path / "hostile.html",
+        "Hostile",
+        [
+            explain_section(explanation()),
+            Section(
+                "Foreign?",
+                Markup(
+                    '<script>document.title = "taken"</script><img src="x.png" alt=""'
+                    " onerror=\"document.title = 'taken'\">"
+                    '<iframe src="https://example.org"></iframe>'
+                ),
+            ),
+        ],
+    )
+    other, asked = page.context.browser.new_page(), []
+    other.on("request", lambda request: asked.append(request.url))
+    other.goto(file.as_uri())
+    assert other.title() == "Hostile"
+    assert not [url for url in asked if url.endswith("x.png") or "example.org" in url]
+    other.locator("#opacity").fill("40")  # the page's own script still runs
+    assert heat_opacity(other) == pytest.approx(0.4)
+    other.close()
+
+
 def test_the_slider_fades_the_maps(shown):
     page, _ = shown
     for value in ("0", "40", "85"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,44 @@ def test_pictures_of_the_same_name_keep_apart(tmp_path):
         == 0
     )
     assert len(list((tmp_path / "out" / "overlays").rglob("*.png"))) == 2
+
+
+def test_output_names_are_made_so_nothing_is_written_elsewhere_or_twice(tmp_path, monkeypatch):
+    """Names that collide, a path with `..`, and names that differ by case only."""
+    work = tmp_path / "deep" / "work"
+    for folder in (tmp_path, work / "q", work / "r"):
+        folder.mkdir(parents=True, exist_ok=True)
+        photo(folder / "t.png")
+    photo(work / "r" / "T.png")
+    monkeypatch.chdir(work)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    names = ("q/t.png", "../../t.png", "r/t.png", "r/T.png")
+    done = explain(*names, *MODEL, "--method", "center", "--out", "o")
+    assert done.exit_code == 0, done.output
+    rows = json.loads((work / "o" / "manifest.json").read_text())["images"]
+    written = [(work / "o" / row["overlay"]).resolve() for row in rows]
+    assert all(path.is_file() and path.parent == work / "o" / "overlays" for path in written)
+    assert len({path.name.casefold() for path in written}) == 4
+    after = {
+        path for path in tmp_path.rglob("*") if path.is_file() and work / "o" not in path.parents
+    }
+    assert after == set(before) and all(path.read_bytes() == before[path] for path in after)
+
+
+def test_a_name_that_is_not_utf_8_is_refused_before_a_model_is_loaded(tmp_path):
+    photo(tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
+    done = explain(tmp_path, "--model", "nowhere", "--out", tmp_path / "out")
+    refused(done, "its name is not UTF-8", tmp_path / "out")
+
+
+def test_a_kill_between_the_two_renames_is_undone(tmp_path):
+    picture, out = photo(tmp_path / "a.png"), tmp_path / "out"
+    assert explain(picture, *MODEL, "--method", "center", "--out", out).exit_code == 0
+    out.rename(tmp_path / ".out.old")  # where the earlier result is at that moment
+    (tmp_path / ".out.999999999.partial").mkdir()  # and the draft of the process that died
+    refused = explain(picture, *MODEL, "--method", "nonsense", "--out", out)
+    assert refused.exit_code == 2 and (out / "index.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "out"]
 
 
 def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):

@@ -1,0 +1,99 @@
+"""The explain job gives the same result however the pictures are batched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+import seecause as sc
+from seecause.attribution.explain import AttributionWriter, explain_batches, top_answers
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return sc.load("timm:test_vit", weights="random")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(3, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("target", [None, 7])
+def test_batches_join_to_one_result(model, images, target):
+    heard: list[int] = []
+    options = {"caap": {"classes": [1, 2]}}
+    explanation = sc.explain(
+        model,
+        images,
+        names="abc",
+        methods=("caap", "sobel"),
+        target=target,
+        options=options,
+        batch=2,
+        advance=heard.append,
+    )
+    whole = sc.attribute(model, images, target, classes=[1, 2])
+    torch.testing.assert_close(explanation.runs["caap"].maps, whole.maps, rtol=1e-4, atol=1e-8)
+    assert explanation.runs["caap"].class_maps.shape == whole.class_maps.shape
+    assert explanation.runs["caap"].labels == whole.labels
+    assert {**explanation.runs["caap"].manifest, "memory_halvings": []} == {
+        **whole.manifest,
+        "memory_halvings": [],
+    }
+    assert explanation.runs["sobel"].native.shape == (3, 160, 160)
+    assert sum(heard) == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_batches_written_one_by_one_are_what_save_writes(images, tmp_path, dtype):
+    torch.manual_seed(0)
+    model = sc.load("timm:test_vit", weights="random", dtype=dtype)
+    options = {"caap": {"classes": [1, 2]}}
+    asked = dict(methods=("caap", "sobel"), options=options, batch=2)
+    whole = sc.explain(model, images, **asked)
+    for method in whole.runs:
+        writer = AttributionWriter(tmp_path / method)
+        for part in explain_batches(model, images, **asked):
+            writer.add(part.runs[method])
+        writer.close(part.fingerprint)
+        whole.runs[method].save(tmp_path / "whole")
+        mine, other = (sc.Attribution.load(tmp_path / name) for name in (method, "whole"))
+        assert mine.manifest == other.manifest and mine.labels == other.labels
+        for name in ("maps", "images", "native", "class_maps"):
+            first, second = getattr(mine, name), getattr(other, name)
+            assert (first is None and second is None) or torch.equal(first, second)
+        assert sorted(file.name for file in (tmp_path / method).iterdir()) == [
+            "manifest.json",
+            "maps.safetensors",
+        ]
+
+
+def test_pictures_are_read_one_batch_ahead_at_most(model):
+    read = []
+
+    def pictures():
+        for place in range(5):
+            read.append(place)
+            yield Image.new("RGB", (90, 60), (place * 40, 0, 0))
+
+    parts = explain_batches(model, pictures(), methods=("center",), batch=2)
+    first = next(parts)
+    assert len(read) == 2 and first.names == ["picture 0", "picture 1"]
+    assert [len(part.names) for part in parts] == [2, 1]
+
+
+def test_the_explained_class_is_always_among_the_answers(model, images):
+    unlikely = int(model(images[:1]).argmin())
+    answers = top_answers(model, images[:1], target=unlikely)[0]
+    assert (
+        len(answers) == 4
+        and answers[-1].explained
+        and answers[-1].name == model.class_name(unlikely)
+    )
+    assert [a.probability for a in answers] == sorted(
+        (a.probability for a in answers), reverse=True
+    )
+    assert top_answers(model, images[:1])[0][0].explained
