@@ -40,7 +40,11 @@ def heads(*words: object):
 
 
 def whole(page: str) -> str:
-    assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
+    assert (
+        not re.search(r'(src|href)="(?!data:|#)', page)
+        and "http:" not in page
+        and "https:" not in page
+    )
     return page
 
 
