@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seecause.attribution.explain import Answer
 from seecause.heads.audit import SHOWN, SOME, Audit
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
 from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.metrics.groups import GroupAccuracy
 from seecause.models.base import ImageModel
-from seecause.report.cards import Answer
-from seecause.report.cell import Cell
+from seecause.report.cards import Cell
 from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
 from seecause.report.overlay import data_uri, number, picture
 from seecause.report.page import Section, fragment
