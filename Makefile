@@ -31,7 +31,7 @@ test-cpus: install
 	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 # The oldest releases that pyproject.toml allows, in a virtual environment of their own. Their warnings are not errors.
-OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.0.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.4.5' \
+OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.8.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.4.5' \
 	'scikit-learn==1.5.2' 'scipy==1.14.1' 'pyarrow==17.0.0' 'typer==0.16.0' 'rich==13.9.4' 'jinja2==3.1.4' 'matplotlib==3.9.2'
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest

@@ -26,6 +26,7 @@ from seecause.models.layout import At
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
+_CPU_GROUPS = (2, 8)  # the first torch whose CPU kernel takes fewer key heads than query heads
 
 
 def read_shared(
@@ -91,6 +92,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) 
             q, k, v, 0.0, causal, False, scale=scale
         )
     else:
+        if torch.__version__ < _CPU_GROUPS:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, scale=scale
         )

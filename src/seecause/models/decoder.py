@@ -136,7 +136,7 @@ class Decoder:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
         puts them."""
         tokens = positions.shape[-1]
-        cos, sin = self.rotary(like, positions)  # [1, S, dh]
+        cos, sin = (_one_table(self.rotary, x) for x in self.rotary(like, positions))  # [1, S, dh]
         if cos.shape[-1] != self.blocks[0].head_dim:
             raise UnsupportedModel(
                 type(self.native).__name__,
@@ -217,6 +217,14 @@ def planted_span(config: Any) -> tuple[int, int] | None:
         if getattr(config, "_attn_implementation", None) == ATTENTION
         else None
     )
+
+
+def _one_table(rotary: Any, table: Tensor) -> Tensor:
+    """[1, S, dh]. transformers before 5.17 gives Qwen's three axes apart: [3, 1, S, dh]."""
+    if table.ndim == 3:
+        return table
+    sections = table.split(rotary.config.rope_parameters["mrope_section"] * 2, dim=-1)
+    return torch.cat([axes[index % 3] for index, axes in enumerate(sections)], dim=-1)
 
 
 def rotate(x: Tensor, at: At) -> Tensor:
