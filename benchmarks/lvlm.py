@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.lvlm_shapes import SHAPES
 from benchmarks.timing import measured_on
 from seecause.lvlm import LVLM, MaskEngine, MeanBank, bank_of_prompts, draw_masks, wrap
-from seecause.lvlm.fit import Sampling, correlation, regress
+from seecause.lvlm.fit import MaskSampling, correlation, regress
 from tests.reference import hear
 
 PARTS = "ceiling,eager,compiled,plain,adaptive,float32"
@@ -106,7 +106,7 @@ def run_model(
     if found is not None:
         _, taken = clock(
             lambda: regress(
-                _recalled(drawn, found[0]), engine.n_components, Sampling(masks=masks), where
+                _recalled(drawn, found[0]), engine.n_components, MaskSampling(masks=masks), where
             ),
             where,
         )
@@ -213,7 +213,7 @@ def adaptive(
     fit = regress(
         _recalled(drawn, found[0]),
         engine.n_components,
-        Sampling(masks=len(drawn), adaptive=True),
+        MaskSampling(masks=len(drawn), adaptive=True),
         where,
     )
     print(

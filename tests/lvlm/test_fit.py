@@ -20,7 +20,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import Penalty, Sampling, regress
+from seecause.lvlm.fit import MaskSampling, Penalty, regress
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 
@@ -67,7 +67,7 @@ def test_mask_laws():
 
 def test_an_additive_response_is_found_exactly():
     truth = noise(30) * (torch.arange(30) % 3 == 0)
-    result = regress(lambda x: x.double() @ truth + 0.5, 30, Sampling(masks=400, alpha=1e-9))
+    result = regress(lambda x: x.double() @ truth + 0.5, 30, MaskSampling(masks=400, alpha=1e-9))
     assert_close(
         result.coefficients, truth, atol=1e-3, rtol=0
     )  # as far as scikit-learn goes before it stops
@@ -88,7 +88,7 @@ def test_r2_is_that_of_masks_the_fit_has_not_seen():
         asked.append((x, x.double() @ truth + 3 * rough))
         return asked[-1][1]
 
-    fit = regress(respond, 20, Sampling(masks=60, seed=4))
+    fit = regress(respond, 20, MaskSampling(masks=60, seed=4))
     ((masks, responses),) = asked
     unseen = torch.randperm(60, generator=torch.Generator().manual_seed(4))[48:]
     predicted = masks[unseen].double() @ fit.coefficients + fit.intercept
@@ -98,10 +98,10 @@ def test_r2_is_that_of_masks_the_fit_has_not_seen():
 
 def test_defaults_are_the_papers():
     paper = {"masks": 10_000, "p": 0.75, "law": "bernoulli", "split": 0.8, "alpha": 5e-4}
-    assert {name: getattr(Sampling(), name) for name in paper} == paper
+    assert {name: getattr(MaskSampling(), name) for name in paper} == paper
     for function in (attribute_heads, attribute_tokens):
         options = keyword_options(function)
-        defaults = asdict(Sampling())
+        defaults = asdict(MaskSampling())
         assert options == {name: defaults[name] for name in options}
 
 
@@ -112,7 +112,9 @@ def test_asking_stops_when_two_halves_agree():
     def respond(x: torch.Tensor) -> torch.Tensor:
         return x.double() @ truth + 4 * torch.randn(len(x), generator=rough, dtype=torch.float64)
 
-    result = regress(respond, 60, Sampling(masks=20_000, adaptive=True, agreement=0.8, step=200))
+    result = regress(
+        respond, 60, MaskSampling(masks=20_000, adaptive=True, agreement=0.8, step=200)
+    )
     assert 200 < result.masks < 5000 and result.agreement >= 0.8
     assert [step["masks"] for step in result.history] == list(range(200, result.masks + 1, 200))
     assert all(step["agreement"] < 0.8 for step in result.history[:-1])
@@ -120,7 +122,7 @@ def test_asking_stops_when_two_halves_agree():
         step["top"] == 15 and 0 <= step["in both"] <= 15 for step in result.history
     )  # a quarter: of all 60, the largest 50 say little
     assert result.reliability > result.agreement
-    strict = regress(respond, 60, Sampling(masks=600, adaptive=True, agreement=0.99, step=200))
+    strict = regress(respond, 60, MaskSampling(masks=600, adaptive=True, agreement=0.99, step=200))
     assert strict.masks == 600  # it never agreed, and says so
     assert strict.agreement < 0.99
 

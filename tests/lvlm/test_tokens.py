@@ -15,7 +15,7 @@ from seecause.lvlm import (
     text_effects,
     weighted_attention,
 )
-from seecause.lvlm.fit import Sampling, regress
+from seecause.lvlm.fit import MaskSampling, regress
 from tests.lvlm.scenes import scene
 
 
@@ -62,7 +62,7 @@ def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
     expected = regress(
         lambda image: engine.evaluate(heads[None], text[None], image) / whole,
         engine.n_image,
-        Sampling(masks=100, seed=2),
+        MaskSampling(masks=100, seed=2),
     )
     tokens = attribute_tokens(engine, heads, text, masks=100, seed=2)
     assert_close(tokens.coefficients, expected.coefficients, atol=1e-9, rtol=0)

@@ -27,7 +27,7 @@ from torch import Tensor
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, DataMissing, WeakAnswer
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import Regression, Sampling, regress
+from seecause.lvlm.fit import MaskSampling, Regression, regress
 from seecause.lvlm.masks import Law
 from seecause.models.image_tokens import Grid, ImageTokens
 
@@ -105,7 +105,7 @@ def attribute_heads(
     `adaptive` asks `step` masks at a time, at most `masks`, until coefficients from two halves of
     them correlate by `agreement`.
     """
-    sampling = Sampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
+    sampling = MaskSampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
     fit = regress(engine.evaluate, engine.n_components, sampling, engine.lvlm.device)
     return HeadAttribution(
         fit.coefficients.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads),
@@ -118,7 +118,7 @@ def attribute_heads(
     )
 
 
-def protocol(engine: MaskEngine, sampling: Sampling, fit: Regression) -> dict[str, Any]:
+def protocol(engine: MaskEngine, sampling: MaskSampling, fit: Regression) -> dict[str, Any]:
     """How a fit was made."""
     return {
         **engine.protocol(),
@@ -198,7 +198,7 @@ def attribute_tokens(
     all)."""
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
-    sampling = Sampling(
+    sampling = MaskSampling(
         masks=masks,
         p=p,
         alpha=alpha,

@@ -125,7 +125,7 @@ TOP = 50  # the largest coefficients that the halves are compared in; at most a 
 
 
 @dataclass(frozen=True)
-class Sampling:
+class MaskSampling:
     """How masks are drawn and fitted. `adaptive` stops as soon as the halves' coefficients
     correlate by `agreement`, asking `step` masks at a time."""
 
@@ -165,7 +165,7 @@ class Regression:
 def regress(
     respond: Callable[[Tensor], Tensor],
     size: int,
-    sampling: Sampling,
+    sampling: MaskSampling,
     device: torch.device | str = "cpu",
 ) -> Regression:
     """Ask `respond` (masks [M, P] -> responses [M]) and fit."""
@@ -209,7 +209,7 @@ def regress(
 
 
 def _ask(
-    respond: Callable[[Tensor], Tensor], count: int, size: int, sampling: Sampling, start: int
+    respond: Callable[[Tensor], Tensor], count: int, size: int, sampling: MaskSampling, start: int
 ) -> tuple[Tensor, Tensor]:
     """`count` masks from number `start` on, and the responses to them."""
     p, law, seed = sampling.p, sampling.law, sampling.seed
@@ -226,7 +226,7 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float((x @ y) / (x.norm() * y.norm()))
 
 
-def _agreement(halves: list[Moments], sampling: Sampling) -> tuple[float, int, int]:
+def _agreement(halves: list[Moments], sampling: MaskSampling) -> tuple[float, int, int]:
     """Correlation of the halves' coefficients, and of so many of the largest, how many they have in
     common."""
     first, second = (half.fit(_penalty(sampling)).coefficients for half in halves)
@@ -235,11 +235,11 @@ def _agreement(halves: list[Moments], sampling: Sampling) -> tuple[float, int, i
     return correlation(first, second), top, len(common)
 
 
-def _penalty(sampling: Sampling) -> Penalty:
+def _penalty(sampling: MaskSampling) -> Penalty:
     return Penalty(alpha=sampling.alpha, l1_ratio=sampling.l1_ratio)
 
 
-def check_sampling(sampling: Sampling, size: int) -> None:
+def check_sampling(sampling: MaskSampling, size: int) -> None:
     """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
     check_seed(sampling.seed)
     if not 0 < sampling.split < 1:

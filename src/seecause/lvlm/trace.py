@@ -45,7 +45,7 @@ from seecause.lvlm.attribute import (
     weighted_attention,
 )
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import Sampling, check_sampling, correlation
+from seecause.lvlm.fit import MaskSampling, check_sampling, correlation
 
 FAITHFUL, COMPLETE = 0.8, 0.2
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
@@ -321,9 +321,9 @@ def check_masks_suffice(
 ) -> None:
     """Refuse too few masks for the heads or the image tokens (0: none are fitted) before any are
     asked."""
-    check_sampling(Sampling(masks, seed=seed), engine.n_components)
+    check_sampling(MaskSampling(masks, seed=seed), engine.n_components)
     if token_masks:
-        check_sampling(Sampling(token_masks, seed=seed), engine.n_image)
+        check_sampling(MaskSampling(token_masks, seed=seed), engine.n_image)
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
