@@ -102,8 +102,8 @@ def test_score_fills_the_grid_for_any_selector(tmp_path, folder):
         page = whole((tmp_path / by / "index.html").read_text())
         assert page.count('title="layer ') == 12, by
         assert len(table(tmp_path / by / "scores.csv")) == 12
-        told = json.loads((tmp_path / by / "manifest.json").read_text())
-        assert ({"guard", "operator", "background"} <= set(told)) == (
+        metadata = json.loads((tmp_path / by / "manifest.json").read_text())
+        assert ({"guard", "operator", "background"} <= set(metadata)) == (
             by == "cigma"
         )  # only what ran
     first = table(tmp_path / "cigma" / "scores.csv")[0]
@@ -174,7 +174,7 @@ def test_the_mask_search_takes_options_and_an_earlier_result_is_named(tmp_path, 
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert manifest["run"]["options"]["mask options"] == "rho=0.9, grid=4, param=sigmoid"
 
-    told = (
+    metadata = (
         "--model",
         folder,
         "--limit",
@@ -191,7 +191,7 @@ def test_the_mask_search_takes_options_and_an_earlier_result_is_named(tmp_path, 
         "early_stop=0.5",
     )
     for command, more in (("score", ()), ("prune", ("--test-limit", 32, "--draws", 1, "--top", 1))):
-        done = heads(command, *told, *more, *SMALL, tmp_path / command)
+        done = heads(command, *metadata, *more, *SMALL, tmp_path / command)
         assert done.exit_code == 0, done.output
         assert json.loads((tmp_path / command / "manifest.json").read_text())["mask options"] == {
             "grid": 4,
@@ -199,7 +199,7 @@ def test_the_mask_search_takes_options_and_an_earlier_result_is_named(tmp_path, 
         }
         assert (
             "replaced the earlier result"
-            in heads(command, *told, *more, *SMALL, tmp_path / command).stdout
+            in heads(command, *metadata, *more, *SMALL, tmp_path / command).stdout
         )
 
 
@@ -244,7 +244,7 @@ def test_the_page_of_a_prune_says_after_what_the_shipped_model_does(tmp_path, fo
     words = ("--by", "weight-norm", "--top", 3, "--limit", 24, "--test-limit", 32, "--draws", 2)
     done = heads("prune", "--model", folder, *words, *SMALL, tmp_path / "p")
     assert done.exit_code == 0, done.output
-    told = json.loads((tmp_path / "p" / "manifest.json").read_text())
+    metadata = json.loads((tmp_path / "p" / "manifest.json").read_text())
     rows = {int(row["removed"]): row for row in table(tmp_path / "p" / "curve.csv")}
     assert set(rows) == {0, 1, 3, 6} and len({row["NLL"] for row in rows.values()}) == 4
     page = (tmp_path / "p" / "index.html").read_text()
@@ -255,7 +255,7 @@ def test_the_page_of_a_prune_says_after_what_the_shipped_model_does(tmp_path, fo
         )
         assert f"{name}: {cells[0]} -> {cells[1]}" in done.stdout
         assert f"{float(rows[0][name]):.3f}" == cells[0]
-        assert f"{float(rows[len(told['removed'])][name]):.3f}" == cells[1]
+        assert f"{float(rows[len(metadata['removed'])][name]):.3f}" == cells[1]
 
 
 def measured(folder, shipped):
@@ -294,8 +294,8 @@ def test_scores_from_the_command_line_are_those_of_python_above_the_noise_floor(
         assert float(row["score"]) == pytest.approx(value, abs=1e-7)
         assert float(row["score"]) == 0 or abs(float(row["score"])) >= floor
     assert sum(float(row["score"]) == 0 for row in rows) >= 5
-    told = json.loads((tmp_path / "s" / "manifest.json").read_text())
-    assert told["run"]["noise_floor"] == floor
+    metadata = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert metadata["run"]["noise_floor"] == floor
 
 
 def test_flags_reach_the_selector(tmp_path, folder):
@@ -303,19 +303,22 @@ def test_flags_reach_the_selector(tmp_path, folder):
     words += ("--option", "verify=3", "--option", "temperature=2", "--seed", 3, "--fill", "blur")
     done = heads("score", "--model", folder, *words, *SMALL, tmp_path / "s")
     assert done.exit_code == 0, done.output
-    told = json.loads((tmp_path / "s" / "manifest.json").read_text())
-    assert (told["guard"], told["operator"]) == ("protect", "mean")
-    assert told["background"] == "true masks, blur"
-    assert told["run"]["temperature"] == 2 and told["run"]["seed"] == 3
-    assert told["run"]["screen"]["verified"] == 3
+    metadata = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    assert (metadata["guard"], metadata["operator"]) == ("protect", "mean")
+    assert metadata["background"] == "true masks, blur"
+    assert metadata["run"]["temperature"] == 2 and metadata["run"]["seed"] == 3
+    assert metadata["run"]["screen"]["verified"] == 3
 
 
 def test_an_audit_counts_what_is_asked_for(tmp_path, folder):
     words = ("--masks", "oracle", "--limit", 33)
-    for count, said in (("right", "that are answered right"), ("all", "Means over all pictures")):
+    for count, message in (
+        ("right", "that are answered right"),
+        ("all", "Means over all pictures"),
+    ):
         out = tmp_path / count
         done = heads("audit", "--model", folder, *words, "--count", count, *SMALL, out)
-        assert done.exit_code == 0 and said in (out / "index.html").read_text(), done.output
+        assert done.exit_code == 0 and message in (out / "index.html").read_text(), done.output
 
 
 def test_prune_removes_nothing_where_no_head_has_a_score_above_zero(tmp_path, folder):
@@ -424,7 +427,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
         "has masks of its own": ("score", "--mask-option", "rho=0.2"),
         "not selector='taylor'": ("score", "--by", "taylor", "--mask-option", "rho=0.2"),
     }
-    for said, words in cases.items():
+    for message, words in cases.items():
         done = heads(
             *words,
             "--model",
@@ -433,8 +436,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
             *SMALL,
             tmp_path / "out",
         )
-        assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1, (
-            said,
+        assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1, (
+            message,
             done.output,
             done.exception,
         )
@@ -446,7 +449,7 @@ def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, 
         "seecause.heads.pictures.read_pictures", lambda *_, **__: pytest.fail("pictures were read")
     )
     planted = toy(tmp_path / "planted", planted=True, library="seecause")
-    for said, words in (
+    for message, words in (
         (
             "top=13 cannot be used; expected a count from 1 to 12",
             ("prune", "--model", folder, "--top", 13),
@@ -457,7 +460,7 @@ def test_top_and_form_are_checked_before_any_mask_is_searched(tmp_path, folder, 
         ("cutting heads out", ("prune", "--model", planted, "--form", "sliced")),
     ):
         done = heads(*words, *SMALL, tmp_path / "out")
-        assert done.exit_code == 2 and said in done.stderr, done.output
+        assert done.exit_code == 2 and message in done.stderr, done.output
 
 
 @pytest.mark.parametrize("top", ["0", "-3", "0.0", "1.5", "many", "nan."])
@@ -494,15 +497,15 @@ def test_greedy_regression_and_contrastive_gating_are_reachable(tmp_path, folder
         )
         done = heads("prune", "--model", folder, "--by", by, *words, *more, *SMALL, tmp_path / by)
         assert done.exit_code == 0, done.output
-        told = json.loads((tmp_path / by / "manifest.json").read_text())
+        metadata = json.loads((tmp_path / by / "manifest.json").read_text())
         assert (
-            told["by"] == by
+            metadata["by"] == by
             and "BIR, true masks, mean" in (tmp_path / by / "curve.csv").read_text()
-            and told["background"] == "true masks, mean"
-            and told["pictures"] <= 6
-            and len(told["removed"]) <= 2
+            and metadata["background"] == "true masks, mean"
+            and metadata["pictures"] <= 6
+            and len(metadata["removed"]) <= 2
         )
-        assert ("guard" in told) == (by == "greedy")
+        assert ("guard" in metadata) == (by == "greedy")
         for name in (
             "accuracy",
             "worst group",
@@ -631,9 +634,9 @@ def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
             model,
         ),
     }
-    for said, given in cases.items():
+    for message, given in cases.items():
         done = heads(*given, *SMALL, tmp_path / "out")
-        assert done.exit_code == 2 and said in done.stderr, done.output
+        assert done.exit_code == 2 and message in done.stderr, done.output
 
 
 def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(monkeypatch):

@@ -49,18 +49,18 @@ def cases(model) -> Pictures:
 
 def test_critters_come_with_exact_counterfactuals(model):
     data = open_data("critters:balanced:test", limit=5)
-    found = read_pictures(model, data)
-    assert_close(found.images[3], model.preprocess.normalise(data[3].image[None])[0].double())
+    result = read_pictures(model, data)
+    assert_close(result.images[3], model.preprocess.normalise(data[3].image[None])[0].double())
     assert (
-        found.groups[3] == data[3].group
-        and int(found.labels[3]) == data[3].label
-        and torch.equal(found.truth[3], data[3].mask)
+        result.groups[3] == data[3].group
+        and int(result.labels[3]) == data[3].label
+        and torch.equal(result.truth[3], data[3].mask)
     )
     assert torch.equal(
-        found.swapped.background[found.truth[:, None].expand_as(found.images)],
-        found.images[found.truth[:, None].expand_as(found.images)],
+        result.swapped.background[result.truth[:, None].expand_as(result.images)],
+        result.images[result.truth[:, None].expand_as(result.images)],
     )
-    assert (found.swapped.background != found.images).flatten(1).any(dim=1).all()
+    assert (result.swapped.background != result.images).flatten(1).any(dim=1).all()
 
 
 def test_a_dataset_of_files_has_what_its_samples_have(model):
@@ -73,9 +73,11 @@ def test_a_dataset_of_files_has_what_its_samples_have(model):
         def __getitem__(self, index):
             return next(critters.samples("clean", "test", 1, start=range(3)[index]))
 
-    found = read_pictures(model, Files())
-    assert len(found) == 3 and found.swapped is None and found.oracle is not None and found.grouped
-    assert found.take(torch.tensor([2, 0])).ids == (found.ids[2], found.ids[0])
+    result = read_pictures(model, Files())
+    assert (
+        len(result) == 3 and result.swapped is None and result.oracle is not None and result.grouped
+    )
+    assert result.take(torch.tensor([2, 0])).ids == (result.ids[2], result.ids[0])
 
 
 @pytest.mark.parametrize(
@@ -114,10 +116,10 @@ class Named:
 
 def test_removals_are_those_of_the_ablated_model(model, cases):
     sets = [[], [(0, 1), (2, 3)], [(1, 0)]]
-    found = logits_without(model, cases.images, sets)
+    result = logits_without(model, cases.images, sets)
     for place, heads in enumerate(sets):
         with ablate(model, heads):
-            assert_close(found[place], model(cases.images), atol=1e-10, rtol=0)
+            assert_close(result[place], model(cases.images), atol=1e-10, rtol=0)
 
 
 def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkeypatch):
@@ -145,38 +147,38 @@ def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkey
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     looks = [Erasure(cases.oracle, "grey"), Erasure(None, cases.swapped)]
     heads = [(0, 2), (2, 1)]
-    found = outcomes(model, cases, [heads], looks)[0]
+    result = outcomes(model, cases, [heads], looks)[0]
     with ablate(model, heads):
         gains = information_gains(model, cases.images, cases.oracle, baseline="grey")
         answers, others = (
             model(cases.images).argmax(dim=1),
             model(cases.swapped.background).argmax(dim=1),
         )
-    assert_close(found.gains["true masks, grey"].big, gains.big, atol=1e-10, rtol=0)
-    assert_close(found.gains["true masks, grey"].fig, gains.fig, atol=1e-10, rtol=0)
-    assert found.accuracy == pytest.approx(float((answers == cases.labels).double().mean()))
-    assert found.flips == pytest.approx(float((answers != others).double().mean()))
+    assert_close(result.gains["true masks, grey"].big, gains.big, atol=1e-10, rtol=0)
+    assert_close(result.gains["true masks, grey"].fig, gains.fig, atol=1e-10, rtol=0)
+    assert result.accuracy == pytest.approx(float((answers == cases.labels).double().mean()))
+    assert result.flips == pytest.approx(float((answers != others).double().mean()))
     assert (
-        outcomes(model, cases, [heads], looks[:1])[0].flips == found.flips
+        outcomes(model, cases, [heads], looks[:1])[0].flips == result.flips
     )  # also where no look is a swap
 
 
 def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases):
     scores = select("weight-norm", model, cases.images, cases.labels)
-    found = curve(model, cases, scores, [0, 3], [Erasure(None, cases.swapped)], draws=4)
-    assert found.chosen[0].heads == [] and sorted(found.chosen[1].heads) == sorted(scores.top(3))
-    assert len(found.random[1]) == 4 and all(len(draw.heads) == 3 for draw in found.random[1])
+    result = curve(model, cases, scores, [0, 3], [Erasure(None, cases.swapped)], draws=4)
+    assert result.chosen[0].heads == [] and sorted(result.chosen[1].heads) == sorted(scores.top(3))
+    assert len(result.random[1]) == 4 and all(len(draw.heads) == 3 for draw in result.random[1])
     few = HeadScores(torch.where(torch.arange(12).view(3, 4) < 2, 1.0, -1.0).double())
     assert [len(draw.heads) for draw in curve(model, cases, few, [8], draws=2).random[0]] == [
         2,
         2,
     ]  # as many as really went
-    assert found.band("accuracy")[0] == (pytest.approx(found.chosen[0].accuracy), 0.0)
+    assert result.band("accuracy")[0] == (pytest.approx(result.chosen[0].accuracy), 0.0)
 
 
 def test_the_audit_has_every_look(model, cases):
-    found = audit(model, cases, steps=2)
-    assert list(found.gains) == [
+    result = audit(model, cases, steps=2)
+    assert list(result.gains) == [
         "discovered masks, mean",
         "discovered masks, grey",
         "true masks, mean",
@@ -184,19 +186,19 @@ def test_the_audit_has_every_look(model, cases):
         "exact swap",
     ]
     assert (
-        found.trusted == "exact swap"
-        and found.overlap.shape == (len(cases),)
-        and found.groups is not None
+        result.trusted == "exact swap"
+        and result.overlap.shape == (len(cases),)
+        and result.groups is not None
     )
-    big = found.gains["exact swap"].bir
-    assert found.worst(1) == [int((big + 1e-3 * found.gains["exact swap"].big).argmax())]
+    big = result.gains["exact swap"].bir
+    assert result.worst(1) == [int((big + 1e-3 * result.gains["exact swap"].big).argmax())]
     bare = audit(model, replace(cases, truth=None, swapped=None, labels=None, groups=()), steps=2)
     assert (
         list(bare.gains) == ["discovered masks, mean", "discovered masks, grey"]
         and bare.accuracy is None
         and bare.flips is None
     )
-    json.dumps(found.protocol)
+    json.dumps(result.protocol)
 
 
 def told(big: dict[str, float], flips: float | None = None) -> list[str]:
@@ -273,19 +275,19 @@ def test_means_are_those_of_right_answers(model, cases):
     labels = model(cases.images).argmax(dim=1)
     labels[0] = (labels[0] + 1) % model.n_classes
     wrong = replace(cases, labels=labels)
-    found = audit(model, wrong, masks="oracle")
-    assert found.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(
-        found.gains["exact swap"].big
+    result = audit(model, wrong, masks="oracle")
+    assert result.counted.tolist() == [False, *[True] * (len(cases) - 1)] and len(
+        result.gains["exact swap"].big
     ) == len(cases)
-    assert_close(found.means["exact swap"].big, found.gains["exact swap"].big[1:])
+    assert_close(result.means["exact swap"].big, result.gains["exact swap"].big[1:])
     assert (
         audit(model, wrong, masks="oracle", count="all").means["exact swap"].bir_ratio_of_means
-        == found.gains["exact swap"].bir_ratio_of_means
+        == result.gains["exact swap"].bir_ratio_of_means
     )
-    low, high = found.means["exact swap"].interval
-    words = " ".join(verdict(found))
+    low, high = result.means["exact swap"].interval
+    words = " ".join(verdict(result))
     assert (
-        low < found.means["exact swap"].bir_ratio_of_means < high
+        low < result.means["exact swap"].bir_ratio_of_means < high
         and f"95 % interval {low:.2f} to {high:.2f}" in words
         and "5 right answers" in words
     )
@@ -312,11 +314,11 @@ def test_averages_over_groups_have_their_own_names(model, cases, caplog):
     four = replace(
         cases.take(torch.arange(4)), groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels
     )
-    found = outcomes(model, four, [[]], train={(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2})[0].numbers()
-    assert found["mean of groups"] == pytest.approx(0.75) and found[
+    result = outcomes(model, four, [[]], train={(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2})[0].numbers()
+    assert result["mean of groups"] == pytest.approx(0.75) and result[
         "groups weighted as in training"
     ] == pytest.approx(0.9)
-    assert found["worst group"] == found["worst of groups (0, 1) and (1, 0)"] == 0
+    assert result["worst group"] == result["worst of groups (0, 1) and (1, 0)"] == 0
     assert not caplog.records
     assert (
         "groups weighted as in training"
@@ -409,7 +411,7 @@ def test_bad_input_is_named(model, cases):
 
 
 def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
-    found = score(
+    result = score(
         model,
         cases.images,
         cases.oracle,
@@ -417,9 +419,9 @@ def test_a_share_is_one_of_all_heads_also_after_a_screen(model, cases):
         heads=[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
     )
     assert (
-        found.total == 12
-        and len(found.top(0.25, positive=False)) == 3
-        and len(found.top(12, positive=False)) == 6
+        result.total == 12
+        and len(result.top(0.25, positive=False)) == 3
+        and len(result.top(12, positive=False)) == 6
     )
 
 
@@ -460,26 +462,26 @@ def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch,
         draws=2,
         search={"steps": 2, "cache": tmp_path / "masks"},
     )
-    found = run_study(name, setup)
+    result = run_study(name, setup)
     assert (
-        len(found.rows)
+        len(result.rows)
         == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]
     )
-    assert all("accuracy" in row and "BIR, true masks, grey" in row for row in found.rows)
+    assert all("accuracy" in row and "BIR, true masks, grey" in row for row in result.rows)
     if name == "k":
-        assert found.rows[0]["removed"] == 0 and "accuracy, random sd" in found.columns
+        assert result.rows[0]["removed"] == 0 and "accuracy, random sd" in result.columns
     if name == "masks":
         assert len(list((tmp_path / "masks").iterdir())) == 2 * len(
             cases
         )  # rho costs nothing, another fill is another search
     if name == "fraction":
-        assert len({row["pictures"] for row in found.rows}) == len(found.rows)
-        assert found.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
+        assert len({row["pictures"] for row in result.rows}) == len(result.rows)
+        assert result.rows[-1]["rank correlation with all"] == pytest.approx(1.0)
     if name == "layers":
-        assert [row["blocks"] for row in found.rows] == [
+        assert [row["blocks"] for row in result.rows] == [
             "none",
             "all",
             "first third",
             "middle third",
             "last third",
-        ] and found.rows[0]["removed"] == 0
+        ] and result.rows[0]["removed"] == 0

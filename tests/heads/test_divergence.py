@@ -52,9 +52,9 @@ def test_disjoint_answers_are_ln_2_apart():
 def test_float32_keeps_its_digits(classes, distance, allowed):
     first, second = (x.float() for x in pair(classes, distance))
     exact = jensen_shannon(log_probs(first.double()), log_probs(second.double()))
-    found = jensen_shannon(log_probs(first), log_probs(second))
-    assert found.dtype == torch.float32 and (found > 0).all()
-    assert ((found.double() - exact).abs() / exact).median() < allowed
+    result = jensen_shannon(log_probs(first), log_probs(second))
+    assert result.dtype == torch.float32 and (result > 0).all()
+    assert ((result.double() - exact).abs() / exact).median() < allowed
 
 
 def test_the_textbook_form_loses_them():

@@ -36,19 +36,19 @@ def test_copies_of_a_token_come_last():
 def test_the_answer_is_read_from_the_tokens_that_stay(family, after):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    found = divprune(model, images, keep=0.25, after=after)
+    result = divprune(model, images, keep=0.25, after=after)
     layout = model.layout
-    assert found.tokens.sum(dim=1).tolist() == [round(0.25 * layout.n_patches)] * 2
+    assert result.tokens.sum(dim=1).tolist() == [round(0.25 * layout.n_patches)] * 2
     h = model.embed(images)
     for block in model.blocks[:after]:
         h = block(h, layout.at())
-    for row, features in zip(found.tokens, h[:, layout.patches], strict=True):
+    for row, features in zip(result.tokens, h[:, layout.patches], strict=True):
         assert set(row.nonzero().flatten().tolist()) == reference.most_diverse(
             features, int(row.sum())
         )
     assert_close(
-        found.logits,
-        kept_logits(model, h, found.tokens, layout.at(), start=after),
+        result.logits,
+        kept_logits(model, h, result.tokens, layout.at(), start=after),
         atol=1e-10,
         rtol=0,
     )

@@ -41,7 +41,7 @@ def case(family="timm_registers", batch=2):
 @torch.no_grad()
 def test_the_guess_is_the_slope_of_scaled_weights():
     native, model, images, masks = case()
-    found = first_order(model, images, masks)
+    result = first_order(model, images, masks)
     step = 1e-5
     for layer, head in [(0, 1), (2, 0), (3, 2)]:
         weight = reference.projection(native.blocks[layer]).weight[
@@ -58,7 +58,7 @@ def test_the_guess_is_the_slope_of_scaled_weights():
                 / 2
             )
         weight.copy_(kept)
-        assert found.value[layer, head].item() == pytest.approx(
+        assert result.value[layer, head].item() == pytest.approx(
             (values[0] - values[1]) / (2 * step), abs=1e-8
         )
 
@@ -83,20 +83,24 @@ def test_the_guess_is_exact_where_the_response_is_linear():
 def test_a_screen_measures_the_likeliest_exactly():
     _, model, images, masks = case()
     exact = score(model, images, masks)
-    found = screen(model, images, masks, top=2, verify=4, audit=0.2)
+    result = screen(model, images, masks, top=2, verify=4, audit=0.2)
     assert (
-        len(found.verified) == 4
-        and len(found.audited) == 3
-        and not set(found.verified) & set(found.audited)
+        len(result.verified) == 4
+        and len(result.audited) == 3
+        and not set(result.verified) & set(result.audited)
     )
-    measured = [*found.verified, *found.audited]
+    measured = [*result.verified, *result.audited]
     for head in ALL:
-        assert (head in measured) == (not math.isnan(found.scores.value[head]))
+        assert (head in measured) == (not math.isnan(result.scores.value[head]))
     for head in measured:
-        assert found.scores.value[head].item() == pytest.approx(exact.value[head].item(), abs=1e-12)
-    best = found.guess.order(positive=False)[:4]
-    assert found.verified == best and -1 <= found.agreement <= 1
-    assert "fig_drop" in found.scores.after and penalised(found.scores).value.isfinite().sum() == 7
+        assert result.scores.value[head].item() == pytest.approx(
+            exact.value[head].item(), abs=1e-12
+        )
+    best = result.guess.order(positive=False)[:4]
+    assert result.verified == best and -1 <= result.agreement <= 1
+    assert (
+        "fig_drop" in result.scores.after and penalised(result.scores).value.isfinite().sum() == 7
+    )
 
 
 def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
@@ -112,13 +116,13 @@ def test_a_screen_that_measures_all_misses_none_and_a_blind_one_is_told_off():
 
 def test_impossible_screens_are_refused():
     _, model, images, masks = case()
-    for options, said in (
+    for options, message in (
         ({"top": 13}, "1 to 12"),
         ({"top": 2, "verify": 1}, "at least as many"),
         ({"by": "luck"}, "signed, size"),
         ({"at": ()}, "gates"),
     ):
-        with pytest.raises(BadOption, match=said):
+        with pytest.raises(BadOption, match=message):
             screen(model, images, masks, **options)
 
 
@@ -156,7 +160,7 @@ def test_heads_that_removals_cannot_tell_apart_are_refused(seed):
 
 def test_regression_is_a_fit_to_random_removals():
     native, model, images, masks = case(batch=3)
-    found = regress(model, images, masks, draws=16, rate=0.2, seed=5)
+    result = regress(model, images, masks, draws=16, rate=0.2, seed=5)
     gone = (
         torch.rand(3, 16, 4, HEADS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
         < 0.2
@@ -178,20 +182,20 @@ def test_regression_is_a_fit_to_random_removals():
         [torch.ones(48, 1, dtype=torch.float64), gone.flatten(0, 1).flatten(1).double()], dim=1
     )
     expected = torch.linalg.lstsq(x, lost.flatten()[:, None]).solution[1:, 0]
-    assert_close(found.value.flatten(), expected, atol=1e-9, rtol=0)
-    assert 0 < found.before["r2"] < 1 and (found.error > 0).all()
+    assert_close(result.value.flatten(), expected, atol=1e-9, rtol=0)
+    assert 0 < result.before["r2"] < 1 and (result.error > 0).all()
     with pytest.raises(BadOption, match="8 or more, or ridge"):
         regress(model, images, masks, draws=4)
 
 
 def test_greedy_scores_again_after_each_removal():
     native, model, images, masks = case()
-    found = greedy(model, images, masks, top=2, guard=False)
+    result = greedy(model, images, masks, top=2, guard=False)
     first = score(model, images, masks, guard=False)
-    assert found.heads[0] == first.order()[0] and found.gains[0] == float(
-        first.value[found.heads[0]]
+    assert result.heads[0] == first.order()[0] and result.gains[0] == float(
+        first.value[result.heads[0]]
     )
-    layer, head = found.heads[0]
+    layer, head = result.heads[0]
     with torch.no_grad(), reference.without(native.blocks[layer], head, WIDTH):
         expected = reference.head_effects(
             2,
@@ -200,11 +204,11 @@ def test_greedy_scores_again_after_each_removal():
             WIDTH,
             lambda i: reference.gains(native.forward, images[i], masks[i])[1],
         )
-    assert_close(found.rounds[1].value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    assert_close(result.rounds[1].value, expected.mean(dim=0), atol=1e-10, rtol=0)
     assert model.gates is None
     assert_close(
-        joint_effect(model, images, masks, found.heads).mean().item(),
-        sum(found.gains),
+        joint_effect(model, images, masks, result.heads).mean().item(),
+        sum(result.gains),
         atol=1e-10,
         rtol=0,
     )
@@ -230,10 +234,10 @@ def test_one_head_adds_up_with_itself():
 def test_exchanged_heads_are_what_hooks_put_there(family):
     native, model, images, _ = case(family)
     swapped = Swapped(images + noise(*images.shape, seed=5), images.flip(0) * 0.5)
-    found = interchange(model, images, swapped)
+    result = interchange(model, images, swapped)
     for others, effects in (
-        (swapped.background, found.background),
-        (swapped.foreground, found.foreground),
+        (swapped.background, result.background),
+        (swapped.foreground, result.foreground),
     ):
         expected = torch.zeros(2, 4, HEADS, dtype=torch.float64)
         for i, layer, head in torch.cartesian_prod(
@@ -248,10 +252,10 @@ def test_exchanged_heads_are_what_hooks_put_there(family):
                 reference.answer(native.forward, images[i]), changed
             )
         assert_close(effects, expected.mean(dim=0), atol=1e-10, rtol=0)
-    assert_close(found.selectivity, found.background / (found.background + found.foreground))
+    assert_close(result.selectivity, result.background / (result.background + result.foreground))
     with sc.budget(1):
         assert_close(
-            interchange(model, images, swapped).foreground, found.foreground, atol=1e-12, rtol=0
+            interchange(model, images, swapped).foreground, result.foreground, atol=1e-12, rtol=0
         )
 
 

@@ -24,7 +24,7 @@ def case(batch=3, family="timm_registers"):
 @pytest.mark.parametrize(("temperature", "fill"), [(1.0, "grey"), (2.0, "grey"), (1.0, "mean")])
 def test_gains_are_those_of_native_forwards(temperature, fill):
     native, model, images, masks = case()
-    found = information_gains(model, images, masks, temperature=temperature, baseline=fill)
+    result = information_gains(model, images, masks, temperature=temperature, baseline=fill)
     expected = torch.tensor(
         [
             reference.gains(native.forward, x, m, temperature, fill)
@@ -32,13 +32,13 @@ def test_gains_are_those_of_native_forwards(temperature, fill):
         ],
         dtype=torch.float64,
     )
-    assert_close(torch.stack([found.fig, found.big], dim=1), expected, atol=1e-10, rtol=0)
-    assert_close(found.bir, found.big / (found.fig + found.big))
-    assert found.protocol["masks"] == {"source": "oracle"} and found.noise_floor < 1e-12
+    assert_close(torch.stack([result.fig, result.big], dim=1), expected, atol=1e-10, rtol=0)
+    assert_close(result.bir, result.big / (result.fig + result.big))
+    assert result.protocol["masks"] == {"source": "oracle"} and result.noise_floor < 1e-12
     with sc.budget(1):
         assert_close(
             information_gains(model, images, masks, temperature=temperature, baseline=fill).big,
-            found.big,
+            result.big,
             atol=1e-12,
             rtol=0,
         )
@@ -96,12 +96,12 @@ def test_erased_pictures_keep_what_the_mask_says(baseline):
     _, model, images, masks = case(2)
     inside = torch.ones_like(masks)
     inside[:, -8:] = False
-    found = erase(model, images, masks, baseline, inside=inside)
+    result = erase(model, images, masks, baseline, inside=inside)
     base = fill(model, images, baseline, inside=inside).expand_as(images)
     for i in range(2):
         for picture, kept in (
-            (found.no_background, masks[i] | ~inside[i]),
-            (found.no_foreground, ~masks[i] | ~inside[i]),
+            (result.no_background, masks[i] | ~inside[i]),
+            (result.no_foreground, ~masks[i] | ~inside[i]),
         ):
             assert torch.equal(picture[i][:, kept], images[i][:, kept])
             assert_close(picture[i][:, ~kept], base[i][:, ~kept])

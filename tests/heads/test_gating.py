@@ -82,11 +82,11 @@ def test_removing_what_interferes_repairs_the_model(planted):
 
 def test_soft_roles_follow_from_the_two_gates():
     opened, shut = torch.tensor([[[0.9, 0.9, 0.1, 0.1]]]), torch.tensor([[[0.8, 0.2, 0.3, 0.9]]])
-    found = Gating(opened, opened, shut)
-    assert found.roles() == [["facilitating", "irrelevant", "interfering", "unclear"]]
-    assert_close(found.facilitation, shut[0])
-    assert_close(found.irrelevance, (opened * (1 - shut))[0])
-    assert_close(found.interference, 1 - opened[0])
+    result = Gating(opened, opened, shut)
+    assert result.roles() == [["facilitating", "irrelevant", "interfering", "unclear"]]
+    assert_close(result.facilitation, shut[0])
+    assert_close(result.irrelevance, (opened * (1 - shut))[0])
+    assert_close(result.interference, 1 - opened[0])
 
 
 def test_masks_do_not_meet(planted):
@@ -104,12 +104,12 @@ def test_the_contrastive_form_keeps_one_task_and_suppresses_the_other(planted):
     model, images, quiet = planted
     loud = model(images).argmax(dim=1)
     differ = quiet != loud
-    told = dict(fits=2, steps=15, batch=32)
+    metadata = dict(fits=2, steps=15, batch=32)
     against = head_gates(
-        model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **told
+        model, (images[differ], quiet[differ]), suppress=(images[differ], loud[differ]), **metadata
     )
     towards = head_gates(
-        model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **told
+        model, (images[differ], loud[differ]), suppress=(images[differ], quiet[differ]), **metadata
     )
     assert against.roles()[NOISY[0]][NOISY[1]] == "interfering"
     assert towards.roles()[NOISY[0]][NOISY[1]] == "facilitating"
@@ -122,9 +122,11 @@ def test_only_heads_called_interfering_score_above_zero():
         torch.tensor([[[0.9, 0.6, 0.1, 0.3, 0.2]]]),
         torch.tensor([[[0.8, 0.2, 0.3, 0.4, 0.9]]]),
     )
-    found = Gating(opened, opened, shut)
-    assert_close(found.scores(), torch.tensor([[-0.9, -0.6, 0.9, 0.7, -0.2]]))
-    assert [role == "interfering" for role in found.roles()[0]] == (found.scores()[0] > 0).tolist()
+    result = Gating(opened, opened, shut)
+    assert_close(result.scores(), torch.tensor([[-0.9, -0.6, 0.9, 0.7, -0.2]]))
+    assert [role == "interfering" for role in result.roles()[0]] == (
+        result.scores()[0] > 0
+    ).tolist()
 
 
 def test_no_head_need_interfere(planted):

@@ -22,16 +22,16 @@ from seecause.report.heads_audit import verdict as verdict_lines
 )
 def test_the_audit_tells_the_clean_model_from_the_biased_one(name, verdict):
     model = sc.load(f"builtin:critters-{name}", check=False)
-    found = audit(
+    result = audit(
         model, critter_pictures(model, critters.draw("balanced", "test", 65)[::13]), masks="oracle"
     )
-    assert verdict_lines(found)[0].startswith(verdict)
+    assert verdict_lines(result)[0].startswith(verdict)
     if name == "biased":  # the paper's fill alone would have missed it
         assert (
-            found.gains["true masks, mean"].bir_ratio_of_means
+            result.gains["true masks, mean"].bir_ratio_of_means
             < 0.05
             < 0.3
-            < found.gains["true masks, grey"].bir_ratio_of_means
+            < result.gains["true masks, grey"].bir_ratio_of_means
         )
 
 
@@ -55,7 +55,7 @@ def test_scores_with_true_masks_and_guard_find_the_planted_background_heads(plan
         planted, critter_pictures(planted, critters.draw("matted", "train", 32)), share=1.0, cap=12
     )
     given = {"default": {}, "swap": {"baseline": train.swapped}}[fill]
-    found = score(
+    result = score(
         planted,
         train.images,
         train.oracle,
@@ -63,14 +63,14 @@ def test_scores_with_true_masks_and_guard_find_the_planted_background_heads(plan
         heads=list(planted.module.roles),
         **given,
     )
-    assert area(planted, penalised(found)) >= 0.95
+    assert area(planted, penalised(result)) >= 0.95
 
 
 def test_the_papers_fill_does_not_find_them(planted):
     train = answered_right(
         planted, critter_pictures(planted, critters.draw("matted", "train", 96)), share=1.0, cap=40
     )
-    found = score(
+    result = score(
         planted,
         train.images,
         train.oracle,
@@ -79,7 +79,7 @@ def test_the_papers_fill_does_not_find_them(planted):
         baseline="mean",
     )
     assert (
-        area(planted, found) < 0.3 and area(planted, penalised(found)) < 0.6
+        area(planted, result) < 0.3 and area(planted, penalised(result)) < 0.6
     )  # below chance, and no better than chance with the guard
 
 

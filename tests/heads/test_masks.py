@@ -28,13 +28,13 @@ def case(batch=3, family="timm_registers"):
 def test_masks_are_those_of_a_plain_optimiser(param, init):
     native, model, images = case()
     weights = (1.0, 0.3, 0.1)
-    found = discover_masks(model, images, weights=weights, param=param, init=init, **OPTIONS)
-    for image, soft in zip(images, found.soft, strict=True):
+    result = discover_masks(model, images, weights=weights, param=param, init=init, **OPTIONS)
+    for image, soft in zip(images, result.soft, strict=True):
         expected = reference.mask(
             native.forward, image, weights=weights, init=init, sigmoid=param == "sigmoid", **OPTIONS
         )
         assert_close(soft, expected, atol=1e-9, rtol=0)
-    assert found.soft.std() > 0.01 and found.source == "discovered"
+    assert result.soft.std() > 0.01 and result.source == "discovered"
 
 
 def test_the_batch_does_not_matter():
@@ -88,9 +88,9 @@ def test_padding_is_never_kept():
     _, model, images = case(2)
     inside = torch.ones(2, 32, 48, dtype=torch.bool)
     inside[:, :8] = False
-    found = discover_masks(model, images, inside=inside, **OPTIONS)
-    assert not found.hard[:, :8].any()
-    assert found.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
+    result = discover_masks(model, images, inside=inside, **OPTIONS)
+    assert not result.hard[:, :8].any()
+    assert result.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
 
 
 def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
@@ -144,10 +144,10 @@ def test_masks_work_without_gradients_and_for_convolutional_models():
     native = tiny_conv("timm_resnet")
     model = sc.wrap(native.module, check=False, **CONV)
     with torch.inference_mode():
-        found = discover_masks(
+        result = discover_masks(
             model, torch.randn(1, 3, *model.preprocess.size, dtype=torch.float64), steps=2, grid=4
         )
-    assert found.hard.shape == (1, *model.preprocess.size)
+    assert result.hard.shape == (1, *model.preprocess.size)
 
 
 def test_overlap_with_true_masks():
@@ -169,7 +169,7 @@ def test_overlap_with_true_masks():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"param": "tanh"}, "clamp, sigmoid"),
         ({"steps": 0}, "one step"),
@@ -183,9 +183,9 @@ def test_overlap_with_true_masks():
         ({"inside": torch.ones(1, 2, 2, dtype=torch.bool)}, "where the picture is"),
     ],
 )
-def test_impossible_options_are_refused(options, said):
+def test_impossible_options_are_refused(options, message):
     _, model, images = case(1)
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=message):
         discover_masks(model, images, **options)
 
 

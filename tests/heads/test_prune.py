@@ -173,7 +173,7 @@ def test_half_a_group_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("heads", "said"),
+    ("heads", "message"),
     [
         ([(4, 0)], "layers 0-3"),
         ([(0, 3)], "heads 0-2 in layer 0"),
@@ -183,8 +183,8 @@ def test_half_a_group_is_refused():
     ],
 )
 @pytest.mark.parametrize("cut", [prune, lambda model, heads: ablate(model, heads).__enter__()])
-def test_heads_that_are_not_there_are_named(heads, said, cut):
-    with pytest.raises(BadOption, match=said):
+def test_heads_that_are_not_there_are_named(heads, message, cut):
+    with pytest.raises(BadOption, match=message):
         cut(view(tiny("hf_vit"), check=False), heads)
 
 

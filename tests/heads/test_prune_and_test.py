@@ -191,16 +191,16 @@ def test_masks_and_fill_reach_the_selector(model, train):
 
 def test_a_dataset_is_read_by_the_job(model):
     data = open_data("critters:certified:train", limit=24)
-    told = []
+    metadata = []
 
     def progress(what, total):
-        told.append((what, total))
+        metadata.append((what, total))
         return sc.heads.pictures.no_progress(what, total)
 
     scored = score_heads(model, data, selector="output-norm", sampling=ALL, progress=progress)
     right = answered_right(model, read_pictures(model, data), share=1.0)
     assert scored.pictures.ids == right.ids
-    assert told == [("reading pictures", 24), ("scoring heads", 12 * len(right))]
+    assert metadata == [("reading pictures", 24), ("scoring heads", 12 * len(right))]
 
 
 def test_greedy_is_told_how_many_may_go(model, train, test):
@@ -240,7 +240,7 @@ def test_a_study_reads_scores_and_measures(model, train, test):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"top": 13}, "a count from 1 to 12"),
         ({"top": 0.01}, "from 0.083 to 1.0"),
@@ -255,8 +255,8 @@ def test_a_study_reads_scores_and_measures(model, train, test):
         ({"background": Background(fill="swap", search={"rho": 0.2})}, "masks that are searched"),
     ],
 )
-def test_what_cannot_be_used_is_named(model, train, test, options, said):
-    with pytest.raises(BadOption, match=said):
+def test_what_cannot_be_used_is_named(model, train, test, options, message):
+    with pytest.raises(BadOption, match=message):
         prune_and_test(model, train, test, **{"top": 1, **options})
 
 

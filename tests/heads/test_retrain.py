@@ -38,12 +38,12 @@ def test_it_beats_the_plain_head_on_the_worst_group():
     plain = [
         torch.from_numpy(part) for part in _logistic(train[0].numpy(), train[1].numpy(), 1.0, 2)
     ]
-    found = fit_head(*held, classes=2)
-    before, after = worst(*plain, *test), worst(found.weight, found.bias, *test)
+    result = fit_head(*held, classes=2)
+    before, after = worst(*plain, *test), worst(result.weight, result.bias, *test)
     assert after > before + 0.2 and after > 0.85
-    assert found.strength in found.tried and len(found.tried) == 7
+    assert result.strength in result.tried and len(result.tried) == 7
     assert (
-        found.weight[1, 1].abs() < found.weight[1, 0].abs()
+        result.weight[1, 1].abs() < result.weight[1, 0].abs()
     )  # the cue that misleads is turned down
 
 
@@ -53,7 +53,7 @@ def test_three_classes_and_several_group_columns():
     x = torch.randn(
         240, 6, generator=generator, dtype=torch.float64
     ) + 3 * torch.nn.functional.one_hot(label, 6)
-    found = fit_head(
+    result = fit_head(
         x,
         label,
         torch.stack([label, torch.arange(240) // 120], dim=1),
@@ -62,8 +62,8 @@ def test_three_classes_and_several_group_columns():
         strengths=(1.0, 0.1),
     )
     assert (
-        found.weight.shape == (3, 6)
-        and ((x @ found.weight.T + found.bias).argmax(dim=1) == label).double().mean() > 0.9
+        result.weight.shape == (3, 6)
+        and ((x @ result.weight.T + result.bias).argmax(dim=1) == label).double().mean() > 0.9
     )
 
 
@@ -109,21 +109,23 @@ def test_a_zero_shot_model_gets_a_linear_head():
     model, images = view(native, check=False), pictures(native, batch=20)
     labels = torch.arange(20) % 5
     new = retrain_last_layer(model, images, labels, labels, refits=1, strengths=(1.0,))
-    found = fit_head(features(model, images), labels, labels, classes=5, refits=1, strengths=(1.0,))
+    result = fit_head(
+        features(model, images), labels, labels, classes=5, refits=1, strengths=(1.0,)
+    )
     assert_close(
-        new(images), features(model, images) @ found.weight.T + found.bias, atol=1e-8, rtol=0
+        new(images), features(model, images) @ result.weight.T + result.bias, atol=1e-8, rtol=0
     )
     assert new.classes == model.classes
 
 
 @pytest.mark.parametrize(
-    ("labels", "groups", "said"),
+    ("labels", "groups", "message"),
     [
         ([0, 0, 0, 0], [0, 0, 1, 1], "all 2 classes"),
         ([0, 1, 0, 1], [0, 0, 0, 1], "at least two"),
         ([0, 1, 0, 1], [0, 1], "one for each of the 4"),
     ],
 )
-def test_data_that_cannot_balance_is_refused(labels, groups, said):
-    with pytest.raises(BadOption, match=said):
+def test_data_that_cannot_balance_is_refused(labels, groups, message):
+    with pytest.raises(BadOption, match=message):
         fit_head(torch.randn(4, 3), torch.tensor(labels), torch.tensor(groups), classes=2)

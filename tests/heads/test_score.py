@@ -61,10 +61,10 @@ def big(native, images, masks):
 def test_suffix_scores_are_naive_scores(family):
     native, model, images, masks = case(family)
     expected = naive(native, images, big(native, images, masks))
-    found = score(model, images, masks)
-    assert_close(found.effects, expected, atol=1e-10, rtol=0)
-    assert_close(found.value, expected.mean(dim=0), atol=1e-10, rtol=0)
-    assert_close(found.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
+    result = score(model, images, masks)
+    assert_close(result.effects, expected, atol=1e-10, rtol=0)
+    assert_close(result.value, expected.mean(dim=0), atol=1e-10, rtol=0)
+    assert_close(result.error, expected.std(dim=0) / 2**0.5, atol=1e-10, rtol=0)
     assert expected.abs().max() > 1e-4 and hooks(native.module) == 0
 
 
@@ -111,8 +111,8 @@ def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
         ("resample", lambda i, layer: seen[layer][donors[i]]),
     ):
         expected = naive(native, images, big(native, images, masks), put(contents))
-        found = score(model, images, masks, operator=operator, seed=4, guard=False)
-        assert_close(found.effects, expected, atol=1e-10, rtol=0)
+        result = score(model, images, masks, operator=operator, seed=4, guard=False)
+        assert_close(result.effects, expected, atol=1e-10, rtol=0)
 
 
 def test_other_responses_need_no_masks():
@@ -124,9 +124,9 @@ def test_other_responses_need_no_masks():
         "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
     }
     for response, measure in answers.items():
-        found = score(model, images, response=response, target=labels)
-        assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
-        assert "fig" not in found.after
+        result = score(model, images, response=response, target=labels)
+        assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+        assert "fig" not in result.after
     contrast = score(model, images, response=lambda logits: logits[:, 1] - logits[:, 4])
     expected = naive(
         native,
@@ -145,10 +145,10 @@ def test_heads_without_output_columns_score_exactly_zero(family):
     native, model, images, masks = case(family)
     with torch.no_grad():
         reference.projection(native.blocks[1]).weight[:, WIDTH : 2 * WIDTH] = 0
-    found = score(model, images, masks)
-    assert (found.effects[:, 1, 1] == 0).all() and found.error[1, 1] == 0
-    assert (found.value == 0).sum() == 1 and found.protocol["heads_run"] == 11
-    assert found.after["nll"][1, 1] == found.before["nll"]
+    result = score(model, images, masks)
+    assert (result.effects[:, 1, 1] == 0).all() and result.error[1, 1] == 0
+    assert (result.value == 0).sum() == 1 and result.protocol["heads_run"] == 11
+    assert result.after["nll"][1, 1] == result.before["nll"]
 
 
 def test_removed_heads_stay_removed():
@@ -156,11 +156,11 @@ def test_removed_heads_stay_removed():
     gates = torch.ones(4, HEADS)
     gates[2, 0] = 0
     with model.gated(gates):
-        found = score(model, images, masks)
+        result = score(model, images, masks)
     with reference.without(native.blocks[2], 0, WIDTH):
         expected = naive(native, images, big(native, images, masks))
-    assert_close(found.effects, expected, atol=1e-10, rtol=0)
-    assert (found.effects[:, 2, 0] == 0).all()
+    assert_close(result.effects, expected, atol=1e-10, rtol=0)
+    assert (result.effects[:, 2, 0] == 0).all()
 
 
 def test_memory_decides_chunks_and_not_results():
@@ -184,12 +184,12 @@ def test_some_heads_only():
 def test_blocks_may_have_fewer_heads():
     _, model, images, masks = case()
     smaller = sc.heads.prune(model, [(1, 0), (1, 2)])
-    found = score(smaller, images, masks)
-    assert found.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
+    result = score(smaller, images, masks)
+    assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
     with sc.heads.ablate(model, [(1, 0), (1, 2)]):
         ablated = score(model, images, masks).value
-    assert_close(found.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
-    assert_close(found.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
+    assert_close(result.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
+    assert_close(result.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
     bare = score(sc.heads.prune(model, [(2, head) for head in range(HEADS)]), images, masks)
     assert bare.value[2].isnan().all() and bare.value[[0, 1, 3]].isfinite().all()
 
@@ -197,24 +197,24 @@ def test_blocks_may_have_fewer_heads():
 def test_what_else_a_removal_does():
     native, model, images, masks = case(batch=3)
     labels = [native.forward(images[:1]).argmax().item(), 0, 1]
-    found = score(model, images, masks, target=labels)
+    result = score(model, images, masks, target=labels)
     with torch.no_grad(), reference.without(native.blocks[2], 1, WIDTH):
         p = torch.softmax(native.forward(images), dim=-1)
         gains = torch.tensor(
             [reference.gains(native.forward, x, m) for x, m in zip(images, masks, strict=True)]
         )
-    assert found.after["accuracy"][2, 1].item() == pytest.approx(
+    assert result.after["accuracy"][2, 1].item() == pytest.approx(
         (p.argmax(dim=-1) == torch.tensor(labels)).double().mean().item()
     )
-    assert found.after["nll"][2, 1].item() == pytest.approx(
+    assert result.after["nll"][2, 1].item() == pytest.approx(
         -p[range(3), labels].log().mean().item()
     )
-    assert found.after["entropy"][2, 1].item() == pytest.approx(
+    assert result.after["entropy"][2, 1].item() == pytest.approx(
         -(p * p.log()).sum(dim=-1).mean().item()
     )
-    assert found.after["fig"][2, 1].item() == pytest.approx(gains[:, 0].mean().item())
-    assert found.before["fig"] - found.after["fig"][2, 1].item() == pytest.approx(
-        found.after["fig_drop"][2, 1].item()
+    assert result.after["fig"][2, 1].item() == pytest.approx(gains[:, 0].mean().item())
+    assert result.before["fig"] - result.after["fig"][2, 1].item() == pytest.approx(
+        result.after["fig_drop"][2, 1].item()
     )
     assert "fig" not in score(model, images, masks, guard=False).after
 
@@ -237,12 +237,12 @@ def test_matched_entropy_is_matched():
 def test_swapped_pictures_need_no_masks():
     native, model, images, _ = case()
     elsewhere = images + noise(*images.shape, seed=5)
-    found = score(model, images, baseline=Swapped(elsewhere), guard=False)
+    result = score(model, images, baseline=Swapped(elsewhere), guard=False)
 
     def measure(i):
         return reference.js(*(reference.answer(native.forward, x[i]) for x in (images, elsewhere)))
 
-    assert_close(found.effects, naive(native, images, measure), atol=1e-10, rtol=0)
+    assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
 
 
 def test_guards():
@@ -270,13 +270,13 @@ def test_guards():
 
 def test_errors_and_effects_are_those_of_the_penalised_score():
     _, model, images, masks = case(batch=3)
-    found = score(model, images, masks)
-    guarded = penalised(found, alpha=0.5)
+    result = score(model, images, masks)
+    guarded = penalised(result, alpha=0.5)
     assert_close(guarded.effects.mean(dim=0), guarded.value)
     assert_close(guarded.error, guarded.effects.std(dim=0) / 3**0.5)
-    assert (guarded.error - found.error).abs().max() > 1e-5
-    bare = penalised(replace(found, effects=None, fig_drops=None), alpha=0.5)
-    assert torch.equal(bare.error.isnan(), found.after["fig_drop"] > 0) and bare.effects is None
+    assert (guarded.error - result.error).abs().max() > 1e-5
+    bare = penalised(replace(result, effects=None, fig_drops=None), alpha=0.5)
+    assert torch.equal(bare.error.isnan(), result.after["fig_drop"] > 0) and bare.effects is None
     assert (
         score(model, images[:1], masks[:1]).error.isnan().all()
     )  # one image says nothing of others
@@ -290,7 +290,7 @@ def test_a_derangement_leaves_none_in_place():
 
 def test_bad_input_is_refused():
     _, model, images, masks = case()
-    for options, said in (
+    for options, message in (
         ({"masks": masks[:, :16]}, "at its size"),
         ({"masks": Masks.oracle(masks[:1])}, "one for each image"),
         ({}, "masks of the images"),
@@ -302,7 +302,7 @@ def test_bad_input_is_refused():
         ({"response": "prob", "temperature": "matched"}, "compare answers"),
         ({"masks": masks, "target": [1]}, "each of the 2 images"),
     ):
-        with pytest.raises(BadOption, match=said):
+        with pytest.raises(BadOption, match=message):
             score(model, images, **options)
     with pytest.raises(BadOption, match="no other to take from"):
         score(model, images[:1], masks[:1], operator="resample")

@@ -141,8 +141,8 @@ def test_attention_mass_is_what_class_rows_send_to_the_background():
         torch.arange(masks.shape[-1]) < 8, IGNORE
     )  # neither object nor background
     share = F.avg_pool2d((edged == 0).double()[:, None], 8).flatten(1)
-    found = select("attention-mass", model, images, labels, masks=edged).value
-    assert_close(found[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
+    result = select("attention-mass", model, images, labels, masks=edged).value
+    assert_close(result[2], (row * share[:, None]).sum(-1).mean(0), atol=1e-10, rtol=0)
 
 
 def test_images_come_to_the_model():
@@ -154,7 +154,7 @@ def test_images_come_to_the_model():
 
 
 @pytest.mark.parametrize(
-    ("by", "options", "said"),
+    ("by", "options", "message"),
     [
         ("taylr", {}, "nearest: taylor"),
         ("taylor", {"remove": "some"}, "most, least"),
@@ -165,29 +165,30 @@ def test_images_come_to_the_model():
         ("gating", {"steps": 0}, "above 0"),
     ],
 )
-def test_what_cannot_be_used_is_named(by, options, said):
+def test_what_cannot_be_used_is_named(by, options, message):
     model, images, labels, _ = set_up()
     options = dict(options)
-    with pytest.raises(SeecauseError, match=said):
+    with pytest.raises(SeecauseError, match=message):
         select(by, model, images, options.pop("labels", labels), **options)
 
 
 def test_greedy_heads_come_in_the_order_of_their_removal():
     model, images, labels, masks = set_up()
-    found = select("greedy", model, images, labels, masks=masks, top=3, guard="none")
+    result = select("greedy", model, images, labels, masks=masks, top=3, guard="none")
     chosen = sc.heads.greedy(model, images, masks, top=3, target=labels, guard=False)
-    assert found.order() == chosen.heads and len(chosen.heads) == 3
-    assert [float(found.after["score when chosen"][head]) for head in chosen.heads] == chosen.gains
-    assert (found.value == 0).sum() == 12 - 3  # measured, and not chosen
+    assert result.order() == chosen.heads and len(chosen.heads) == 3
+    assert [float(result.after["score when chosen"][head]) for head in chosen.heads] == chosen.gains
+    assert (result.value == 0).sum() == 12 - 3  # measured, and not chosen
 
 
 def test_regression_is_the_fit_to_random_removals():
     model, images, labels, masks = set_up()
-    found = select(
+    result = select(
         "regression", model, images, labels, masks=masks, draws=24, seed=3, baseline="mean"
     )
     assert_close(
-        found.value, sc.heads.regress(model, images, masks, draws=24, seed=3, baseline="mean").value
+        result.value,
+        sc.heads.regress(model, images, masks, draws=24, seed=3, baseline="mean").value,
     )
     with pytest.raises(SeecauseError, match="cannot tell all heads apart"):
         select("regression", model, images, labels, masks=masks, draws=8, seed=3)
@@ -195,7 +196,7 @@ def test_regression_is_the_fit_to_random_removals():
 
 def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     model, images, labels, masks = set_up()
-    found = select(
+    result = select(
         "contrastive-gating", model, images, labels, masks=masks, fits=2, steps=3, batch=2
     )
     shown, hidden = (
@@ -204,9 +205,9 @@ def test_contrastive_gating_keeps_the_object_and_suppresses_the_background():
     gates = sc.heads.head_gates(
         model, (shown, labels), suppress=(hidden, labels), fits=2, steps=3, batch=2
     )
-    assert_close(found.value, gates.scores().double())
-    assert_close(found.after["interference"], gates.interference.double())
-    assert found.protocol["contrastive"]
+    assert_close(result.value, gates.scores().double())
+    assert_close(result.after["interference"], gates.interference.double())
+    assert result.protocol["contrastive"]
 
 
 def test_random_weights_choose_heads_at_chance():

@@ -105,11 +105,11 @@ def test_a_study_is_drawn_along_its_axis_or_row_by_row():
 
 def test_the_note_says_what_the_selector_scores():
     assert "background" in scores_section(SCORES, by="cigma").note
-    found = scores_section(SCORES, by="weight-norm", title="Which heads go first?")
+    result = scores_section(SCORES, by="weight-norm", title="Which heads go first?")
     assert (
-        found.title == "Which heads go first?"
-        and "hang on the background" not in found.note
-        and found.note.startswith("weight-norm: ")
+        result.title == "Which heads go first?"
+        and "hang on the background" not in result.note
+        and result.note.startswith("weight-norm: ")
     )
     assert (
         "±"
@@ -129,14 +129,14 @@ def test_groups_have_the_names_of_the_data():
         objects=("landbird", "waterbird"),
         places=("land", "water"),
     )
-    found = Audit(
+    result = Audit(
         cases,
         torch.zeros(4, 2),
         {},
         {},
         groups=group_accuracy(torch.tensor([True, False, True, True]), groups),
     )
-    (section,) = groups_section(found)
+    (section,) = groups_section(result)
     assert (
         all(name in section.body for name in ("landbird", "waterbird", "land", "water"))
         and "0 of 1" in section.body
@@ -169,19 +169,19 @@ def seen(name: str, source: str, gains: Gains) -> Audit:
 
 def test_an_audit_explains_the_masks_it_used_and_no_others():
     gains = Gains(torch.rand(8).double(), torch.rand(8).double(), 0.0)
-    true, found = (
+    true, result = (
         verdict_section(seen(f"{name}, grey", source, gains))
         for name, source in (("true masks", "oracle"), ("discovered masks", "discovered"))
     )
     assert "true masks" in true.terms and "grey" in true.terms and "mean" not in true.terms
     assert (
         "discovered" not in f"{true.body}{true.note}{true.terms}".lower()
-        and "discovered masks" in found.terms
+        and "discovered masks" in result.terms
     )
 
 
 @pytest.mark.parametrize(
-    ("big", "said"),
+    ("big", "message"),
     [
         ([0.0] * 8, "below 0.001"),
         ([0.5] * 8, "no spread over 8 pictures"),
@@ -189,21 +189,21 @@ def test_an_audit_explains_the_masks_it_used_and_no_others():
         ([0.5, 0.1] * 4, " to "),
     ],
 )
-def test_an_interval_without_width_is_not_shown_as_one(big, said):
+def test_an_interval_without_width_is_not_shown_as_one(big, message):
     gains = Gains(torch.full((len(big),), 0.5).double(), torch.tensor(big).double(), 0.0)
     body = verdict_section(seen("true masks, grey", "oracle", gains)).body.replace("\u00a0", " ")
     assert (
-        said in body
+        message in body
         and not re.search(r"(0\.\d+) to \1\b", body)
         and not re.search(r"interval 0\.00[, ]", body)
     )
 
 
 def test_eight_pictures_that_lose_nothing_are_not_too_few():
-    found = seen(
+    result = seen(
         "true masks, grey", "oracle", Gains(torch.zeros(8).double(), torch.zeros(8).double(), 0.0)
     )
-    body = verdict_section(found).body
+    body = verdict_section(result).body
     assert (
         "95 % interval not defined, true masks" in body
         and "too few" not in body

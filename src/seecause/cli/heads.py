@@ -294,10 +294,10 @@ def selectors() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from seecause.heads.registry import selectors as known
+    from seecause.heads.registry import selectors as registered
 
     columns = ("name", "needs", "cost for one picture", "what it scores")
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, entry in sorted(known().items()):
+    for name, entry in sorted(registered().items()):
         table.add_row(name, entry.needs, entry.cost, entry.summary)
     Console(highlight=False).print(table)

@@ -7,6 +7,11 @@ and little is shown:
 by Adam on M, clamped to [0, 1] after each step; U enlarges, B is the baseline picture. Then the rho
 largest pixels are the foreground S. Area and TV are means: as sums they would outweigh JS, which is
 at most ln 2, and the empty mask would win.
+
+topk        keeps exactly round(rho H W) pixels, in order of their value, then of their 5 x 5
+            neighbourhood's mean, then row by row
+percentile  those above the (1 - rho) percentile, strictly: the paper's rule. It keeps none when
+            more than rho of the pixels saturate at 1, and fewer when more than 1 - rho are 0
 """
 
 from __future__ import annotations

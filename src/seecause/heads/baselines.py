@@ -1,4 +1,19 @@
-"""What pruning is compared with: DivPrune drops tokens, DFR fits a new last layer."""
+"""What removing heads is compared with.
+
+DivPrune (Alvar et al. 2025, 2503.02175) keeps the patch tokens that differ most from one another,
+by max-min diversity over cosine distance d = 1 - cos, solved greedily:
+    first   the token whose nearest neighbour is farthest
+    then    argmax_j min_{s in S} d(j, s), until round(keep * N) tokens are in S
+It knows nothing of a label: the cheap token-level baseline. Here it acts after `after` blocks of a
+vision transformer; in the paper, before the first layer of a language model.
+
+Last-layer retraining, DFR (Kirichenko et al. 2023, 2204.02937): frozen features, a new linear head
+fitted on data in which all groups are equally frequent.
+    standardise -> L1 logistic regression on group-balanced subsets -> C by worst-group accuracy on
+    the other half -> mean of `refits` heads
+It needs group labels, which CIGMA does not: the reference to beat. The standardisation is folded
+into the head.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +86,14 @@ def most_diverse(features: Tensor, count: int) -> Tensor:
     rows = torch.arange(len(features), device=features.device)
     nearest = apart.amin(dim=-1)  # [B, N], to the nearest of those chosen; at first, to any other
     nearest = nearest.nan_to_num(posinf=0.0) if distance.shape[-1] == 1 else nearest
-    kept = torch.zeros(nearest.shape, dtype=torch.bool, device=features.device)
+    taken = torch.zeros(nearest.shape, dtype=torch.bool, device=features.device)
     for step in range(count):
-        chosen = nearest.masked_fill(kept, -torch.inf).argmax(dim=-1)
-        kept[rows, chosen] = True
+        chosen = nearest.masked_fill(taken, -torch.inf).argmax(dim=-1)
+        taken[rows, chosen] = True
         nearest = (
             distance[rows, chosen] if step == 0 else torch.minimum(nearest, distance[rows, chosen])
         )
-    return kept
+    return taken
 
 
 STRENGTHS = (
@@ -116,7 +131,7 @@ def retrain_last_layer(
     """The model with a new last layer. `images` are held-out ones, `groups` [N] (or [N, k]) says
     which group each belongs to."""
     labels = checked_labels(model, images, labels)
-    found = fit_head(
+    fitted = fit_head(
         features(model, images),
         labels,
         groups,
@@ -129,16 +144,16 @@ def retrain_last_layer(
     own = _own_classifier(module)
     if (
         own is not None
-        and own.weight.shape == found.weight.shape
+        and own.weight.shape == fitted.weight.shape
         and own.bias is not None
         and model.extra is None
     ):
         with torch.no_grad():
-            own.weight.copy_(found.weight)
-            own.bias.copy_(found.bias)
+            own.weight.copy_(fitted.weight)
+            own.bias.copy_(fitted.bias)
         return rewrap(model, module)
-    head = nn.Linear(found.weight.shape[1], found.weight.shape[0], dtype=model.dtype)
-    head.load_state_dict({"weight": found.weight, "bias": found.bias})
+    head = nn.Linear(fitted.weight.shape[1], fitted.weight.shape[0], dtype=model.dtype)
+    head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
     return rewrap(model, module, head=head)
 
 
@@ -251,9 +266,9 @@ def _halves(member: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, 
 def _own_classifier(module: Any) -> nn.Linear | None:
     """The native last layer, if it is one linear layer."""
     for name in ("head", "classifier", "heads.head"):
-        found = module
+        part = module
         for step in name.split("."):
-            found = getattr(found, step, None)
-        if isinstance(found, nn.Linear) and not hasattr(module, "head_dist"):
-            return found
+            part = getattr(part, step, None)
+        if isinstance(part, nn.Linear) and not hasattr(module, "head_dist"):
+            return part
     return None

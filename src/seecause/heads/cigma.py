@@ -118,8 +118,8 @@ def _screened(
     options: Mapping[str, Any],
 ) -> HeadScores:
     """Exact scores of the likeliest heads; the protocol says how far the guess can be trusted."""
-    asked = screening if isinstance(screening, Screening) else Screening(top=screening)
-    screened = screen(model, images, masks, **asdict(asked), **options)
+    settings = screening if isinstance(screening, Screening) else Screening(top=screening)
+    screened = screen(model, images, masks, **asdict(settings), **options)
     about = {
         "verified": len(screened.verified),
         "audited": len(screened.audited),

@@ -187,8 +187,8 @@ class Masks:
     def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
         """True masks [B, H, W]: bool, or integers with 1 on the object. Pixels that are neither
         (IGNORE) are kept out, like padding."""
-        known = truth != IGNORE if truth.dtype != torch.bool else torch.ones_like(truth)
-        inside = known if inside is None else known & inside
+        marked = truth != IGNORE if truth.dtype != torch.bool else torch.ones_like(truth)
+        inside = marked if inside is None else marked & inside
         return cls(
             hard=truth == 1, inside=None if inside.all() else inside, protocol={"source": "oracle"}
         )

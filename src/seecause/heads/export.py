@@ -184,7 +184,7 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
     scaled = [int(side / frame.crop + 1e-6) for side in frame.size]
     if not frame.squash and scaled[0] != scaled[1]:
         return
-    told = {
+    processor = {
         "image_processor_type": "CLIPImageProcessor",
         "do_resize": True,
         "size": (
@@ -202,7 +202,7 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
         "image_std": list(frame.std),
     }
     (folder / "preprocessor_config.json").write_text(
-        json.dumps(told, indent=2) + "\n", encoding="utf-8"
+        json.dumps(processor, indent=2) + "\n", encoding="utf-8"
     )
 
 
@@ -243,7 +243,7 @@ def readme(card: dict[str, Any], note: str) -> str:
 def page(card: dict[str, Any], note: str, *, of: str, how: str, more: Sequence[str]) -> str:
     """What every exported model has to say: how many heads are gone, which, and `how` to load the
     rest; `more` stands at the end."""
-    told = [
+    parts = [
         f"# {card['model']} without {len(card['removed'])} of {of}",
         "The heads below say nothing any more: their columns of the output projection "
         + (
@@ -262,7 +262,7 @@ def page(card: dict[str, Any], note: str, *, of: str, how: str, more: Sequence[s
         f"```python\n{how}\n```",
         *more,
     ]
-    return "\n\n".join(told) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def removed_table(layers: Sequence[int], removed: Sequence[tuple[int, int]]) -> str:

@@ -190,8 +190,8 @@ def head_gates(
     ):
         if value <= 0:
             raise BadOption(name, value, "a number above 0")
-    asked = [keep] if suppress is None else [keep, suppress]
-    tasks = [(images, checked_labels(model, images, labels)) for images, labels in asked]
+    pair = [keep] if suppress is None else [keep, suppress]
+    tasks = [(images, checked_labels(model, images, labels)) for images, labels in pair]
     generator = torch.Generator().manual_seed(seed)
     missing = absent(model).to(model.device)
     uniform = (

@@ -1,5 +1,9 @@
 """Heads taken out for good: a smaller native module that answers as if they were ablated (CIGMA
-section 1.8).
+section 1.8), or for as long as a block of code runs (`ablate`).
+
+A head is multiplied by zero at the input of the output projection W_O, which is the same as zeroing
+its columns of W_O, or its rows of W_V and b_V:
+    W_O concat_h(o_h) + b_O = sum_h W_O[:, S_h] o_h + b_O      (section 1.7; b_O belongs to no head)
 
 Rows of Q, K and V and columns of O go; the bias of O stays. At the usual sizes this saves little
 (16 of a ViT-B/16's 144 heads are 4 % of its arithmetic): the point is a model that no longer has

@@ -177,20 +177,20 @@ def _score(
     if everything.labels is None and "labels" in entry.needs:
         raise BadOption("data", everything.name, f"data with labels: {entry.name} needs them")
     chosen = answered_right(scorer, everything, seed=seed, **asdict(sampling or Sampling()))
-    erasure, given = None, dict(options)
+    erasure, keywords = None, dict(options)
     if "baseline" in entry.options:
         erasure = background.erasure(scorer, chosen, progress)
-        given |= {"masks": erasure.masks, "baseline": erasure.baseline}
+        keywords |= {"masks": erasure.masks, "baseline": erasure.baseline}
     elif "masks" in entry.options:
         erasure = Erasure(background.masks_of(scorer, chosen, progress), "grey")
-        given |= {"masks": erasure.masks}
-    given |= {"seed": seed} if "seed" in entry.options else {}
+        keywords |= {"masks": erasure.masks}
+    keywords |= {"seed": seed} if "seed" in entry.options else {}
     labels = chosen.labels
     if labels is None:
         labels = logits_of(scorer, chosen.images).argmax(dim=1)
     with progress("scoring heads", len(chosen) * len(all_heads(scorer))) as advance:
-        given |= {"progress": advance} if entry.tells_progress else {}
-        scores = select(entry.name, scorer, chosen.images, labels, **given)
+        keywords |= {"progress": advance} if entry.tells_progress else {}
+        scores = select(entry.name, scorer, chosen.images, labels, **keywords)
     record: dict[str, Any] = {"data": chosen.name, "pictures": len(chosen), "by": entry.name}
     if erasure is not None and "baseline" in entry.options:
         record["background"] = erasure.name
@@ -299,10 +299,10 @@ def check_selector(
 ) -> Selector:
     """A selector by name, if its options and the background can be used: before pictures are
     read."""
-    known = selectors()
-    if name not in known:
-        raise UnknownName("head selector", name, known)
-    entry = known[name]
+    registered = selectors()
+    if name not in registered:
+        raise UnknownName("head selector", name, registered)
+    entry = registered[name]
     check_options(name, entry.run, options, leave_out=GIVEN)
     screen = options.get("screen")
     total = len(all_heads(model))

@@ -74,10 +74,10 @@ def select(
     by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
 ) -> HeadScores:
     """Scores by the selector called `by`; `HeadScores.top(k)` gives the heads to remove."""
-    known = selectors()
-    if by not in known:
-        raise UnknownName("head selector", by, known)
-    chosen = known[by]
+    registered = selectors()
+    if by not in registered:
+        raise UnknownName("head selector", by, registered)
+    chosen = registered[by]
     check_options(by, chosen.run, options)
     if not isinstance(model, VisionModel):
         raise NotDefined(

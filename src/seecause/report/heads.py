@@ -249,9 +249,9 @@ def study_section(study: StudyTable) -> Section:
     """Charts of the main columns, along `x` or as differences to the first row, and a table. What
     random heads do is in the charts and the CSV."""
     columns = [name for name in study.columns if not name.endswith((RANDOM, SPREAD))]
-    drawn = _differences if study.x is None else _along
+    draw = _differences if study.x is None else _along
     shown = [name for name in columns if name in MAIN or name.startswith(("BIR", "rank"))]
-    charts = [drawn(study, name) for name in shown]
+    charts = [draw(study, name) for name in shown]
     cells = [
         (f"{row[columns[0]]}", *(_shown(row.get(name, "")) for name in columns[1:]))
         for row in study.rows
@@ -267,22 +267,24 @@ def study_section(study: StudyTable) -> Section:
 def _differences(study: StudyTable, name: str) -> Markup:
     """A column as differences to its first row."""
     first = study.columns[0]
-    known = [row for row in study.rows if name in row]
-    start = float(known[0][name])
-    rows = [Difference(str(row[first]), float(row[name]) - start, math.nan) for row in known[1:]]
-    return forest(rows, title=spelled(name), x_title=f"difference to {known[0][first]}")
+    rows_with = [row for row in study.rows if name in row]
+    start = float(rows_with[0][name])
+    rows = [
+        Difference(str(row[first]), float(row[name]) - start, math.nan) for row in rows_with[1:]
+    ]
+    return forest(rows, title=spelled(name), x_title=f"difference to {rows_with[0][first]}")
 
 
 def _along(study: StudyTable, name: str) -> Markup:
     """A column along the study's axis, with what random heads do where that was measured."""
     assert study.x is not None
-    known = [row for row in study.rows if name in row]
-    along = [float(row[study.x]) for row in known]
-    values = [float(row[name]) for row in known]
+    rows_with = [row for row in study.rows if name in row]
+    along = [float(row[study.x]) for row in rows_with]
+    values = [float(row[name]) for row in rows_with]
     series = [Series("chosen heads", along, values, (), *LINES["chosen heads"])]
     if name + RANDOM in study.columns:
-        means = [float(row[name + RANDOM]) for row in known]
-        spreads = [float(row[name + SPREAD]) for row in known]
+        means = [float(row[name + RANDOM]) for row in rows_with]
+        spreads = [float(row[name + SPREAD]) for row in rows_with]
         series.insert(0, Series("random heads", along, means, spreads, *LINES[DRAWN]))
     return chart(
         series,
@@ -345,10 +347,10 @@ def _grid_note(by: str) -> str:
     """CIGMA's colours speak of the background; other selectors score other things."""
     if by == "cigma":
         return f"{CIGMA_NOTE} {GRID_NOTE}"
-    known = selectors()
+    registered = selectors()
     return (
-        f"{by}: {known[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
-        if by in known
+        f"{by}: {registered[by].summary} The highest (orange) are removed first. {GRID_NOTE}"
+        if by in registered
         else GRID_NOTE
     )
 
