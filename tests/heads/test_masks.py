@@ -129,12 +129,15 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
     assert again.hard.sum() == 2 * round(0.2 * 32 * 48)
     assert files_after(steps=3) == 4
     assert files_after(images=images + 0.1, steps=3) == 6
-    assert files_after(baseline=torch.zeros(1, 3, 32, 48), steps=3) == 8
+    inside = torch.ones(2, *images.shape[-2:], dtype=torch.bool)
+    inside[:, :8] = False
+    assert files_after(inside=inside, steps=3) == 8
+    assert files_after(baseline=torch.zeros(1, 3, 32, 48), steps=3) == 10
     with model.gated(torch.full((4, 3), 0.5)):
-        assert files_after(steps=3) == 10
+        assert files_after(steps=3) == 12
     with torch.no_grad():
         native.module.head.bias += torch.arange(7)
-    assert files_after(steps=3) == 12
+    assert files_after(steps=3) == 14
 
 
 def test_masks_work_without_gradients_and_for_convolutional_models():

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.data import open_data
+from seecause.data.answers import group_shares
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
     Background,
@@ -79,6 +80,12 @@ def test_the_job_removes_the_highest_heads_and_measures_without_them(model, trai
     assert "removed" not in result.changes()
     assert result.curve.ks == [0, 1, 3, 6]
     assert [len(outcome.heads) for outcome in result.curve.chosen] == [0, 1, 3, 6]
+
+
+def test_groups_are_weighted_as_in_all_training_pictures(model, train, result):
+    assert result.scored.shares == group_shares(train.groups)
+    assert len(result.scored.pictures) < len(train)
+    assert result.scored.shares != group_shares(result.scored.pictures.groups)
 
 
 def test_as_many_random_heads_stand_beside_them(model, result):
