@@ -14,10 +14,10 @@ from seecause.data import open_data
 from seecause.data.answers import group_shares
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
+    AnswerSampling,
     Background,
     Erasure,
     Pictures,
-    Sampling,
     Screening,
     ablate,
     ablation_study,
@@ -63,7 +63,7 @@ def result(model, train, test):
 
 
 MEAN = Background(fill="mean")
-ALL = Sampling(share=1.0)
+ALL = AnswerSampling(share=1.0)
 
 
 def test_the_job_removes_the_highest_heads_and_measures_without_them(model, train, test, result):
@@ -166,7 +166,7 @@ def test_cigma_without_other_foregrounds_has_no_guard(model, train):
 def test_heads_are_scored_on_right_answers(model, train):
     right = answered_right(model, train, share=0.5, cap=2, seed=3)
     scored = score_heads(
-        model, train, selector="taylor", sampling=Sampling(share=0.5, cap=2), seed=3
+        model, train, selector="taylor", sampling=AnswerSampling(share=0.5, cap=2), seed=3
     )
     assert scored.pictures.ids == right.ids and len(right) == 2
     assert (model(right.images).argmax(dim=1) == right.labels).all()
@@ -218,7 +218,7 @@ def test_greedy_is_told_how_many_may_go(model, train, test):
         selector="greedy",
         options={"guard": "none"},
         top=2,
-        sampling=Sampling(share=1.0, cap=4),
+        sampling=AnswerSampling(share=1.0, cap=4),
         draws=1,
     )
     assert result.scored.options["top"] == 2 and len(result.heads) == 2
@@ -241,7 +241,14 @@ def test_a_study_reads_scores_and_measures(model, train, test):
     row = next(row for row in table.rows if row["K"] == 2)
     assert row["NLL"] == pytest.approx(expected.nll) and "BIR, exact swap" in row
     fraction = ablation_study(
-        "fraction", model, train, test, top=1, sampling=Sampling(share=0.1), draws=1, guard=False
+        "fraction",
+        model,
+        train,
+        test,
+        top=1,
+        sampling=AnswerSampling(share=0.1),
+        draws=1,
+        guard=False,
     )
     assert len(fraction.train) == len(table.train)  # it takes its shares of all right answers
 

@@ -25,12 +25,12 @@ from seecause.cli.heads_options import (
     GuardOption,
     Limit,
     MaskCacheOption,
+    MaskChoice,
     MaskOption,
     MaskPairs,
     QuestionOption,
     ScopeOption,
     Share,
-    Source,
     Steps,
     TestLimit,
     TestOption,
@@ -222,7 +222,7 @@ def ablation_study(
     test: TestOption = TEST,
     test_limit: TestLimit = 64,
     top: Annotated[int, typer.Option(help="Heads to remove at most.", min=1)] = 4,
-    masks: MaskOption = Source.auto,
+    masks: MaskOption = MaskChoice.auto,
     fill: FillOption = Filling.grey,
     guard: GuardOption = Guard.penalty,
     draws: Annotated[int, typer.Option(help="Random sets of heads (study k).", min=1)] = 20,
@@ -241,7 +241,7 @@ def ablation_study(
     Writes index.html (table and charts) and table.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads.pictures import Sampling
+    from seecause.heads.pictures import AnswerSampling
     from seecause.heads.studies import ablation_study as run
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import rows_csv, settings_section, study_section
@@ -260,7 +260,7 @@ def ablation_study(
         open_data(data, limit=limit),
         open_data(test, limit=test_limit),
         top=top,
-        sampling=Sampling(share, cap),
+        sampling=AnswerSampling(share, cap),
         background=background_of(masks, fill, search_options(steps, mask_cache, None)),
         guard=guard is Guard.penalty,
         draws=draws,

@@ -37,7 +37,7 @@ FLAGS = {  # options of selectors that have a flag
 SEARCH_FLAGS = {"steps": "--steps", "cache": "--mask-cache"}
 
 
-class Source(StrEnum):
+class MaskChoice(StrEnum):
     auto = "auto"
     discovered = "discovered"
     oracle = "oracle"
@@ -51,7 +51,7 @@ class Filling(StrEnum):
     swap = "swap"
 
 
-class Removal(StrEnum):
+class OperatorName(StrEnum):
     zero = "zero"
     mean = "mean"
     resample = "resample"
@@ -96,7 +96,7 @@ Share = Annotated[
 ]
 Stratified = Annotated[bool, typer.Option("--stratified", help="The same number from every class.")]
 MaskOption = Annotated[
-    Source,
+    MaskChoice,
     typer.Option(
         help=(
             "Masks from the data (oracle) or from the model (discovered); auto takes the data's if"
@@ -114,7 +114,7 @@ FillOption = Annotated[
     ),
 ]
 OperatorOption = Annotated[
-    Removal, typer.Option(help="What a removed head carries while it is scored.")
+    OperatorName, typer.Option(help="What a removed head carries while it is scored.")
 ]
 GuardOption = Annotated[
     Guard,
@@ -285,7 +285,7 @@ def search_options(steps: int, cache: Path | None, pairs: Sequence[str] | None) 
     return {"steps": steps, **({} if cache is None else {"cache": cache}), **options}
 
 
-def background_of(masks: Source, fill: Filling, search: dict[str, Any]) -> Background:
+def background_of(masks: MaskChoice, fill: Filling, search: dict[str, Any]) -> Background:
     from seecause.heads.prune_and_test import Background
 
     return Background(masks.value, fill.value, search)  # type: ignore[arg-type]
@@ -295,7 +295,7 @@ def selector_options(
     by: str,
     pairs: Sequence[str] | None,
     *,
-    operator: Removal = Removal.zero,
+    operator: OperatorName = OperatorName.zero,
     guard: Guard = Guard.penalty,
     screen: int | None = None,
 ) -> dict[str, Any]:

@@ -25,16 +25,16 @@ from seecause.cli.heads_options import (
     GuardOption,
     Limit,
     MaskCacheOption,
+    MaskChoice,
     MaskOption,
     MaskPairs,
+    OperatorName,
     OperatorOption,
     OptionPairs,
     QuestionOption,
-    Removal,
     ScopeOption,
     Screen,
     Share,
-    Source,
     Steps,
     Stratified,
     TestLimit,
@@ -85,9 +85,9 @@ def score(
     stratified: Stratified = False,
     by: By = "cigma",
     option: OptionPairs = None,
-    masks: MaskOption = Source.auto,
+    masks: MaskOption = MaskChoice.auto,
     fill: FillOption = Filling.grey,
-    operator: OperatorOption = Removal.zero,
+    operator: OperatorOption = OperatorName.zero,
     guard: GuardOption = Guard.penalty,
     screen: Screen = None,
     steps: Steps = 250,
@@ -103,7 +103,7 @@ def score(
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
     what each removal costs."""
     from seecause.data.registry import open_data
-    from seecause.heads.pictures import Sampling
+    from seecause.heads.pictures import AnswerSampling
     from seecause.heads.prune_and_test import score_heads
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import scores_csv, scores_section, settings_section
@@ -121,7 +121,7 @@ def score(
         open_data(data, limit=limit),
         selector=by,
         options=options,
-        sampling=Sampling(share, cap, stratified),
+        sampling=AnswerSampling(share, cap, stratified),
         background=background_of(masks, fill, search),
         seed=seed,
         progress=partial(counting, quiet=quiet),
@@ -166,9 +166,9 @@ def prune(
         ),
     ] = "0.1",
     option: OptionPairs = None,
-    masks: MaskOption = Source.auto,
+    masks: MaskOption = MaskChoice.auto,
     fill: FillOption = Filling.grey,
-    operator: OperatorOption = Removal.zero,
+    operator: OperatorOption = OperatorName.zero,
     guard: GuardOption = Guard.penalty,
     screen: Screen = None,
     form: Annotated[
@@ -197,7 +197,7 @@ def prune(
     before and after, scores.csv and curve.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads.pictures import Sampling
+    from seecause.heads.pictures import AnswerSampling
     from seecause.heads.prune_and_test import prune_and_test
     from seecause.report.folder import check_out, result_folder
 
@@ -217,7 +217,7 @@ def prune(
         selector=by,
         options=options,
         top=most,
-        sampling=Sampling(share, cap, stratified),
+        sampling=AnswerSampling(share, cap, stratified),
         background=background_of(masks, fill, search),
         draws=draws,
         same=same_backgrounds(test, test_limit),

@@ -21,7 +21,7 @@ from seecause.heads.interchange import Interchange, interchange, mediated
 from seecause.heads.joint import Greedy, additivity, greedy, joint_effect, regress
 from seecause.heads.masks import discover_masks, iou
 from seecause.heads.outcomes import Curve, Examples, Outcome, curve, examples, outcomes
-from seecause.heads.pictures import Pictures, Sampling, answered_right, read_pictures
+from seecause.heads.pictures import AnswerSampling, Pictures, answered_right, read_pictures
 from seecause.heads.prune import ablate, prune
 from seecause.heads.prune_and_test import (
     Background,
@@ -37,6 +37,7 @@ from seecause.heads.simple_selectors import random_sets
 from seecause.heads.studies import StudyTable, ablation_study
 
 __all__ = [
+    "AnswerSampling",
     "Audit",
     "Background",
     "Curve",
@@ -52,7 +53,6 @@ __all__ = [
     "Outcome",
     "Pictures",
     "PruneResult",
-    "Sampling",
     "ScoredHeads",
     "Screened",
     "Screening",

@@ -228,7 +228,7 @@ def logits_of(model: ImageModel, images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class AnswerSampling:
     """Which right answers heads are scored on (CIGMA, section 1.1): a share of them, at most `cap`;
     `stratified` takes as many from every class."""
 
@@ -240,8 +240,8 @@ class Sampling:
 def answered_right(
     model: ImageModel, pictures: Pictures, *, seed: int = 0, **sampling: Any
 ) -> Pictures:
-    """The pictures that the model answers right, or some of them: keywords are those of `Sampling`.
-    Without labels, all."""
+    """The pictures that the model answers right, or some of them: keywords are those of
+    `AnswerSampling`. Without labels, all."""
     if pictures.labels is None:
         return pictures
     right = logits_of(model, pictures.images).argmax(dim=1) == pictures.labels
@@ -250,7 +250,7 @@ def answered_right(
         pictures.labels,
         seed=seed,
         classes=model.classes,
-        **asdict(Sampling(**sampling)),
+        **asdict(AnswerSampling(**sampling)),
     )
     return pictures.take(places)
 

@@ -32,9 +32,9 @@ from seecause.heads.outcomes import (
     examples,
 )
 from seecause.heads.pictures import (
+    AnswerSampling,
     Pictures,
     Progress,
-    Sampling,
     answered_right,
     logits_of,
     model_for,
@@ -143,7 +143,7 @@ def score_heads(
     *,
     selector: str = "cigma",
     options: Mapping[str, Any] | None = None,
-    sampling: Sampling | None = None,
+    sampling: AnswerSampling | None = None,
     background: Background | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -166,7 +166,7 @@ def _score(
     model: VisionModel,
     data: Dataset | Pictures,
     entry: Selector,
-    sampling: Sampling | None,
+    sampling: AnswerSampling | None,
     background: Background,
     seed: int,
     progress: Progress,
@@ -176,7 +176,7 @@ def _score(
     everything = pictures_of(scorer, data, progress)
     if everything.labels is None and "labels" in entry.needs:
         raise BadOption("data", everything.name, f"data with labels: {entry.name} needs them")
-    chosen = answered_right(scorer, everything, seed=seed, **asdict(sampling or Sampling()))
+    chosen = answered_right(scorer, everything, seed=seed, **asdict(sampling or AnswerSampling()))
     erasure, keywords = None, dict(options)
     if "baseline" in entry.options:
         erasure = background.erasure(scorer, chosen, progress)
@@ -248,7 +248,7 @@ def prune_and_test(
     selector: str = "cigma",
     options: Mapping[str, Any] | None = None,
     top: int | float = 0.1,
-    sampling: Sampling | None = None,
+    sampling: AnswerSampling | None = None,
     background: Background | None = None,
     draws: int = 20,
     same: Dataset | Pictures | None = None,

@@ -30,9 +30,9 @@ from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks, iou
 from seecause.heads.outcomes import Outcome, curve, outcomes
 from seecause.heads.pictures import (
+    AnswerSampling,
     Pictures,
     Progress,
-    Sampling,
     answered_right,
     model_for,
     no_progress,
@@ -152,7 +152,7 @@ def ablation_study(
     test: Dataset | Pictures,
     *,
     top: int = 4,
-    sampling: Sampling | None = None,
+    sampling: AnswerSampling | None = None,
     background: Background | None = None,
     guard: bool = True,
     draws: int = 20,
@@ -166,7 +166,7 @@ def ablation_study(
     background.check()
     if background.fill == "swap":
         raise BadOption("fill", "swap", "mean, grey, blur or noise: studies compare masks")
-    sampling = sampling or Sampling()
+    sampling = sampling or AnswerSampling()
     if name == "fraction":  # it takes shares of all right answers itself
         sampling = replace(sampling, share=1.0)
     judge = model_for(model, train)
