@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-cpus test-oldest test-newest lint install browser clean evidence-attribution evidence-background evidence-shortcut
+.PHONY: demo test test-slow test-cpus test-oldest test-newest lint install browser clean study
 
 install: $(STAMP)
 
@@ -47,17 +47,14 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks studies
+	$(BIN)/ruff format --check src tests benchmarks studies
 	$(BIN)/mypy
 	$(BIN)/python tests/readme_types.py
 
-# Studies on a real model and photos, in slices: docs/evidence.md.
-MINUTES ?= 9
-evidence-attribution evidence-background evidence-shortcut: evidence-%:
-	@test -d "$(REAL)" || { echo "REAL is not a folder: make $@ REAL=PATH, a folder with weights and photos (docs/evidence.md)" >&2; exit 2; }
-	@$(MAKE) --no-print-directory install
-	$(BIN)/python scripts/evidence_$*.py --real "$(REAL)" --minutes $(MINUTES) --out docs/results --work out/evidence $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
+# One study of studies/ (docs/evidence.md), in slices with MINUTES; the same command goes on.
+study: install
+	$(BIN)/python studies/run.py studies/$(STUDY).toml $(if $(REAL),--real "$(REAL)") $(if $(MODELS),--models "$(MODELS)") $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.
 browser:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import seecause as sc
-from scripts import ablations_page
 from seecause.attribution.caap import make_plan as caap_plan
 from seecause.bench.ablate import (
     STUDIES,
@@ -198,31 +197,3 @@ def test_the_curve_is_kept_in_the_run_folder_or_its_absence_has_a_reason(tmp_pat
     blind = replace(work, data=open_data(f"folder:{tmp_path / 'data'}"))
     save_depth(store, blind)
     assert "masks" in why_not(blind) and read_depth(store) is None
-
-
-def test_run_folders_become_one_page(tmp_path):
-    curves = {
-        "metrics": ("insertion", "aupr1"),
-        "measures": {"insertion-deletion": {"order": "patch", "steps": 2}},
-    }
-    works = {study: ablation(study, **curves) for study in ("score", "tail")}
-    for study, work in works.items():
-        run(Store(tmp_path / study), work)
-    save_depth(Store(tmp_path / "tail"), works["tail"])
-    ablations_page.main([tmp_path / study for study in works], tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text()
-    assert "2 pictures of `critters:clean:test`" in page and page.index(
-        STUDIES["score"]
-    ) < page.index(STUDIES["tail"])
-    assert (
-        "Less `prob`" in page
-        and "\n| logprob | 1.00 ± 0.00 |  |\n" in page
-        and page.count("| of the object |") == 1
-    )
-    assert (
-        "seecause bench ablate tail --model builtin:critters-vit --data critters:clean:test"
-        " --limit 2" in page
-    )
-    run(Store(tmp_path / "other"), ablation("score", **{**curves, "limit": 1}))
-    with pytest.raises(BadOption, match="same model, pictures"):
-        ablations_page.main([tmp_path / "score", tmp_path / "other"], tmp_path / "page.md")

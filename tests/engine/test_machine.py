@@ -24,7 +24,7 @@ def test_a_gpu_has_its_name_and_a_processor_its_kind(monkeypatch):
 def test_nobody_else_asks_for_it():
     files = [
         path
-        for folder in ("src", "scripts", "benchmarks")
+        for folder in ("src", "studies", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
     ]
     asking = {

@@ -1,0 +1,191 @@
+"""Photos taken apart and put together again, in the manner of ImageNet-9 (Xiao et al. 2020), from
+photos and the masks of their objects.
+
+    original       the photo
+    only_fg        the object on black
+    only_bg_b      the photo with the object's box black
+    only_bg_t      the object's box tiled with the largest strip of background beside it
+    only_bg_f      the object's shape filled from around it
+    mixed_same     the object in its place on another photo of its class, its own filled
+    mixed_rand     the same on a photo of another class
+
+ImageNet-9 mixes with tiled backgrounds. Where objects are large, boxes leave hardly anything to
+tile with, so filled ones are taken here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seecause.errors import BadOption
+
+ALONE = ("original", "only_fg", "only_bg_b", "only_bg_t", "only_bg_f")  # made of one photo
+MIXED = ("mixed_same", "mixed_rand")
+MARGIN = 3  # pixels around an object that are filled with it: its edge must not colour the filling
+THINNEST = 8  # pixels: a thinner strip is no texture, and is not tiled
+
+Box = tuple[int, int, int, int]  # top, bottom, left, right; the ends are not in it
+
+
+@dataclass(frozen=True, eq=False)
+class Composites:
+    """Of N photos; pixels in [0, 1]."""
+
+    alone: dict[str, Tensor]  # [N, 3, H, W] each
+    mixed: dict[str, Tensor]  # [draws, N, 3, H, W] each
+    donors: dict[str, Tensor]  # [draws, N]: whose background a mixed photo has
+    boxes: Tensor  # [N], the share of the frame that the object's box takes
+    untiled: int  # photos whose box leaves no strip: filled instead
+
+
+def compose(
+    pixels: Tensor, shapes: Tensor, classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0
+) -> Composites:
+    """Photos [N, 3, H, W] in [0, 1] with the shapes of their objects [N, H, W] (bool). Backgrounds
+    come from photos of the same part `parts` [N]."""
+    filled = fill_holes(pixels, shapes)
+    donors = {
+        "mixed_same": same_class(classes, parts, draws=draws, seed=seed),
+        "mixed_rand": other_class(classes, parts, draws=draws, seed=seed),
+    }
+    boxes = [box_of(shape) for shape in shapes]
+    black, tiles = pixels.clone(), pixels.clone()
+    untiled = 0
+    for place, (top, bottom, left, right) in enumerate(boxes):
+        black[place, :, top:bottom, left:right] = 0
+        cover = tiling(pixels[place], boxes[place])
+        untiled += cover is None
+        tiles[place, :, top:bottom, left:right] = (filled[place] if cover is None else cover)[
+            :, top:bottom, left:right
+        ]
+    shown = shapes[:, None]
+    alone = dict(
+        zip(ALONE, (pixels, torch.where(shown, pixels, 0), black, tiles, filled), strict=True)
+    )
+    mixed = {
+        name: torch.stack(
+            [torch.where(shown, pixels, filled[rows.to(pixels.device)]) for rows in places]
+        )
+        for name, places in donors.items()
+    }
+    area = (
+        torch.tensor([(b - t) * (r - left) for t, b, left, r in boxes], dtype=torch.float64)
+        / shapes[0].numel()
+    )
+    return Composites(alone, mixed, donors, area, untiled)
+
+
+def fill_holes(pixels: Tensor, holes: Tensor, *, margin: int = MARGIN) -> Tensor:
+    """Photos [N, 3, H, W] whose holes [N, H, W] (bool) are filled with smooth colour from around
+    them, by a pyramid of means ("pull-push").
+
+    What a coarse pixel knows of the photo is the mean of its known pixels; what it does not know
+    comes from the next coarser one. Known pixels stay. A photo that is all hole becomes black.
+    """
+    wide = F.max_pool2d(holes[:, None].to(pixels.dtype), 2 * margin + 1, stride=1, padding=margin)
+    levels = [(pixels * (1 - wide), 1 - wide)]  # colour times what is known, and what is known
+    while max(levels[-1][0].shape[-2:]) > 1:
+        levels.append(
+            tuple(F.avg_pool2d(t, 2, ceil_mode=True, count_include_pad=False) for t in levels[-1])
+        )  # type: ignore[arg-type]
+    colour, known = levels.pop()
+    found = colour / known.clamp_min(torch.finfo(pixels.dtype).tiny)
+    for colour, known in reversed(levels):
+        found = colour + (1 - known) * F.interpolate(
+            found, size=colour.shape[-2:], mode="bilinear", align_corners=False
+        )
+    return found
+
+
+def box_of(shape: Tensor) -> Box:
+    """The smallest box around a shape [H, W] (bool); empty for an empty one."""
+    rows, columns = (
+        shape.any(dim=1).nonzero()[:, 0].tolist(),
+        shape.any(dim=0).nonzero()[:, 0].tolist(),
+    )
+    return (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1) if rows else (0, 0, 0, 0)
+
+
+def tiling(picture: Tensor, box: Box) -> Tensor | None:
+    """A picture [3, H, W] tiled with the largest strip beside the box, above it, below it, left or
+    right; None where all are too thin."""
+    top, bottom, left, right = box
+    strips = [picture[:, :top], picture[:, bottom:], picture[:, :, :left], picture[:, :, right:]]
+    strip = max(
+        (s for s in strips if min(s.shape[1:]) >= THINNEST),
+        key=lambda s: s[0].numel(),
+        default=None,
+    )
+    if strip is None:
+        return None
+    height, width = picture.shape[1:]
+    return strip.repeat(1, math.ceil(height / strip.shape[1]), math.ceil(width / strip.shape[2]))[
+        :, :height, :width
+    ]
+
+
+def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
+    """For each photo, `draws` others of its class and part, [draws, N]: a permutation each, all
+    different as long as there are enough."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.empty(draws, len(classes), dtype=torch.long)
+    for group in _groups(classes, parts):
+        if len(group) < 2:
+            raise BadOption(
+                "photos",
+                f"one of class {int(classes[group[0]])} in its part",
+                "at least two of each class in each part",
+            )
+        order = group[torch.randperm(len(group), generator=generator)]
+        for draw in range(draws):
+            found[draw, order] = order.roll(-1 - draw % (len(group) - 1))
+    return found
+
+
+def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
+    """For each photo, `draws` of other classes in its part, [draws, N]: a permutation each.
+
+    Classes in a random order, photos of a class in a random order behind each other: a turn by at
+    least the largest class meets no class twice.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.empty(draws, len(classes), dtype=torch.long)
+    for part in parts.unique():
+        inside = (parts == part).nonzero()[:, 0]
+        kinds, counts = classes[inside].unique(return_counts=True)
+        largest = int(counts.max())
+        if 2 * largest > len(inside):
+            raise BadOption(
+                "photos", f"{largest} of {len(inside)} of one class", "half of each part at most"
+            )
+        for draw in range(draws):
+            rank = torch.randperm(len(kinds), generator=generator)[
+                torch.searchsorted(kinds, classes[inside])
+            ]
+            shuffled = torch.randperm(len(inside), generator=generator)
+            order = inside[shuffled[rank[shuffled].sort(stable=True).indices]]
+            turn = largest + int(
+                torch.randint(len(inside) - 2 * largest + 1, (), generator=generator)
+            )
+            found[draw, order] = order.roll(-turn)
+    return found
+
+
+def halves(classes: Tensor, *, seed: int = 0) -> Tensor:
+    """[N], 0 or 1: each class cut in two at random; an odd photo goes to the second half."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.ones(len(classes), dtype=torch.long)
+    for group in _groups(classes, torch.zeros_like(classes)):
+        found[group[torch.randperm(len(group), generator=generator)[: len(group) // 2]]] = 0
+    return found
+
+
+def _groups(classes: Tensor, parts: Tensor) -> list[Tensor]:
+    """Places of the photos of each class in each part."""
+    pairs = torch.stack([parts, classes], dim=1)
+    return [(pairs == pair).all(dim=1).nonzero()[:, 0] for pair in pairs.unique(dim=0)]

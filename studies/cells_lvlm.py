@@ -1,0 +1,347 @@
+"""Cells about head attribution on critters-llava: does what the paper claims hold at this scale?
+
+Every creature in every drawing style equally often, one question, independent masks for each
+picture. Pictures whose answer is wrong or moved by less than a floor are holes with a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from PIL import Image
+from scipy.stats import pearsonr
+from torch import Tensor
+
+from seecause import critters
+from seecause.bench.lvlm_study import head_numbers, seed_of, token_numbers
+from seecause.critters import PARTS, STYLES, answers, wordings
+from seecause.data.images import to_pil
+from seecause.errors import SeecauseError, WeakAnswer
+from seecause.lvlm import (
+    MaskEngine,
+    attribute_heads,
+    calibration_critters,
+    causal_scores,
+    compare_wordings,
+    draw_masks,
+    group_heads,
+    grouping,
+    head_words,
+    load,
+    make_bank,
+    object_share,
+    ratio_study,
+    sufficiency,
+    text_effects,
+    threshold_study,
+    trace_heads,
+    trace_tokens,
+)
+from seecause.lvlm.analysis import cosines, depth_of_use
+from seecause.lvlm.trace import LEVELS, RATIOS, rows_of
+from studies.run import Context, Row
+
+SUBJECT, PART = "creature", "tail"
+LENS = {"heads": 5, "words": 10}
+Earlier = dict[str, list[Row]]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    index: int
+    picture: Image.Image
+    mask: Tensor  # [H, W] bool
+    parts: Tensor  # [H, W]
+    answer: str
+    part_answer: str
+
+    def row(self, style: str, background: str) -> Row:
+        return {
+            "picture": self.index, "object": self.answer, "style": style, "background": background,
+        }  # fmt: skip
+
+
+def draw_cases(count: int) -> list[tuple[Case, Row]]:
+    """Every creature in every style equally often, and how each is called in a table."""
+    latents, cases = critters.draw("balanced", "test", count), []
+    for index in range(count):
+        style = STYLES[index // len(critters.CLASSES) % len(STYLES)]
+        one = latents[index : index + 1]
+        scene = critters.render(one, style=style)
+        words = answers(one, SUBJECT)[0], answers(one, PART)[0]
+        case = Case(index, to_pil(scene.image[0]), scene.mask[0], scene.parts[0], *words)
+        cases.append((case, case.row(style, critters.BACKGROUNDS[int(one.background)])))
+    return cases
+
+
+@lru_cache(maxsize=3)
+def opened(model: str, device: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """A model and the average pictures that stand in for a missing one."""
+    lvlm = load(model, device=device, dtype=dtype)
+    return lvlm, make_bank(lvlm, calibration_critters())
+
+
+def engine_of(lvlm: Any, bank: Any, case: Case, floor: float, subject: str = SUBJECT) -> Any:
+    """The engine of a right answer that the picture moves enough, or why there is none."""
+    right = case.answer if subject == SUBJECT else case.part_answer
+    try:
+        engine = MaskEngine(lvlm, case.picture, wordings(subject)[0], bank, floor=floor)
+    except WeakAnswer:
+        return "the picture moves the answer too little"
+    return engine if engine.answer.strip() == right else "wrong answer"
+
+
+def heads(
+    context: Context, *, model: str, part: int, parts: int, pictures: int, masks: int, floor: float
+) -> list[Row]:
+    """Head attribution of some pictures: numbers, coefficients, and what each word receives."""
+    lvlm, bank = opened(model, context.device)
+    rows = []
+    for case, row in draw_cases(pictures)[part::parts]:
+        engine = engine_of(lvlm, bank, case, floor)
+        if isinstance(engine, str):
+            rows.append({**row, "left_out": engine})
+            continue
+        trace = trace_heads(engine, masks=masks, seed=seed_of(f"heads {case.index}"))
+        words = head_words(engine, trace.heads, **LENS)
+        effects = text_effects(engine, trace.chosen)
+        row |= head_numbers(engine, trace) | {"largest_single": float(trace.causal.max())}
+        row["lens"] = float(any(one.says(case.answer) for one in words))
+        row |= {"coefficients": trace.heads.coefficients.tolist(), "chosen": trace.chosen.tolist()}
+        row |= {"attention": trace.attention.tolist(), "deltas": effects.deltas.tolist()}
+        for name, curve in trace.curves.items():
+            row[f"faithfulness_{name}"] = float(curve.faithfulness.mean())
+            for level, (enough, needed) in zip(
+                LEVELS, threshold_study(curve).tolist(), strict=True
+            ):
+                row |= {f"enough_{name}_{level}": enough, f"needed_{name}_{level}": needed}
+        rows.append(row)
+    return rows
+
+
+def known(earlier: Earlier) -> list[Row]:
+    return [row for row in earlier["heads"] if "coefficients" in row]
+
+
+def stacked(rows: list[Row], name: str) -> Tensor:
+    return torch.stack([torch.tensor(row[name]) for row in rows])
+
+
+def tokens(
+    context: Context, *, model: str, part: int, parts: int, pictures: int, masks: int, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """Image tokens, given the text rows that the whole set of pictures keeps."""
+    lvlm, bank = opened(model, context.device)
+    before = {row["picture"]: row for row in known(earlier)}
+    text = rows_of(stacked(list(before.values()), "deltas").mean(dim=0))
+    rows = []
+    for case, row in draw_cases(pictures)[part::parts]:
+        if case.index not in before:
+            continue
+        found = before[case.index]
+        engine = MaskEngine(lvlm, case.picture, wordings(SUBJECT)[0], bank, floor=floor)
+        chosen, seed = torch.tensor(found["chosen"]), seed_of(f"tokens {case.index}")
+        own = rows_of(torch.tensor(found["deltas"]))
+        row["sufficiency_own_rows"] = float(sufficiency(engine, chosen, own))
+        try:
+            trace = trace_tokens(
+                engine,
+                torch.tensor(found["coefficients"]),
+                chosen,
+                text=text,
+                masks=masks,
+                seed=seed,
+            )
+            row |= token_numbers(trace, case.mask)
+            row["tokens_for_80"] = tokens_for(trace.tokens.coefficients, 0.8)
+        except WeakAnswer:  # the rows of the whole set carry nothing in this picture
+            row["sufficiency"] = 0.0
+        rows.append({**row, "kept rows": int(text.sum()), "rows": len(text)})
+    return rows
+
+
+def tokens_for(values: Tensor, share: float) -> int:
+    """The fewest tokens that hold `share` of the positive part."""
+    positive = values.clamp(min=0).sort(descending=True).values
+    return int((positive.cumsum(0) < share * positive.sum()).sum()) + 1
+
+
+def spread(earlier: Earlier, pictures: int, count: int) -> list[Case]:
+    """`count` of the pictures that have heads, spread over all of them."""
+    cases = {case.index: case for case, _ in draw_cases(pictures)}
+    there = [cases[row["picture"]] for row in known(earlier)]
+    count = min(count, len(there))
+    return [there[place * len(there) // count] for place in range(count)]
+
+
+def part_question(
+    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """A question about one part, with the part's own pixels as the reference."""
+    lvlm, bank = opened(model, context.device)
+    rows = []
+    for case in spread(earlier, pictures, count):
+        row: Row = {"picture": case.index}
+        engine = engine_of(lvlm, bank, case, floor, PART)
+        if isinstance(engine, str):
+            rows.append({**row, "left_out": engine})
+            continue
+        trace = trace_heads(engine, masks=masks, seed=seed_of(f"part {case.index}"))
+        try:
+            found = trace_tokens(
+                engine, trace.heads.coefficients, trace.chosen, masks=masks,
+                seed=seed_of(f"part tokens {case.index}"),
+            ).tokens  # fmt: skip
+        except WeakAnswer:
+            rows.append({**row, "left_out": "its own rows carry too little"})
+            continue
+        on_part, on_creature = (
+            object_share(found.coefficients, found.tokens, area)
+            for area in (case.parts == PARTS.index(PART) + 1, case.mask)
+        )
+        if on_part is None or on_creature is None:
+            rows.append({**row, "left_out": "no token speaks for the answer"})
+            continue
+        shares = {"part_share": on_part.share, "part_area": on_part.area}
+        rows.append({**row, **shares, "object_share": on_creature.share})
+    return rows
+
+
+def rewordings(
+    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """Cosines of coefficients between wordings, and their ceiling: the same one, fresh masks."""
+    lvlm, bank = opened(model, context.device)
+    rows = []
+    for case in spread(earlier, pictures, count):
+        options = {"answer": case.answer, "masks": masks, "floor": floor}
+        seed = seed_of(f"words {case.index}")
+        try:
+            one = compare_wordings(
+                lvlm, case.picture, wordings(SUBJECT), bank, seed=seed, **options
+            )
+        except WeakAnswer:
+            continue
+        each = {f"cosine_{place}": value for place, value in enumerate(one.cosines.tolist(), 1)}
+        rows.append({"picture": case.index, **each, "ceiling": one.ceiling})
+    return rows
+
+
+def ratios(
+    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """Other shares of ablated heads, compared with 0.75."""
+    lvlm, bank = opened(model, context.device)
+    rows, usual = [], RATIOS.index(0.75)
+    for case in spread(earlier, pictures, count):
+        engine = engine_of(lvlm, bank, case, floor)
+        made = ratio_study(engine, RATIOS, masks=masks, seed=seed_of(f"ratio {case.index}"))
+        for p, one in zip(RATIOS, made, strict=True):
+            pair = (one.heads.coefficients[None], made[usual].heads.coefficients[None])
+            row = {"r2": one.heads.r2, "enough_hear": one.enough, "needed_hear": one.needed}
+            rows.append({"picture": case.index, "p": p, **row, "cosine": float(cosines(*pair))})
+    return rows
+
+
+def half_precision(
+    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """R2 of bfloat16 responses against float32 ones on the same masks."""
+    (full, bank), (half, half_bank) = (
+        opened(model, context.device, dtype) for dtype in ("float32", "bfloat16")
+    )
+    rows, question = [], wordings(SUBJECT)[0]
+    for case in spread(earlier, pictures, count):
+        engine = MaskEngine(full, case.picture, question, bank, floor=floor)
+        target = [engine.target]
+        other = MaskEngine(half, case.picture, question, half_bank, answer=target, floor=0)
+        drawn = draw_masks(min(1000, masks), engine.n_components, seed=case.index)
+        true, rounded = (one.evaluate(drawn).double().cpu() for one in (engine, other))
+        wrong = (true - rounded).square().sum() / (true - true.mean()).square().sum()
+        rows.append({"picture": case.index, "r2 of bfloat16": float(1 - wrong)})
+    return rows
+
+
+def adaptive(
+    context: Context, *, model: str, pictures: int, count: int, level: float, floor: float,
+    earlier: Earlier,
+) -> list[Row]:  # fmt: skip
+    """Masks asked until two halves of them agree, and how far that is from the fit with all."""
+    lvlm, bank = opened(model, context.device)
+    whole = {row["picture"]: torch.tensor(row["coefficients"]) for row in known(earlier)}
+    rows = []
+    for case in spread(earlier, pictures, count):
+        engine, seed = engine_of(lvlm, bank, case, floor), seed_of(f"adaptive {case.index}")
+        fit = attribute_heads(engine, adaptive=True, agreement=level, step=100, seed=seed)
+        last, best = fit.protocol["history"][-1], []
+        for values in (fit.coefficients, whole[case.index]):
+            best.append(set(values.flatten().topk(last["top"]).indices.tolist()))
+        alike = float(cosines(fit.coefficients[None], whole[case.index][None].to(fit.coefficients)))
+        row = {"masks": fit.masks, "in both halves": last["in both"], "cosine": alike}
+        row |= {"shared with all masks": len(best[0] & best[1])}
+        rows.append({"picture": case.index, **row, "reached": float(last["agreement"] >= level)})
+    return rows
+
+
+def planted(context: Context, *, model: str, count: int, planted_masks: int) -> list[Row]:
+    """The variant in which text may read the picture through a few known heads only."""
+    (lvlm, bank), (exact, exact_bank) = (
+        opened(model, context.device, dtype) for dtype in ("float32", "float64")
+    )
+    readers = [tuple(place) for place in lvlm.module.config.text_config.image_readers]
+    rows, question = [], wordings(SUBJECT)[0]
+    for case, _ in draw_cases(count):
+        engine = MaskEngine(lvlm, case.picture, question, bank, floor=None)
+        fit = attribute_heads(engine, masks=planted_masks, seed=seed_of(f"planted {case.index}"))
+        order = fit.coefficients.abs().flatten().topk(len(readers)).indices.tolist()
+        top = {divmod(place, lvlm.n_heads) for place in order}
+        target = [engine.target]
+        twin = MaskEngine(exact, case.picture, question, exact_bank, answer=target, floor=None)
+        single, double = (causal_scores(one).abs() for one in (engine, twin))
+        effects = {place: float(double[place]) for place in readers}
+        for place in readers:
+            single[place] = double[place] = 0
+        most = {"outside": float(single.max()), "outside in float64": float(double.max())}
+        for place in readers:
+            row = {"head": f"{place[0]}.{place[1]}", "effect": effects[place]}
+            rows.append({"picture": case.index, **row, "found": float(place in top), **most})
+    return rows
+
+
+def over_pictures(context: Context, *, earlier: Earlier) -> list[Row]:
+    """What only many pictures together say: groups of pictures and of heads, depth, attention."""
+    rows, there = [], known(earlier)
+    coefficients = stacked(there, "coefficients")
+    for name in ("object", "style", "background"):
+        try:
+            one = grouping(coefficients.flatten(1), [row[name] for row in there])
+        except SeecauseError as reason:
+            rows.append({"number": f"groups by {name}", "left_out": str(reason)})
+            continue
+        numbers = {"purity": one.purity, "chance": one.chance, "silhouette": one.silhouette}
+        rows += [{"number": f"{kind} by {name}", "value": v} for kind, v in numbers.items()]
+    attention = stacked(there, "attention").mean(dim=0).flatten()
+    test = pearsonr(coefficients.mean(dim=0).flatten().numpy(), attention.numpy())
+    depth = depth_of_use(stacked(there, "chosen"))
+    rows += [
+        {"number": "mean depth of chosen heads", "value": float(depth)},
+        {"number": "correlation with attention", "value": float(test.statistic)},
+        {"number": "its p", "value": float(test.pvalue)},
+    ]
+    try:
+        groups = group_heads(coefficients)
+    except SeecauseError as reason:
+        return [*rows, {"number": "groups of heads", "left_out": str(reason)}]
+    for place in (0, 1):
+        use = groups.use(place)
+        rows.append({"number": f"heads in group {place}", "value": len(use)})
+        rows.append({"number": f"strong in, group {place}", "value": float(use.mean())})
+    return rows

@@ -1,0 +1,185 @@
+"""The runner of studies: what it keeps, what it does again, and what it says of holes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from seecause.errors import DataMissing
+from studies import run as runner
+from studies.figure import draw_figure
+from studies.run import Context, Run, carry_out, read_study, summarised, write_results
+from tests.studies import toy
+
+ROOT = Path(__file__).parents[2]
+TOML = """
+name = "toy"
+question = "How much?"
+[settings]
+scale = 2
+[quick]
+scale = 5
+[[cells]]
+group = "first"
+call = "toy.scaled"
+label = {{ table = "one" }}
+set = {{ method = "a" }}
+grid = {{ seed = {seeds} }}
+[[cells]]
+group = "sum"
+call = "toy.total"
+needs = ["first"]
+[output]
+groups = ["first"]
+columns = ["table", "method", "seed", "value"]
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.importlib, "import_module", lambda name: toy)
+    toy.CALLS.clear()
+
+    def opened(seeds=(1, 2, 3), limit=None, text=TOML):
+        file = tmp_path / "toy.toml"
+        file.write_text(text.format(seeds=list(seeds)))
+        return Run(read_study(file), Context("cpu", tmp_path / "work", limit=limit))
+
+    return opened
+
+
+def test_a_finished_cell_is_not_done_again_and_a_changed_line_does_only_its_own(study, tmp_path):
+    carry_out(study(), minutes=1)
+    assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
+    toy.CALLS.clear()
+    carry_out(study(), minutes=1)
+    assert toy.CALLS == []
+    carry_out(study(seeds=(1, 2, 4)), minutes=1)  # and what needs it
+    assert toy.CALLS == [("scaled", 4), ("total", 14)]
+    toy.CALLS.clear()
+    carry_out(study(limit=1), minutes=1)  # other settings
+    assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 30)]
+
+
+def test_a_slice_does_at_least_one_cell_and_the_next_goes_on(study, tmp_path):
+    for _ in range(4):
+        carry_out(study(), minutes=1e-9)
+    assert toy.CALLS == [("scaled", 1), ("scaled", 2), ("scaled", 3), ("total", 12)]
+    run = study()
+    carry_out(run, minutes=0)
+    path = write_results(run, tmp_path / "out", "toy")
+    assert path.read_text() == "table,method,seed,value\none,a,1,2\none,a,2,4\none,a,3,6\n"
+
+
+def test_a_failing_cell_is_a_hole_with_its_reason_and_is_tried_again(study, tmp_path):
+    run = study(seeds=(1, 0, 3))
+    carry_out(run, minutes=1)
+    record = json.loads(
+        write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
+    )
+    assert record["holes"] == {
+        "first one a 0": "ValueError: nothing to scale",
+        "sum": "it needs first one a 0, which failed",
+    }
+    assert list(run.store.failures(run.keys.values()).values()) == ["ValueError: nothing to scale"]
+    again = study(seeds=(1, 0, 3))
+    assert not again.failed and not again.is_done(again.study.cells[1])
+    toy.CALLS.clear()
+    carry_out(again, minutes=1)
+    assert toy.CALLS == [("scaled", 0)]
+
+
+def test_what_a_cell_came_from_is_kept(study, tmp_path):
+    run = study()
+    carry_out(run, minutes=1, only="a 2")
+    assert toy.CALLS == [("scaled", 2)]
+    record = json.loads(
+        write_results(run, tmp_path / "out", "toy").with_suffix(".json").read_text()
+    )
+    assert record["fingerprints"] == {"toy data": "seed 2"} and "CPU" in record["machines"][0]
+    assert "torch" in record["versions"][0] and record["cells"] == 4
+    assert record["not done yet"] == ["first one a 1", "first one a 3", "sum"]
+
+
+def test_a_damaged_cell_is_done_again(study):
+    run = study()
+    carry_out(run, minutes=1)
+    file = run.store.file(run.keys["first one a 2"], "json")
+    file.write_text(file.read_text().replace('"value": 4', '"value": 5'))
+    toy.CALLS.clear()
+    carry_out(study(), minutes=1)
+    assert toy.CALLS == [("scaled", 2)]
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(study, tmp_path):
+    (tmp_path / "toy.toml").write_text(TOML.format(seeds=[1, 2, -1]))  # the third never ends
+    code = (
+        "from studies import run; from tests.studies import toy;"
+        "run.importlib.import_module = lambda name: toy;"
+        f"import pathlib; p = pathlib.Path({str(tmp_path)!r});"
+        "study = run.read_study(p / 'toy.toml');"
+        "run.carry_out(run.Run(study, run.Context('cpu', p / 'work')), minutes=1)"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    try:
+        ends = time.monotonic() + 300
+        while len(list((tmp_path / "work/toy/shards").glob("*.json"))) < 2:
+            assert time.monotonic() < ends and process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    run = study(seeds=(1, 2, -1))
+    assert [run.is_done(cell) for cell in run.study.cells] == [True, True, False, False]
+    carry_out(study(), minutes=1)  # another line in the place of the one that never ends
+    assert toy.CALLS == [("scaled", 3), ("total", 12)]
+
+
+def test_missing_folders_and_files_are_named(tmp_path):
+    text = TOML.format(seeds=[1]).replace("question =", 'files = ["weights"]\nquestion =')
+    (tmp_path / "toy.toml").write_text(text)
+    study = read_study(tmp_path / "toy.toml")
+    with pytest.raises(DataMissing, match="--real"):
+        Run(study, Context("cpu", tmp_path))
+    done = CliRunner().invoke(_app(), [str(tmp_path / "toy.toml"), "--real", str(tmp_path)])
+    assert done.exit_code == 2 and "weights" in done.output
+    with pytest.raises(DataMissing, match="--models"):
+        Context("cpu", tmp_path).fill("{models}/a")
+    assert Context("cpu", tmp_path, models=Path("m")).fill("{models}/a") == "m/a"
+
+
+def _app():
+    import typer
+
+    app = typer.Typer()
+    app.command()(runner.main)
+    return app
+
+
+def test_differences_are_paired_and_over_what_both_have():
+    rows = [{"method": "a", "picture": i, "x": float(i)} for i in range(4)]
+    rows += [{"method": "b", "picture": i, "x": i + 1.0 + (i == 3)} for i in range(1, 4)]
+    rows.append({"method": "b", "picture": 9, "x": None})
+    first, second = summarised(rows, ["method"], ["x", "y"], against={"method": "a"})
+    assert first["mean"] == 1.5 and "difference" not in first and first["n"] == 4
+    assert second["mean"] == pytest.approx(10 / 3) and (second["n"], second["missing"]) == (3, 1)
+    assert second["difference"] == pytest.approx(4 / 3)
+    assert second["error of difference"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_figure_is_drawn_from_the_csv(tmp_path, long):
+    path = tmp_path / "toy.csv"
+    head = "method,metric,mean,low 95%,high 95%\n" if long else "method,seed,x\n"
+    body = "a,x,1,0.5,1.5\nb,x,0,,\n" if long else "a,1,0\na,2,0\nb,1,3\n"
+    path.write_text(head + body)
+    spec = {"label": "method", "values": {"x": "how much"}, "marked": ["a"], "controls": ["b"]}
+    assert draw_figure(spec, path).read_bytes()[:4] == b"\x89PNG"
