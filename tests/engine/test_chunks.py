@@ -56,3 +56,27 @@ def test_budgets_nest_and_end():
     assert memory().limit is None
     with pytest.raises(BadOption, match="bytes above 0"), budget(0):
         pass
+
+
+NO_ROOM = "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError(NO_ROOM), MemoryError()])
+def test_out_of_memory_on_a_cpu_halves_too(failure):
+    def run_chunk(a: int, b: int) -> int:
+        if b - a > 2:
+            raise failure
+        return b - a
+
+    with budget(None) as held:
+        assert sum(in_chunks(run_chunk, 7, 8, what="images")) == 7
+    assert held.halvings == ["images: 4", "images: 2"]
+
+
+def test_another_error_of_torch_is_no_lack_of_memory():
+    def run_chunk(a: int, b: int) -> int:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with budget(None) as held, pytest.raises(RuntimeError, match="shapes"):
+        list(in_chunks(run_chunk, 4, 4))
+    assert held.halvings == []

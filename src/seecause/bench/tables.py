@@ -223,21 +223,8 @@ def to_csv(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     compared = f"difference to {table.reference}"
-    writer.writerow(
-        [
-            "method",
-            "metric",
-            "mean",
-            "standard error",
-            "low 95%",
-            "high 95%",
-            "n",
-            "missing",
-            compared,
-            "error of difference",
-            "best",
-        ]
-    )
+    head = ["method", "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing"]
+    writer.writerow([*head, compared, "error of difference", "best"])
     for method in table.methods:
         for metric, cell in table.cells[method].items():
             difference = (
@@ -245,19 +232,8 @@ def to_csv(table: Table) -> str:
                 if cell.difference is None
                 else [cell.difference.mean, cell.difference.standard_error]
             )
-            writer.writerow(
-                [
-                    method,
-                    metric,
-                    cell.mean,
-                    cell.error,
-                    *cell.interval,
-                    cell.n,
-                    cell.missing,
-                    *difference,
-                    int(cell.best),
-                ]
-            )
+            numbers = [cell.mean, cell.error, *cell.interval, cell.n, cell.missing, *difference]
+            writer.writerow([method, metric, *numbers, int(cell.best)])
     return text.getvalue()
 
 

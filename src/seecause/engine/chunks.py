@@ -73,6 +73,14 @@ def fit(total: int, bytes_each: int, device: torch.device, *, share: float = 1.0
     return max(1, min(total, int(memory().bytes(device) * share) // max(1, bytes_each)))
 
 
+def out_of_memory(failure: Exception) -> bool:
+    """Whether an allocation failed, on a GPU or not: on a CPU torch raises a plain RuntimeError."""
+    if isinstance(failure, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    words = str(failure)
+    return "DefaultCPUAllocator" in words or "can't allocate memory" in words
+
+
 def in_chunks(
     run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk"
 ) -> Iterator[T]:
@@ -83,8 +91,8 @@ def in_chunks(
         stop = min(total, start + size)
         try:
             part = run(start, stop)
-        except torch.cuda.OutOfMemoryError:
-            if size == 1:
+        except (RuntimeError, MemoryError) as failure:
+            if size == 1 or not out_of_memory(failure):
                 raise
         else:
             yield part
@@ -93,7 +101,8 @@ def in_chunks(
         size = max(1, size // 2)  # outside the handler: its traceback would keep the tensors alive
         memory().halvings.append(f"{what}: {size}")
         log.warning("out of memory; %s reduced to %d", what, size)
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def batched(
