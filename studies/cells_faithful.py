@@ -96,7 +96,7 @@ def _pretrained(context: Context, recipe: IfamRecipe, samples: Row) -> dict[str,
     key = digest_json([str(dataclasses.asdict(own)), context.device.partition(":")[0]])
     path = context.work / f"backbone-{recipe.pretraining}-{recipe.seed}-{key}.pt"
     if not path.exists():
-        model = pretrain(own, device=torch.device(context.device), hear=lambda line: None)
+        model = pretrain(own, device=torch.device(context.device))
         torch.save(model.state_dict(), path.with_suffix(".partial"))
         path.with_suffix(".partial").rename(path)
     return torch.load(path, map_location=context.device, weights_only=True)
@@ -113,7 +113,7 @@ def _fit_best(
         rates = [(recipe.learning_rate, recipe.head_factor)]
     for rate, factor in rates:
         own = dataclasses.replace(recipe, learning_rate=rate, head_factor=factor)
-        net = ifam.fit(own, copy.deepcopy(backbone), device=device, hear=lambda line: None)
+        net = ifam.fit(own, copy.deepcopy(backbone), device=device)
         row = ifam.measure(net, own, val).row()
         if best is None or (row["worst"], row["average"]) > best[0]:
             best = ((row["worst"], row["average"]), net, row, rate)

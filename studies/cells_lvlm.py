@@ -330,7 +330,7 @@ def over_pictures(context: Context, *, earlier: Earlier) -> list[Row]:
         rows += [{"number": f"{kind} by {name}", "value": v} for kind, v in numbers.items()]
     attention = stacked(there, "attention").mean(dim=0).flatten()
     test = pearsonr(coefficients.mean(dim=0).flatten().numpy(), attention.numpy())
-    depth = depth_of_use(stacked(there, "chosen"))
+    depth = depth_of_use(stacked(there, "chosen").view(coefficients.shape))
     rows += [
         {"number": "mean depth of chosen heads", "value": float(depth)},
         {"number": "correlation with attention", "value": float(test.statistic)},

@@ -1,0 +1,212 @@
+"""Cells at tiny settings, and the arithmetic behind the tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from studies import cells_attribution, cells_background, cells_faithful, cells_heads, cells_lvlm
+from studies.run import Context
+
+CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
+CURVES = {"order": "patch", "steps": 2}
+
+
+def test_smoothing_is_the_mean_over_the_neighbours():
+    maps = torch.zeros(1, 4, 5)
+    maps[0, 1, 1] = 36
+    smooth = cells_attribution.smoothed(maps)[0]
+    assert smooth[1, 1] == 4 and smooth[0, 0] == 9 and smooth[0, 1] == 6 and smooth[3, 3] == 0
+
+
+def test_maps_are_scored_as_they_are_and_changed(tmp_path):
+    options = {**CRITTERS, "curves": CURVES, "changes": True}
+    variant = {"name": "ig", "method": "integrated-gradients", "steps": 2}
+    rows = cells_attribution.scored(Context("cpu", tmp_path), variant=variant, **options)
+    changes = {row["change"] for row in rows}
+    assert changes == {"", "patches", "smoothed", "absolute", "absolute, smoothed"}
+    assert len(rows) == 2 * len(changes) and all(0 <= row["aupr1"] <= 1 for row in rows)
+    plain = [row for row in rows if row["change"] == ""]
+    assert plain[0]["ins-del"] == pytest.approx(plain[0]["insertion"] - plain[0]["deletion"])
+    earlier = {"label": [{**row, "table": "x", "aupr1": 7.0} for row in rows]}
+    again = cells_attribution.scored(
+        Context("cpu", tmp_path), variant=variant, target="predicted", earlier=earlier, **options
+    )
+    assert {row["aupr1"] for row in again} == {7.0} and "table" not in again[0]  # answered right
+
+
+def test_settings_sanity_truth_and_depth_have_their_rows(tmp_path):
+    context = Context("cpu", tmp_path)
+    rows = cells_attribution.ablation(context, setting="score", curves=CURVES, **CRITTERS)
+    assert [row["method"] for row in rows] == ["prob"] * 2 + ["logprob"] * 2 + ["logit"] * 2
+    assert rows[0]["rank correlation with the default"] == pytest.approx(1)
+    rows = cells_attribution.sanity(context, variant="rollout", steps=1, **CRITTERS)
+    assert all(row["random-logit"] == pytest.approx(1) for row in rows)  # one map for all classes
+    model = {"model": "builtin:critters-vit", "regime": "clean", "count": 2, "limit": None}
+    first, *each = cells_attribution.against_truth(context, variant="rollout", **model)
+    assert 0 <= first["completeness"] <= 1 and len(each) == 2
+    rows = cells_attribution.class_attention(context, **CRITTERS)
+    assert len(rows) == 12 and all(row["on the object"] > row["on the background"] for row in rows)
+    rows = cells_attribution.background_share(context, **model)
+    assert all(0 <= row["share"] <= 100 and row["flips"] == 0 for row in rows)
+
+
+def removal(method, k, val, test=0.5, **more):
+    row = {"table": "removal", "seed": 0, "method": method, "K": k, "removed": k, **more}
+    row |= {"val worst group": val, "val accuracy": 0.5}
+    return row | {"test worst group": test, "test accuracy": test}
+
+
+def test_k_is_chosen_on_validation_pictures_and_beside_as_many_random_heads():
+    rows = [removal(cells_heads.ERM, 0, 0.2), removal("a", 1, 0.1, 0.9), removal("a", 2, 0.3, 0.6)]
+    rows += [removal(cells_heads.RANDOM, 2, 0.1, test, draw=i) for i, test in enumerate((0.2, 0.4))]
+    found = {row["method"]: row for row in cells_heads.chosen(None, earlier={"removals": rows})}
+    assert found["a"]["K"] == 2 and found["a"][
+        "test worst group, as many at random"
+    ] == pytest.approx(0.3)
+    assert found[cells_heads.RANDOM]["K"] == 0  # none is allowed
+    assert cells_heads.averaged([{"K": 1, "x": 1.0}, {"K": 1, "x": 2.0, "y": 1.0}])[0]["x"] == 1.5
+
+
+def test_audit_of_a_model_that_ignores_the_background(tmp_path):
+    sizes = {"measured": 4, "mask_steps": 1}
+    (row,) = cells_heads.audit(Context("cpu", tmp_path), model="builtin:critters-vit", **sizes)
+    assert row["flips"] == 0 and row["BIR, exact swap"] < 0.01
+
+
+def test_the_regime_is_chosen_by_what_erm_does_on_validation():
+    rows = [
+        {"regime": f"simplicity 0.9{i}", "val worst": worst}
+        for i, worst in ((5, 1.0), (7, 1.0), (9, 0.95))
+    ]
+    assert cells_faithful.where_erm_fails(rows) == "simplicity 0.99"
+    assert (
+        cells_faithful.where_erm_fails([*rows, {"regime": "simplicity 0.97", "val worst": 0.7}])
+        == "simplicity 0.97"
+    )
+
+
+def test_a_training_of_parts_is_measured_with_and_without_its_intervention(tmp_path):
+    shape = {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    samples = {
+        "pretraining_samples": 32,
+        "pretraining_batch": 16,
+        "samples": 32,
+        "batch": 16,
+        "epochs": 2,
+    }
+    pictures = {"test": 64, "val": 64, "calibration": 64}
+    options = {
+        "regime": "where ERM fails",
+        "seed": 0,
+        "samples": {**samples, "architecture": shape},
+    }
+    earlier = {"erm": [{"regime": "simplicity 0.97", "val worst": 0.1}]}
+    (row,) = cells_faithful.trained(
+        Context("cpu", tmp_path), row="iFAM, K = 4", pictures=pictures, earlier=earlier, **options
+    )
+    assert row["regime"] == "simplicity 0.97" and 0 <= row["worst"] <= row["average"] <= 1
+    assert "changed_worst" in row and len(list(tmp_path.glob("backbone-parts-0-*.pt"))) == 1
+
+
+def test_the_fewest_tokens_that_hold_a_share():
+    assert cells_lvlm.tokens_for(torch.tensor([5.0, -9.0, 3.0, 2.0]), 0.8) == 2
+
+
+def test_changes_are_paired_and_ratios_are_of_means():
+    rng = np.random.default_rng(0)
+    pairs = [
+        (cells_background.tensor(rng.random(6)), cells_background.tensor(rng.random(6)))
+        for _ in range(2)
+    ]
+    found = cells_background.less(*(cells_background.bir(*pair) for pair in pairs))
+
+    def ratio(pair, weights):
+        fig, big = ((weights * part).sum() for part in pair)
+        return float(big / (fig + big))
+
+    drawn = [ratio(pairs[0], w) - ratio(pairs[1], w) for w in cells_background.resamplings(6)]
+    ones = torch.ones(6, dtype=torch.float64)
+    assert found.value == pytest.approx(ratio(pairs[0], ones) - ratio(pairs[1], ones))
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+
+
+def test_breeds_are_drawn_whole():
+    values = cells_background.tensor([1, 1, 1, 0, 0, 0])
+    photos = cells_background.estimate(*cells_background.ratio(values))
+    breeds = cells_background.estimate(*cells_background.ratio(values, groups=[0, 0, 0, 1, 1, 1]))
+    assert photos.value == breeds.value == 0.5
+    assert (breeds.low, breeds.high) == (0, 1) and photos.low > 0 and photos.high < 1
+
+
+def test_effects_of_a_removal_are_changes_from_the_whole_model():
+    whole = {
+        "imagenet": [1, 1, 1, 0],
+        "pets": [1, 1, 0, 0],
+        "mixed_same": [1, 1, 0, 0],
+        "mixed_rand": [0, 0, 0, 0],
+    }
+    for name in (*cells_background.AFTER, cells_background.SWAP):
+        whole |= {f"FIG, {name}": [0.2, 0.4], f"BIG, {name}": [0.2, 0.2]}
+    better = whole | {"mixed_rand": [1, 1, 0, 0], "BIG, true masks, grey": [0.0, 0.0]}
+    found = cells_background.effects(better, whole)
+    value, change = found["BG-gap"]
+    assert value == 0 and change.value == -0.5
+    value, change = found["BIR, true masks, grey"]
+    assert value == 0 and change.value == pytest.approx(-0.4) and change.high < 0
+    assert found["pets accuracy"][1] == cells_background.Estimate(0.0, 0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_every_method_chooses_heads_and_the_model_is_measured_without_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells_heads, "KS", (1, 2))
+    sizes = {"scored": 4, "mask_steps": 1, "measured": 4, "regression_draws": 32}
+    gating = {"fits": 1, "batch": 4, "steps": 1}
+    more = {"val": 32, "test": 32, "iid": 4, "retrained": 64, "draws": 1, "seed": 0}
+    context = Context("cpu", tmp_path)
+    rows = cells_heads.removals(
+        context, model="builtin:critters-biased", gating=gating, **sizes, **more
+    )
+    removed = [row for row in rows if row["table"] == "removal"]
+    none = next(row for row in removed if row["method"] == cells_heads.ERM)
+    assert none["flips"] == 1 and none["test accuracy"] == 0.25
+    assert all(row["removed"] <= row["K"] for row in removed)
+    best = cells_heads.chosen(context, earlier={"removals": [{**row, "seed": 0} for row in rows]})
+    assert {cells_heads.PRINTED, cells_heads.GREY, cells_heads.DFR} <= {
+        row["method"] for row in best
+    }
+    ranks = {row["method"]: row for row in rows if row["table"] == "ranking"}
+    assert ranks[cells_heads.GOLD]["Spearman with gold"] == pytest.approx(1)
+
+
+def test_without_its_planted_heads_a_model_ignores_the_background(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells_heads, "KS", (1,))
+    sizes = {"scored": 2, "mask_steps": 1, "measured": 2, "regression_draws": 64}
+    gating = {"fits": 1, "batch": 2, "steps": 1}
+    context = Context("cpu", tmp_path)
+    rows = cells_heads.planted(context, model="builtin:critters-planted", gating=gating, **sizes)
+    after = next(row for row in rows if row["method"] == "planted heads")
+    assert after["largest difference"] == 0 and after["test accuracy"] == 1
+
+
+def test_heads_and_tokens_of_a_vision_language_model(tmp_path):
+    context, model = Context("cpu", tmp_path), "builtin:critters-llava"
+    sizes = {"model": model, "pictures": 2, "masks": 200, "floor": 1.0}
+    rows = cells_lvlm.heads(context, part=0, parts=2, **sizes)
+    assert len(rows) == 1 and rows[0]["answer"].strip() == rows[0]["object"] and rows[0]["r2"] > 0
+    earlier = {"heads": rows}
+    (row,) = cells_lvlm.tokens(context, part=0, parts=2, earlier=earlier, **sizes)
+    assert 0 <= row["sufficiency"] <= 2 and row["kept rows"] < row["rows"]
+    few = {**sizes, "count": 1, "earlier": earlier}
+    assert len(cells_lvlm.part_question(context, **few)) == 1
+    (row,) = cells_lvlm.rewordings(context, **few)
+    assert row["ceiling"] <= 1 and -1 <= row["cosine_1"] <= 1
+    assert [row["p"] for row in cells_lvlm.ratios(context, **few)] == list(cells_lvlm.RATIOS)
+    (row,) = cells_lvlm.half_precision(context, **few)
+    assert row["r2 of bfloat16"] > 0.99
+    del few["masks"]
+    (row,) = cells_lvlm.adaptive(context, level=0.5, **few)
+    assert row["masks"] >= 100 and row["reached"] in (0.0, 1.0)
+    numbers = {row["number"] for row in cells_lvlm.over_pictures(context, earlier=earlier)}
+    assert "mean depth of chosen heads" in numbers
