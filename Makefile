@@ -56,7 +56,7 @@ lint: install
 
 # One study of studies/ (docs/evidence.md), in slices with MINUTES; the same command goes on.
 study: install
-	$(BIN)/python studies/run.py studies/$(STUDY).toml $(if $(REAL),--real "$(REAL)") $(if $(MODELS),--models "$(MODELS)") $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
+	$(BIN)/seecause study studies/$(STUDY).toml $(if $(REAL),--real "$(REAL)") $(if $(MODELS),--models "$(MODELS)") $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.
 browser:

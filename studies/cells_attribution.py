@@ -18,6 +18,7 @@ from torch import Tensor
 import seecause as sc
 from seecause.attribution.select import selection
 from seecause.bench.ablate import attention_by_depth, settings
+from seecause.bench.study import Row, StudyContext
 from seecause.critters import BACKGROUNDS, Do, draw, render
 from seecause.engine.blanks import blank_image
 from seecause.heads.pictures import logits_of
@@ -29,7 +30,6 @@ from seecause.metrics import (
     random_logit,
     rank_correlation,
 )
-from studies.run import Context, Row
 
 BATCH = 50
 FULL = 400  # with a limit, what is too dear for all pictures sees a share of so many
@@ -37,7 +37,7 @@ SIGNED = 0.5  # share of a method's maps that must have both signs for it to be 
 
 
 def pictures(
-    context: Context,
+    context: StudyContext,
     model: str,
     data: str,
     limit: int | None,
@@ -71,7 +71,7 @@ def explained(model: Any, images: Tensor, target: Tensor, asked: Row) -> tuple[T
 
 
 def scored(
-    context: Context,
+    context: StudyContext,
     *,
     model: str,
     data: str,
@@ -157,7 +157,7 @@ def _changed(maps: Tensor, patches: Tensor) -> dict[str, Tensor]:
 
 
 def sanity(
-    context: Context,
+    context: StudyContext,
     *,
     model: str,
     data: str,
@@ -182,7 +182,13 @@ def sanity(
 
 
 def against_truth(
-    context: Context, *, model: str, regime: str, variant: str | Row, count: int, limit: int | None
+    context: StudyContext,
+    *,
+    model: str,
+    regime: str,
+    variant: str | Row,
+    count: int,
+    limit: int | None,
 ) -> list[Row]:
     """Completeness, correctness and contrastivity, from pictures drawn again without a part."""
     view = context.load(model)
@@ -199,7 +205,7 @@ def against_truth(
 
 
 def ablation(
-    context: Context,
+    context: StudyContext,
     *,
     model: str,
     data: str,
@@ -224,7 +230,7 @@ def ablation(
 
 
 def class_attention(
-    context: Context,
+    context: StudyContext,
     *,
     model: str,
     data: str,
@@ -244,7 +250,7 @@ def class_attention(
 
 
 def background_share(
-    context: Context, *, model: str, regime: str, count: int, limit: int | None = None
+    context: StudyContext, *, model: str, regime: str, count: int, limit: int | None = None
 ) -> list[Row]:
     """Percent of CAAP's positive attribution on the background, beside its share of the area, and
     how often another background changes the answer, of this model and of an untrained one."""

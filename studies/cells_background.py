@@ -14,9 +14,11 @@ from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
+from cells_heads import GREY, PRINTED, cigma, contrastive_gating, controls
 from torch import Tensor
 
 import seecause as sc
+from seecause.bench.study import Row, StudyContext
 from seecause.data.composites import ALONE, Composites, compose, halves
 from seecause.heads import Erasure, HeadScores, Masks, Pictures, Swapped, select
 from seecause.heads._mask_search import harden
@@ -24,8 +26,6 @@ from seecause.heads.erase import ErasedViews
 from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.heads.outcomes import logits_without
 from seecause.heads.pictures import logits_of
-from studies.cells_heads import GREY, PRINTED, cigma, contrastive_gating, controls
-from studies.run import Context, Row
 
 RHO = 0.35  # share of the pixels that discovered masks keep
 OPEN = 0.5  # a gate above it is open (Nam et al. 2025)
@@ -83,7 +83,7 @@ class Photos:
         return Masks(hard, soft, ties, protocol={"source": "discovered", "rho": RHO})
 
 
-def opened(context: Context, setup: Row, limit: int | None) -> Photos:
+def opened(context: StudyContext, setup: Row, limit: int | None) -> Photos:
     """With a limit, four photos of each of some breeds: either half has two, one to paste and one
     to paste on."""
     model = context.load(setup["model"], weights=context.fill(setup["weights"]))
@@ -110,7 +110,7 @@ def _opened(
     return Photos(model, sc.heads.read_pictures(model, data), others, mixes, seed)
 
 
-def answers(context: Context, *, setup: Row, limit: int | None = None) -> list[Row]:
+def answers(context: StudyContext, *, setup: Row, limit: int | None = None) -> list[Row]:
     """What the whole model answers to photos and to every composite; of mixed ones, every draw."""
     photos = opened(context, setup, limit)
     rows = []
@@ -139,7 +139,7 @@ def _by_photo(ids: Sequence[str], columns: dict[str, Tensor], **more: Any) -> li
     return [{"photo": name, **more, **row} for name, row in zip(ids, each, strict=True)]
 
 
-def masks(context: Context, *, setup: Row, part: int, limit: int | None = None) -> list[Row]:
+def masks(context: StudyContext, *, setup: Row, part: int, limit: int | None = None) -> list[Row]:
     """Masks discovered in a quarter of the pets."""
     photos = opened(context, setup, limit)
     rows = range(part * len(photos.pets) // 4, (part + 1) * len(photos.pets) // 4)
@@ -149,7 +149,9 @@ def masks(context: Context, *, setup: Row, part: int, limit: int | None = None) 
     return [{"photo": n, "soft": soft.tolist()} for n, soft in zip(ids, found.soft, strict=True)]
 
 
-def audit(context: Context, *, setup: Row, limit: int | None = None, earlier: Earlier) -> list[Row]:
+def audit(
+    context: StudyContext, *, setup: Row, limit: int | None = None, earlier: Earlier
+) -> list[Row]:
     """FIG and BIG by every look, and how well discovered masks meet the animal, beside masks that
     know nothing of it."""
     photos = opened(context, setup, limit)
@@ -195,7 +197,7 @@ def centre(like: Tensor) -> Tensor:
 
 
 def scores(
-    context: Context, *, setup: Row, by: str, limit: int | None = None, earlier: Earlier
+    context: StudyContext, *, setup: Row, by: str, limit: int | None = None, earlier: Earlier
 ) -> list[Row]:
     """Heads scored by one family of methods, on right answers of the first half."""
     photos = opened(context, setup, limit)
@@ -238,7 +240,7 @@ def _ranked(one: HeadScores) -> Tensor:
 
 
 def removals(
-    context: Context, *, setup: Row, sets: str, limit: int | None = None, earlier: Earlier
+    context: StudyContext, *, setup: Row, sets: str, limit: int | None = None, earlier: Earlier
 ) -> list[Row]:
     """What each photo of the second half does without heads: those that methods choose, as many at
     random, or each head alone."""
@@ -390,7 +392,7 @@ def tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def intervals(context: Context, *, earlier: Earlier) -> list[Row]:
+def intervals(context: StudyContext, *, earlier: Earlier) -> list[Row]:
     """One row for each number of the page: table, row, measure, value and its interval."""
     rows: list[Row] = []
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from seecause._files import digest_json
+from seecause.bench.study import Row, StudyContext
 from seecause.critters import REGIMES, Regime
 from seecause.critters.train import ifam
 from seecause.critters.train.ifam_backbone import pretrain
 from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, build_backbone
 from seecause.faithful import LossWeights
-from studies.run import Context, Row
 
 BASE = IfamRecipe("study", pretraining_samples=409_600, samples=122_880, epochs=30)
 SHAPING_OFF = LossWeights(
@@ -54,7 +54,7 @@ FAILS = 0.9  # worst group on validation, mean over seeds, below which ERM is sa
 
 
 def trained(
-    context: Context,
+    context: StudyContext,
     *,
     row: str,
     regime: str,
@@ -90,7 +90,7 @@ def trained(
     return [result]
 
 
-def _pretrained(context: Context, recipe: IfamRecipe, samples: Row) -> dict[str, Any]:
+def _pretrained(context: StudyContext, recipe: IfamRecipe, samples: Row) -> dict[str, Any]:
     """The weights that all rows of a seed start from, trained if they are not there."""
     own = dataclasses.replace(BASE, pretraining=recipe.pretraining, **samples)
     key = digest_json([str(dataclasses.asdict(own)), context.device.partition(":")[0]])

@@ -20,13 +20,13 @@ from torch import Tensor
 
 import seecause as sc
 from seecause import critters
+from seecause.bench.study import Row, StudyContext
 from seecause.heads import Erasure, HeadScores, Masks, penalised, protected, score, select
 from seecause.heads.erase import erase
 from seecause.heads.outcomes import logits_without, outcomes
 from seecause.heads.pictures import Pictures, critter_pictures, logits_of
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.sources import saved
-from studies.run import Context, Row
 
 PRINTED, GREY, SWAP = "cigma as printed", "cigma, true masks, grey", "cigma, exact swap"
 GUARD, GOLD = " + guard", "interchange (gold)"
@@ -127,7 +127,7 @@ def scenes(model: Any, regime: str, split: str, count: int, *, start: int = 0, m
     )
 
 
-def open_model(context: Context, model: str) -> Any:
+def open_model(context: StudyContext, model: str) -> Any:
     """A builtin model, or one that `seecause zoo train --out` wrote: FOLDER/NAME."""
     if model.startswith("builtin:"):
         return context.load(model)
@@ -136,7 +136,7 @@ def open_model(context: Context, model: str) -> Any:
     return sc.wrap(source.module.to(context.device), name=card.stem, **source.told)
 
 
-def audit(context: Context, *, model: str, measured: int, mask_steps: int) -> list[Row]:
+def audit(context: StudyContext, *, model: str, measured: int, mask_steps: int) -> list[Row]:
     """What an audit says of a whole model, trained at any reliability of the background."""
     view = open_model(context, model)
     row, _ = audited(view, scenes(view, "balanced", "test", measured), mask_steps)
@@ -161,7 +161,7 @@ def audited(model: Any, cases: Pictures, steps: int) -> tuple[Row, list[Erasure]
 
 
 def removals(
-    context: Context,
+    context: StudyContext,
     *,
     model: str,
     seed: int,
@@ -267,7 +267,7 @@ def _screened(model: Any, train: Pictures, scores: dict[str, HeadScores]) -> Row
 
 
 def planted(
-    context: Context, *, model: str, scored: int, measured: int, mask_steps: int, gating: Row,
+    context: StudyContext, *, model: str, scored: int, measured: int, mask_steps: int, gating: Row,
     regression_draws: int,
 ) -> list[Row]:  # fmt: skip
     """A model whose background heads are known: does each method find them, and what if they go?"""
@@ -296,7 +296,7 @@ def planted(
     return rows
 
 
-def chosen(context: Context, *, earlier: dict[str, list[Row]]) -> list[Row]:
+def chosen(context: StudyContext, *, earlier: dict[str, list[Row]]) -> list[Row]:
     """For each seed and method, the K that is best on validation pictures (worst group, accuracy,
     fewest heads; none is allowed), beside as many random heads."""
     every = [row for row in earlier["removals"] if row["table"] == "removal" and "K" in row]

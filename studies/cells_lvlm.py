@@ -17,6 +17,7 @@ from torch import Tensor
 
 from seecause import critters
 from seecause.bench.lvlm_study import head_numbers, seed_of, token_numbers
+from seecause.bench.study import Row, StudyContext
 from seecause.critters import PARTS, STYLES, answers, wordings
 from seecause.data.images import to_pil
 from seecause.errors import SeecauseError, WeakAnswer
@@ -42,7 +43,6 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.analysis import cosines, depth_of_use
 from seecause.lvlm.trace import LEVELS, RATIOS, rows_of
-from studies.run import Context, Row
 
 SUBJECT, PART = "creature", "tail"
 LENS = {"heads": 5, "words": 10}
@@ -95,7 +95,14 @@ def engine_of(lvlm: Any, bank: Any, case: Case, floor: float, subject: str = SUB
 
 
 def heads(
-    context: Context, *, model: str, part: int, parts: int, pictures: int, masks: int, floor: float
+    context: StudyContext,
+    *,
+    model: str,
+    part: int,
+    parts: int,
+    pictures: int,
+    masks: int,
+    floor: float,
 ) -> list[Row]:
     """Head attribution of some pictures: numbers, coefficients, and what each word receives."""
     lvlm, bank = opened(model, context.device)
@@ -131,8 +138,8 @@ def stacked(rows: list[Row], name: str) -> Tensor:
 
 
 def tokens(
-    context: Context, *, model: str, part: int, parts: int, pictures: int, masks: int, floor: float,
-    earlier: Earlier,
+    context: StudyContext, *, model: str, part: int, parts: int, pictures: int, masks: int,
+    floor: float, earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """Image tokens, given the text rows that the whole set of pictures keeps."""
     lvlm, bank = opened(model, context.device)
@@ -179,7 +186,7 @@ def spread(earlier: Earlier, pictures: int, count: int) -> list[Case]:
 
 
 def part_question(
-    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
     earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """A question about one part, with the part's own pixels as the reference."""
@@ -213,7 +220,7 @@ def part_question(
 
 
 def rewordings(
-    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
     earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """Cosines of coefficients between wordings, and their ceiling: the same one, fresh masks."""
@@ -234,7 +241,7 @@ def rewordings(
 
 
 def ratios(
-    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
     earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """Other shares of ablated heads, compared with 0.75."""
@@ -251,7 +258,7 @@ def ratios(
 
 
 def half_precision(
-    context: Context, *, model: str, pictures: int, count: int, masks: int, floor: float,
+    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
     earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """R2 of bfloat16 responses against float32 ones on the same masks."""
@@ -271,7 +278,7 @@ def half_precision(
 
 
 def adaptive(
-    context: Context, *, model: str, pictures: int, count: int, level: float, floor: float,
+    context: StudyContext, *, model: str, pictures: int, count: int, level: float, floor: float,
     earlier: Earlier,
 ) -> list[Row]:  # fmt: skip
     """Masks asked until two halves of them agree, and how far that is from the fit with all."""
@@ -291,7 +298,7 @@ def adaptive(
     return rows
 
 
-def planted(context: Context, *, model: str, count: int, planted_masks: int) -> list[Row]:
+def planted(context: StudyContext, *, model: str, count: int, planted_masks: int) -> list[Row]:
     """The variant in which text may read the picture through a few known heads only."""
     (lvlm, bank), (exact, exact_bank) = (
         opened(model, context.device, dtype) for dtype in ("float32", "float64")
@@ -316,7 +323,7 @@ def planted(context: Context, *, model: str, count: int, planted_masks: int) -> 
     return rows
 
 
-def over_pictures(context: Context, *, earlier: Earlier) -> list[Row]:
+def over_pictures(context: StudyContext, *, earlier: Earlier) -> list[Row]:
     """What only many pictures together say: groups of pictures and of heads, depth, attention."""
     rows, there = [], known(earlier)
     coefficients = stacked(there, "coefficients")

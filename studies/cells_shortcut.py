@@ -25,10 +25,20 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from shortcut_pictures import (
+    GROUPS,
+    SPECIES,
+    Pictures,
+    both_ways,
+    group_name,
+    read_cutouts,
+    train_pictures,
+)
 from torch import Tensor, nn
 
 import seecause as sc
 from seecause._files import digest_json
+from seecause.bench.study import Row, StudyContext
 from seecause.critters.train.common import pace
 from seecause.engine.chunks import budget
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
@@ -42,16 +52,6 @@ from seecause.heads.outcomes import logits_without
 from seecause.heads.pictures import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
-from studies.run import Context, Row
-from studies.shortcut_pictures import (
-    GROUPS,
-    SPECIES,
-    Pictures,
-    both_ways,
-    group_name,
-    read_cutouts,
-    train_pictures,
-)
 
 TITLES = {
     "erm": "ERM: fine-tuned whole",
@@ -87,7 +87,7 @@ class Setting:
 
 
 def trained(
-    context: Context,
+    context: StudyContext,
     *,
     data: str,
     method: str,
@@ -155,7 +155,7 @@ def _row(val: Row, test: Row, *, changed: bool = False, **more: Any) -> Row:
     return {**test, **{f"val {k}": v for k, v in val.items()}, "changed": changed, **more}
 
 
-def _erm(context: Context, job: Setting, setup: Row, sets: Three) -> list[Row]:
+def _erm(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
     """Every weight of the transformer, its new head ten times as fast."""
     train, val, test = sets
     model = _seeded(job.seed, lambda: _with_head(backbone(context, setup)))
@@ -174,7 +174,7 @@ def _erm(context: Context, job: Setting, setup: Row, sets: Three) -> list[Row]:
     return [_row(*answers)]
 
 
-def _mask(context: Context, job: Setting, setup: Row, sets: Three) -> list[Row]:
+def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
     """Stage 2 alone, which sees some patches: those that the animal covers by half or more, or
     those of a control."""
     train, val, test = sets
@@ -221,7 +221,7 @@ def control_masks(photos: int, grid: int, kept: float, *, by_lot: bool, seed: in
     return blank.scatter(1, order, value=True).unflatten(1, (grid, grid))
 
 
-def _parts(context: Context, job: Setting, setup: Row, sets: Three) -> list[Row]:
+def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
     """PDiscoFormer or iFAM, as it is and with the intervention that has the best worst group on
     validation pictures."""
     train, val, test = sets
@@ -289,7 +289,7 @@ def fit(
 
 
 def repaired(
-    context: Context,
+    context: StudyContext,
     *,
     data: str,
     seed: int,
@@ -369,7 +369,7 @@ def mean_row(rows: list[Row]) -> Row:
     return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
-def backbone(context: Context, setup: Row) -> Any:
+def backbone(context: StudyContext, setup: Row) -> Any:
     """The pretrained transformer, on the CPU; of another shape and untrained where one is given."""
     if "architecture" in setup:
         return _seeded(0, lambda: timm.models.VisionTransformer(**setup["architecture"]))
@@ -381,7 +381,7 @@ def frame(setup: Row) -> Preprocess:
     return Preprocess(size=(setup["size"],) * 2, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def new_net(context: Context, job: Setting, setup: Row) -> IFAM:
+def new_net(context: StudyContext, job: Setting, setup: Row) -> IFAM:
     stages, freeze = 1 if job.method == "pdisco" else 2, "none" if job.whole else "stage1"
     options = {"preprocess": frame(setup), "stages": stages, "freeze": freeze}
 
@@ -413,7 +413,7 @@ def _seeded(seed: int, make: Callable[[], Any]) -> Any:
         return make()
 
 
-def _file(context: Context, job: Setting, setup: Row) -> Path:
+def _file(context: StudyContext, job: Setting, setup: Row) -> Path:
     """Fine-tuned weights, for repairs."""
     key = digest_json(
         [dataclasses.asdict(job), setup, context.limit, context.device.partition(":")[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cells_background
 import numpy as np
 import pytest
 import torch
@@ -9,9 +10,8 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
 import seecause as sc
+from seecause.bench.study import StudyContext
 from seecause.data.imagenet import imagenet_wnids
-from studies import cells_background
-from studies.run import Context
 from tests.files import lines
 from tests.tiny import scramble
 
@@ -58,14 +58,14 @@ def real(tmp_path, model):
 
 
 def test_every_cell_runs_and_its_intervals_hold_their_values(real, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(Context, "load", lambda self, name, **options: model)
+    monkeypatch.setattr(StudyContext, "load", lambda self, name, **options: model)
     setup = {
         "model": "toy", "weights": "", "pets": "pets:{real}/pets",
         "imagenet": "imagenet:{real}/imagenet",
         "ks": [1, 2], "mask_steps": 1, "mixes": 1, "draws": 2, "seed": 0,
         "gating": {"fits": 1, "steps": 1, "batch": 4},
     }  # fmt: skip
-    context, options = Context("cpu", tmp_path, real=real), {"setup": setup, "limit": None}
+    context, options = StudyContext("cpu", tmp_path, real=real), {"setup": setup, "limit": None}
     earlier = {"answers": cells_background.answers(context, **options), "masks": []}
     for part in range(4):
         earlier["masks"] += cells_background.masks(context, part=part, **options)

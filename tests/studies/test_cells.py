@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import cells_attribution
+import cells_background
+import cells_faithful
+import cells_heads
+import cells_lvlm
 import numpy as np
 import pytest
 import torch
 
-from studies import cells_attribution, cells_background, cells_faithful, cells_heads, cells_lvlm
-from studies.run import Context
+from seecause.bench.study import StudyContext
 
 CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
 CURVES = {"order": "patch", "steps": 2}
@@ -23,7 +27,7 @@ def test_smoothing_is_the_mean_over_the_neighbours():
 def test_maps_are_scored_as_they_are_and_changed(tmp_path):
     options = {**CRITTERS, "curves": CURVES, "changes": True}
     variant = {"name": "ig", "method": "integrated-gradients", "steps": 2}
-    rows = cells_attribution.scored(Context("cpu", tmp_path), variant=variant, **options)
+    rows = cells_attribution.scored(StudyContext("cpu", tmp_path), variant=variant, **options)
     changes = {row["change"] for row in rows}
     assert changes == {"", "patches", "smoothed", "absolute", "absolute, smoothed"}
     assert len(rows) == 2 * len(changes) and all(0 <= row["aupr1"] <= 1 for row in rows)
@@ -31,13 +35,17 @@ def test_maps_are_scored_as_they_are_and_changed(tmp_path):
     assert plain[0]["ins-del"] == pytest.approx(plain[0]["insertion"] - plain[0]["deletion"])
     earlier = {"label": [{**row, "table": "x", "aupr1": 7.0} for row in rows]}
     again = cells_attribution.scored(
-        Context("cpu", tmp_path), variant=variant, target="predicted", earlier=earlier, **options
+        StudyContext("cpu", tmp_path),
+        variant=variant,
+        target="predicted",
+        earlier=earlier,
+        **options,
     )
     assert {row["aupr1"] for row in again} == {7.0} and "table" not in again[0]  # answered right
 
 
 def test_settings_sanity_truth_and_depth_have_their_rows(tmp_path):
-    context = Context("cpu", tmp_path)
+    context = StudyContext("cpu", tmp_path)
     rows = cells_attribution.ablation(context, setting="score", curves=CURVES, **CRITTERS)
     assert [row["method"] for row in rows] == ["prob"] * 2 + ["logprob"] * 2 + ["logit"] * 2
     assert rows[0]["rank correlation with the default"] == pytest.approx(1)
@@ -71,7 +79,7 @@ def test_k_is_chosen_on_validation_pictures_and_beside_as_many_random_heads():
 
 def test_audit_of_a_model_that_ignores_the_background(tmp_path):
     sizes = {"measured": 4, "mask_steps": 1}
-    (row,) = cells_heads.audit(Context("cpu", tmp_path), model="builtin:critters-vit", **sizes)
+    (row,) = cells_heads.audit(StudyContext("cpu", tmp_path), model="builtin:critters-vit", **sizes)
     assert row["flips"] == 0 and row["BIR, exact swap"] < 0.01
 
 
@@ -104,7 +112,11 @@ def test_a_training_of_parts_is_measured_with_and_without_its_intervention(tmp_p
     }
     earlier = {"erm": [{"regime": "simplicity 0.97", "val worst": 0.1}]}
     (row,) = cells_faithful.trained(
-        Context("cpu", tmp_path), row="iFAM, K = 4", pictures=pictures, earlier=earlier, **options
+        StudyContext("cpu", tmp_path),
+        row="iFAM, K = 4",
+        pictures=pictures,
+        earlier=earlier,
+        **options,
     )
     assert row["regime"] == "simplicity 0.97" and 0 <= row["worst"] <= row["average"] <= 1
     assert "changed_worst" in row and len(list(tmp_path.glob("backbone-parts-0-*.pt"))) == 1
@@ -164,7 +176,7 @@ def test_every_method_chooses_heads_and_the_model_is_measured_without_them(tmp_p
     sizes = {"scored": 4, "mask_steps": 1, "measured": 4, "regression_draws": 32}
     gating = {"fits": 1, "batch": 4, "steps": 1}
     more = {"val": 32, "test": 32, "iid": 4, "retrained": 64, "draws": 1, "seed": 0}
-    context = Context("cpu", tmp_path)
+    context = StudyContext("cpu", tmp_path)
     rows = cells_heads.removals(
         context, model="builtin:critters-biased", gating=gating, **sizes, **more
     )
@@ -184,14 +196,14 @@ def test_without_its_planted_heads_a_model_ignores_the_background(tmp_path, monk
     monkeypatch.setattr(cells_heads, "KS", (1,))
     sizes = {"scored": 2, "mask_steps": 1, "measured": 2, "regression_draws": 64}
     gating = {"fits": 1, "batch": 2, "steps": 1}
-    context = Context("cpu", tmp_path)
+    context = StudyContext("cpu", tmp_path)
     rows = cells_heads.planted(context, model="builtin:critters-planted", gating=gating, **sizes)
     after = next(row for row in rows if row["method"] == "planted heads")
     assert after["largest difference"] == 0 and after["test accuracy"] == 1
 
 
 def test_heads_and_tokens_of_a_vision_language_model(tmp_path):
-    context, model = Context("cpu", tmp_path), "builtin:critters-llava"
+    context, model = StudyContext("cpu", tmp_path), "builtin:critters-llava"
     sizes = {"model": model, "pictures": 2, "masks": 200, "floor": 1.0}
     rows = cells_lvlm.heads(context, part=0, parts=2, **sizes)
     assert len(rows) == 1 and rows[0]["answer"].strip() == rows[0]["object"] and rows[0]["r2"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import seecause as sc
-from studies.run import Context, Run, read_study
+from seecause.bench.study import StudyContext, StudyRun, read_study
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "studies").glob("*.toml"))
@@ -19,7 +19,7 @@ FILES = sorted((ROOT / "studies").glob("*.toml"))
 def test_cells_resolve_and_their_options_are_taken(file, limit, tmp_path):
     study = read_study(file)
     object.__setattr__(study, "files", ())
-    run = Run(study, Context("cpu", tmp_path, limit=limit))
+    run = StudyRun(study, StudyContext("cpu", tmp_path, limit=limit))
     assert len(set(run.keys.values())) == len(study.cells)  # no cell is there twice
     groups = {cell.group for cell in study.cells}
     for cell in study.cells:

@@ -3,14 +3,15 @@ a tiny transformer."""
 
 from __future__ import annotations
 
+import cells_shortcut
 import numpy as np
 import pytest
+import shortcut_pictures
 import torch
 from PIL import Image
+from shortcut_pictures import SPLITS, both_ways, compose, read_cutouts, train_pictures
 
-from studies import cells_shortcut, shortcut_pictures
-from studies.run import Context
-from studies.shortcut_pictures import SPLITS, both_ways, compose, read_cutouts, train_pictures
+from seecause.bench.study import StudyContext
 
 CPU = torch.device("cpu")
 TINY = {"img_size": 48, "patch_size": 12, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -124,7 +125,7 @@ def test_settings_are_chosen_on_validation_pictures_alone():
 def test_every_method_trains_and_is_measured(pets, tmp_path, method):
     options = {"kept": 0.25} if method == "centre" else {}
     found = cells_shortcut.trained(
-        Context("cpu", tmp_path),
+        StudyContext("cpu", tmp_path),
         data=str(pets),
         method=method,
         seed=1,
@@ -141,7 +142,7 @@ def test_every_method_trains_and_is_measured(pets, tmp_path, method):
 
 
 def test_repairs_are_those_of_the_chosen_training(pets, tmp_path):
-    context, options = Context("cpu", tmp_path), {"data": str(pets), "seed": 1, "setup": SETUP}
+    context, options = StudyContext("cpu", tmp_path), {"data": str(pets), "seed": 1, "setup": SETUP}
     found = cells_shortcut.repaired(context, **options, earlier={"tune erm": [row(1e-3, 0.5)]})
     names = [one["method"] for one in found]
     assert len(set(names)) == 6 and names[0] == cells_shortcut.DFR

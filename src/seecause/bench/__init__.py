@@ -12,6 +12,7 @@ work      one shard: read, attribute, measure
 runner    what is still to do, in this process, in several, or on a Ray cluster
 tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 ablate    CAAP with one setting changed at a time, as methods of a run
+study     any table: a TOML file of calls, each kept when it is done
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from seecause.bench.plan import Plan, Request, Store
     from seecause.bench.runner import Status, prepare, run, status
     from seecause.bench.store import ShardStore
+    from seecause.bench.study import StudyStatus, run_study
     from seecause.bench.tables import Table, table
 
 _WHERE = {
@@ -31,9 +33,11 @@ _WHERE = {
     "ShardStore": "store",
     "Status": "runner",
     "Store": "plan",
+    "StudyStatus": "study",
     "Table": "tables",
     "prepare": "runner",
     "run": "runner",
+    "run_study": "study",
     "status": "runner",
     "table": "tables",
 }
@@ -44,9 +48,11 @@ __all__ = [
     "ShardStore",
     "Status",
     "Store",
+    "StudyStatus",
     "Table",
     "prepare",
     "run",
+    "run_study",
     "status",
     "table",
 ]

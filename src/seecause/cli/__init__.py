@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from seecause.cli import bench, demo, doctor, explain, faithful, heads, lvlm, methods, zoo
+from seecause.cli import bench, demo, doctor, explain, faithful, heads, lvlm, methods, study, zoo
 from seecause.errors import SeecauseError
 
-COMMANDS = (explain, bench, heads, faithful, lvlm, doctor, demo, zoo, methods)
+COMMANDS = (explain, bench, heads, faithful, lvlm, study, doctor, demo, zoo, methods)
 USAGE_ERROR = 2
 
 

@@ -1,4 +1,11 @@
-"""The figure of a study: one panel for each number, one line for each method, means with errors."""
+"""The figure of a study: one panel for each number, one line for each method, means with errors.
+
+[figure]
+label = "method"                      the column that names a line
+values = { aupr1 = "AUPR_1" }         panels: a number and its title
+where = { table = "maps" }            of which rows; rows = [...] orders lines, else the first
+marked, controls                      lines in red and in grey; scale, title, zero, pair
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from seecause.bench.study import Row, as_list, read_csv, summarised
 
-from studies.run import as_list, read_csv, summarised
-
-Row = dict[str, Any]
 INK, MARKED, GREY, PALE = "#2b4c7e", "#c8553d", "#9aa0a6", "#e6e8eb"
 
 
@@ -28,11 +31,10 @@ def draw_figure(spec: Mapping[str, Any], path: Path) -> Path:
     table = rows if long else summarised(rows, [label], list(values), pair=spec.get("pair", "seed"))
     cells = {(row[label], row[kind if long else "metric"]): row for row in table}
     names = _order(spec, cells, next(iter(values)))
-    figure, axes = plt.subplots(
-        1, len(values), sharey=True, squeeze=False, layout="constrained",
-        figsize=(3.2 + 2.7 * len(values), 0.9 + 0.24 * len(names)),
-    )  # fmt: skip
-    figure.get_layout_engine().set(w_pad=0.12)
+    size = (3.2 + 2.7 * len(values), 0.9 + 0.24 * len(names))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(values), sharey=True, squeeze=False)
+    figure.set_layout_engine("constrained", w_pad=0.12)
     for axis, (metric, title) in zip(axes[0], values.items(), strict=True):
         points = {} if long else _points(rows, label, metric)
         _panel(axis, spec, names, {name: cells.get((name, metric)) for name in names}, points)
@@ -44,7 +46,6 @@ def draw_figure(spec: Mapping[str, Any], path: Path) -> Path:
     if "title" in spec:
         figure.suptitle(spec["title"], fontsize=10.5, x=0.01, ha="left")
     figure.savefig(path.with_suffix(".png"), dpi=130)
-    plt.close(figure)
     return path.with_suffix(".png")
 
 

@@ -12,11 +12,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from seecause.bench.study import (
+    StudyContext,
+    StudyRun,
+    carry_out,
+    read_csv,
+    read_study,
+    summarised,
+    write_results,
+)
+from seecause.cli import app
 from seecause.errors import DataMissing
-from studies import run as runner
-from studies.figure import draw_figure
-from studies.run import Context, Run, carry_out, read_study, summarised, write_results
-from tests.studies import toy
+from seecause.report.study import draw_figure
+from tests.bench import study_toy as toy
 
 ROOT = Path(__file__).parents[2]
 TOML = """
@@ -28,13 +36,13 @@ scale = 2
 scale = 5
 [[cells]]
 group = "first"
-call = "toy.scaled"
+call = "tests.bench.study_toy.scaled"
 label = {{ table = "one" }}
 set = {{ method = "a" }}
 grid = {{ seed = {seeds} }}
 [[cells]]
 group = "sum"
-call = "toy.total"
+call = "tests.bench.study_toy.total"
 needs = ["first"]
 [output]
 groups = ["first"]
@@ -43,14 +51,13 @@ columns = ["table", "method", "seed", "value"]
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner.importlib, "import_module", lambda name: toy)
+def study(tmp_path):
     toy.CALLS.clear()
 
     def opened(seeds=(1, 2, 3), limit=None, text=TOML):
         file = tmp_path / "toy.toml"
         file.write_text(text.format(seeds=list(seeds)))
-        return Run(read_study(file), Context("cpu", tmp_path / "work", limit=limit))
+        return StudyRun(read_study(file), StudyContext("cpu", tmp_path / "work", limit=limit))
 
     return opened
 
@@ -121,11 +128,8 @@ def test_a_damaged_cell_is_done_again(study):
 def test_a_run_that_is_killed_goes_on_where_it_was(study, tmp_path):
     (tmp_path / "toy.toml").write_text(TOML.format(seeds=[1, 2, -1]))  # the third never ends
     code = (
-        "from studies import run; from tests.studies import toy;"
-        "run.importlib.import_module = lambda name: toy;"
-        f"import pathlib; p = pathlib.Path({str(tmp_path)!r});"
-        "study = run.read_study(p / 'toy.toml');"
-        "run.carry_out(run.Run(study, run.Context('cpu', p / 'work')), minutes=1)"
+        f"import seecause as sc; p = {str(tmp_path)!r};"
+        "sc.bench.run_study(p + '/toy.toml', work=p + '/work', out=p)"
     )
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
@@ -148,20 +152,48 @@ def test_missing_folders_and_files_are_named(tmp_path):
     (tmp_path / "toy.toml").write_text(text)
     study = read_study(tmp_path / "toy.toml")
     with pytest.raises(DataMissing, match="--real"):
-        Run(study, Context("cpu", tmp_path))
-    done = CliRunner().invoke(_app(), [str(tmp_path / "toy.toml"), "--real", str(tmp_path)])
+        StudyRun(study, StudyContext("cpu", tmp_path))
+    done = CliRunner().invoke(app, ["study", str(tmp_path / "toy.toml"), "--real", str(tmp_path)])
     assert done.exit_code == 2 and "weights" in done.output
     with pytest.raises(DataMissing, match="--models"):
-        Context("cpu", tmp_path).fill("{models}/a")
-    assert Context("cpu", tmp_path, models=Path("m")).fill("{models}/a") == "m/a"
+        StudyContext("cpu", tmp_path).fill("{models}/a")
+    assert StudyContext("cpu", tmp_path, models=Path("m")).fill("{models}/a") == "m/a"
 
 
-def _app():
-    import typer
+def test_anyone_can_write_a_study(tmp_path, monkeypatch):
+    """The one of docs/bench.md, as it stands there."""
+    text = (
+        (ROOT / "docs/bench.md").read_text(encoding="utf-8").partition("## A study of your own")[2]
+    )
+    for language, name in (("toml", "mine.toml"), ("python", "cells.py")):
+        code = text.partition(f"```{language}\n")[2].partition("```")[0]
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    call = ["study", "mine.toml", "--limit", "2", "--device", "cpu", "--out", "."]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0, done.output
+    rows = read_csv(tmp_path / "mine.csv")
+    assert [row["method"] for row in rows] == ["caap", "rollout"] and rows[1]["n"] == "2"
+    assert rows[1]["difference"] and (tmp_path / "mine.png").is_file()
+    before = (tmp_path / "mine.csv").read_bytes()
+    assert CliRunner().invoke(app, call).exit_code == 0
+    assert (tmp_path / "mine.csv").read_bytes() == before
+    (tmp_path / "mine.toml").write_text(
+        (tmp_path / "mine.toml").read_text().replace("cells.", "x.")
+    )
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 2 and "No module named 'x'" in done.output
 
-    app = typer.Typer()
-    app.command()(runner.main)
-    return app
+
+def test_grids_lists_and_labels(tmp_path):
+    text = TOML.format(seeds=[1]).replace("[settings]", "[lists]\nfew = [1, 2]\n[settings]")
+    text = text.replace(
+        "grid = { seed = [1] }", 'grid.seed = "few"\neach = [{ at = 1 }, { at = 2 }]'
+    )
+    (tmp_path / "toy.toml").write_text(text.replace('"one"', '"at {at}"'))
+    cells = read_study(tmp_path / "toy.toml").cells
+    labels = [(cell.label["table"], cell.options["seed"]) for cell in cells[:-1]]
+    assert labels == [("at 1", 1), ("at 1", 2), ("at 2", 1), ("at 2", 2)]
 
 
 def test_differences_are_paired_and_over_what_both_have():

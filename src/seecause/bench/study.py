@@ -1,51 +1,48 @@
-"""Run a study: what is missing of its cells, then one CSV, one figure and where they come from.
+"""Run a study: what is missing of its cells, then one CSV and where it comes from.
 
-    python studies/run.py studies/caap.toml                               # all of it
-    python studies/run.py studies/caap.toml --limit 8 --device cpu        # a quick look
-    python studies/run.py studies/shortcut.toml --real DIR --minutes 9    # again to go on
-    python studies/run.py studies/heads.toml --draw                       # the figure, of the CSV
+    status = sc.bench.run_study("studies/caap.toml", limit=8, device="cpu")
+    status.csv, status.holes, status.missing
 
 A study is a TOML file: its question, cells, columns and figure. A cell is one call of a function
-with one choice of its grid; its rows are kept under a digest of all that decides them, so a run
+with one choice of its grid; `call = "cells.maps"` is `maps` in cells.py beside the file, or any
+function that can be imported. Its rows are kept under a digest of all that decides them, so a run
 that was stopped goes on, and a changed line of the file does only its own cells again. A cell that
-fails stays a hole, with its reason in the JSON beside the CSV. The exit code is 1 while something
-is missing.
+fails stays a hole, with its reason in the JSON beside the CSV.
+
+    [lists]       names for lists: grid.variant = "cheap"
+    [settings]    options of every call that takes them; [quick] replaces some under a limit
+    [[cells]]     group, call, set (options), grid (each choice is a cell), each (a list of tables
+                  of options, a cell each), label (columns; "ablate {setting}" is filled from the
+                  options), needs (groups whose rows the function gets as `earlier`)
+    [output]      columns; or by and values, of which means are written; groups (default all)
+    [figure]      see report/study.py
 """
 
 from __future__ import annotations
 
 import csv
-import importlib
 import inspect
-import itertools
+import io
 import json
-import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from rich.progress import Progress
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import seecause as sc
+from seecause import __version__
 from seecause._files import digest, digest_file, digest_json, write_atomic, write_json
 from seecause.bench.store import ShardStore
-from seecause.data import open_data
+from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
 from seecause.engine.machine import machine
 from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
 
-Row = dict[str, Any]
 LIBRARIES = ("torch", "timm", "transformers")
 STATISTICS = (
     "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing",
@@ -53,120 +50,16 @@ STATISTICS = (
 )  # fmt: skip
 FAILURES = (SeecauseError, RuntimeError, ValueError, OSError)
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One call. `label` are columns that its rows get and the function does not."""
-
-    group: str
-    call: str
-    options: Mapping[str, Any]
-    label: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return " ".join(map(str, [self.group, *self.label.values(), *self.options.values()]))
-
-    @property
-    def function(self) -> Callable[..., list[Row]]:
-        module, _, name = self.call.rpartition(".")
-        return getattr(importlib.import_module(f"studies.{module}"), name)
-
-    def columns(self) -> Row:
-        """What the grid says of every row; lists and tables are no columns."""
-        choices = {**self.label, **self.options}
-        return {
-            name: value for name, value in choices.items() if not isinstance(value, list | dict)
-        }
+__all__ = [
+    "Row", "StudyContext", "StudyRun", "StudyStatus", "as_list", "carry_out", "read_csv",
+    "read_study", "run_study", "summarised", "write_results",
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Study:
-    """A file that was read. `quick` stands in for settings where there is a limit."""
-
-    file: Path
-    name: str
-    question: str
-    cells: tuple[Cell, ...]
-    settings: Row
-    quick: Row
-    files: tuple[str, ...]
-    output: Row
-    figure: Row
-
-
-@dataclass
-class Context:
-    """What a function may ask of its run, beside its own options."""
-
-    device: str
-    work: Path
-    real: Path | None = None
-    models: Path | None = None
-    limit: int | None = None
-    fingerprints: dict[str, str] = field(default_factory=dict)
-
-    def load(self, name: str, **options: Any) -> Any:
-        """A wrapped model, once in a process."""
-        model = _models(name, self.device, tuple(sorted(options.items())))
-        self.fingerprints[name] = model.fingerprint()
-        return model
-
-    def data(self, spec: str, limit: int | None = None) -> Any:
-        data = open_data(spec, limit=limit)
-        self.fingerprints[data.name] = data.fingerprint
-        return data
-
-    def fill(self, value: Any) -> Any:
-        """Options with the folders of this run in the place of {real} and {models}."""
-        if isinstance(value, str) and ("{real}" in value or "{models}" in value):
-            for name in ("real", "models"):
-                if f"{{{name}}}" in value and getattr(self, name) is None:
-                    raise DataMissing(value, "no folder is given", f"give --{name} DIR")
-            return value.format(real=self.real, models=self.models)
-        return value
-
-
-_LOADED: dict[Any, Any] = {}
-_source = lru_cache(inspect.getsource)
-
-
-def _models(name: str, device: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    key = (name, device, options)
-    if key not in _LOADED:
-        if len(_LOADED) > 3:
-            _LOADED.clear()
-        _LOADED[key] = sc.load(name, device=device, **dict(options))
-    return _LOADED[key]
-
-
-def read_study(file: Path) -> Study:
-    """A study file, its grids multiplied out in the order they are written."""
-    text = tomllib.loads(file.read_text(encoding="utf-8"))
-    cells = []
-    for entry in text["cells"]:
-        grid = {name: as_list(value) for name, value in entry.get("grid", {}).items()}
-        for choice in itertools.product(*grid.values()):
-            options = {**entry.get("set", {}), **dict(zip(grid, choice, strict=True))}
-            needs = tuple(entry.get("needs", ()))
-            cells.append(
-                Cell(entry["group"], entry["call"], options, entry.get("label", {}), needs)
-            )
-    return Study(
-        file, text["name"], text["question"], tuple(cells), text.get("settings", {}),
-        text.get("quick", {}), tuple(text.get("files", ())), text["output"], text.get("figure", {}),
-    )  # fmt: skip
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-class Run:
+class StudyRun:
     """A study and how far it is: keys of cells, what is finished, what failed."""
 
-    def __init__(self, study: Study, context: Context):
+    def __init__(self, study: StudyFile, context: StudyContext):
         self.study, self.context = study, context
         self.store = ShardStore(context.work / study.name, "study")
         self.files = self._digests()
@@ -174,6 +67,21 @@ class Run:
         self.keys = {cell.name: self._key(cell, groups) for cell in study.cells}
         self.records = self.store.condition(self.keys.values()).metadata  # of finished cells
         self.failed: dict[str, str] = {}
+
+    @property
+    def settings(self) -> Row:
+        """With a limit, the quick ones; of a table, what `quick` has of it."""
+        settings, quick = self.study.settings, self.study.quick if self.context.limit else {}
+        merged = {**settings, **quick}
+        for name in settings.keys() & quick.keys():
+            if isinstance(settings[name], dict):
+                merged[name] = {**settings[name], **quick[name]}
+        return merged
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of cells that are not done, failed ones too."""
+        return [cell.name for cell in self.study.cells if not self.is_done(cell)]
 
     def _digests(self) -> dict[str, str]:
         if self.study.files and self.context.real is None:
@@ -184,30 +92,29 @@ class Run:
                 raise DataMissing(str(path), "no such file", "give --real the folder that holds it")
         return {name: digest_file(path) for name, path in paths.items()}
 
-    def arguments(self, cell: Cell) -> Row:
+    def arguments(self, cell: StudyCell) -> Row:
         """Options of a call: its own, and of the study's settings those that the function takes."""
-        settings = {**self.study.settings, **(self.study.quick if self.context.limit else {})}
-        settings["limit"] = self.context.limit
+        settings = {**self.settings, "limit": self.context.limit}
         takes = inspect.signature(cell.function).parameters
         return {name: v for name, v in settings.items() if name in takes} | dict(cell.options)
 
-    def _key(self, cell: Cell, groups: dict[str, list[str]]) -> str:
+    def _key(self, cell: StudyCell, groups: dict[str, list[str]]) -> str:
         """A digest of all that decides the rows; what it needs comes before it in the file."""
         needed = [groups[name] for name in cell.needs]
-        context = [self.files, self.context.device.partition(":")[0], sc.__version__]
-        source = digest(_source(cell.function))
+        context = [self.files, self.context.device.partition(":")[0], __version__]
+        source = digest(inspect.getsource(cell.function))
         key = digest_json([cell.call, source, self.arguments(cell), needed, context])
         groups.setdefault(cell.group, []).append(key)
         return key
 
-    def is_done(self, cell: Cell) -> bool:
+    def is_done(self, cell: StudyCell) -> bool:
         return self.keys[cell.name] in self.records
 
-    def finish(self, cell: Cell, record: Row) -> None:
+    def finish(self, cell: StudyCell, record: Row) -> None:
         self.store.save(self.keys[cell.name], metadata=record)
         self.records[self.keys[cell.name]] = record
 
-    def fail(self, cell: Cell, reason: Exception) -> None:
+    def fail(self, cell: StudyCell, reason: Exception) -> None:
         self.failed[cell.name] = f"{type(reason).__name__}: {reason}"
         self.store.log("failed", self.keys[cell.name], reason=self.failed[cell.name])
 
@@ -217,7 +124,7 @@ class Run:
         done = [cell for cell in wanted if self.is_done(cell)]
         return [row for cell in done for row in self.records[self.keys[cell.name]]["rows"]]
 
-    def ready(self, cell: Cell) -> bool:
+    def ready(self, cell: StudyCell) -> bool:
         """Whether a cell is to be done, and all that it needs is there."""
         if self.is_done(cell) or cell.name in self.failed:
             return False
@@ -227,12 +134,14 @@ class Run:
             self.failed[cell.name] = f"it needs {broken[0]}, which failed"
         return all(self.is_done(other) for other in needed)
 
-    def job(self, cell: Cell) -> tuple[Cell, Context, Row, dict[str, list[Row]]]:
+    def job(self, cell: StudyCell) -> tuple[StudyCell, StudyContext, Row, dict[str, list[Row]]]:
         earlier = {group: self.rows(group) for group in cell.needs}
         return cell, self.context, self.arguments(cell), earlier
 
 
-def perform(cell: Cell, context: Context, options: Row, earlier: dict[str, list[Row]]) -> Row:
+def perform(
+    cell: StudyCell, context: StudyContext, options: Row, earlier: dict[str, list[Row]]
+) -> Row:
     """Call the function of a cell; its rows, and what they come from."""
     began, context.fingerprints = time.perf_counter(), {}
     options = {name: context.fill(value) for name, value in options.items()}
@@ -244,27 +153,31 @@ def perform(cell: Cell, context: Context, options: Row, earlier: dict[str, list[
         "rows": [{**cell.columns(), **row} for row in rows],
         "seconds": time.perf_counter() - began,
         "machine": machine(context.device),
-        "versions": {"seecause": sc.__version__, **{name: version(name) for name in LIBRARIES}},
+        "versions": {"seecause": __version__, **{name: version(name) for name in LIBRARIES}},
         "fingerprints": context.fingerprints,
     }
 
 
-def carry_out(run: Run, *, minutes: float, workers: int = 0, only: str = "") -> None:
+def carry_out(
+    run: StudyRun,
+    *,
+    minutes: float,
+    workers: int = 0,
+    only: str = "",
+    advance: Callable[[str], None] = lambda cell: None,
+) -> None:
     """Do what is missing, until no cell may begin any more: after `minutes`, or nothing is ready.
-    However little time there is, one cell is done."""
+    However little time there is, one cell is done. `advance` hears the name of each."""
     ends = time.monotonic() + 60 * minutes
     wanted = [cell for cell in run.study.cells if only.lower() in cell.name.lower()]
-    running: dict[Future[Row], Cell] = {}
+    running: dict[Future[Row], StudyCell] = {}
     begun = 0
-    with run.store.alone(), _pool(workers) as pool, Progress(transient=True) as bar:
-        todo = [cell for cell in wanted if not run.is_done(cell)]
-        task = bar.add_task(run.study.name, total=len(todo))
+    with run.store.alone(), _pool(workers) as pool:
         while True:
             free = max(1, workers) - len(running)
             ready = [cell for cell in wanted if cell not in running.values() and run.ready(cell)]
             for cell in ready[:free]:
                 if minutes > 0 and (time.monotonic() < ends or not begun):
-                    bar.update(task, description=cell.name[:60])
                     running[pool.submit(perform, *run.job(cell))] = cell
                     begun += 1
             if not running:
@@ -275,7 +188,7 @@ def carry_out(run: Run, *, minutes: float, workers: int = 0, only: str = "") -> 
                     run.finish(cell, done.result())
                 except FAILURES as reason:  # the others go on
                     run.fail(cell, reason)
-                bar.advance(task)
+                advance(cell.name)
 
 
 def _pool(workers: int) -> Executor:
@@ -351,7 +264,7 @@ def _column(rows: Sequence[Row], metric: str, pair: str) -> dict[Any, float]:
     return {name: torch.nan if value in (None, "") else float(value) for name, value in known}
 
 
-def write_results(run: Run, out: Path, command: str) -> Path:
+def write_results(run: StudyRun, out: Path, command: str) -> Path:
     """The CSV, and the JSON that says where it comes from."""
     output = run.study.output
     rows = run.rows(*output.get("groups", ()))
@@ -363,38 +276,34 @@ def write_results(run: Run, out: Path, command: str) -> Path:
         columns = output["columns"]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{run.study.name}.csv"
-    lines = [",".join(map(_quoted, columns))]
-    lines += [",".join(_quoted(row.get(name)) for name in columns) for row in rows]
-    write_atomic(path, "\n".join(lines) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_text(row.get(name)) for name in columns] for row in rows)
+    write_atomic(path, text.getvalue())
     done = [run.records[run.keys[c.name]] for c in run.study.cells if run.is_done(c)]
-    missing = [c.name for c in run.study.cells if not run.is_done(c) and c.name not in run.failed]
     record = {
         "study": run.study.name,
         "question": run.study.question,
         "command": command,
-        "versions": sorted({json.dumps(one["versions"], sort_keys=True) for one in done}),
-        "machines": sorted({one["machine"] for one in done}),
-        "seconds": round(sum(one["seconds"] for one in done), 1),
-        "settings": {**run.study.settings, **(run.study.quick if run.context.limit else {})},
+        "versions": sorted({json.dumps(cell["versions"], sort_keys=True) for cell in done}),
+        "machines": sorted({cell["machine"] for cell in done}),
+        "seconds": round(sum(cell["seconds"] for cell in done), 1),
+        "settings": run.settings,
         "files": run.files,
-        "fingerprints": {k: v for one in done for k, v in one["fingerprints"].items()},
+        "fingerprints": {k: v for cell in done for k, v in cell["fingerprints"].items()},
         "cells": len(run.study.cells),
         "holes": run.failed,
-        "not done yet": missing,
+        "not done yet": [name for name in run.missing if name not in run.failed],
     }
     write_json(path.with_suffix(".json"), record)
     return path
 
 
-def _quoted(value: Any) -> str:
-    text = (
-        ""
-        if value is None or value != value
-        else f"{value:.7g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -402,49 +311,40 @@ def read_csv(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def main(
-    file: Annotated[Path, typer.Argument(help="A study: studies/NAME.toml.")],
-    limit: Annotated[int | None, typer.Option(help="So many pictures: a quick look.")] = None,
-    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
-    minutes: Annotated[float, typer.Option(help="Begin no cell after so many; 0: none.")] = 1e9,
-    workers: Annotated[int, typer.Option(help="Cells at once, each a process.")] = 0,
-    only: Annotated[str, typer.Option(help="Only cells with this text in their name.")] = "",
-    real: Annotated[Path | None, typer.Option(help="Folder with real weights and photos.")] = None,
-    models: Annotated[Path | None, typer.Option(help="Folder of trained checkpoints.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of CSV, JSON and figure.")] = Path(
-        "docs/results"
-    ),
-    work: Annotated[Path, typer.Option(help="Where finished cells are kept.")] = Path(
-        "out/studies"
-    ),
-    draw: Annotated[bool, typer.Option(help="Only draw the figure of the CSV in --out.")] = False,
-) -> None:
-    from studies.figure import draw_figure
+@dataclass(frozen=True)
+class StudyStatus:
+    """What there is after a run: the table, cells that failed and why, and all that are missing."""
 
-    try:
-        study = read_study(file)
-        if draw:
-            typer.echo(draw_figure(study.figure, out / f"{study.name}.csv"))
-            return
-        run = Run(study, Context(device, work, real, models, limit))
-        carry_out(run, minutes=minutes, workers=workers, only=only)
-        given = "" if limit is None else f" --limit {limit}"
-        path = write_results(run, out, f"python studies/run.py studies/{file.name}{given}")
-    except SeecauseError as refused:
-        typer.echo(str(refused), err=True)
-        raise typer.Exit(2) from None
-    typer.echo(path)
-    if study.figure and not limit and path.stat().st_size:
-        typer.echo(draw_figure(study.figure, path))
-    for name, reason in run.failed.items():
-        typer.echo(f"hole: {name}: {reason}", err=True)
-    left = [cell for cell in study.cells if not run.is_done(cell)]
-    if left:
-        typer.echo(f"{len(left)} of {len(study.cells)} cells are missing; run it again", err=True)
-        raise typer.Exit(1)
+    csv: Path
+    holes: dict[str, str]
+    missing: list[str]
+    total: int
+    figure: Row  # what the study says of it, for `report.study.draw_figure`
 
 
-if __name__ == "__main__":
-    from studies.run import main as imported  # one module, whether it is run or imported
+def run_study(
+    file: str | Path,
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    minutes: float = 1e9,
+    workers: int = 0,
+    only: str = "",
+    real: Path | None = None,
+    models: Path | None = None,
+    out: str | Path = "docs/results",
+    work: str | Path = "out/studies",
+    begin: Callable[[int], Callable[[str], None]] = lambda todo: lambda cell: None,
+) -> StudyStatus:
+    """Do what is missing of a study and write its table into `out`.
 
-    typer.run(imported)
+    `limit`: so many pictures and the quick settings. `minutes`: no cell begins after so many.
+    `workers`: cells at once, each a process. `only`: cells with this text in their name. `real`
+    and `models` are folders that a study asks for as {real} and {models}; `work` keeps finished
+    cells. `begin` hears how many cells are to do, and gives what hears the name of each.
+    """
+    run = StudyRun(read_study(file), StudyContext(device, Path(work), real, models, limit))
+    carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(run.missing)))
+    own = "" if limit is None else f" --limit {limit}"
+    csv_file = write_results(run, Path(out), f"seecause study {Path(file).name}{own}")
+    return StudyStatus(csv_file, run.failed, run.missing, len(run.study.cells), run.study.figure)
