@@ -51,7 +51,6 @@ test-newest: browser
 lint: install
 	$(BIN)/ruff check src tests benchmarks studies
 	$(BIN)/ruff format --check src tests benchmarks studies
-	$(BIN)/mypy
 	$(BIN)/python tests/readme_types.py
 
 # One study of studies/ (docs/evidence.md), in slices with MINUTES; the same command goes on.

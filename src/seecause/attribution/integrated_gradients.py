@@ -74,4 +74,4 @@ def integrated_gradients(
 def _nodes(steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Where on [0, 1] the integrand is taken, and with what weight."""
     x, w = np.polynomial.legendre.leggauss(steps)
-    return tuple(torch.from_numpy(t).to(like) for t in ((1 + x) / 2, w / 2))  # type: ignore[return-value]
+    return torch.from_numpy((1 + x) / 2).to(like), torch.from_numpy(w / 2).to(like)

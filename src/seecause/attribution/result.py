@@ -54,7 +54,7 @@ class Attribution:
             raise BadOption("mode", mode, "nearest, bilinear or bicubic")
         size = (self.images.shape[-2], self.images.shape[-1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
-        return F.interpolate(self.maps[:, None], size=size, mode=mode, **smooth)[:, 0]  # type: ignore[arg-type]
+        return F.interpolate(self.maps[:, None], size=size, mode=mode, **smooth)[:, 0]
 
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""

@@ -36,7 +36,7 @@ from seecause.errors import BadOption, SeecauseError
 try:
     import fcntl
 except ImportError:  # Windows: two runs at once are not noticed there
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 MANIFEST, LOG = "manifest.json", "log.jsonl"
 BEGUN = {"lock", "shards", LOG}  # all there is of a run that was stopped before its manifest

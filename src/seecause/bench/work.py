@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Worker:
     def latents(self, shard: Shard) -> Latents | None:
         if "counterfactuals" not in capabilities(self.data):
             return None
-        return self.data.latents(shard.start, shard.stop, device=self.model.device)
+        return cast(Any, self.data).latents(shard.start, shard.stop, device=self.model.device)
 
     def read(self, shard: Shard) -> Loaded:
         """The pictures of a shard in the model's frame: read once for all methods, as long as there

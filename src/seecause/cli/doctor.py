@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -113,12 +113,15 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     from seecause.engine.verify import verify, verify_conv
     from seecause.models.view import VisionModel
 
-    found = verify(model) if isinstance(model, VisionModel) else verify_conv(model)  # type: ignore[arg-type]
+    if isinstance(model, VisionModel):
+        checks, inside = verify(model), _transformer(model)
+    else:
+        network = cast("ConvModel", model)
+        checks, inside = verify_conv(network), _network(network)
     probes = {
         probe.name: {"worst relative difference": probe.worst, "compared": probe.said}
-        for probe in found
+        for probe in checks
     }
-    inside = _transformer(model) if isinstance(model, VisionModel) else _network(model)  # type: ignore[arg-type]
     return {
         "verified": probes,
         "model": {

@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -56,7 +56,7 @@ from seecause.cli.progress import counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    pass
+    from seecause.models.view import VisionModel
 
 AUDITED = (32, 160)  # pictures: where masks are searched, and five in each group of the default
 AuditLimit = Annotated[
@@ -256,7 +256,7 @@ def ablation_study(
     )  # fmt: skip
     result = run(
         study.value,
-        opened,  # type: ignore[arg-type]
+        cast("VisionModel", opened),  # others are refused there
         open_data(data, limit=limit),
         open_data(test, limit=test_limit),
         top=top,

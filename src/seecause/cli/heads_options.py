@@ -288,7 +288,7 @@ def search_options(steps: int, cache: Path | None, pairs: Sequence[str] | None) 
 def background_of(masks: MaskChoice, fill: Filling, search: dict[str, Any]) -> Background:
     from seecause.heads.prune_and_test import Background
 
-    return Background(masks.value, fill.value, search)  # type: ignore[arg-type]
+    return Background(masks.value, fill.value, search)
 
 
 def selector_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -234,7 +234,7 @@ def prune(
         "run": _plain(result.scored.scores.protocol),
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        _write_pruned(result, folder, form.value)
+        _write_pruned(result, folder, form)
     lines = _screen_lines(result.scored.scores)
     lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
     lines.append(f"removed {len(result.heads)} heads: {result.heads}")
@@ -244,7 +244,7 @@ def prune(
     say([*lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
 
 
-def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
+def _write_pruned(result: PruneResult, folder: Path, form: Form) -> None:
     """The checkpoint, the page and the tables of a prune."""
     from seecause.heads.pictures import model_for
     from seecause.report.heads import (
@@ -260,17 +260,17 @@ def _write_pruned(result: PruneResult, folder: Path, form: str) -> None:
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
     if model.architecture == "prompt":
-        from seecause.lvlm.prompt_classifier import export
+        from seecause.lvlm.prompt_classifier import PromptClassifier, export
 
-        export(model, result.heads, folder / "model", note=result.note)  # type: ignore[arg-type]
+        export(cast(PromptClassifier, model), result.heads, folder / "model", note=result.note)
     else:
-        result.export(folder / "model", form=form)  # type: ignore[arg-type]
+        result.export(folder / "model", form=form.value)
     sections = [
         change_section(result.before, result.after, result.test, gaps=result.gaps),
         curves_section(result.curve, by=by),
         scores_section(scores, by=by, chosen=result.heads),
         repair_gallery(model_for(model, result.test), result.examples),
-        settings_section(model, {**result.scored.record, "form": form}),
+        settings_section(model, {**result.scored.record, "form": form.value}),
     ]
     title = f"{model.name} without {len(result.heads)} heads"
     write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +95,13 @@ LVLMDtype = Annotated[
     Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
 ]
 Compile = Annotated[bool, typer.Option("--compile", help=COMPILE_HELP)]
+
+
+class BankMode(StrEnum):
+    shape = "shape"
+    fixed = "fixed"
+    mean = "mean"
+    grid = "grid"
 
 
 def register(app: typer.Typer) -> None:
@@ -313,11 +321,8 @@ def bank(
     ],
     model: LVLMName = DEFAULT_LVLM,
     mode: Annotated[
-        str,
-        typer.Option(
-            help="How pictures of different shapes are averaged: shape, fixed, mean or grid."
-        ),
-    ] = "shape",
+        BankMode, typer.Option(help="How pictures of different shapes are averaged.")
+    ] = BankMode.shape,
     size: Annotated[
         list[str] | None,
         typer.Option(
@@ -352,9 +357,9 @@ def bank(
         options: dict[str, Any] = {"sizes": sizes} if mode == "shape" else {}
         if mode in ("fixed", "grid"):
             options = {"size": sizes[0]}
-        result = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode, **options)  # type: ignore[arg-type]
+        result = make_bank(open_lvlm(model, device, dtype), pictures, mode=mode.value, **options)
         advance(len(files))
-    manifest = {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode}
+    manifest = {"command": "lvlm bank", "model": model, "pictures": len(files), "mode": mode.value}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         result.save(folder)
     if not quiet:

@@ -3,9 +3,12 @@ options it takes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from seecause.models.base import Architecture
 
 
 def register(app: typer.Typer) -> None:
@@ -28,9 +31,9 @@ def methods(
     from seecause.attribution.registry import methods as known
 
     console = Console(highlight=False)
-    architecture = "conv" if conv else "transformer"
+    architecture: Architecture = "conv" if conv else "transformer"
     if name:
-        entry = find(name, architecture)  # type: ignore[arg-type]
+        entry = find(name, architecture)
         console.print(f"{name}: {entry.summary}", style="bold", markup=False)
         table = Table("option", "default", box=box.SIMPLE_HEAD, pad_edge=False)
         for option, default in entry.options.items():
@@ -45,7 +48,7 @@ def methods(
     else:
         table = Table("method", "needs", "class", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
         table.columns[1].max_width = 14  # words wrap here rather than in the last column
-        for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):  # type: ignore[arg-type]
+        for entry in sorted(known(architecture).values(), key=lambda entry: entry.name):
             table.add_row(
                 entry.name,
                 entry.needs,

@@ -56,6 +56,7 @@ def attend(
     lse = torch.empty(batch, rows, heads, dtype=torch.float32, device=q.device)
     first, second = (banks[i] if i < len(banks) else None for i in range(2))
     alone = own is not None and own.queries.single and own.keys.single  # each row's own key
+    kv_heads = next(keys.k.shape[1] for keys in (*banks, own) if keys is not None)
     on_device = (
         torch.cuda.device(q.device) if q.is_cuda else nullcontext()
     )  # Triton launches on the current one
@@ -66,7 +67,7 @@ def attend(
             BANK0=first is not None, KEEP0=_has(first, "keep"), CHOOSE0=_has(first, "choose"),
             BANK1=second is not None, KEEP1=_has(second, "keep"), CHOOSE1=_has(second, "choose"),
             ALONE=alone, OWN=own is not None and not alone,
-            SHARE=heads // (banks[0].k if banks else own.k).shape[1],  # type: ignore[union-attr]
+            SHARE=heads // kv_heads,
             WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS,
             EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
         )  # fmt: skip

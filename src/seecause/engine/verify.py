@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,8 +186,8 @@ def listening(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the outputs of native blocks during one run; no hook is left behind."""
     seen: list[Tensor] = []
 
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]
+    def hook(module: nn.Module, args: object, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output)
 
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
