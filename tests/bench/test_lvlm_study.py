@@ -91,6 +91,21 @@ def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypat
     assert len(made) == 4  # another question is another piece
 
 
+def test_the_seed_of_a_study_reaches_heads_and_image_tokens(ready, tmp_path, monkeypatch):
+    lvlm, bank, data = ready
+    seeds = []
+    for name in ("trace_heads", "trace_tokens"):
+        inner = getattr(lvlm_study, name)
+
+        def heard(*words, inner=inner, **options):
+            seeds.append(options["seed"])
+            return inner(*words, **options)
+
+        monkeypatch.setattr(lvlm_study, name, heard)
+    run_study(lvlm, bank, data, replace(OPTIONS, seed=5), tmp_path)
+    assert seeds == [seed_of(data[index].id, 5) for index in (0, 1, 2)] * 2
+
+
 def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
     weak = run_study(lvlm, bank, data, replace(OPTIONS, floor=1e6), tmp_path)
