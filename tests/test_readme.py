@@ -22,7 +22,7 @@ def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
     names: dict = {}
     exec(snippet, names)
     assert (
-        names["found"].maps.shape == (2, 12, 12)
+        names["att"].maps.shape == (2, 12, 12)
         and names["masks"].any()
         and (tmp_path / "overlay.png").is_file()
     )

@@ -29,7 +29,7 @@ from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.block import Block
 from seecause.models.decoder import Decoder, causal, rotate, run
-from seecause.models.hub import fetched
+from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.sources import ZOO
 from seecause.types import wide_dtype
 
@@ -255,8 +255,8 @@ def _open(where: str) -> tuple[Any, Any]:
     module, processor = fetched(
         f"hf:{where}",
         lambda: (
-            AutoModelForImageTextToText.from_pretrained(where, dtype="auto"),
-            AutoProcessor.from_pretrained(where),
+            pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
+            pretrained(AutoProcessor, where),
         ),
         repo=None if Path(where).is_dir() else where,
         remedy="Give a name or folder of transformers",

@@ -16,6 +16,7 @@ from torch import nn
 
 from seecause.errors import MissingWeights
 from seecause.models.heads import CosineHead
+from seecause.models.hub import pretrained, pretrained_model
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import slice_heads
 from seecause.models.sources import Source, fill, read_weights
@@ -44,7 +45,7 @@ def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
     elif origin["library"] == "transformers":
         import transformers
 
-        module = getattr(transformers, origin["class"]).from_pretrained(folder)
+        module = pretrained_model(getattr(transformers, origin["class"]), folder)
     else:
         module = _built(origin, folder)
         fill(module, read_weights(folder / PLAIN), str(folder))
@@ -57,9 +58,7 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
     if library == "transformers":
         import transformers
 
-        return getattr(transformers, origin["class"])(
-            transformers.AutoConfig.from_pretrained(folder)
-        )
+        return getattr(transformers, origin["class"])(pretrained(transformers.AutoConfig, folder))
     if library == "torchvision":
         from torchvision import models
 
@@ -98,7 +97,7 @@ def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> 
         if (folder / "tokenizer_config.json").is_file():
             from transformers import AutoTokenizer
 
-            told["tokenizer"] = AutoTokenizer.from_pretrained(folder)
+            told["tokenizer"] = pretrained(AutoTokenizer, folder)
         elif card["origin"]["library"] == "open_clip":
             import open_clip
 

@@ -4,14 +4,17 @@ one clear line."""
 from __future__ import annotations
 
 import logging
+import re
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from seecause.errors import MissingWeights
 
 WAIT = 5.0  # seconds for a first answer of the hub
 LONGEST = 600  # characters of what a library says
+_UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no answer is read through these
 REMEDY = "Pass weights=PATH (--weights PATH), or 'random' to use random ones"
 
 
@@ -34,6 +37,27 @@ def fetched(
         raise MissingWeights(what, f"fetching failed ({_said(failure)})", remedy) from failure
     finally:
         hub.setLevel(level)
+
+
+def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
+    """`loader.from_pretrained` of a config, tokenizer or processor that runs no code of strangers:
+    transformers would otherwise ask on standard input."""
+    return loader.from_pretrained(where, trust_remote_code=False, **options)
+
+
+def pretrained_model(loader: Any, where: str | Path, **options: Any) -> Any:
+    """The same of a model; weights that the checkpoint lacks are an error, not random numbers."""
+    module, info = pretrained(loader, where, output_loading_info=True, **options)
+    mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
+    absent = sorted(
+        name for name in [*info.get("missing_keys", ()), *mismatched] if not _UNREAD.search(name)
+    )
+    if absent:
+        named = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if absent[3:] else "")
+        raise MissingWeights(
+            str(where), f"the checkpoint lacks {named}", "Give a checkpoint of the whole model"
+        )
+    return module
 
 
 def _kept(repo: str) -> bool:

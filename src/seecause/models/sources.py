@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
-from seecause.models.hub import fetched
+from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
@@ -162,7 +162,7 @@ def _hf(
         )
     config = fetched(
         f"hf:{name}",
-        lambda: AutoConfig.from_pretrained(where),
+        lambda: pretrained(AutoConfig, where),
         repo=None if Path(where).is_dir() else where,
     )
     if hasattr(config, "vision_config") and any(
@@ -175,7 +175,7 @@ def _hf(
     module = (
         loader.from_config(config)
         if weights == "random"
-        else fetched(f"hf:{name}", lambda: loader.from_pretrained(where))
+        else fetched(f"hf:{name}", lambda: pretrained_model(loader, where))
     )
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
@@ -188,13 +188,13 @@ def _hf(
         from transformers import AutoImageProcessor
 
         steps = preprocess_from_processor(
-            fetched(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(where)).to_dict()
+            fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
         )
         told = {"preprocess": replace(steps, size=size or steps.size)}
     if dual:
         from transformers import AutoTokenizer
 
-        told["tokenizer"] = fetched(f"hf:{name}", lambda: AutoTokenizer.from_pretrained(where))
+        told["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
     return Source(module, told)
 
 
