@@ -20,7 +20,7 @@ from seecause.bench.measures import UNDEFINED, Measured, group_of, higher_is_bet
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
 from seecause.data.batch import Batch, framed, to_batch
-from seecause.data.dataset import Dataset, Sample, capabilities, sample_digests
+from seecause.data.dataset import Dataset, Sample, has_counterfactuals, sample_digests
 from seecause.data.registry import open_data
 from seecause.engine.chunks import batched, budget, fit
 from seecause.errors import BadImage, BadOption, DataMissing
@@ -69,7 +69,7 @@ class Worker:
         return sum(truths) + sum(loaded.bytes for loaded in self.loaded.values())
 
     def latents(self, shard: Shard) -> Latents | None:
-        if "counterfactuals" not in capabilities(self.data):
+        if not has_counterfactuals(self.data):
             return None
         return cast(Any, self.data).latents(shard.start, shard.stop, device=self.model.device)
 

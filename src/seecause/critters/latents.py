@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seecause import _random
 
-_TABLE = tomllib.loads(resources.files(__package__).joinpath("anatomy.toml").read_text())
+_TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("anatomy.toml").read_text())
 
 # the part map holds 1 + the index here; 0 is background
 PARTS = ("body", "crest", "wings", "tail", "feet")

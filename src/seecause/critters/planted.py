@@ -114,7 +114,7 @@ class PlantedViT(VisionTransformer):
             torch.cat([tokens, self.kinds(x)[..., None].to(tokens.dtype)], dim=-1)
         )  # a patch that is left out takes its kind along
         h, kinds = self.norm_pre(tagged[..., :-1]), tagged[..., -1].detach().round().long()
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks.children()):
             h = block(h, attn_mask=self.visible(kinds, index))
         return self.norm(h)
 

@@ -21,7 +21,7 @@ from seecause.critters.picture import BACKGROUNDS, STYLES, Picture, Style, rende
 from seecause.critters.regimes import draw
 from seecause.errors import UnknownName
 
-_TABLE = tomllib.loads(resources.files(__package__).joinpath("questions.toml").read_text())
+_TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("questions.toml").read_text())
 WORDINGS = {kind: tuple(entry["wordings"]) for kind, entry in _TABLE.items()}
 # what can be asked about; a part is asked for its colour
 SUBJECTS = ("creature", "background", *PARTS[1:])
@@ -45,20 +45,15 @@ class Exam:
 
     def pictures(self, *, size: int = 96) -> Picture:
         """Every scene in its own drawing style."""
-        rows = {
-            style: [row for row, other in enumerate(self.styles) if other == style]
-            for style in dict.fromkeys(self.styles)
-        }
-        drawn = [
+        rows: dict[Style, list[int]] = {}
+        for row, style in enumerate(self.styles):
+            rows.setdefault(style, []).append(row)
+        by_style = [
             render(self.latents[chosen], size=size, style=style) for style, chosen in rows.items()
         ]
-        back = torch.tensor([row for chosen in rows.values() for row in chosen]).argsort()
-        return Picture(
-            *(
-                torch.cat(tensors)[back.to(tensors[0].device)]
-                for tensors in zip(*drawn, strict=True)
-            )
-        )
+        order = torch.tensor([row for chosen in rows.values() for row in chosen]).argsort()
+        fields = [torch.cat(tensors) for tensors in zip(*by_style, strict=True)]
+        return Picture(*(field[order.to(field.device)] for field in fields))
 
 
 def ask(latents: Latents, subject: str, *, wording: int = 0) -> list[Question]:

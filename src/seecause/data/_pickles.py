@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -93,7 +94,13 @@ class _Reader(pickle._Unpickler):
     """Python's own reader, less most of its instructions. The one in C fills memory with
     whatever place a file names for its memo."""
 
-    names: dict[tuple[str, str], Callable[..., Any]] = {}  # noqa: RUF012
+    if TYPE_CHECKING:  # what `load` makes
+        stack: list[Any]
+        append: Callable[[Any], None]
+
+        def pop_mark(self) -> list[Any]: ...
+
+    names: Mapping[tuple[str, str], Callable[..., Any]] = MappingProxyType({})
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.names:
@@ -142,7 +149,7 @@ class _Reader(pickle._Unpickler):
             target[key] = value
         return target
 
-    dispatch = {
+    dispatch: ClassVar[dict[int, Any]] = {
         code: pickle._Unpickler.dispatch[code]
         for code in (getattr(pickle, name)[0] for name in _OPCODES.split())
     } | {

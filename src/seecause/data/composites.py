@@ -60,24 +60,18 @@ def compose(
         black[place, :, top:bottom, left:right] = 0
         cover = tiling(pixels[place], boxes[place])
         untiled += cover is None
-        tiles[place, :, top:bottom, left:right] = (filled[place] if cover is None else cover)[
-            :, top:bottom, left:right
-        ]
+        cover = filled[place] if cover is None else cover
+        tiles[place, :, top:bottom, left:right] = cover[:, top:bottom, left:right]
     shown = shapes[:, None]
-    alone = dict(
-        zip(ALONE, (pixels, torch.where(shown, pixels, 0), black, tiles, filled), strict=True)
-    )
-    mixed = {
-        name: torch.stack(
-            [torch.where(shown, pixels, filled[rows.to(pixels.device)]) for rows in places]
-        )
-        for name, places in donors.items()
-    }
-    area = (
-        torch.tensor([(b - t) * (r - left) for t, b, left, r in boxes], dtype=torch.float64)
-        / shapes[0].numel()
-    )
-    return Composites(alone, mixed, donors, area, untiled)
+    versions = (pixels, torch.where(shown, pixels, 0), black, tiles, filled)
+    alone: dict[str, Tensor] = dict(zip(ALONE, versions, strict=True))
+    mixed = {}
+    for name, places in donors.items():
+        backgrounds = [filled[rows.to(pixels.device)] for rows in places]
+        mixed[name] = torch.stack([torch.where(shown, pixels, behind) for behind in backgrounds])
+    areas = [(bottom - top) * (right - left) for top, bottom, left, right in boxes]
+    share = torch.tensor(areas, dtype=torch.float64) / shapes[0].numel()
+    return Composites(alone, mixed, donors, share, untiled)
 
 
 def fill_holes(pixels: Tensor, holes: Tensor, *, margin: int = MARGIN) -> Tensor:
@@ -90,24 +84,25 @@ def fill_holes(pixels: Tensor, holes: Tensor, *, margin: int = MARGIN) -> Tensor
     wide = F.max_pool2d(holes[:, None].to(pixels.dtype), 2 * margin + 1, stride=1, padding=margin)
     levels = [(pixels * (1 - wide), 1 - wide)]  # colour times what is known, and what is known
     while max(levels[-1][0].shape[-2:]) > 1:
-        levels.append(
-            tuple(F.avg_pool2d(t, 2, ceil_mode=True, count_include_pad=False) for t in levels[-1])
-        )  # type: ignore[arg-type]
+        colour, known = levels[-1]
+        levels.append((_pulled(colour), _pulled(known)))
     colour, known = levels.pop()
-    found = colour / known.clamp_min(torch.finfo(pixels.dtype).tiny)
+    filled = colour / known.clamp_min(torch.finfo(pixels.dtype).tiny)
     for colour, known in reversed(levels):
-        found = colour + (1 - known) * F.interpolate(
-            found, size=colour.shape[-2:], mode="bilinear", align_corners=False
-        )
-    return found
+        size = colour.shape[-2:]
+        coarse = F.interpolate(filled, size=size, mode="bilinear", align_corners=False)
+        filled = colour + (1 - known) * coarse
+    return filled
+
+
+def _pulled(level: Tensor) -> Tensor:
+    return F.avg_pool2d(level, 2, ceil_mode=True, count_include_pad=False)
 
 
 def box_of(shape: Tensor) -> Box:
     """The smallest box around a shape [H, W] (bool); empty for an empty one."""
-    rows, columns = (
-        shape.any(dim=1).nonzero()[:, 0].tolist(),
-        shape.any(dim=0).nonzero()[:, 0].tolist(),
-    )
+    rows = shape.any(dim=1).nonzero()[:, 0].tolist()
+    columns = shape.any(dim=0).nonzero()[:, 0].tolist()
     return (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1) if rows else (0, 0, 0, 0)
 
 

@@ -7,12 +7,16 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor
 
 from seecause._files import digest
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
+
+if TYPE_CHECKING:
+    from seecause.critters import Latents
 
 T = TypeVar("T")
 IGNORE = 255  # in integer masks: neither object nor background
@@ -58,7 +62,7 @@ class Dataset(Protocol):
         capabilities     some of CAPABILITIES: what its samples bring
         ids, labels      of all samples, without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
-        latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
+        latents(a, b)    with "counterfactuals" (see `Counterfactuals`)
     """
 
     @property
@@ -78,7 +82,20 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+
+class Counterfactuals(Dataset, Protocol):
+    """A dataset whose samples can be drawn again with one thing changed (Critters)."""
+
+    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
+        """What samples `start` to `stop` are drawn from."""
+        ...
+
+
+def has_counterfactuals(data: Dataset) -> TypeGuard[Counterfactuals]:
+    """Whether `data.latents` is there."""
+    return "counterfactuals" in capabilities(data)
 
 
 def capabilities(data: Dataset) -> frozenset[str]:
@@ -111,8 +128,9 @@ def sample_labels(data: Dataset) -> tuple[int | None, ...]:
 def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> list[str]:
     """One for each sample from `start` to `stop`, whatever else is in the dataset."""
     stop = len(data) if stop is None else stop
-    if hasattr(data, "digests"):
-        return list(data.digests(start, stop))
+    digests = getattr(data, "digests", None)
+    if digests is not None:
+        return list(digests(start, stop))
     return [_sample_digest(data, index) for index in range(start, stop)]
 
 
@@ -153,8 +171,9 @@ class Subset:
 
     @property
     def labels(self) -> tuple[int | None, ...]:
-        if hasattr(self.data, "labels"):
-            return tuple(self.data.labels[row] for row in self.rows)
+        labels = getattr(self.data, "labels", None)
+        if labels is not None:
+            return tuple(labels[row] for row in self.rows)
         return tuple(self.data[row].label for row in self.rows)
 
     def digests(self, start: int, stop: int) -> list[str]:

@@ -76,7 +76,7 @@ def part_of_test(photos: list[Animal], split: str) -> list[Animal]:
             "use the split test-all",
         )
     val, _ = train_test_split(np.arange(len(photos)), test_size=TEST_SHARE, random_state=0)
-    held = set(val.tolist())
+    held = {int(place) for place in val}
     return [item for place, item in enumerate(photos) if (place in held) == (split == "val")]
 
 

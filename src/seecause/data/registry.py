@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from seecause._options import keyword_options
 from seecause._plugins import load_plugins, plugins
@@ -105,4 +105,4 @@ def _load() -> None:
     load_plugins("seecause.datasets")
     for name, opener in plugins("seecause.datasets").items():
         if callable(opener) and name not in _REGISTERED and name not in _our_openers():
-            register(name, opener)
+            register(name, cast(Opener, opener))

@@ -61,14 +61,14 @@ def reads_packed(groups: Groups) -> Attend:
         if has_kernel(q.device, q.dtype) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
             from torch.nn.attention.varlen import varlen_attn
 
-            rows = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
+            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
             starts, longest = groups.starts, groups.width
-            o = varlen_attn(*rows, starts, starts, longest, longest, scale=scale)
+            o = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale)
             assert isinstance(o, Tensor)
             return o[None]
         sizes = groups.sizes.tolist()
-        images = zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True)
-        return torch.cat([fused(*image, scale) for image in images], dim=1)
+        images = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), strict=True)
+        return torch.cat([fused(q, k, v, scale) for q, k, v in images], dim=1)
 
     return attend
 

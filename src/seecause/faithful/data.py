@@ -178,9 +178,8 @@ def batches_of(
     on_cpu = BatchFrame(frame.preprocess, torch.device("cpu"), torch.float32)
     keys = chunked(range(len(data)) if places is None else places, batch)
     pin, collate = frame.device.type == "cuda", partial(_labelled_batch, on_cpu, data.name)
-    for images, labels, groups, masks in read_batches(
-        data, keys, collate, workers=workers, pin=pin
-    ):
+    batches = read_batches(data, keys, collate, workers=workers, pin=pin)
+    for images, labels, groups, masks in batches:
         images = images.to(frame.device, frame.dtype)
         masks = None if masks is None else masks.to(frame.device)
         yield images, labels.to(frame.device), groups, masks
@@ -269,7 +268,7 @@ class StepShares:
 
 
 class Readable(Protocol):
-    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
 
 
 def read_batches(

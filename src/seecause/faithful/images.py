@@ -67,7 +67,11 @@ class PlanckianJitter(nn.Module):
 @cache
 def illuminants() -> Tensor:
     """[25, 3] red, green, blue of a black body at 3,000 to 15,000 kelvin."""
-    with resources.files(__package__).joinpath("planckian.csv").open(encoding="utf-8") as file:
+    with (
+        resources.files("seecause.faithful")
+        .joinpath("planckian.csv")
+        .open(encoding="utf-8") as file
+    ):
         rows = list(csv.DictReader(file))
     colours = [(float(row["red"]), float(row["green"]), float(row["blue"])) for row in rows]
     return torch.tensor(colours)
@@ -81,7 +85,7 @@ def augmentation(kind: Augment, frame: Preprocess) -> Transform:
     if kind in ("birds", "birds_no_jitter"):
         resize = v2.Resize(side, bilinear, antialias=True)
         light = [PlanckianJitter()] if kind == "birds" else []
-        turn = v2.RandomAffine(90, translate=(0.2, 0.2), scale=(0.8, 1.2))
+        turn = v2.RandomAffine((-90, 90), translate=(0.2, 0.2), scale=(0.8, 1.2))
         return v2.Compose([resize, mirror, *light, turn, v2.RandomCrop(frame.size)])
     if kind == "plain":
         return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), mirror])

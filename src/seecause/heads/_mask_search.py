@@ -16,7 +16,7 @@ percentile  those above the (1 - rho) percentile, strictly: the paper's rule. It
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -94,92 +94,56 @@ class MaskSearch:
         images, base = images.clone(), base.expand(len(images), -1, -1, -1).clone()
         with torch.no_grad():
             plain = log_probs(model(images), self.temperature)
-        start = (
-            self.init
-            if self.param == "clamp"
-            else torch.logit(torch.tensor(self.init, dtype=torch.float64)).item()
-        )
-        raw = torch.full(
-            (len(images), self.grid, self.grid), start, dtype=kind, device=images.device
-        )
-        held = (
-            images,
-            base,
-            plain,
-            raw,
-            torch.zeros_like(raw),
-            torch.zeros_like(raw),
-            inside,
-        )  # everything that goes with an image, and Adam's moments
+        start = self.init
+        if self.param == "sigmoid":
+            start = torch.logit(torch.tensor(self.init, dtype=torch.float64)).item()
+        shape = (len(images), self.grid, self.grid)
+        raw = torch.full(shape, start, dtype=kind, device=images.device)
+        moments = torch.zeros_like(raw), torch.zeros_like(raw)
+        search = _Search(images, base, plain, raw, *moments, inside)
         live = torch.arange(len(images), device=images.device)
-        soft, losses, taken = (
-            torch.empty_like(raw),
-            raw.new_empty(len(images), 3),
-            torch.full_like(live, self.steps),
-        )
+        soft, losses = torch.empty_like(raw), raw.new_empty(len(images), 3)
+        taken = torch.full_like(live, self.steps)
         before: Tensor | None = None
         for step in range(1, self.steps + 1):
-            losses[live], held = self._step(model, step, *held)
-            soft[live] = self._mask(held[3])
+            losses[live], search = self._step(model, step, search)
+            soft[live] = self._mask(search.raw)
             if self.early_stop is None or step % CHECK_EVERY or step == self.steps:
                 continue
+            size = (images.shape[-2], images.shape[-1])
             hard, _ = harden(
-                soft[live],
-                (images.shape[-2], images.shape[-1]),
-                rho=self.rho,
-                rule=self.binarise,
-                inside=held[6],
+                soft[live], size, rho=self.rho, rule=self.binarise, inside=search.inside
             )
-            moving = (
-                torch.ones(len(live), dtype=torch.bool, device=live.device)
-                if before is None
-                else self._moved(hard, before)
-            )
+            moving = torch.ones_like(live, dtype=torch.bool)
+            if before is not None:
+                moving = self._moved(hard, before)
             taken[live[~moving]] = step
-            held = tuple(None if t is None else t[moving] for t in held)  # type: ignore[assignment]
+            search = search.take(moving)
             live, before = live[moving], hard[moving]
             if len(live) == 0:
                 break
         return soft, losses, taken
 
-    def _step(
-        self,
-        model: ImageModel,
-        step: int,
-        images: Tensor,
-        base: Tensor,
-        plain: Tensor,
-        raw: Tensor,
-        first: Tensor,
-        second: Tensor,
-        inside: Tensor | None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]]:
-        """One step of Adam on raw masks [B, g, g] -> the losses before it, and everything after
-        it."""
-        raw = raw.detach().requires_grad_()
+    def _step(self, model: ImageModel, step: int, search: _Search) -> tuple[Tensor, _Search]:
+        """One step of Adam -> the losses [B, 3] before it, and everything after it."""
+        images, inside = search.images, search.inside
+        raw = search.raw.detach().requires_grad_()
         mask = self._mask(raw)
         show = enlarge(mask, (images.shape[-2], images.shape[-1]))
         if inside is not None:
             show = torch.where(inside, show, 1)  # padding stays as it is
-        shown = (show[:, None] * images + (1 - show[:, None]) * base).to(images.dtype)
-        parts = torch.stack(
-            [
-                jensen_shannon(plain, log_probs(model(shown), self.temperature)),
-                mask.mean(dim=(1, 2)),
-                total_variation(mask),
-            ],
-            dim=1,
-        )
-        (slope,) = torch.autograd.grad(
-            (parts @ parts.new_tensor(self.weights)).sum(), raw
-        )  # a sum: each mask's gradient is its own
+        shown = (show[:, None] * images + (1 - show[:, None]) * search.base).to(images.dtype)
+        divergence = jensen_shannon(search.plain, log_probs(model(shown), self.temperature))
+        losses = torch.stack([divergence, mask.mean(dim=(1, 2)), total_variation(mask)], dim=1)
+        total = (losses @ losses.new_tensor(self.weights)).sum()  # each mask's gradient is its own
+        (slope,) = torch.autograd.grad(total, raw)
         with torch.no_grad():
-            first = BETAS[0] * first + (1 - BETAS[0]) * slope
-            second = BETAS[1] * second + (1 - BETAS[1]) * slope.square()
+            first = BETAS[0] * search.first + (1 - BETAS[0]) * slope
+            second = BETAS[1] * search.second + (1 - BETAS[1]) * slope.square()
             scale = (second / (1 - BETAS[1] ** step)).sqrt() + EPSILON
             raw = raw - self.rate * first / (1 - BETAS[0] ** step) / scale
             raw = raw.clamp(0, 1) if self.param == "clamp" else raw
-        return parts.detach(), (images, base, plain, raw, first, second, inside)
+        return losses.detach(), replace(search, raw=raw, first=first, second=second)
 
     def _mask(self, raw: Tensor) -> Tensor:
         return raw if self.param == "clamp" else raw.sigmoid()
@@ -187,6 +151,30 @@ class MaskSearch:
     def _moved(self, hard: Tensor, before: Tensor) -> Tensor:
         assert self.early_stop is not None
         return (hard != before).flatten(1).double().mean(dim=1) >= self.early_stop
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Everything that goes with an image while its mask is looked for."""
+
+    images: Tensor
+    base: Tensor
+    plain: Tensor  # log-probabilities of the whole image
+    raw: Tensor  # [B, g, g], the masks before `param`
+    first: Tensor  # Adam's moments of it
+    second: Tensor
+    inside: Tensor | None
+
+    def take(self, rows: Tensor) -> _Search:
+        return _Search(
+            self.images[rows],
+            self.base[rows],
+            self.plain[rows],
+            self.raw[rows],
+            self.first[rows],
+            self.second[rows],
+            None if self.inside is None else self.inside[rows],
+        )
 
 
 def total_variation(masks: Tensor) -> Tensor:

@@ -200,7 +200,8 @@ class ErasedViews:
     def __init__(
         self, model: ImageModel, images: Tensor, masks: Masks | Tensor | None, baseline: Baseline
     ):
-        self.model, self.images, self.baseline = model, images, baseline
+        self.model, self.images = model, images
+        self.baseline: Baseline = baseline
         self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
         expected = [len(images), *images.shape[-2:]]
         if isinstance(baseline, Swapped):

@@ -106,16 +106,14 @@ def outcomes(
         parts.append(_measure_rows(model, pictures, rows, sets, views))
         if progress is not None:
             progress(rows.stop - rows.start)
-    logits, flips, *gains = (
-        None if part[0] is None else torch.cat(part, dim=1) for part in zip(*parts, strict=True)
-    )
+    logits, flips, *gains = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     measured = []
     for place, heads in enumerate(sets):
         by_name = {
             name: Gains(gains[2 * i][place], gains[2 * i + 1][place], 0.0)
             for i, name in enumerate(views)
         }
-        moved = torch.nan if flips is None else float(flips[place].double().mean())
+        moved = float(flips[place].mean())
         measured.append(_outcome(list(heads), logits[place], pictures, moved, by_name, train))
     return measured
 
@@ -126,9 +124,9 @@ def _measure_rows(
     rows: slice,
     sets: Sequence[Sequence[Head]],
     views: Mapping[str, ErasedViews],
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor, ...]:
     """Of some pictures, for every set: logits [S, b, C], whether a swap flips the answer [S, b]
-    (None without swaps), then FIG and BIG [S, b] by every view."""
+    (NaN without swaps), then FIG and BIG [S, b] by every view."""
     versions = [pictures.images[rows]]
     for view in views.values():
         erased = view.erased(rows)
@@ -144,9 +142,10 @@ def _measure_rows(
     for place in range(len(views)):
         gains.append(jensen_shannon(answers[:, 0], answers[:, 2 + 2 * place]).double())
         gains.append(jensen_shannon(answers[:, 0], answers[:, 1 + 2 * place]).double())
-    flips = None
+    answer = logits[:, 0].argmax(dim=-1)
+    flips = torch.full_like(answer, torch.nan, dtype=torch.float64)
     if pictures.swapped is not None:
-        flips = logits[:, swapped_at].argmax(dim=-1) != logits[:, 0].argmax(dim=-1)
+        flips = (logits[:, swapped_at].argmax(dim=-1) != answer).double()
     return logits[:, 0], flips, *gains
 
 

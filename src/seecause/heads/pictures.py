@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seecause.data.answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
-from seecause.data.dataset import IGNORE, Dataset, capabilities
+from seecause.data.dataset import IGNORE, Dataset, has_counterfactuals
 from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
@@ -96,7 +96,7 @@ def read_pictures(
     and another creature in the same place."""
     if data.classes:
         class_places(model, data)  # a dataset of other classes is refused before it is read
-    if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
+    if has_counterfactuals(data) and model.preprocess.size == (96, 96):
         latents = data.latents(0, len(data), device=model.device)
         pictures = critter_pictures(model, latents, name=data.name)
         if progress is not None:

@@ -176,13 +176,13 @@ def _measure_matched(
 
     def put(part: slice, layer: int, at: list[int], by_view: dict[View, Tensor]) -> None:
         for place, head in enumerate(at):
-            rows = {view: value[place].cpu() for view, value in by_view.items()}
+            rows: dict[View, Tensor] = {v: value[place].cpu() for v, value in by_view.items()}
             logits.setdefault((layer, head), {})[part.start] = rows
 
     _run(experiment, heads, table, put, progress)
     wanted = table.plain["entropy"].double().mean()
     for (layer, head), parts in logits.items():
-        whole = {}
+        whole: dict[View, Tensor] = {}
         for view in experiment.measure.views:
             rows = torch.cat([parts[first][view] for first in sorted(parts)])
             whole[view] = rows.to(experiment.images.device)[None]

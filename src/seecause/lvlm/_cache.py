@@ -92,7 +92,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) 
             q, k, v, 0.0, causal, False, scale=scale
         )
     else:
-        if torch.__version__ < _CPU_GROUPS:
+        major, minor = torch.__version__.split(".")[:2]
+        if (int(major), int(minor)) < _CPU_GROUPS:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, scale=scale
@@ -107,7 +108,7 @@ KeyValues = list[tuple[Tensor, Tensor]]  # for each block, unrotated keys and va
 def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> KeyValues:
     """Keys (before rotation) and values of every row up to the last image token, for prompts of one
     shape at once."""
-    first, keys_values = prompts[0], []  # type: Prompt, KeyValues
+    first, keys_values = prompts[0], KeyValues()
     end = first.image.stop
     features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
     run(

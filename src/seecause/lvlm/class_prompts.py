@@ -94,8 +94,9 @@ def sequence_tree(sequences: Sequence[Sequence[int]]) -> SequenceTree:
         ids += rest
         positions += range(trunk, trunk + len(rest))
         branch += [number] * len(rest)
-    tensors = map(torch.tensor, (ids, positions, branch))
-    return SequenceTree(*tensors, trunk, tuple(starts))
+    return SequenceTree(
+        torch.tensor(ids), torch.tensor(positions), torch.tensor(branch), trunk, tuple(starts)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +213,8 @@ def _labels(
     }
     if wanted is not None and wanted not in kinds:
         raise BadOption("labels", wanted, f"one of {', '.join(kinds)}")
-    for kind in [wanted] if wanted is not None else kinds:
+    wanted_kinds: Sequence[Labels] = tuple(kinds) if wanted is None else (wanted,)
+    for kind in wanted_kinds:
         labels = kinds[kind][: len(classes)]
         text = question if kind == "names" else _listed(question, labels, classes, kind)
         if len(labels) == len(classes) and _distinct(text, labels, tokens):

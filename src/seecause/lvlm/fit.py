@@ -112,7 +112,8 @@ def _descend(
     stand_in, length = np.zeros((1, len(products)), order="F"), np.array([max(squares, 0.0) ** 0.5])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        _, weights, _, sweeps = enet_path(
+        descend: Callable[..., Any] = enet_path  # its types are guessed from its docstring
+        _, weights, _, sweeps = descend(
             stand_in, length, l1_ratio=penalty.l1_ratio, alphas=[penalty.alpha * count],
             precompute=np.ascontiguousarray(gram), Xy=products,
             check_input=False, return_n_iter=True, tol=penalty.tol, max_iter=penalty.max_iter,
@@ -171,7 +172,7 @@ def regress(
     """Ask `respond` (masks [M, P] -> responses [M]) and fit."""
     check_sampling(sampling, size)
     halves = [Moments(size, device) for _ in range(2)]
-    unseen, answers, history = [], [], []  # type: list[Tensor], list[Tensor], list[dict[str, Any]]
+    unseen, answers, history = list[Tensor](), list[Tensor](), list[dict[str, Any]]()
     asked, step = 0, sampling.step if sampling.adaptive else sampling.masks
     agreement = torch.nan
     while asked < sampling.masks:

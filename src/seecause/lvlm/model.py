@@ -94,10 +94,9 @@ class LVLM:
         inputs = prompts.native_inputs(self, image, text)
         assert isinstance(image, Image.Image)
         if answer is not None:
-            ids = answer
             if isinstance(answer, str):
-                ids = prompts.answer_ids(self, image, text, answer)
-            inputs = prompts.extended(inputs, ids)
+                answer = prompts.answer_ids(self, image, text, answer)
+            inputs = prompts.extended(inputs, answer)
         return prompts.read(self, inputs, size=(image.height, image.width))
 
     def answer_ids(self, image: Image.Image, question: str, answer: str) -> list[int]:

@@ -118,7 +118,8 @@ def classifier(
     _check_options(classes, by, scope, length=length, labels=labels, orders=orders)
     tower = towers.find(lvlm.module)
     frame = _frame(lvlm, tower, preprocess)
-    picture = Image.new("RGB", frame.size[::-1])
+    height, width = frame.size
+    picture = Image.new("RGB", (width, height))
     _rendered(lvlm, question)  # refused before it stands in a longer one
 
     @cache

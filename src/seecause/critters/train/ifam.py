@@ -232,7 +232,7 @@ class GrowingLog:
 
     def __enter__(self) -> GrowingLog:
         self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.writer = csv.DictWriter(self.file, COLUMNS, restval="", extrasaction="ignore")
+        self.writer = csv.DictWriter[str](self.file, COLUMNS, restval="", extrasaction="ignore")
         self.writer.writeheader()
         self.bar = progress_bar(self.recipe.name)
         self.bar.start()
