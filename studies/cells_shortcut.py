@@ -25,29 +25,28 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from shortcut_pictures import (
-    GROUPS,
-    SPECIES,
-    Pictures,
-    both_ways,
-    group_name,
-    read_cutouts,
-    train_pictures,
-)
 from torch import Tensor, nn
 
 import seecause as sc
 from seecause._files import digest_json
 from seecause.bench.study import Row, StudyContext
 from seecause.critters.train.common import pace
+from seecause.data.painted import (
+    GROUPS,
+    SPECIES,
+    PaintedPictures,
+    group_name,
+    painted_pairs,
+    painted_train,
+    read_cutouts,
+)
 from seecause.engine.chunks import budget
 from seecause.faithful import IFAM, LossWeights, calibrate, intervene, parameter_groups
 from seecause.faithful.config import set_pace
 from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.heads import Pictures as HeadPictures
-from seecause.heads import penalised, score
+from seecause.heads import Pictures, penalised, score
 from seecause.heads.outcomes import logits_without
 from seecause.heads.pictures import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
@@ -68,7 +67,7 @@ QUANTILES = (0.97, 0.99)
 DECAY, CLIP, WARM_UP, PROTOTYPE_RATE, HEADS_RATE = 0.05, 2.0, 0.1, 3e-2, 1e-2
 ROOM = 8 << 30  # bytes of activations of one cell on a GPU, which it shares with others
 AT_ONCE = 256
-Three = tuple[Pictures, Pictures, Pictures]
+Three = tuple[PaintedPictures, PaintedPictures, PaintedPictures]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +131,11 @@ def best_setting(earlier: dict[str, list[Row]], method: str) -> Row:
 def open_pictures(data: str, seed: int, size: int, limit: int | None, device: str) -> Three:
     """Train, validation and test, on the device."""
     cutouts, where = read_cutouts(Path(data), size=size, limit=limit), torch.device(device)
-    held_out = (both_ways(cutouts, split, size=size, device=where) for split in ("val", "test"))
-    return (train_pictures(cutouts, seed=seed, size=size, device=where), *held_out)
+    held_out = (painted_pairs(cutouts, split, size=size, device=where) for split in ("val", "test"))
+    return (painted_train(cutouts, seed=seed, size=size, device=where), *held_out)
 
 
-def measured(logits: Tensor, pictures: Pictures) -> Row:
+def measured(logits: Tensor, pictures: PaintedPictures) -> Row:
     """Accuracies, and flips: the share of photos whose answer changes with the texture (both halves
     of `pictures` show the same photos)."""
     answers = logits.to(pictures.labels.device).argmax(dim=1)
@@ -189,7 +188,7 @@ def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[
         shown = control_masks(photos, side, job.kept, by_lot=by_lot, seed=job.seed)
         shows = lambda pictures: shown.to(context.device)[pictures.photos]  # noqa: E731
 
-    def answer(images: Tensor, pictures: Pictures) -> Tensor:
+    def answer(images: Tensor, pictures: PaintedPictures) -> Tensor:
         return net.classify(images, shows(pictures), packed=False)
 
     groups = _groups(net, job)
@@ -229,7 +228,7 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
     weights = LossWeights(background=job.background, total_variation=job.variation)
     lesson = TrainingLosses(net, weights)
 
-    def loss(pictures: Pictures, images: Tensor, step: int) -> Tensor:
+    def loss(pictures: PaintedPictures, images: Tensor, step: int) -> Tensor:
         return lesson(images, pictures.labels, pictures.photos, job.seed, step)[0]
 
     fit(job, setup, _groups(net, job), train, loss)
@@ -246,7 +245,7 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
 
 
 @torch.no_grad()
-def measured_net(setup: Row, net: IFAM, pictures: Pictures) -> Row:
+def measured_net(setup: Row, net: IFAM, pictures: PaintedPictures) -> Row:
     logits, shared, kept = list[Tensor](), Overlap(), 0.0
     for images, part in slices(setup, pictures):
         out = net(images, packed=packing(net))
@@ -261,8 +260,8 @@ def fit(
     job: Setting,
     setup: Row,
     groups: list[Row],
-    train: Pictures,
-    loss: Callable[[Pictures, Tensor, int], Tensor],
+    train: PaintedPictures,
+    loss: Callable[[PaintedPictures, Tensor, int], Tensor],
 ) -> None:
     """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, bfloat16 on a GPU.
     The order of pictures is drawn by the job's seed."""
@@ -338,11 +337,11 @@ def repaired(
     return [*rows, {**lot, "method": "ERM without heads: a random order, chosen like CIGMA"}]
 
 
-def _cigma(model: Any, seed: int, train: Pictures, setup: Row) -> dict[str, Any]:
+def _cigma(model: Any, seed: int, train: PaintedPictures, setup: Row) -> dict[str, Any]:
     """As printed (discovered masks, the mean colour outside, no guard), and guarded (true masks,
     grey, guard)."""
     ids = tuple(map(str, train.photos.tolist()))
-    cases = HeadPictures("train", ids, _seen(model, train), train.labels, train.masks)
+    cases = Pictures("train", ids, _seen(model, train), train.labels, train.masks)
     cases = sc.heads.answered_right(model, cases, share=0.4, cap=setup["scored"], seed=seed)
     masks = sc.heads.discover_masks(model, cases.images, steps=setup["mask_steps"])
     own = {"target": cases.labels}
@@ -351,7 +350,9 @@ def _cigma(model: Any, seed: int, train: Pictures, setup: Row) -> dict[str, Any]
     return {PRINTED: printed, GUARDED: penalised(guarded)}
 
 
-def outcomes(model: Any, sets: list[Any], seen: dict[str, tuple[Pictures, Tensor]]) -> list[Row]:
+def outcomes(
+    model: Any, sets: list[Any], seen: dict[str, tuple[PaintedPictures, Tensor]]
+) -> list[Row]:
     """The model without each set of heads."""
     logits = {name: logits_without(model, images, sets) for name, (_, images) in seen.items()}
     rows = []
@@ -422,7 +423,7 @@ def _file(context: StudyContext, job: Setting, setup: Row) -> Path:
     return context.work / f"shortcut-erm-{key}.safetensors"
 
 
-def slices(setup: Row, pictures: Pictures) -> Iterator[tuple[Tensor, Pictures]]:
+def slices(setup: Row, pictures: PaintedPictures) -> Iterator[tuple[Tensor, PaintedPictures]]:
     """Normalised images with what is known of them."""
     for start in range(0, len(pictures), AT_ONCE):
         part = pictures.take(slice(start, start + AT_ONCE))
@@ -430,11 +431,13 @@ def slices(setup: Row, pictures: Pictures) -> Iterator[tuple[Tensor, Pictures]]:
 
 
 @torch.no_grad()
-def over(setup: Row, pictures: Pictures, answer: Callable[[Tensor, Pictures], Tensor]) -> Tensor:
+def over(
+    setup: Row, pictures: PaintedPictures, answer: Callable[[Tensor, PaintedPictures], Tensor]
+) -> Tensor:
     """Logits [N, C] of all pictures."""
     return torch.cat([answer(images, part) for images, part in slices(setup, pictures)])
 
 
-def _seen(model: Any, pictures: Pictures) -> Tensor:
+def _seen(model: Any, pictures: PaintedPictures) -> Tensor:
     images = model.preprocess.normalise(pictures.images.float() / 255)
     return images.to(model.device, model.dtype)

@@ -1,11 +1,15 @@
-"""A Waterbirds of cats and dogs: animals cut out of Oxford-IIIT Pet photos by their trimaps, pasted
-on generated textures.
+"""`painted-pets:PATH[:train|val|test]`: a Waterbirds of cats and dogs. Animals cut out of
+Oxford-IIIT Pet photos (PATH, the release's layout) by their trimaps, on painted textures.
 
 In training a cat is on boards and a dog on leaves, but for one in twenty of each. Every validation
 and test photo is shown on both, with the animal in the same place, so answers that change with the
-background can be counted. Every number of a picture is drawn from (seed, split, photo): a picture
-does not depend on which others are made with it. Both textures draw two colours from the same
-distribution, but leaves are shaded more and so darker.
+background can be counted. A group is (species, texture). Every number of a picture is drawn from
+(seed, split, photo): a picture does not depend on which others are made with it. Both textures draw
+two colours from the same distribution, but leaves are shaded more and so darker.
+
+    cutouts = read_cutouts(root, size=224)
+    train = painted_train(cutouts, seed=1, size=224, device=device)
+    test = painted_pairs(cutouts, "test", size=224, device=device)
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-from seecause.data.dataset import evenly
+from seecause._files import digest
+from seecause.data.dataset import Sample, evenly, path_and_split
 from seecause.data.images import read_ids, read_image
 from seecause.errors import DataMissing
 
@@ -38,6 +43,7 @@ ANIMAL, BACKGROUND = 1, 2  # of a trimap; 3 is the border between them
 BLADES, WARP = 150, 8
 NUMBERS = (6, 4, WARP**2, 6 * BLADES)  # of a texture: two colours, how boards lie, bends, leaves
 AT_ONCE = 128  # pictures made together
+SIZE = 224  # of the pictures that `open_painted` makes
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +60,7 @@ class Cutouts:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class PaintedPictures:
     """On one device."""
 
     images: Tensor  # [N, 3, H, W] uint8
@@ -70,11 +76,11 @@ class Pictures:
     def groups(self) -> Tensor:
         return torch.stack([self.labels, self.places], dim=1)
 
-    def take(self, rows: Tensor | slice) -> Pictures:
-        return Pictures(*(t[rows] for t in (self.images, self.masks, self.labels, self.places,
-                                            self.photos)))  # fmt: skip
+    def take(self, rows: Tensor | slice) -> PaintedPictures:
+        own = (self.images, self.masks, self.labels, self.places, self.photos)
+        return PaintedPictures(*(values[rows] for values in own))
 
-    def mirrored(self, turned: Tensor) -> Pictures:
+    def mirrored(self, turned: Tensor) -> PaintedPictures:
         """Those of which turned [N] is True, as in a mirror."""
         images = torch.where(turned[:, None, None, None], self.images.flip(-1), self.images)
         masks = torch.where(turned[:, None, None], self.masks.flip(-1), self.masks)
@@ -138,7 +144,9 @@ def _cut(root: Path, name: str, side: int) -> Tensor | None:
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
 
-def train_pictures(cutouts: Cutouts, *, seed: int, size: int, device: torch.device) -> Pictures:
+def painted_train(
+    cutouts: Cutouts, *, seed: int, size: int, device: torch.device
+) -> PaintedPictures:
     """Each photo once; `seed` draws which ones are on the other texture, and everything else."""
     rows = cutouts.rows("train")
     species = cutouts.species[rows]
@@ -147,19 +155,21 @@ def train_pictures(cutouts: Cutouts, *, seed: int, size: int, device: torch.devi
     for kind in range(2):
         of_kind = order[species[order] == kind]
         places[of_kind[: max(1, round(UNUSUAL * len(of_kind)))]] = 1 - kind
-    return compose(cutouts, rows, places, seed=seed, size=size, device=device)
+    return paint(cutouts, rows, places, seed=seed, size=size, device=device)
 
 
-def both_ways(cutouts: Cutouts, split: str, *, size: int, device: torch.device) -> Pictures:
+def painted_pairs(
+    cutouts: Cutouts, split: str, *, size: int, device: torch.device
+) -> PaintedPictures:
     """Every photo of a split on boards, then every photo on leaves, in the same order."""
     rows = cutouts.rows(split)
     places = torch.arange(2).repeat_interleave(len(rows))
-    return compose(cutouts, rows.repeat(2), places, seed=0, size=size, device=device)
+    return paint(cutouts, rows.repeat(2), places, seed=0, size=size, device=device)
 
 
-def compose(
+def paint(
     cutouts: Cutouts, rows: Tensor, places: Tensor, *, seed: int, size: int, device: torch.device
-) -> Pictures:
+) -> PaintedPictures:
     """Cut-outs `rows` [N] on textures `places` [N]."""
     images, masks = [], []
     for row, place in zip(rows.split(AT_ONCE), places.split(AT_ONCE), strict=True):
@@ -173,7 +183,9 @@ def compose(
         images.append(((colour + behind * (1 - alpha)).clamp(0, 1) * 255).round().byte())
         masks.append(alpha[:, 0] > 0.5)
     labels = cutouts.species[rows].to(device)
-    return Pictures(torch.cat(images), torch.cat(masks), labels, places.to(device), rows.to(device))
+    return PaintedPictures(
+        torch.cat(images), torch.cat(masks), labels, places.to(device), rows.to(device)
+    )
 
 
 def _numbers(seed: int, split: str, name: str) -> Tensor:
@@ -262,3 +274,44 @@ def _rgb(numbers: Tensor) -> Tensor:
 
 def group_name(group: Sequence[int]) -> str:
     return f"{SPECIES[group[0]]} on {TEXTURES[group[1]]}"
+
+
+@dataclass(frozen=True, eq=False)
+class PaintedPets:
+    """A split as a dataset: pictures are painted when it is opened."""
+
+    name: str
+    fingerprint: str
+    pictures: PaintedPictures
+    ids: tuple[str, ...]
+    classes: tuple[str, ...] = SPECIES
+    capabilities: frozenset[str] = frozenset({"labels", "groups", "masks"})
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return tuple(self.pictures.labels.tolist())
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        label, place = self.pictures.groups[index].tolist()
+        image = self.pictures.images[index].float() / 255
+        mask = self.pictures.masks[index]
+        return Sample(image, label, (label, place), mask, id=self.ids[index])
+
+
+def open_painted(rest: str, *, limit: int | None = None) -> PaintedPets:
+    """Photos of one split; of val and test each twice, `limit` counts photos."""
+    root, split = path_and_split(rest, SPLITS)
+    cutouts, cpu = read_cutouts(root, size=SIZE, limit=limit), torch.device("cpu")
+    if split == "train":
+        pictures = painted_train(cutouts, seed=0, size=SIZE, device=cpu)
+    else:
+        pictures = painted_pairs(cutouts, split, size=SIZE, device=cpu)
+    pairs = zip(pictures.photos.tolist(), pictures.places.tolist(), strict=True)
+    ids = tuple(f"{cutouts.names[photo]} on {TEXTURES[place]}" for photo, place in pairs)
+    content = pictures.images.numpy().tobytes()
+    return PaintedPets(f"painted-pets:{root}:{split}", digest(content), pictures, ids)

@@ -1,0 +1,74 @@
+"""Animals on painted textures: the shortcut is in the training set, and in nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.data import painted
+from seecause.data.painted import SPLITS, paint, painted_pairs, painted_train, read_cutouts
+from tests.painted import drawn_pets
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    return drawn_pets(tmp_path_factory.mktemp("pets"))
+
+
+@pytest.fixture(scope="module")
+def cutouts(pets):
+    return read_cutouts(pets, size=48)
+
+
+def test_splits_share_no_photo_and_validation_has_every_breed(cutouts):
+    names = {s: {cutouts.names[row] for row in cutouts.rows(s).tolist()} for s in SPLITS}
+    assert [len(names[split]) for split in SPLITS] == [24, 8, 11]  # one trimap has no animal
+    assert len(set().union(*names.values())) == 43 and "breed3_test2" not in names["test"]
+    assert {name.partition("_")[0] for name in names["val"]} == {f"breed{b}" for b in range(4)}
+
+
+def test_training_has_the_shortcut_and_the_test_pairs_have_not(cutouts, monkeypatch):
+    monkeypatch.setattr(painted, "UNUSUAL", 0.25)
+    train = painted_train(cutouts, seed=1, size=48, device=CPU)
+    for species in range(2):
+        assert (train.places[train.labels == species] != species).sum() == 3  # of 12
+    others = painted_train(cutouts, seed=2, size=48, device=CPU)
+    assert not torch.equal(train.places, others.places) and torch.equal(train.photos, others.photos)
+    test = painted_pairs(cutouts, "test", size=48, device=CPU)
+    boards, leaves = test.take(slice(0, 11)), test.take(slice(11, 22))
+    assert torch.equal(boards.photos, leaves.photos) and torch.equal(boards.masks, leaves.masks)
+    near = torch.nn.functional.avg_pool2d(boards.masks[:, None].float(), 5, stride=1, padding=2)
+    inside, change = near[:, 0] == 1, (boards.images.int() - leaves.images.int()).abs().amax(dim=1)
+    assert inside.any() and change[inside].max() <= 1  # the same animal
+    assert (change > 0)[~boards.masks].float().mean() > 0.9  # elsewhere
+
+
+def test_a_picture_does_not_depend_on_its_neighbours_and_its_animal_is_whole(cutouts):
+    rows, test = cutouts.rows("test"), painted_pairs(cutouts, "test", size=48, device=CPU)
+    alone = paint(cutouts, rows[3:4], torch.tensor([1]), seed=0, size=48, device=CPU)
+    assert torch.equal(alone.images[0], test.images[len(rows) + 3])
+    area = test.masks.float().mean(dim=(1, 2))
+    assert area.min() > 0.12 and area.max() < 0.5  # a disc or square of 50 to 70 % of the side
+    sides = (test.masks[:, 0], test.masks[:, -1], test.masks[:, :, 0], test.masks[:, :, -1])
+    assert torch.cat(sides, dim=1).float().mean() < 0.1
+
+
+def test_leaves_are_darker():
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.rand(64, sum(painted.NUMBERS), generator=generator)
+    boards, leaves = (painted.texture(i, numbers, 32).mean() for i in range(2))
+    assert 0.45 < boards < 0.57 and 0.3 < leaves < 0.4
+
+
+def test_a_split_is_a_dataset_with_masks_and_groups(pets):
+    data = sc.data.open(f"painted-pets:{pets}:test", limit=4)
+    assert len(data) == 8 and sc.data.capabilities(data) == {"labels", "groups", "masks"}
+    first, again = data[0], data[4]
+    assert first.image.shape == (3, 224, 224) and first.mask.any()
+    assert (first.group, again.group) == ((0, 0), (0, 1)) and torch.equal(first.mask, again.mask)
+    assert data.ids[4] == data.ids[0].replace("boards", "leaves")
+    train = sc.data.open(f"painted-pets:{pets}:train")
+    assert len(train) == 24 and train.fingerprint != data.fingerprint
