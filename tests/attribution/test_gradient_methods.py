@@ -376,6 +376,17 @@ def test_plain_gradients_do_not_add_up():
     assert imbalance(native.module, model, images, 0, nothing) > 1e-2
 
 
+@pytest.mark.parametrize("activation", [torch.nn.functional.gelu, torch.nn.functional.silu])
+def test_libra_gates_have_their_limit_at_zero(activation):
+    _, model, _ = ready("timm_registers")
+    x = torch.tensor([-1.0, -1e-6, 0.0, 1e-6, 2.0], dtype=torch.float64, requires_grad=True)
+    with libra_rules(model):
+        (slope,) = torch.autograd.grad(activation(x).sum(), x)
+    expected = activation(x.detach()) / x.detach()
+    expected[2] = 0.5  # where that is 0 / 0
+    assert_close(slope, expected)
+
+
 def test_libra_ends_with_its_block_even_after_an_error():
     native, model, images = ready("timm_registers")
     blocks, expected = model.blocks, plain_slope(native, images)

@@ -301,6 +301,22 @@ def test_means_are_those_of_right_answers(model, cases):
     )  # none is right: all count
 
 
+def test_the_finding_is_that_of_right_answers():
+    fig = torch.full((4,), 0.3, dtype=torch.float64)
+    big = torch.tensor([0.6, 0.6, 0.6, 0.001], dtype=torch.float64)
+    images = torch.zeros(4, 3, 2, 2)
+    result = Audit(
+        Pictures("c", tuple("abcd"), images),
+        torch.zeros(4, 2),
+        {"exact swap": Erasure(None, Swapped(images))},
+        {"exact swap": Gains(fig, big, 0.0)},
+        counted=torch.tensor([False, False, False, True]),
+    )
+    assert result.background_share == pytest.approx(0.001 / 0.301) and result.finding == "hardly"
+    of_all = replace(result, counted=None)
+    assert of_all.background_share == pytest.approx(1.801 / 3.001) and of_all.finding == "mostly"
+
+
 def test_one_right_answer_has_no_interval(model, cases):
     labels = (model(cases.images).argmax(dim=1) + 1) % model.n_classes
     labels[0] = model(cases.images[:1]).argmax()

@@ -93,6 +93,19 @@ def test_padding_is_never_kept():
     assert result.hard.sum(dim=(1, 2)).tolist() == [round(0.35 * 24 * 48)] * 2
 
 
+def test_padding_is_shown_as_it_is_while_masks_are_searched():
+    _, model, images = case(1)
+    inside = torch.ones(1, *images.shape[-2:], dtype=torch.bool)
+    inside[:, :8] = False
+    here = torch.zeros_like(images)
+    elsewhere = here.masked_fill(~inside[:, None], 3.0)  # another baseline, on padding alone
+    first, second = (
+        discover_masks(model, images, inside=inside, baseline=baseline, **OPTIONS)
+        for baseline in (here, elsewhere)
+    )
+    assert torch.equal(first.soft, second.soft) and torch.equal(first.losses, second.losses)
+
+
 def test_an_early_stop_finishes_images_one_by_one(monkeypatch):
     monkeypatch.setattr(_mask_search, "CHECK_EVERY", 4)
     _, model, images = case()

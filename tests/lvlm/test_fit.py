@@ -65,6 +65,13 @@ def test_mask_laws():
         draw_masks(10, 5, law="nonsense")
 
 
+def test_masks_of_two_seeds_share_no_block():
+    """Another seed must not bring the masks that come later with this one."""
+    first, second = (draw_masks(3000, 40, seed=seed) for seed in (0, 1))
+    for a in first.split(1000):
+        assert not any(torch.equal(a, b) for b in second.split(1000))
+
+
 def test_an_additive_response_is_found_exactly():
     truth = noise(30) * (torch.arange(30) % 3 == 0)
     result = regress(lambda x: x.double() @ truth + 0.5, 30, MaskSampling(masks=400, alpha=1e-9))

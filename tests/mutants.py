@@ -1,0 +1,64 @@
+"""Plants each bug of mutants.toml in a copy of src, one at a time, and runs the tests that should
+notice: `make test-mutants`, or `python tests/mutants.py WORD` for those with WORD in their file or
+line. Leaves with 1 where a bug survives, or is no longer to be found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 900  # seconds for the tests of one bug; a hang counts as noticed
+
+
+def main(word: str = "") -> int:
+    mutants = tomllib.loads((ROOT / "tests/mutants.toml").read_text(encoding="utf-8"))["mutant"]
+    chosen = [m for m in mutants if word in m["file"] or word in m["old"] or word in m["breaks"]]
+    missed = 0
+    for mutant in chosen:
+        caught, how = planted(mutant)
+        missed += not caught
+        verdict = "caught" if caught else "SURVIVED"
+        sys.stdout.write(f"{verdict:9}{mutant['file']}: {mutant['breaks']}\n         {how}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(chosen) - missed} of {len(chosen)} caught\n")
+    return int(missed > 0)
+
+
+def planted(mutant: dict) -> tuple[bool, str]:
+    """Whether a test fails with this bug in place, and which."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        file = source / "seecause" / mutant["file"]
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutant["old"]) != 1:
+            return False, f"the line stands {text.count(mutant['old'])} times: mend mutants.toml"
+        file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        paths = f"{source}{os.pathsep}{ROOT / 'src'}"  # the copy comes first
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                [*command, *dict.fromkeys(mutant["tests"])],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            return True, f"no end after {LIMIT} s"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode == 1 and failed:
+        return True, failed[0]
+    return False, (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))
