@@ -4,8 +4,12 @@ that breaks is named and left out."""
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from seecause._plugins import load_plugins, plugins
+from seecause.attribution import registry
+from seecause.attribution.gae import gae
+from seecause.models import adapters
 from tests.plugins import installed, write_package
 
 MODULE = "calls = []\ndef register():\n    calls.append('registered')\ndef scores(model): ...\n"
@@ -40,3 +44,30 @@ def test_a_broken_plugin_is_named_and_the_others_load(tmp_path, monkeypatch, tex
         with pytest.warns(UserWarning, match=f"'bad' of seecause.tests .*{reason}"):
             load_plugins("seecause.tests")
         assert plugins("seecause.tests")["good"].loaded
+
+
+def test_an_adapter_that_breaks_is_named_and_the_next_is_asked(tmp_path, monkeypatch):
+    files = {
+        "broken_adapter.py": "def find_parts(module):\n    1 / 0",
+        "good_adapter.py": "def find_parts(module):\n    return 'its parts'",
+    }
+    points = {"seecause.models:bad": "broken_adapter", "seecause.models:good": "good_adapter"}
+    write_package(tmp_path, files, points)
+    told = pytest.warns(UserWarning, match="'bad' of seecause.models .*Linear.*division")
+    with installed(tmp_path, monkeypatch), told:
+        assert adapters.find(nn.Linear(2, 2)) == "its parts"
+
+
+def test_a_method_of_a_plugin_keeps_its_name(tmp_path, monkeypatch):
+    text = (
+        "from seecause.attribution.registry import method\n"
+        "@method('gae', forwards='1', needs='logits')\n"
+        "def other_gae(model, images, target): ...\n"
+    )
+    write_package(tmp_path, {"gae_beside.py": text}, {"seecause.methods:gae": "gae_beside"})
+    registered = registry._METHODS["transformer"]
+    monkeypatch.setitem(registered, "gae", registry.find("gae"))
+    with installed(tmp_path, monkeypatch):
+        assert registry.find("gae").run.__name__ == "other_gae"
+        registry.method("gae", forwards="1", needs="logits")(gae)  # its file, imported later
+        assert registry.methods()["gae"].run.__name__ == "other_gae"

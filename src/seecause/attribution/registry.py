@@ -16,6 +16,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -50,9 +51,8 @@ class Method:
     needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
-    unset: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what an option is whose default is None, in words
+    # what an option is whose default is None, in words
+    unset: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -79,10 +79,11 @@ def method(
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
+        entry = Method(name, run, forwards, needs, class_specific, summary, unset or {})
         for architecture in architectures:
-            _METHODS[architecture][name] = Method(
-                name, run, forwards, needs, class_specific, summary, unset or {}
-            )
+            there = _METHODS[architecture].get(name)
+            if there is None or _is_ours(there.run) or not _is_ours(run):  # a plug-in's stays
+                _METHODS[architecture][name] = entry
         return run
 
     return register
@@ -90,13 +91,20 @@ def method(
 
 def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
     """All methods for one architecture, by name."""
-    for file in pkgutil.iter_modules(attribution.__path__):
-        importlib.import_module(f"seecause.attribution.{file.name}")
+    for file in _files():
+        importlib.import_module(f"seecause.attribution.{file}")
     load_plugins("seecause.methods")
     return dict(_METHODS[architecture])
 
 
 def find(name: str, architecture: Architecture = "transformer") -> Method:
+    """The method of one name: only its own file is imported, where the file is called like it."""
+    file = name.replace("-", "_")
+    if file in _files():
+        importlib.import_module(f"seecause.attribution.{file}")
+        load_plugins("seecause.methods")
+        if name in _METHODS[architecture]:
+            return _METHODS[architecture][name]
     known = methods(architecture)
     if name in known:
         return known[name]
@@ -107,3 +115,12 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
             f"Methods that are: {', '.join(sorted(known)) or 'none'}",
         )
     raise UnknownName("method", name, known)
+
+
+@cache
+def _files() -> tuple[str, ...]:
+    return tuple(file.name for file in pkgutil.iter_modules(attribution.__path__))
+
+
+def _is_ours(run: Callable[..., Maps]) -> bool:
+    return run.__module__.startswith("seecause.")

@@ -1,25 +1,62 @@
-"""The command line: one file for each sub-command, registered in `COMMANDS`.
+"""The command line: one file for each sub-command, listed in `COMMANDS`.
 
-Only typer is imported here; a command imports what it needs when it runs, so `seecause --help` is
-quick.
+Only typer is imported here. The file of a command is imported when it is called, and imports what
+it needs when it runs.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from seecause.cli import bench, demo, doctor, explain, faithful, heads, lvlm, methods, study, zoo
 from seecause.errors import SeecauseError
 
-COMMANDS = (explain, bench, heads, faithful, lvlm, study, doctor, demo, zoo, methods)
+COMMANDS = {  # the file of each, and its line in `seecause --help`
+    "explain": "Which patches of each picture caused the model's answer?",
+    "bench": "Compare attribution methods over a dataset; runs can be stopped and continued.",
+    "heads": "Does the model answer from the background, which heads do it, and what if they go?",
+    "faithful": (
+        "A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees,"
+        " ship it."
+    ),
+    "lvlm": "Trace a vision-language model's answer: heads, words and image tokens.",
+    "study": "Run what is missing of a study: one CSV, one figure, and where they come from.",
+    "doctor": "Check a model's view against the model itself, or describe this machine.",
+    "demo": "Run every job on the embedded Critters models and write one page. Needs no download.",
+    "zoo": "The embedded Critters models: list them, or train one from its recipe.",
+    "methods": "List attribution methods, what they need and cost, or the options of one.",
+}
 USAGE_ERROR = 2
 
 
 class Commands(TyperGroup):
-    """A user's mistake is one line and exit code 2, never a traceback."""
+    """Commands that are imported when called. A user's mistake is one line and exit code 2, never a
+    traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:  # typer suggests what is loaded
+            for name in COMMANDS:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        loaded = self.commands
+        self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = loaded
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,8 +74,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from importlib.metadata import version
 
         typer.echo(f"seecause {version('seecause')}")
@@ -57,8 +94,11 @@ def seecause(
     """See what causes a vision transformer's answer, and change it."""
 
 
-for command in COMMANDS:
-    command.register(app)
+def _load(name: str) -> Any:
+    """The command, or group of commands, that a file registers."""
+    own = typer.Typer()
+    importlib.import_module(f"seecause.cli.{name}").register(own)
+    return typer.main.get_group(own).commands[name]
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +20,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from seecause.engine.attend import Bank, Own
 
-triton: Any = None
-kernel_triton: Any = None
-try:
-    triton = importlib.import_module("triton")
-    kernel_triton = importlib.import_module("seecause.engine.kernel_triton")
-except ImportError:  # CPU-only builds of torch come without it
-    pass
-
 # a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
 ROWS, KEYS = 64, 32
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = 1.4426950408889634  # the kernel works in powers of two
+
+
+@cache
+def triton_modules() -> tuple[Any, Any] | None:
+    """triton and the kernel written in it, imported on first use; CPU-only builds of torch come
+    without."""
+    try:
+        triton = importlib.import_module("triton")
+        return triton, importlib.import_module("seecause.engine.kernel_triton")
+    except ImportError:
+        return None
 
 
 def usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
@@ -42,7 +46,8 @@ def usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
     ]
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     simple = len(banks) <= 2 and all(b.bias is None for b in banks) and q.shape[-1] <= 256
-    return triton is not None and q.is_cuda and q.dtype in DTYPES and simple and not differentiable
+    fits = q.is_cuda and q.dtype in DTYPES and simple and not differentiable
+    return fits and triton_modules() is not None
 
 
 def attend(
@@ -50,6 +55,9 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """See `attend.attend`: q [B, H, R, dh] -> o [B, R, H, dh] in q's dtype, lse [B, R, H]
     float32."""
+    modules = triton_modules()
+    assert modules is not None  # `usable` said so
+    triton, kernel_triton = modules
     batch, heads, rows, width = q.shape
     q = _rows_last(q)
     o = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)

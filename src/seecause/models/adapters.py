@@ -11,11 +11,12 @@ either of which it may lack.
 from __future__ import annotations
 
 import importlib
+import warnings
 
 from torch import nn
 
 from seecause._plugins import plugins
-from seecause.errors import BadOption, UnsupportedModel
+from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models import conv_view
 from seecause.models.conv_view import ConvParts
 from seecause.models.heads import TextHead, TextInput
@@ -40,10 +41,9 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
     if own is not None:
         return own()
     if type(module).__module__.split(".")[0] not in ADAPTERS:
-        for plugin in plugins("seecause.models").values():
-            parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
-            if parts is not None:
-                return parts
+        parts = _find_in_plugins(module)
+        if parts is not None:
+            return parts
     for cls in type(module).__mro__:
         library = cls.__module__.split(".")[0]
         if library in ADAPTERS:
@@ -58,6 +58,25 @@ def find(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvPar
         f"no adapter knows it (adapters: {', '.join(ADAPTERS)})",
         "wrap a model of one of these libraries; docs/models.md says which, and what an adapter is",
     )
+
+
+def _find_in_plugins(module: nn.Module) -> Parts | ConvParts | None:
+    """The parts that the first plug-in knows; one that breaks is named, and the next is asked."""
+    for name, plugin in plugins("seecause.models").items():
+        try:
+            parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
+        except SeecauseError:
+            raise  # it knows the module, and says what is wrong with it
+        except Exception as error:  # whatever a stranger's code raises
+            kind, reason = type(module).__name__, f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"the plug-in {name!r} of seecause.models could not look at {kind}: {reason}",
+                stacklevel=4,
+            )
+            continue
+        if parts is not None:
+            return parts
+    return None
 
 
 def _find(module: nn.Module, library: str, kind: str, text: TextInput | None) -> Parts | ConvParts:

@@ -1,0 +1,67 @@
+"""The list of commands, and that a command loads no other's file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import seecause.cli
+from seecause.cli import COMMANDS, app
+
+FILES = {file.stem for file in Path(seecause.cli.__file__).parent.glob("*.py")}
+LOADED = """
+import json, sys
+{}
+print(json.dumps([name for name in sys.modules if name.startswith("seecause.")]))
+"""
+
+
+def loaded(code: str) -> set[str]:
+    """The modules of this package after some code, in a process of its own."""
+    command = [sys.executable, "-c", LOADED.format(code)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(json.loads(output.splitlines()[-1]))
+
+
+def test_every_file_that_registers_a_command_is_listed():
+    texts = {name: Path(seecause.cli.__file__).with_name(f"{name}.py") for name in FILES}
+    registering = {name for name, path in texts.items() if "def register(app" in path.read_text()}
+    assert registering == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_loads_and_its_line_is_in_the_list(name):
+    group = typer.main.get_command(app)
+    command = group.get_command(None, name)
+    assert command.name == name
+    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "140"}).output
+    assert f" {name} " in listed and COMMANDS[name] in listed
+    first = " ".join((command.help or "").split())
+    words = COMMANDS[name].split(";")[0].split(",")[0].rstrip(".")
+    assert first.startswith(words)  # the same sentence, or its beginning
+
+
+def test_a_mistyped_command_is_told_the_nearest():
+    result = CliRunner().invoke(app, ["explan"])
+    assert result.exit_code == 2 and "explain" in result.output
+
+
+def test_a_command_loads_its_own_file_alone():
+    modules = loaded(
+        "from typer.testing import CliRunner; from seecause.cli import app\n"
+        "assert CliRunner().invoke(app, ['explain', '--help']).exit_code == 0"
+    )
+    ours = {name.removeprefix("seecause.cli.") for name in modules if "seecause.cli." in name}
+    assert "explain" in ours and not ours & (set(COMMANDS) - {"explain"})
+
+
+def test_a_method_is_found_without_loading_the_others():
+    modules = loaded("from seecause.attribution.registry import find; find('raw-attention')")
+    assert "seecause.attribution.raw_attention" in modules
+    assert not modules & {f"seecause.attribution.{name}" for name in ("rollout", "rise", "caap")}
