@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from seecause.bench.study import Row, StudyContext
 from seecause.heads import Erasure, HeadScores, Masks, penalised, protected, score, select
 from seecause.heads.erase import erase
 from seecause.heads.outcomes import logits_without, outcomes
-from seecause.heads.pictures import Pictures, critter_pictures, logits_of
+from seecause.heads.pictures import Pictures, critter_pictures
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.sources import saved
 
@@ -144,20 +143,13 @@ def audit(context: StudyContext, *, model: str, measured: int, mask_steps: int) 
 
 
 def audited(model: Any, cases: Pictures, steps: int) -> tuple[Row, list[Erasure]]:
-    found = sc.heads.discover_masks(model, cases.images, steps=steps)
-    looks = [Erasure(found, "mean"), Erasure(cases.oracle, "mean"), Erasure(cases.oracle, "grey"),
-             Erasure(None, cases.swapped)]  # fmt: skip
-    answers, moved = (
-        logits_of(model, images).argmax(dim=1)
-        for images in (cases.images, cases.swapped.background)
-    )
-    row: Row = {"IoU": float(sc.heads.iou(found, cases.truth).nanmean())}
-    row["flips"] = float((answers != moved).double().mean())
-    for look in looks:
-        gains = sc.heads.information_gains(model, cases.images, look.masks, baseline=look.baseline)
-        row[f"BIR, {look.name}"] = gains.bir_ratio_of_means
-        row[f"BIG, {look.name}"] = float(gains.big.mean())
-    return row, looks
+    found = sc.heads.audit(model, cases, steps=steps)
+    names = ("discovered masks, mean", "true masks, mean", "true masks, grey", "exact swap")
+    row: Row = {"IoU": float(found.overlap.nanmean()), "flips": float(found.flips.double().mean())}
+    for name in names:
+        row[f"BIR, {name}"] = found.gains[name].bir_ratio_of_means
+        row[f"BIG, {name}"] = float(found.gains[name].big.mean())
+    return row, [found.erasures[name] for name in names]
 
 
 def removals(
@@ -329,9 +321,3 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
         means = {n: statistics.fmean(row[n] for row in same if n in row) for n in numbers}
         table.append({**same[0], **means, "K": k})
     return table
-
-
-def reach(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean over seeds (Student)."""
-    many = len(values)
-    return float(student.ppf(0.975, many - 1)) * statistics.stdev(values) / many**0.5

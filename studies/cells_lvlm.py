@@ -177,125 +177,111 @@ def tokens_for(values: Tensor, share: float) -> int:
     return int((positive.cumsum(0) < share * positive.sum()).sum()) + 1
 
 
-def spread(earlier: Earlier, pictures: int, count: int) -> list[Case]:
-    """`count` of the pictures that have heads, spread over all of them."""
-    cases = {case.index: case for case, _ in draw_cases(pictures)}
-    there = [cases[row["picture"]] for row in known(earlier)]
-    count = min(count, len(there))
-    return [there[place * len(there) // count] for place in range(count)]
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One picture of many that have heads, and what a further look at it needs."""
+
+    context: StudyContext
+    model: str
+    case: Case
+    masks: int
+    floor: float
+    level: float  # of agreement, for `adaptive`
+    whole: Tensor  # [L, H], coefficients with all masks
+
+    def engine(self, subject: str = SUBJECT) -> Any:
+        lvlm, bank = opened(self.model, self.context.device)
+        return engine_of(lvlm, bank, self.case, self.floor, subject)
+
+    def seed(self, name: str) -> int:
+        return seed_of(f"{name} {self.case.index}")
 
 
-def part_question(
-    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
-    earlier: Earlier,
+def further(
+    context: StudyContext, *, look: str, model: str, pictures: int, count: int, masks: int,
+    floor: float, earlier: Earlier, level: float = 0.0,
 ) -> list[Row]:  # fmt: skip
+    """One of LOOKS at `count` of the pictures that have heads, spread over all of them."""
+    cases, there = {case.index: case for case, _ in draw_cases(pictures)}, known(earlier)
+    count, rows = min(count, len(there)), []
+    for row in (there[place * len(there) // count] for place in range(count)):
+        case, whole = cases[row["picture"]], torch.tensor(row["coefficients"])
+        question = Question(context, model, case, masks, floor, level, whole)
+        rows += [{"picture": case.index, **numbers} for numbers in LOOKS[look](question)]
+    return rows
+
+
+def part_question(question: Question) -> list[Row]:
     """A question about one part, with the part's own pixels as the reference."""
-    lvlm, bank = opened(model, context.device)
-    rows = []
-    for case in spread(earlier, pictures, count):
-        row: Row = {"picture": case.index}
-        engine = engine_of(lvlm, bank, case, floor, PART)
-        if isinstance(engine, str):
-            rows.append({**row, "left_out": engine})
-            continue
-        trace = trace_heads(engine, masks=masks, seed=seed_of(f"part {case.index}"))
-        try:
-            found = trace_tokens(
-                engine, trace.heads.coefficients, trace.chosen, masks=masks,
-                seed=seed_of(f"part tokens {case.index}"),
-            ).tokens  # fmt: skip
-        except WeakAnswer:
-            rows.append({**row, "left_out": "its own rows carry too little"})
-            continue
-        on_part, on_creature = (
-            object_share(found.coefficients, found.tokens, area)
-            for area in (case.parts == PARTS.index(PART) + 1, case.mask)
-        )
-        if on_part is None or on_creature is None:
-            rows.append({**row, "left_out": "no token speaks for the answer"})
-            continue
-        shares = {"part_share": on_part.share, "part_area": on_part.area}
-        rows.append({**row, **shares, "object_share": on_creature.share})
-    return rows
+    engine, case, masks = question.engine(PART), question.case, question.masks
+    if isinstance(engine, str):
+        return [{"left_out": engine}]
+    trace = trace_heads(engine, masks=masks, seed=question.seed("part"))
+    options = {"masks": masks, "seed": question.seed("part tokens")}
+    try:
+        tokens = trace_tokens(engine, trace.heads.coefficients, trace.chosen, **options).tokens
+    except WeakAnswer:
+        return [{"left_out": "its own rows carry too little"}]
+    areas = (case.parts == PARTS.index(PART) + 1, case.mask)
+    shares = [object_share(tokens.coefficients, tokens.tokens, area) for area in areas]
+    if None in shares:
+        return [{"left_out": "no token speaks for the answer"}]
+    on_part, on_creature = shares
+    row = {"part_share": on_part.share, "part_area": on_part.area}
+    return [{**row, "object_share": on_creature.share}]
 
 
-def rewordings(
-    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
-    earlier: Earlier,
-) -> list[Row]:  # fmt: skip
+def rewordings(question: Question) -> list[Row]:
     """Cosines of coefficients between wordings, and their ceiling: the same one, fresh masks."""
-    lvlm, bank = opened(model, context.device)
-    rows = []
-    for case in spread(earlier, pictures, count):
-        options = {"answer": case.answer, "masks": masks, "floor": floor}
-        seed = seed_of(f"words {case.index}")
-        try:
-            one = compare_wordings(
-                lvlm, case.picture, wordings(SUBJECT), bank, seed=seed, **options
-            )
-        except WeakAnswer:
-            continue
-        each = {f"cosine_{place}": value for place, value in enumerate(one.cosines.tolist(), 1)}
-        rows.append({"picture": case.index, **each, "ceiling": one.ceiling})
-    return rows
+    lvlm, bank = opened(question.model, question.context.device)
+    case, options = question.case, {"masks": question.masks, "floor": question.floor}
+    options |= {"answer": case.answer, "seed": question.seed("words")}
+    try:
+        compared = compare_wordings(lvlm, case.picture, wordings(SUBJECT), bank, **options)
+    except WeakAnswer:
+        return []
+    each = {f"cosine_{place}": value for place, value in enumerate(compared.cosines.tolist(), 1)}
+    return [{**each, "ceiling": compared.ceiling}]
 
 
-def ratios(
-    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
-    earlier: Earlier,
-) -> list[Row]:  # fmt: skip
+def ratios(question: Question) -> list[Row]:
     """Other shares of ablated heads, compared with 0.75."""
-    lvlm, bank = opened(model, context.device)
-    rows, usual = [], RATIOS.index(0.75)
-    for case in spread(earlier, pictures, count):
-        engine = engine_of(lvlm, bank, case, floor)
-        made = ratio_study(engine, RATIOS, masks=masks, seed=seed_of(f"ratio {case.index}"))
-        for p, one in zip(RATIOS, made, strict=True):
-            pair = (one.heads.coefficients[None], made[usual].heads.coefficients[None])
-            row = {"r2": one.heads.r2, "enough_hear": one.enough, "needed_hear": one.needed}
-            rows.append({"picture": case.index, "p": p, **row, "cosine": float(cosines(*pair))})
+    seed, usual, rows = question.seed("ratio"), RATIOS.index(0.75), []
+    fits = ratio_study(question.engine(), RATIOS, masks=question.masks, seed=seed)
+    for p, fit in zip(RATIOS, fits, strict=True):
+        pair = (fit.heads.coefficients[None], fits[usual].heads.coefficients[None])
+        row = {"r2": fit.heads.r2, "enough_hear": fit.enough, "needed_hear": fit.needed}
+        rows.append({"p": p, **row, "cosine": float(cosines(*pair))})
     return rows
 
 
-def half_precision(
-    context: StudyContext, *, model: str, pictures: int, count: int, masks: int, floor: float,
-    earlier: Earlier,
-) -> list[Row]:  # fmt: skip
+def half_precision(question: Question) -> list[Row]:
     """R2 of bfloat16 responses against float32 ones on the same masks."""
-    (full, bank), (half, half_bank) = (
-        opened(model, context.device, dtype) for dtype in ("float32", "bfloat16")
-    )
-    rows, question = [], wordings(SUBJECT)[0]
-    for case in spread(earlier, pictures, count):
-        engine = MaskEngine(full, case.picture, question, bank, floor=floor)
-        target = [engine.target]
-        other = MaskEngine(half, case.picture, question, half_bank, answer=target, floor=0)
-        drawn = draw_masks(min(1000, masks), engine.n_components, seed=case.index)
-        true, rounded = (one.evaluate(drawn).double().cpu() for one in (engine, other))
-        wrong = (true - rounded).square().sum() / (true - true.mean()).square().sum()
-        rows.append({"picture": case.index, "r2 of bfloat16": float(1 - wrong)})
-    return rows
+    half, bank = opened(question.model, question.context.device, "bfloat16")
+    case, engine, asked = question.case, question.engine(), wordings(SUBJECT)[0]
+    other = MaskEngine(half, case.picture, asked, bank, answer=[engine.target], floor=0)
+    masks = draw_masks(min(1000, question.masks), engine.n_components, seed=case.index)
+    true, rounded = (each.evaluate(masks).double().cpu() for each in (engine, other))
+    wrong = (true - rounded).square().sum() / (true - true.mean()).square().sum()
+    return [{"r2 of bfloat16": float(1 - wrong)}]
 
 
-def adaptive(
-    context: StudyContext, *, model: str, pictures: int, count: int, level: float, floor: float,
-    earlier: Earlier,
-) -> list[Row]:  # fmt: skip
+def adaptive(question: Question) -> list[Row]:
     """Masks asked until two halves of them agree, and how far that is from the fit with all."""
-    lvlm, bank = opened(model, context.device)
-    whole = {row["picture"]: torch.tensor(row["coefficients"]) for row in known(earlier)}
-    rows = []
-    for case in spread(earlier, pictures, count):
-        engine, seed = engine_of(lvlm, bank, case, floor), seed_of(f"adaptive {case.index}")
-        fit = attribute_heads(engine, adaptive=True, agreement=level, step=100, seed=seed)
-        last, best = fit.protocol["history"][-1], []
-        for values in (fit.coefficients, whole[case.index]):
-            best.append(set(values.flatten().topk(last["top"]).indices.tolist()))
-        alike = float(cosines(fit.coefficients[None], whole[case.index][None].to(fit.coefficients)))
-        row = {"masks": fit.masks, "in both halves": last["in both"], "cosine": alike}
-        row |= {"shared with all masks": len(best[0] & best[1])}
-        rows.append({"picture": case.index, **row, "reached": float(last["agreement"] >= level)})
-    return rows
+    options = {"agreement": question.level, "step": 100, "seed": question.seed("adaptive")}
+    fit = attribute_heads(question.engine(), adaptive=True, **options)
+    last, pair = fit.protocol["history"][-1], (fit.coefficients, question.whole)
+    best = [set(values.flatten().topk(last["top"]).indices.tolist()) for values in pair]
+    alike = float(cosines(pair[0][None], pair[1][None].to(pair[0])))
+    row = {"masks": fit.masks, "in both halves": last["in both"], "cosine": alike}
+    row["shared with all masks"] = len(best[0] & best[1])
+    return [{**row, "reached": float(last["agreement"] >= question.level)}]
+
+
+LOOKS = {
+    "part": part_question, "wordings": rewordings, "ratios": ratios, "bfloat16": half_precision,
+    "adaptive": adaptive,
+}  # fmt: skip
 
 
 def planted(context: StudyContext, *, model: str, count: int, planted_masks: int) -> list[Row]:

@@ -192,6 +192,7 @@ def test_every_method_chooses_heads_and_the_model_is_measured_without_them(tmp_p
     assert ranks[cells_heads.GOLD]["Spearman with gold"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_without_its_planted_heads_a_model_ignores_the_background(tmp_path, monkeypatch):
     monkeypatch.setattr(cells_heads, "KS", (1,))
     sizes = {"scored": 2, "mask_steps": 1, "measured": 2, "regression_draws": 64}
@@ -202,23 +203,46 @@ def test_without_its_planted_heads_a_model_ignores_the_background(tmp_path, monk
     assert after["largest difference"] == 0 and after["test accuracy"] == 1
 
 
-def test_heads_and_tokens_of_a_vision_language_model(tmp_path):
-    context, model = StudyContext("cpu", tmp_path), "builtin:critters-llava"
-    sizes = {"model": model, "pictures": 2, "masks": 200, "floor": 1.0}
-    rows = cells_lvlm.heads(context, part=0, parts=2, **sizes)
-    assert len(rows) == 1 and rows[0]["answer"].strip() == rows[0]["object"] and rows[0]["r2"] > 0
-    earlier = {"heads": rows}
-    (row,) = cells_lvlm.tokens(context, part=0, parts=2, earlier=earlier, **sizes)
+SIZES = {"model": "builtin:critters-llava", "pictures": 2, "masks": 200, "floor": 1.0}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    context = StudyContext("cpu", tmp_path_factory.mktemp("work"))
+    return context, {"heads": cells_lvlm.heads(context, part=0, parts=2, **SIZES)}
+
+
+def test_heads_and_tokens_of_a_vision_language_model(traced):
+    context, earlier = traced
+    (row,) = earlier["heads"]
+    assert row["answer"].strip() == row["object"] and row["r2"] > 0
+    (row,) = cells_lvlm.tokens(context, part=0, parts=2, earlier=earlier, **SIZES)
     assert 0 <= row["sufficiency"] <= 2 and row["kept rows"] < row["rows"]
-    few = {**sizes, "count": 1, "earlier": earlier}
-    assert len(cells_lvlm.part_question(context, **few)) == 1
-    (row,) = cells_lvlm.rewordings(context, **few)
-    assert row["ceiling"] <= 1 and -1 <= row["cosine_1"] <= 1
-    assert [row["p"] for row in cells_lvlm.ratios(context, **few)] == list(cells_lvlm.RATIOS)
-    (row,) = cells_lvlm.half_precision(context, **few)
-    assert row["r2 of bfloat16"] > 0.99
-    del few["masks"]
-    (row,) = cells_lvlm.adaptive(context, level=0.5, **few)
-    assert row["masks"] >= 100 and row["reached"] in (0.0, 1.0)
     numbers = {row["number"] for row in cells_lvlm.over_pictures(context, earlier=earlier)}
     assert "mean depth of chosen heads" in numbers
+
+
+@pytest.mark.parametrize(
+    ("look", "holds"),
+    [
+        ("part", lambda row: "left_out" in row or row["part_share"] <= 1),
+        pytest.param("bfloat16", lambda row: row["r2 of bfloat16"] > 0.99, marks=pytest.mark.slow),
+        ("adaptive", lambda row: row["masks"] >= 100 and row["reached"] in (0.0, 1.0)),
+        pytest.param(
+            "wordings",
+            lambda row: row["ceiling"] <= 1 and -1 <= row["cosine_1"] <= 1,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_further_look_at_a_picture(traced, look, holds):
+    context, earlier = traced
+    (row,) = cells_lvlm.further(context, look=look, count=1, level=0.5, earlier=earlier, **SIZES)
+    assert holds(row) and row["picture"] == 0
+
+
+@pytest.mark.slow
+def test_every_share_of_ablated_heads_is_tried(traced):
+    context, earlier = traced
+    rows = cells_lvlm.further(context, look="ratios", count=1, earlier=earlier, **SIZES)
+    assert [row["p"] for row in rows] == list(cells_lvlm.RATIOS)
