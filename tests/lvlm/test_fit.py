@@ -103,6 +103,21 @@ def test_r2_is_that_of_masks_the_fit_has_not_seen():
     assert fit.pearson == pytest.approx(np.corrcoef(responses[unseen], predicted)[0, 1], abs=1e-9)
 
 
+@pytest.mark.parametrize("penalty", [{"alpha": 0.05}, {"alpha": 0.05, "l1_ratio": 0.9}])
+def test_the_penalty_is_the_one_asked_for(penalty):
+    truth, asked = noise(20), []
+
+    def respond(x: torch.Tensor) -> torch.Tensor:
+        asked.append((x, x.double() @ truth + noise(len(x), seed=2)))
+        return asked[-1][1]
+
+    fit = regress(respond, 20, MaskSampling(masks=200, seed=4, **penalty))
+    ((masks, responses),) = asked
+    rows = torch.randperm(200, generator=torch.Generator().manual_seed(4))[:160]
+    theirs = ElasticNet(**penalty).fit(masks[rows].double().numpy(), responses[rows].numpy())
+    assert_close(fit.coefficients, torch.from_numpy(theirs.coef_), atol=1e-3, rtol=0)
+
+
 def test_defaults_are_the_papers():
     paper = {"masks": 10_000, "p": 0.75, "law": "bernoulli", "split": 0.8, "alpha": 5e-4}
     assert {name: getattr(MaskSampling(), name) for name in paper} == paper
