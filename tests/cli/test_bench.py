@@ -137,6 +137,16 @@ def test_workers_leave_when_the_command_is_killed(tmp_path):
         time.sleep(0.01)
 
 
+def test_what_decides_a_run_stands_in_its_plan(tmp_path):
+    words = ("--memory", 3, "--threads", 1, "--seed", 5, "--target", "predicted", "--limit", 2)
+    sobel = ("run", "--method", "sobel", "--metric", "aupr1", *words)
+    done = bench(*sobel, *SMALL[4:], "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    request = Store(tmp_path / "run").plan().request
+    assert request.memory == 3 << 20  # MiB
+    assert (request.threads, request.seed, request.limit, request.target) == (1, 5, 2, "predicted")
+
+
 def test_status_tells_where_a_run_stands(whole):
     done = bench("status", whole)
     assert done.exit_code == 0

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
-from seecause.data.images import read_image
+from seecause.data.images import open_picture, read_image
 from seecause.data.registry import open_data
 from tests.bad_files import bad_file
 
@@ -93,6 +93,20 @@ def test_the_maps_are_those_of_the_library(tmp_path):
     torch.testing.assert_close(
         sc.Attribution.load(tmp_path / "out" / "maps" / "caap").maps, expected.maps
     )
+
+
+@pytest.mark.parametrize("words", [(), ("--seed", "3")])
+def test_the_seed_reaches_the_methods(tmp_path, words):
+    out = tmp_path / "out"
+    sample = "critters:clean:test#3"
+    done = explain(
+        sample, "--method", "random,sobel", *words, "--out", out, "--device", "cpu", "-q"
+    )
+    assert done.exit_code == 0 and done.output == ""
+    model = sc.load("builtin:critters-vit")
+    image = model.preprocess(open_picture(sample))
+    expected = sc.attribute(model, image, method="random", seed=3 if words else 0).maps
+    torch.testing.assert_close(sc.Attribution.load(out / "maps" / "random").maps, expected)
 
 
 def test_unusual_pictures_are_read_right(tmp_path):
