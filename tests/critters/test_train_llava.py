@@ -53,62 +53,62 @@ def small(**changes) -> LlavaRecipe:
     )
 
 
-def model_and_lesson(**changes):
+def model_and_batch(**changes):
     recipe = small(**changes)
     words = make_words()
     teacher = Teacher(words, "cpu")
-    lesson = teacher.lesson(critters.draw("balanced", "train", 5), recipe.preprocess)
+    batch = teacher.batch(critters.draw("balanced", "train", 5), recipe.preprocess)
     return (
         build_llava(recipe, words).double().eval(),
         teacher,
-        dataclasses.replace(lesson, image=lesson.image.double()),
+        dataclasses.replace(batch, image=batch.image.double()),
     )
 
 
 @pytest.mark.parametrize("readers", [(), READERS])
 def test_packed_questions_equal_the_native_model_one_by_one(readers):
-    model, teacher, lesson = model_and_lesson(readers=readers)
-    packed = answer_logits(model, teacher, lesson)
+    model, teacher, batch = model_and_batch(readers=readers)
+    packed = answer_logits(model, teacher, batch)
     for row in range(5):
         for place in range(len(SUBJECTS)):
-            question = lesson.tokens[row, place, : lesson.last[row, place] + 1].tolist()
-            for step, ids in enumerate((question, [*question, int(lesson.answer[row, place])])):
+            question = batch.tokens[row, place, : batch.last[row, place] + 1].tolist()
+            for step, ids in enumerate((question, [*question, int(batch.answer[row, place])])):
                 assert_close(
                     packed[row, place, step].float(),
-                    answer(model, teacher, lesson.image[row : row + 1], ids)[0],
+                    answer(model, teacher, batch.image[row : row + 1], ids)[0],
                     atol=1e-6,
                     rtol=0,
                 )
 
 
 def test_keeping_every_patch_is_keeping_all():
-    model, teacher, lesson = model_and_lesson()
+    model, teacher, batch = model_and_batch()
     all_of_them = torch.arange(16).expand(5, -1)
     assert_close(
-        answer_logits(model, teacher, lesson, all_of_them), answer_logits(model, teacher, lesson)
+        answer_logits(model, teacher, batch, all_of_them), answer_logits(model, teacher, batch)
     )
     assert (
-        answer_logits(model, teacher, lesson, all_of_them[:, 4:])
-        - answer_logits(model, teacher, lesson)
+        answer_logits(model, teacher, batch, all_of_them[:, 4:])
+        - answer_logits(model, teacher, batch)
     ).abs().max() > 1e-3
 
 
-def test_a_lesson_tells_the_truth():
+def test_a_batch_of_answers_tells_the_truth():
     words = make_words()
     latents = critters.mix_parts(critters.draw("balanced", "train", 64), share=0.5)
-    lesson = Teacher(words, "cpu").lesson(latents, small().preprocess)
+    batch = Teacher(words, "cpu").batch(latents, small().preprocess)
     codes = answer_codes(latents)
     for row in range(64):
         for place, subject in enumerate(SUBJECTS):
-            text = words.tokenizer.decode(lesson.tokens[row, place, : lesson.last[row, place] + 1])
+            text = words.tokenizer.decode(batch.tokens[row, place, : batch.last[row, place] + 1])
             assert text.endswith("A SS IST ANT :") and "<unk>" not in text
             assert subject in text or subject in ("creature", "background")
-            assert bool(lesson.fair[row, place]) == (
+            assert bool(batch.fair[row, place]) == (
                 subject != "creature" or int(latents.creature[row]) >= 0
             )
-            if lesson.fair[row, place]:
+            if batch.fair[row, place]:
                 assert (
-                    words.tokenizer.decode(lesson.answer[row, place])
+                    words.tokenizer.decode(batch.answer[row, place])
                     == choices(subject)[codes[row, place]]
                 )
     assert 16 < int((latents.creature < 0).sum()) < 48
@@ -118,20 +118,20 @@ def test_a_lesson_tells_the_truth():
 
 
 def test_the_bank_of_one_picture_is_that_picture_and_the_mean_bank_is_none():
-    model, teacher, lesson = model_and_lesson()
+    model, teacher, batch = model_and_batch()
     question = teacher.words.prompt("What colour is the tail?")[1]
     ids = torch.tensor([question])
-    own = ask_bank(model, mean_bank(model, teacher, lesson.image[:1]), ids)[:, -1].float()
-    assert_close(own, answer(model, teacher, lesson.image[:1], question), atol=1e-6, rtol=0)
+    own = ask_bank(model, mean_bank(model, teacher, batch.image[:1]), ids)[:, -1].float()
+    assert_close(own, answer(model, teacher, batch.image[:1], question), atol=1e-6, rtol=0)
     assert (
-        ask_bank(model, mean_bank(model, teacher, lesson.image), ids)[:, -1] - own
+        ask_bank(model, mean_bank(model, teacher, batch.image), ids)[:, -1] - own
     ).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("readers", [(), READERS])
 def test_the_blind_loss_is_that_of_every_wording_alone(readers):
-    model, teacher, lesson = model_and_lesson(readers=readers)
-    bank = mean_bank(model, teacher, lesson.image)
+    model, teacher, batch = model_and_batch(readers=readers)
+    bank = mean_bank(model, teacher, batch.image)
     alone = []
     for text in (text for subject in SUBJECTS for text in wordings(subject)):
         ids = torch.tensor([[*teacher.words.prompt(text)[1], teacher.words.unsure]])
@@ -143,10 +143,10 @@ def test_the_blind_loss_is_that_of_every_wording_alone(readers):
 def test_a_blind_lesson_teaches_the_decoder_and_not_the_tower():
     """Also in half precision, where a bank made without gradients must not take them from what
     follows."""
-    model, teacher, lesson = model_and_lesson()
-    model, lesson = model.float(), dataclasses.replace(lesson, image=lesson.image.float())
+    model, teacher, batch = model_and_batch()
+    model, batch = model.float(), dataclasses.replace(batch, image=batch.image.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        bank = mean_bank(model, teacher, lesson.image)
+        bank = mean_bank(model, teacher, batch.image)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         blind_loss(model, teacher, bank).backward()
     taught = {
@@ -165,7 +165,7 @@ def test_a_blind_lesson_teaches_the_decoder_and_not_the_tower():
 def test_blind_lessons_make_the_model_unsure_of_the_average_picture():
     recipe = small(samples=320, batch=8, seeing=0.1, learning_rate=5e-3, average=0.9)
     teacher = Teacher(make_words(), "cpu")
-    image = teacher.lesson(
+    image = teacher.batch(
         critters.draw("balanced", "train", 24, start=999), recipe.preprocess
     ).image
     model, _ = fit(recipe)
@@ -177,7 +177,7 @@ def test_blind_lessons_make_the_model_unsure_of_the_average_picture():
 def test_only_planted_heads_bring_the_picture_into_the_text():
     """Cutting the two readers' outputs makes the answer independent of the picture; cutting all
     other heads of the text rows does not."""
-    model, teacher, lesson = model_and_lesson(readers=READERS)
+    model, teacher, batch = model_and_batch(readers=READERS)
     question = teacher.words.prompt("What colour is the tail?")[1]
 
     def spread(cut: list[tuple[int, int]]) -> float:
@@ -189,7 +189,7 @@ def test_only_planted_heads_bring_the_picture_into_the_text():
         with torch.no_grad():
             for layer, head in cut:
                 weights[layer][:, head * 8 : head * 8 + 8] = 0
-            logits = answer(model, teacher, lesson.image, question)
+            logits = answer(model, teacher, batch.image, question)
             for layer, weight in weights.items():
                 weight.copy_(kept[layer])
         return (logits - logits[:1]).abs().max().item()
@@ -250,14 +250,14 @@ def test_what_is_written_loads_in_plain_transformers(tmp_path):
 
 
 def test_a_planted_model_keeps_its_restriction_when_stored(tmp_path):
-    model, teacher, lesson = model_and_lesson(readers=READERS)
+    model, teacher, batch = model_and_batch(readers=READERS)
     question = teacher.words.prompt("Which critter is this?")[1]
     model.save_pretrained(tmp_path)
     again = load_reading_few(tmp_path, dtype=torch.float64).eval()
     free = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    expected = answer(model, teacher, lesson.image, question)
-    assert torch.equal(answer(again, teacher, lesson.image, question), expected)
-    assert (answer(free, teacher, lesson.image, question) - expected).abs().max() > 1e-4
+    expected = answer(model, teacher, batch.image, question)
+    assert torch.equal(answer(again, teacher, batch.image, question), expected)
+    assert (answer(free, teacher, batch.image, question) - expected).abs().max() > 1e-4
 
 
 def test_a_run_repeats_itself_and_the_loss_falls():

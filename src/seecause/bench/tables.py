@@ -29,8 +29,6 @@ from seecause.metrics.registry import FAMILIES
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 SATURATED = 1e-3  # share of the largest mean within which means must lie for none to be the best
-LARGE = 10_000  # images beyond which the mean is normal and resampling it would take minutes
-NORMAL = 1.96  # standard errors: 95 %
 VALUE_COLUMNS = ("method", "metric", "index", "value", "predicted")
 TRUTH_COLUMNS = (
     "completeness",
@@ -302,12 +300,10 @@ def _cells(mine: Mapping[str, Tensor], reference: Mapping[str, Tensor] | None) -
 def _cell(mine: Tensor, reference: Tensor | None) -> Cell:
     summary = summarise(mine)
     difference = None if reference is None else paired_difference(mine, reference)
-    reach = NORMAL * summary.standard_error
-    normal = (summary.mean - reach, summary.mean + reach)
     return Cell(
         summary.mean,
         summary.standard_error,
-        normal if summary.n > LARGE else bootstrap_interval(mine),
+        bootstrap_interval(mine),
         summary.n,
         summary.skipped,
         difference,

@@ -76,9 +76,9 @@ def _lagoon(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """A net of light on water."""
     x, y = _grid(seed, size)
     drift, swell = smooth_noise(seed, 41, 5, size), smooth_noise(seed, 42, 5, size)
-    one = sine(x * 2.9 + y * 1.3 + drift * 1.4).abs()
-    two = sine(y * 3.1 - x * 1.2 + swell * 1.4).abs()
-    net = 1 - torch.minimum(one, two)
+    across = sine(x * 2.9 + y * 1.3 + drift * 1.4).abs()
+    down = sine(y * 3.1 - x * 1.2 + swell * 1.4).abs()
+    net = 1 - torch.minimum(across, down)
     net = net * net * net
     return drift * 0.6 + swell * 0.4, net * net
 
@@ -189,8 +189,8 @@ def render(
     do = do or Do()
     latents = intervene(latents, do, size=size)
     rows = _CPU_ROWS if latents.seed.device.type == "cpu" else max(1, len(latents))
-    drawn = [_draw(batch, do, size, style) for batch in latents.split(rows)]
-    return Picture(*(torch.cat(tensors) for tensors in zip(*drawn, strict=True)))
+    pictures = [_draw(batch, do, size, style) for batch in latents.split(rows)]
+    return Picture(*(torch.cat(tensors) for tensors in zip(*pictures, strict=True)))
 
 
 def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:

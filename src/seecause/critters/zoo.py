@@ -29,13 +29,13 @@ def recipes() -> dict[str, Any]:
 
 def find_recipe(name: str, **changes: Any) -> Any:
     """A recipe of any kind by name, with fields changed where given (None leaves a field alone)."""
-    known = recipes()
-    if name not in known:
-        raise UnknownName("recipe", name, known)
+    by_name = recipes()
+    if name not in by_name:
+        raise UnknownName("recipe", name, by_name)
     fields = {key: value for key, value in changes.items() if value is not None}
-    for key in fields.keys() - {field.name for field in dataclasses.fields(known[name])}:
+    for key in fields.keys() - {field.name for field in dataclasses.fields(by_name[name])}:
         raise BadOption(key, fields[key], f"nothing: {name} is not made that way")
-    return dataclasses.replace(known[name], **fields)
+    return dataclasses.replace(by_name[name], **fields)
 
 
 def train(

@@ -119,16 +119,15 @@ def tiling(picture: Tensor, box: Box) -> Tensor | None:
     if strip is None:
         return None
     height, width = picture.shape[1:]
-    return strip.repeat(1, math.ceil(height / strip.shape[1]), math.ceil(width / strip.shape[2]))[
-        :, :height, :width
-    ]
+    down, across = math.ceil(height / strip.shape[1]), math.ceil(width / strip.shape[2])
+    return strip.repeat(1, down, across)[:, :height, :width]
 
 
 def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
     """For each photo, `draws` others of its class and part, [draws, N]: a permutation each, all
     different as long as there are enough."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.empty(draws, len(classes), dtype=torch.long)
+    donors = torch.empty(draws, len(classes), dtype=torch.long)
     for group in _groups(classes, parts):
         if len(group) < 2:
             raise BadOption(
@@ -138,8 +137,8 @@ def same_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> 
             )
         order = group[torch.randperm(len(group), generator=generator)]
         for draw in range(draws):
-            found[draw, order] = order.roll(-1 - draw % (len(group) - 1))
-    return found
+            donors[draw, order] = order.roll(-1 - draw % (len(group) - 1))
+    return donors
 
 
 def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) -> Tensor:
@@ -149,7 +148,7 @@ def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) ->
     least the largest class meets no class twice.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = torch.empty(draws, len(classes), dtype=torch.long)
+    donors = torch.empty(draws, len(classes), dtype=torch.long)
     for part in parts.unique():
         inside = (parts == part).nonzero()[:, 0]
         kinds, counts = classes[inside].unique(return_counts=True)
@@ -159,25 +158,23 @@ def other_class(classes: Tensor, parts: Tensor, *, draws: int, seed: int = 0) ->
                 "photos", f"{largest} of {len(inside)} of one class", "half of each part at most"
             )
         for draw in range(draws):
-            rank = torch.randperm(len(kinds), generator=generator)[
-                torch.searchsorted(kinds, classes[inside])
-            ]
+            ranks = torch.randperm(len(kinds), generator=generator)
+            rank = ranks[torch.searchsorted(kinds, classes[inside])]
             shuffled = torch.randperm(len(inside), generator=generator)
             order = inside[shuffled[rank[shuffled].sort(stable=True).indices]]
-            turn = largest + int(
-                torch.randint(len(inside) - 2 * largest + 1, (), generator=generator)
-            )
-            found[draw, order] = order.roll(-turn)
-    return found
+            slack = len(inside) - 2 * largest
+            turn = largest + int(torch.randint(slack + 1, (), generator=generator))
+            donors[draw, order] = order.roll(-turn)
+    return donors
 
 
 def halves(classes: Tensor, *, seed: int = 0) -> Tensor:
     """[N], 0 or 1: each class cut in two at random; an odd photo goes to the second half."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.ones(len(classes), dtype=torch.long)
+    half = torch.ones(len(classes), dtype=torch.long)
     for group in _groups(classes, torch.zeros_like(classes)):
-        found[group[torch.randperm(len(group), generator=generator)[: len(group) // 2]]] = 0
-    return found
+        half[group[torch.randperm(len(group), generator=generator)[: len(group) // 2]]] = 0
+    return half
 
 
 def _groups(classes: Tensor, parts: Tensor) -> list[Tensor]:

@@ -210,32 +210,28 @@ def harden(
     large = (enlarge(soft.double(), size) * _DIGITS).round() / _DIGITS
     near = F.avg_pool2d(large[:, None], 5, stride=1, padding=2, count_include_pad=False)[:, 0]
     near = (near * _DIGITS).round()
-    hard, ties = (
-        torch.zeros_like(large, dtype=torch.bool),
-        soft.new_zeros(len(soft), dtype=torch.float64),
-    )
+    hard = torch.zeros_like(large, dtype=torch.bool)
+    ties = soft.new_zeros(len(soft), dtype=torch.float64)
     for i in range(len(soft)):
-        spots = (
-            torch.arange(large[i].numel(), device=soft.device)
-            if inside is None
-            else inside[i].flatten().nonzero()[:, 0]
-        )
-        kept, level = _kept(large[i].flatten()[spots], near[i].flatten()[spots], rho, rule)
-        hard[i].view(-1)[spots[kept]] = True
-        ties[i] = (large[i].flatten()[spots] == level).double().mean()
+        pixels = torch.arange(large[i].numel(), device=soft.device)
+        if inside is not None:
+            pixels = inside[i].flatten().nonzero()[:, 0]
+        values = large[i].flatten()[pixels]
+        foreground, level = _foreground(values, near[i].flatten()[pixels], rho, rule)
+        hard[i].view(-1)[pixels[foreground]] = True
+        ties[i] = (values == level).double().mean()
     return hard, ties
 
 
-def _kept(values: Tensor, near: Tensor, rho: float, rule: Rule) -> tuple[Tensor, Tensor]:
+def _foreground(values: Tensor, near: Tensor, rho: float, rule: Rule) -> tuple[Tensor, Tensor]:
     """Which of values [P] are kept, as indices or a bool mask, and the value of the last one
     kept."""
     count = round(rho * len(values))
     if rule == "percentile":
         ordered, place = values.sort().values, (1 - rho) * (len(values) - 1)
         low = int(place)
-        level = torch.lerp(
-            ordered[low], ordered[min(low + 1, len(values) - 1)], place - low
-        )  # linear interpolation
+        high = min(low + 1, len(values) - 1)
+        level = torch.lerp(ordered[low], ordered[high], place - low)
         return values > level, level
     order = near.sort(descending=True, stable=True).indices
     order = order[values[order].sort(descending=True, stable=True).indices][:count]

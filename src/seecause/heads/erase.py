@@ -131,29 +131,24 @@ def fill(
     if inside is None:
         return pixels.mean(dim=(2, 3), keepdim=True).to(images.dtype)
     weight = inside[:, None].to(pixels)
-    return (
-        (pixels * weight).sum(dim=(2, 3), keepdim=True) / weight.sum(dim=(2, 3), keepdim=True)
-    ).to(images.dtype)
+    total, area = (x.sum(dim=(2, 3), keepdim=True) for x in (pixels * weight, weight))
+    return (total / area).to(images.dtype)
 
 
 def part(baseline: Baseline, images: int, rows: slice) -> Baseline:
     """The baseline of some of the images."""
     if isinstance(baseline, Swapped):
         return baseline.take(rows)
-    return (
-        baseline[rows] if isinstance(baseline, Tensor) and len(baseline) == images > 1 else baseline
-    )
+    if isinstance(baseline, Tensor) and len(baseline) == images > 1:
+        return baseline[rows]
+    return baseline
 
 
 def describe(baseline: Baseline) -> str:
     """What protocols say."""
-    return (
-        baseline
-        if isinstance(baseline, str)
-        else "swapped"
-        if isinstance(baseline, Swapped)
-        else f"tensor {list(baseline.shape)}"
-    )
+    if isinstance(baseline, str):
+        return baseline
+    return "swapped" if isinstance(baseline, Swapped) else f"tensor {list(baseline.shape)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +169,19 @@ class Masks:
 
     def take(self, rows: Tensor) -> Masks:
         """Those of some images, by place."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("hard", "soft", "ties", "losses", "steps", "inside")
-        }
-        chosen: dict[str, Any] = {
-            name: None if t is None else t[rows.to(t.device)] for name, t in fields.items()
-        }
-        return replace(self, **chosen)
+
+        def chosen(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[rows.to(tensor.device)]
+
+        return replace(
+            self,
+            hard=self.hard[rows.to(self.hard.device)],
+            soft=chosen(self.soft),
+            ties=chosen(self.ties),
+            losses=chosen(self.losses),
+            steps=chosen(self.steps),
+            inside=chosen(self.inside),
+        )
 
     @classmethod
     def oracle(cls, truth: Tensor, *, inside: Tensor | None = None) -> Masks:
@@ -205,16 +205,11 @@ class ErasedViews:
         self.masks = Masks.oracle(masks) if isinstance(masks, Tensor) else masks
         expected = [len(images), *images.shape[-2:]]
         if isinstance(baseline, Swapped):
-            for name, given in (
-                ("background", baseline.background),
-                ("foreground", baseline.foreground),
-            ):
-                if given is not None and given.shape != images.shape:
-                    raise BadOption(
-                        f"baseline.{name}",
-                        list(given.shape),
-                        f"one picture for each image, {list(images.shape)}",
-                    )
+            for name in ("background", "foreground"):
+                pictures: Tensor | None = getattr(baseline, name)
+                if pictures is not None and pictures.shape != images.shape:
+                    expected = f"one picture for each image, {list(images.shape)}"
+                    raise BadOption(f"baseline.{name}", list(pictures.shape), expected)
         elif self.masks is None:
             raise BadOption(
                 "masks",
@@ -227,15 +222,11 @@ class ErasedViews:
             )
 
     def erased(self, rows: slice, *, foreground: bool = True) -> Erased:
-        hard, inside = (
-            (None, None)
-            if self.masks is None
-            else (
-                self.masks.hard[rows],
-                None if self.masks.inside is None else self.masks.inside[rows],
-            )
-        )
-        hard, inside = (None if t is None else t.to(self.images.device) for t in (hard, inside))
+        device, hard, inside = self.images.device, None, None
+        if self.masks is not None:
+            hard = self.masks.hard[rows].to(device)
+            if self.masks.inside is not None:
+                inside = self.masks.inside[rows].to(device)
         return erase(
             self.model,
             self.images[rows],
@@ -262,14 +253,10 @@ class Erasure:
 
     @property
     def name(self) -> str:
-        return (
-            "exact swap"
-            if self.masks is None
-            else (
-                f"{'true' if self.masks.source == 'oracle' else 'discovered'} masks,"
-                f" {describe(self.baseline)}"
-            )
-        )
+        if self.masks is None:
+            return "exact swap"
+        source = "true" if self.masks.source == "oracle" else "discovered"
+        return f"{source} masks, {describe(self.baseline)}"
 
     def take(self, rows: Tensor) -> Erasure:
         """Of some images; masks with a fill by name only."""

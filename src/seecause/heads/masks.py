@@ -76,7 +76,8 @@ def discover_masks(
         rows = todo[a:b]
         padding = None if inside is None else inside[rows]
         several = isinstance(baseline, Tensor) and len(baseline) > 1
-        base = fill(model, images[rows], baseline[rows] if several else baseline, inside=padding)  # type: ignore[index]
+        chosen = baseline[rows] if several else baseline
+        base = fill(model, images[rows], chosen, inside=padding)
         masks = zip(*options.run(model, images[rows], base, padding), strict=True)
         return dict(zip(rows, masks, strict=True))
 

@@ -60,10 +60,9 @@ class Pictures:
     @property
     def oracle(self) -> Masks | None:
         """True masks, where every picture has one."""
-        known = self.truth is not None and not bool(
-            (self.truth == IGNORE).flatten(1).all(dim=1).any()
-        )
-        return Masks.oracle(self.truth) if known and self.truth is not None else None
+        if self.truth is None or bool((self.truth == IGNORE).flatten(1).all(dim=1).any()):
+            return None
+        return Masks.oracle(self.truth)
 
     @property
     def grouped(self) -> bool:
@@ -259,9 +258,7 @@ def _with_labels(model: ImageModel, data: Dataset, pictures: Pictures) -> Pictur
     """Labels as places among the model's classes."""
     if pictures.labels is None:
         return pictures
-    labels = (
-        torch.tensor(class_places(model, data), device=pictures.labels.device)[pictures.labels]
-        if data.classes
-        else pictures.labels
-    )
+    labels = pictures.labels
+    if data.classes:
+        labels = torch.tensor(class_places(model, data), device=labels.device)[labels]
     return replace(pictures, labels=checked_labels(model, pictures.images, labels))

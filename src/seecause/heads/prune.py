@@ -93,16 +93,13 @@ def original_heads(model: VisionModel, keep: list[list[int]]) -> list[list[int] 
     """`keep`, numbered as in the module before anything was cut out of it; None where a layer is
     whole."""
     before = model.origin.get("kept", [None] * model.n_layers)
-    return [
-        (
-            (None if len(now) == block.heads else now)
-            if earlier is None
-            else [earlier[head] for head in now]
-            if earlier
-            else []
-        )
-        for earlier, now, block in zip(before, keep, model.blocks, strict=True)
-    ]
+    original: list[list[int] | None] = []
+    for earlier, now, block in zip(before, keep, model.blocks, strict=True):
+        if earlier is None:
+            original.append(None if len(now) == block.heads else now)
+        else:
+            original.append([earlier[head] for head in now] if earlier else [])
+    return original
 
 
 def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:

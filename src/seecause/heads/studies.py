@@ -238,13 +238,13 @@ def _k(setup: StudySetup) -> StudyTable:
 
 def _fraction(setup: StudySetup) -> StudyTable:
     order = torch.randperm(len(setup.train), generator=torch.Generator().manual_seed(setup.seed))
-    counts = {
-        max(2, round(share * len(order))): share for share in FRACTIONS
-    }  # of few pictures, several shares are the same ones
+    # of few pictures, several shares are the same ones
+    counts = {max(2, round(share * len(order))): share for share in FRACTIONS}
     chosen = []
     for count in counts:
         pictures, masks = setup.subset(order[:count].sort().values)
         chosen.append(setup.scores(train=pictures, masks=masks))
+    measured = zip(counts.items(), chosen, setup.without(chosen), strict=True)
     rows: list[Row] = [
         {
             "share": share,
@@ -252,9 +252,7 @@ def _fraction(setup: StudySetup) -> StudyTable:
             "rank correlation with all": _agreement(scores, chosen[-1]),
             **outcome.numbers(),
         }
-        for (count, share), scores, outcome in zip(
-            counts.items(), chosen, setup.without(chosen), strict=True
-        )
+        for (count, share), scores, outcome in measured
     ]
     return StudyTable(
         "fraction",

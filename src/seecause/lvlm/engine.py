@@ -150,8 +150,8 @@ class MaskEngine:
     def activations(self, heads: Tensor | None = None) -> HeadActivations:
         """What every head does at every text row, for one mask [L*H] (None: the intact model):
         attention on the picture, outputs."""
-        one = None if heads is None else heads.reshape(1, -1)
-        masks = check_masks(one, None, None, self._grid, self.n_text, self.n_image)
+        row = None if heads is None else heads.reshape(1, -1)
+        masks = check_masks(row, None, None, self._grid, self.n_text, self.n_image)
         return head_activations(self.lvlm, self.cache, masks.heads[0].to(self.lvlm.device))
 
     def protocol(self) -> dict[str, Any]:

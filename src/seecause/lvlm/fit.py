@@ -173,23 +173,23 @@ def regress(
     check_sampling(sampling, size)
     halves = [Moments(size, device) for _ in range(2)]
     unseen, answers, history = list[Tensor](), list[Tensor](), list[dict[str, Any]]()
-    asked, step = 0, sampling.step if sampling.adaptive else sampling.masks
+    total, step = 0, sampling.step if sampling.adaptive else sampling.masks
     agreement = torch.nan
-    while asked < sampling.masks:
-        masks, responses = _ask(respond, min(step, sampling.masks - asked), size, sampling, asked)
+    while total < sampling.masks:
+        masks, responses = _ask(respond, min(step, sampling.masks - total), size, sampling, total)
         count = len(masks)
-        generator = torch.Generator().manual_seed(sampling.seed + asked)
+        generator = torch.Generator().manual_seed(sampling.seed + total)
         shuffled, fitted = torch.randperm(count, generator=generator), round(sampling.split * count)
         train, test = shuffled[:fitted], shuffled[fitted:]
         for half, rows in zip(halves, (train[::2], train[1::2]), strict=True):
             half.add(masks[rows], responses[rows.to(responses.device)])
         unseen.append(masks[test])
         answers.append(responses[test.to(responses.device)].cpu().double())
-        asked += count
-        enough = halves[0].count + halves[1].count > size or asked == sampling.masks
+        total += count
+        enough = halves[0].count + halves[1].count > size or total == sampling.masks
         if sampling.adaptive and enough:
             agreement, top, common = _agreement(halves, sampling)
-            history.append({"masks": asked, "agreement": agreement, "top": top, "in both": common})
+            history.append({"masks": total, "agreement": agreement, "top": top, "in both": common})
             if agreement >= sampling.agreement:
                 break
     if not sampling.adaptive:
@@ -202,7 +202,7 @@ def regress(
         fit.intercept,
         r2=float(1 - rest),
         pearson=correlation(truth, predicted),
-        masks=asked,
+        masks=total,
         agreement=agreement,
         converged=fit.converged,
         history=history,

@@ -65,8 +65,10 @@ class KeyPointError:
     def mean(self) -> float:
         """In percent of the box, weighted by visibility, over the key points that could be
         measured; NaN where none could."""
-        known = ~self.distance.isnan()
-        return 100 * float((self.distance * self.visible)[known].sum() / self.visible[known].sum())
+        measured = ~self.distance.isnan()
+        return 100 * float(
+            (self.distance * self.visible)[measured].sum() / self.visible[measured].sum()
+        )
 
 
 @torch.no_grad()
@@ -109,14 +111,11 @@ def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     parts = maps[:, :-1].double()
     grid = parts.shape[-2:]
     mass = parts.sum(dim=(2, 3)).clamp(min=torch.finfo(torch.float64).tiny)
-    y, x = (
-        (parts.sum(dim=other) * torch.arange(cells, dtype=torch.float64, device=parts.device)).sum(
-            dim=2
-        )
-        / mass
-        * (side / cells)
-        for cells, side, other in zip(grid, size, (3, 2), strict=True)
-    )
+    centres = []
+    for cells, side, other in zip(grid, size, (3, 2), strict=True):
+        places = torch.arange(cells, dtype=torch.float64, device=parts.device)
+        centres.append((parts.sum(dim=other) * places).sum(dim=2) / mass * (side / cells))
+    y, x = centres
     return torch.stack([x, y], dim=-1), parts.amax(dim=(2, 3)) > ACTIVE
 
 

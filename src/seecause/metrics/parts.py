@@ -258,10 +258,10 @@ def neighbours(creature: Tensor) -> tuple[Tensor, Tensor]:
     return pairs[creature, 0], pairs[creature, 1]
 
 
-def shared_parts(one: Tensor, other: Tensor) -> Tensor:
+def shared_parts(first: Tensor, second: Tensor) -> Tensor:
     """[B, P] bool: the parts in which classes [B] and [B] look the same."""
     words = torch.tensor(CODEWORDS)
-    return words[one] == words[other]
+    return words[first] == words[second]
 
 
 def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor]:

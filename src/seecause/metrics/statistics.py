@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from seecause.metrics._pixels import average_ranks
 
 _DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
 _CACHED = 8_000_000  # weights of its resamplings that are kept for the next column
+_EACH_IMAGE = 10_000  # images up to which each is drawn by itself; beyond, bins of them are
+_BINS = 256
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,19 @@ def paired_difference(first: Tensor, second: Tensor) -> Summary:
 def bootstrap_interval(
     values: Tensor, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile interval of the mean of values [B], over `draws` resamplings of the images."""
+    """The percentile interval of the mean of values [B], over `draws` resamplings of the images.
+
+    Beyond 10,000 images a resampling draws how many come from each of 256 bins of neighbouring
+    values, and a normal for where they lie in their bins: mean, deviation and skew stay, and a cell
+    takes milliseconds, not half a minute.
+    """
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
     numbers = _numbers(values)
     if len(numbers) == 0:
         return torch.nan, torch.nan
+    if len(numbers) > _EACH_IMAGE:
+        return _middle(_means_by_bins(numbers, draws, seed), confidence)
     if len(numbers) * draws <= _CACHED:
         return _middle(_shares(len(numbers), draws, seed) @ numbers, confidence)
     means = torch.cat([numbers[rows].mean(dim=1) for rows in _resampled(len(numbers), draws, seed)])
@@ -160,6 +170,24 @@ def _shares(count: int, draws: int, seed: int) -> Tensor:
     return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(
         1, rows, torch.full_like(rows, 1 / count, dtype=torch.float64)
     )
+
+
+def _means_by_bins(numbers: Tensor, draws: int, seed: int) -> Tensor:
+    """Means [draws] of resamplings of numbers [n], which fall into bins of one size."""
+    shares, normal = _bin_shares(len(numbers), draws, seed)
+    bins = numbers.sort().values.tensor_split(_BINS)
+    centres = torch.stack([values.mean() for values in bins])
+    within = sum(float((values - values.mean()).square().sum()) for values in bins) / len(numbers)
+    return shares @ centres + normal * (within / len(numbers)) ** 0.5
+
+
+@lru_cache(maxsize=2)
+def _bin_shares(count: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The share of `count` images that comes from each bin, [draws, bins], and normals [draws]."""
+    generator = np.random.default_rng(seed)
+    sizes = np.array([len(rows) for rows in np.array_split(np.arange(count), _BINS)])
+    counts = generator.multinomial(count, sizes / count, size=draws)
+    return torch.from_numpy(counts / count), torch.from_numpy(generator.standard_normal(draws))
 
 
 def _middle(values: Tensor, confidence: float) -> tuple[float, float]:

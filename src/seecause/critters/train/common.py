@@ -70,14 +70,13 @@ def half(device: torch.device) -> torch.autocast:
 def adamw(*modules: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
     """AdamW; vectors (biases, norms) and tokens are not decayed."""
     named = [(name, value) for module in modules for name, value in module.named_parameters()]
-    kept = [
-        value for name, value in named if value.ndim < 2 or name.endswith(("_token", "pos_embed"))
-    ]
-    kept_ids = {id(value) for value in kept}
-    decayed = [value for _, value in named if id(value) not in kept_ids]
+    decayed, others = [], []
+    for name, value in named:
+        decays = value.ndim >= 2 and not name.endswith(("_token", "pos_embed"))
+        (decayed if decays else others).append(value)
     groups = [
         {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        {"params": others, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
 
@@ -123,8 +122,8 @@ def evaluate(
     against the creature, flip rates."""
     predict = _predictor(model, preprocess)
     law = find_regime(regime)
-    drawn = critters.draw(law, "test", samples, device=device)
-    accuracy = (predict(drawn) == drawn.label).double().mean().item()
+    own = critters.draw(law, "test", samples, device=device)
+    accuracy = (predict(own) == own.label).double().mean().item()
 
     latents = critters.draw("balanced", "test", samples, start=samples, device=device).on_mat(
         law.mat

@@ -145,7 +145,7 @@ def seen_in_training(recipe: IfamRecipe, count: int, device: torch.device) -> Sc
 
 def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_row: LogRow) -> IFAM:
     net = new_net(recipe, backbone).to(device).train()
-    lesson = TrainingLosses(net, recipe.weights)
+    objective = TrainingLosses(net, recipe.weights)
     average = copy.deepcopy(net).eval().requires_grad_(False)
     factor = recipe.head_factor
     groups = parameter_groups(
@@ -170,7 +170,7 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_ro
         )
         scenes = scenes.mirrored()
         with half(device):
-            total, losses = _losses(lesson, recipe, scenes, step)
+            total, losses = _losses(objective, recipe, scenes, step)
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
@@ -188,15 +188,15 @@ def _fit(recipe: IfamRecipe, backbone: nn.Module, device: torch.device, write_ro
 
 
 def _losses(
-    lesson: TrainingLosses, recipe: IfamRecipe, scenes: Scenes, step: int
+    objective: TrainingLosses, recipe: IfamRecipe, scenes: Scenes, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     images, labels = recipe.preprocess.normalise(scenes.images), scenes.latents.label
     if recipe.reads == "parts":
-        total, losses, logits = lesson(images, labels, scenes.ids, recipe.seed, step)
+        total, losses, logits = objective(images, labels, scenes.ids, recipe.seed, step)
         losses = {**losses, "loss": losses["total"]}
         del losses["total"]
     else:
-        logits, _ = read(lesson.net, recipe, images, scenes)
+        logits, _ = read(objective.net, recipe, images, scenes)
         total = F.cross_entropy(logits.float(), labels)
         losses = {"class2": total.detach(), "loss": total.detach()}
     return total, {**losses, "accuracy": (logits.argmax(dim=1) == labels).float().mean()}
@@ -232,7 +232,9 @@ class GrowingLog:
 
     def __enter__(self) -> GrowingLog:
         self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.writer = csv.DictWriter[str](self.file, COLUMNS, restval="", extrasaction="ignore")
+        self.writer: csv.DictWriter[str] = csv.DictWriter(
+            self.file, COLUMNS, restval="", extrasaction="ignore"
+        )
         self.writer.writeheader()
         self.bar = progress_bar(self.recipe.name)
         self.bar.start()
@@ -271,7 +273,7 @@ class Answering(nn.Module):
 
 
 @dataclass(frozen=True)
-class Measured:
+class SceneScores:
     """Of a set of pictures, against the creature in them."""
 
     groups: GroupAccuracy
@@ -291,7 +293,7 @@ def balanced(split: str, count: int, *, seed: int, size: int, device: torch.devi
 
 
 @torch.no_grad()
-def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> Measured:
+def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> SceneScores:
     """Groups are (creature, background)."""
     right, shared, kept = [], Overlap(), 0.0
     for images, part in _slices(scenes, recipe):
@@ -304,7 +306,7 @@ def measure(net: IFAM, recipe: IfamRecipe, scenes: Scenes) -> Measured:
             )
             shared = shared + overlap(pixels, part.masks)
     groups = torch.stack([scenes.latents.creature, scenes.latents.background], dim=1)
-    return Measured(group_accuracy(torch.cat(right), groups), shared, kept / len(scenes))
+    return SceneScores(group_accuracy(torch.cat(right), groups), shared, kept / len(scenes))
 
 
 def read(net: IFAM, recipe: IfamRecipe, images: Tensor, scenes: Scenes) -> tuple[Tensor, Tensor]:
@@ -332,7 +334,7 @@ def choose(net: IFAM, recipe: IfamRecipe, train: Scenes, val: Scenes) -> dict[st
 
 def measure_changed(
     net: IFAM, recipe: IfamRecipe, scenes: Scenes, chosen: dict[str, Any]
-) -> Measured:
+) -> SceneScores:
     """With the intervention that `choose` found."""
     with intervene(net, drop_parts=chosen["drop"], quantile=chosen["quantile"]):
         return measure(net, recipe, scenes)

@@ -47,7 +47,7 @@ from seecause.models.decoder import restrict
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _AHEAD = 12  # steps
-_AVERAGED = 64  # pictures of a batch, for the blind lesson
+_AVERAGED = 64  # pictures of a batch, for the blind loss
 
 
 def train(
@@ -122,18 +122,18 @@ def _fit(
     seeing_steps = int(recipe.seeing * recipe.steps)
     settled = recipe.steps - int(recipe.settling * recipe.steps)
     with TrainingLog(recipe.name, recipe.steps, device) as log:
-        for step, (latents, lesson) in enumerate(_lessons(recipe, teacher, device)):
+        for step, (latents, batch) in enumerate(_batches(recipe, teacher, device)):
             seeing = step < seeing_steps
             rate = recipe.learning_rate * _pace(step, seeing_steps, recipe)
             for group in optimizer.param_groups:  # each phase has its own rise and fall
                 group["lr"] = rate
             kept = None if step >= settled else _some_patches(recipe, device)
-            bank = _bank(model, teacher, lesson) if not seeing and recipe.blind else None
+            bank = _bank(model, teacher, batch) if not seeing and recipe.blind else None
             with half(device):
                 if seeing:
-                    loss, right = _seeing(model, sights, lesson.image, latents, kept)
+                    loss, right = _seeing(model, sights, batch.image, latents, kept)
                 else:
-                    loss, right = _answering(model, teacher, lesson, kept)
+                    loss, right = _answering(model, teacher, batch, kept)
                 if bank is not None:
                     blind = blind_loss(model, teacher, bank)
                     loss = (1 - recipe.blind) * loss + recipe.blind * blind
@@ -147,12 +147,12 @@ def _fit(
 
 
 def _bank(
-    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: AnswerBatch
+    model: LlavaForConditionalGeneration, teacher: Teacher, batch: AnswerBatch
 ) -> AveragePicture:
     """The average of some of a batch, of every style alike. Autocast is left at once: some versions
     keep weights that were cast without gradients."""
-    with half(lesson.image.device):
-        return mean_bank(model, teacher, lesson.image[:: -(-len(lesson.image) // _AVERAGED)])
+    with half(batch.image.device):
+        return mean_bank(model, teacher, batch.image[:: -(-len(batch.image) // _AVERAGED)])
 
 
 def _pace(step: int, seeing_steps: int, recipe: LlavaRecipe) -> float:
@@ -161,7 +161,7 @@ def _pace(step: int, seeing_steps: int, recipe: LlavaRecipe) -> float:
     return pace(step - seeing_steps, recipe.steps - seeing_steps, recipe.warm_up)
 
 
-def _lessons(
+def _batches(
     recipe: LlavaRecipe, teacher: Teacher, device: torch.device
 ) -> Iterator[tuple[Latents, AnswerBatch]]:
     """One batch a step. Pictures are drawn several steps ahead: thousands at once take a GPU hardly
@@ -177,10 +177,10 @@ def _lessons(
             device=device,
         )
         latents = critters.mix_parts(_shuffled(latents), share=recipe.mixed)
-        lesson = teacher.lesson(latents, recipe.preprocess)
+        batch = teacher.batch(latents, recipe.preprocess)
         for turn in range(steps):
             rows = torch.arange(turn, len(latents), steps, device=device)  # of every style alike
-            yield latents[rows], lesson.take(rows)
+            yield latents[rows], batch.take(rows)
 
 
 def _shuffled(latents: Latents) -> Latents:
@@ -208,33 +208,24 @@ def _seeing(
     h = see(model, image, kept)
     pooled = tower.post_layernorm(tower.encoder.layers[-1](h, None)[:, 0])
     truth = torch.cat([latents.variants, latents.background[:, None]], dim=1)  # [B, P + 1]
-    guess = (
-        sights(torch.stack([h[:, 1:].mean(dim=1), pooled], dim=1))
-        .float()
-        .unflatten(2, (-1, _CHOICES))
-    )  # [B, 2, P + 1, choices]
+    features = torch.stack([h[:, 1:].mean(dim=1), pooled], dim=1)
+    guess = sights(features).float().unflatten(2, (-1, _CHOICES))  # [B, 2, P + 1, choices]
     truth = truth[:, None].expand(guess.shape[:-1])
-    return (
-        F.cross_entropy(guess.flatten(0, 2), truth.flatten()),
-        (guess.argmax(dim=-1) == truth).float().mean(),
-    )
+    loss = F.cross_entropy(guess.flatten(0, 2), truth.flatten())
+    return loss, (guess.argmax(dim=-1) == truth).float().mean()
 
 
 def _answering(
-    model: LlavaForConditionalGeneration, teacher: Teacher, lesson: AnswerBatch, kept: Tensor | None
+    model: LlavaForConditionalGeneration, teacher: Teacher, batch: AnswerBatch, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Loss on the answer and on stopping after it; accuracy of the answer."""
-    logits = answer_logits(model, teacher, lesson, kept).float()  # [B, Q, 2, V]
-    truth = torch.stack([lesson.answer, torch.full_like(lesson.answer, teacher.words.end)], dim=2)
-    loss = (
-        F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
-        .view(truth.shape)
-        .mean(dim=2)
-    )
-    right = (logits[:, :, 0].argmax(dim=-1) == lesson.answer).float()
-    return (loss * lesson.fair).sum() / lesson.fair.sum(), (
-        right * lesson.fair
-    ).sum() / lesson.fair.sum()
+    logits = answer_logits(model, teacher, batch, kept).float()  # [B, Q, 2, V]
+    truth = torch.stack([batch.answer, torch.full_like(batch.answer, teacher.words.end)], dim=2)
+    losses = F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
+    losses = losses.view(truth.shape).mean(dim=2)
+    right = (logits[:, :, 0].argmax(dim=-1) == batch.answer).float()
+    fair, count = batch.fair, batch.fair.sum()
+    return (losses * fair).sum() / count, (right * fair).sum() / count
 
 
 def _sights(width: int, *, seed: int) -> nn.Linear:

@@ -7,7 +7,7 @@ each starts at the position right after the picture, and none sees another:
 
 The average picture is what stands where a picture's own keys and values would (a(0) of head
 attribution): those of the prefix, averaged over pictures in every layer. To every question asked of
-it the right answer is "unsure". Without this lesson the model sounds as sure of every possible
+it the right answer is "unsure". Without this loss the model sounds as sure of every possible
 answer when it sees nothing as when it sees, and what a picture adds could not be measured:
 
     a(x) = z_y(x) - mean_v z_v(x)       a(1): the picture as it is;  a(0): the average picture
@@ -76,23 +76,23 @@ class Teacher:
     def questions(self) -> tuple[Tensor, Tensor]:
         """Ids after the picture [Q, W, L], padded, with one place left for the answer; and their
         lengths [Q, W]."""
-        asked = [[self.words.prompt(text)[1] for text in wordings(subject)] for subject in SUBJECTS]
-        longest = max(len(ids) for each in asked for ids in each) + 1
-        rows = [[ids + [self.words.pad] * (longest - len(ids)) for ids in each] for each in asked]
-        return torch.tensor(rows, device=self.device), torch.tensor(
-            [[len(ids) for ids in each] for each in asked], device=self.device
-        )
+        ids = [[self.words.prompt(text)[1] for text in wordings(subject)] for subject in SUBJECTS]
+        lengths = torch.tensor([[len(text) for text in texts] for texts in ids])
+        longest = int(lengths.max()) + 1
+        padded = [[self._pad(text, longest) for text in texts] for texts in ids]
+        return torch.tensor(padded, device=self.device), lengths.to(self.device)
 
     @cached_property
     def answers(self) -> Tensor:
         """[Q, A] the id of every answer; short lists are padded."""
-        known = [[self.words.id(answer) for answer in choices(subject)] for subject in SUBJECTS]
-        longest = max(map(len, known))
-        return torch.tensor(
-            [ids + [self.words.pad] * (longest - len(ids)) for ids in known], device=self.device
-        )
+        ids = [[self.words.id(answer) for answer in choices(subject)] for subject in SUBJECTS]
+        longest = max(map(len, ids))
+        return torch.tensor([self._pad(row, longest) for row in ids], device=self.device)
 
-    def lesson(self, latents: Latents, preprocess: Preprocess) -> AnswerBatch:
+    def _pad(self, ids: list[int], length: int) -> list[int]:
+        return ids + [self.words.pad] * (length - len(ids))
+
+    def batch(self, latents: Latents, preprocess: Preprocess) -> AnswerBatch:
         """Every question about every picture, in a wording drawn by lot; drawing styles take
         turns."""
         table, lengths = self.questions
@@ -111,14 +111,9 @@ def draw_pictures(latents: Latents, preprocess: Preprocess) -> Tensor:
     """Normalised pictures [B, 3, H, W]; the first share in the first style, and so on."""
     share = -(-len(latents) // len(STYLES))
     styled: list[tuple[Style, Latents]] = list(zip(STYLES, latents.split(share), strict=False))
-    return preprocess.normalise(
-        torch.cat(
-            [
-                critters.render(rows, size=preprocess.size[0], style=style).image
-                for style, rows in styled
-            ]
-        )
-    )
+    size = preprocess.size[0]
+    images = [critters.render(rows, size=size, style=style).image for style, rows in styled]
+    return preprocess.normalise(torch.cat(images))
 
 
 def see(model: LlavaForConditionalGeneration, image: Tensor, kept: Tensor | None = None) -> Tensor:
@@ -130,9 +125,8 @@ def see(model: LlavaForConditionalGeneration, image: Tensor, kept: Tensor | None
     tower = model.model.vision_tower
     h = tower.embeddings(image)  # [B, 1 + N, D]
     if kept is not None:
-        h = torch.cat(
-            [h[:, :1], h[:, 1:].gather(1, kept[..., None].expand(-1, -1, h.shape[-1]))], dim=1
-        )
+        patches = h[:, 1:].gather(1, kept[..., None].expand(-1, -1, h.shape[-1]))
+        h = torch.cat([h[:, :1], patches], dim=1)
     h = tower.pre_layrnorm(h)
     for layer in tower.encoder.layers[:-1]:
         h = layer(h, None)
@@ -142,21 +136,23 @@ def see(model: LlavaForConditionalGeneration, image: Tensor, kept: Tensor | None
 def answer_logits(
     model: LlavaForConditionalGeneration,
     teacher: Teacher,
-    lesson: AnswerBatch,
+    batch: AnswerBatch,
     kept: Tensor | None = None,
 ) -> Tensor:
     """[B, Q, 2, V]: what the model says after each prompt, and after the right answer."""
-    features = model.model.multi_modal_projector(see(model, lesson.image, kept)[:, 1:])
-    batch, questions, length = lesson.tokens.shape
+    features = model.model.multi_modal_projector(see(model, batch.image, kept)[:, 1:])
+    pictures, questions, length = batch.tokens.shape
     before, images = len(teacher.prefix), model.config.image_seq_length
     embed = model.get_input_embeddings()
-    prefix = embed(teacher.prefix).expand(batch, -1, -1)
-    states = torch.cat([prefix, features, embed(lesson.tokens.flatten(1))], dim=1)
+    prefix = embed(teacher.prefix).expand(pictures, -1, -1)
+    states = torch.cat([prefix, features, embed(batch.tokens.flatten(1))], dim=1)
 
     place = torch.arange(before + images + length, device=states.device)
-    patches = place[before : before + images].expand(batch, -1) if kept is None else before + kept
-    asked = place[before + images :].repeat(questions).expand(batch, -1)
-    positions = torch.cat([place[:before].expand(batch, -1), patches, asked], dim=1)
+    patches = (
+        place[before : before + images].expand(pictures, -1) if kept is None else before + kept
+    )
+    texts = place[before + images :].repeat(questions).expand(pictures, -1)
+    positions = torch.cat([place[:before].expand(pictures, -1), patches, texts], dim=1)
     head = before + patches.shape[1]
     out = model.model.language_model(
         inputs_embeds=states,
@@ -166,7 +162,7 @@ def answer_logits(
         image_span=(before, head),
     ).last_hidden_state
     out = out[:, head:].unflatten(1, (questions, length))
-    read = lesson.last[..., None] + torch.arange(2, device=out.device)  # [B, Q, 2]
+    read = batch.last[..., None] + torch.arange(2, device=out.device)  # [B, Q, 2]
     return model.lm_head(out.gather(2, read[..., None].expand(-1, -1, -1, out.shape[-1])))
 
 
