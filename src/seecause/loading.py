@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from seecause._plugins import plugins
 from seecause.engine.verify import verify, verify_conv
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.models import adapters
+from seecause.models._card import usable
 from seecause.models.conv_view import ConvModel, ConvParts, assemble_conv
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.parts import assemble
@@ -167,7 +169,9 @@ def load(
         classes=classes,
     )
     found.module.to(device=_device(device), dtype=_dtype(dtype))
-    model = wrap(found.module, name=spec, **{"classes": classes, **found.told, **options})
+    told = {"classes": classes, **found.told, **options}
+    with usable(Path(name)) if Path(name).is_dir() else nullcontext():
+        model = wrap(found.module, name=spec, **told)
     model.random_weights, model.origin = weights == "random", found.origin
     return model
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
-from seecause.attribution.registry import Maps, find
+from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution
 from seecause.engine.chunks import budget, memory
-from seecause.errors import ViewMismatch
+from seecause.errors import NotDefined, ViewMismatch
 from seecause.models.base import ImageModel
-from seecause.target import Spec, parse
+from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
 
@@ -38,19 +38,17 @@ def attribute(
     """
     entry = find(method, model.architecture)
     entry.check(options)
-    images = images.to(model.device, model.dtype)
-    model.check(images)
-    with budget(memory().limit) as held:
+    with model.settled(), budget(memory().limit) as held:
+        images = images.to(model.device, model.dtype)
+        images = images.clone() if images.is_inference() else images
+        model.check(images)
         goal = parse(model, target, len(images))
-        found = entry.run(model, images, goal, **options)
-        if isinstance(found, Tensor):  # scores alone: the target is bound here
-            with torch.no_grad():
-                found = Maps(found.flatten(1), goal.bind(model(images)))
+        found = _run(entry, model, images, goal, options)
     if not torch.isfinite(found.scores).all():
         raise ViewMismatch(
             "maps", method, "the map is not finite; the model's answers contain NaN or infinity"
         )
-    grid = model.check(images).grid
+    grid = model.layout_at(images.shape[-2], images.shape[-1]).grid
     return Attribution(
         maps=wide(found.scores).unflatten(1, grid),
         images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
@@ -70,9 +68,29 @@ def attribute(
     )
 
 
+def _run(
+    entry: Method, model: ImageModel, images: Tensor, goal: Target, options: dict[str, Any]
+) -> Maps:
+    try:
+        found = entry.run(model, images, goal, **options)
+    except RuntimeError as failure:
+        if "Inference tensors cannot be saved for backward" not in str(failure):
+            raise
+        raise NotDefined(
+            entry.name,
+            f"the weights of {model.name}, or a tensor it was given, were made under"
+            " torch.inference_mode and can have no part in gradients",
+            "Make them outside of it",
+        ) from failure
+    if isinstance(found, Maps):
+        return found
+    with torch.no_grad():  # scores alone: the target is bound here
+        return Maps(found.flatten(1), goal.bind(model(images)))
+
+
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
     """What every result says about how it came about."""
-    layout = model.check(images)
+    layout = model.layout_at(images.shape[-2], images.shape[-1])
     return {
         "model": model.name,
         "family": model.family,

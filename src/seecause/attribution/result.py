@@ -11,9 +11,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, DataMissing
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
@@ -77,9 +79,9 @@ class Attribution:
             "class_maps": self.class_maps,
         }
         kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
-        (folder / MAPS).write_bytes(save(kept))  # save_file would keep the file to its owner
-        written = json.dumps({**self.manifest, "labels": self.labels}, indent=2)
-        (folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
+        (folder / MANIFEST).unlink(missing_ok=True)
+        write_atomic(folder / MAPS, save(kept))
+        write_json(folder / MANIFEST, {**self.manifest, "labels": self.labels})
         return folder
 
     @classmethod
@@ -92,14 +94,22 @@ class Attribution:
                 f"no {MAPS} and {MANIFEST} there",
                 "give a folder that Attribution.save wrote",
             )
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        labels = manifest.pop("labels", [])
-        tensors = load_file(folder / MAPS)
-        return cls(
-            manifest=manifest,
-            labels=labels,
-            **{**tensors, "images": tensors["images"].to(tensors["maps"].dtype) / 255},
-        )
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            labels = manifest.pop("labels", [])
+            tensors = load_file(folder / MAPS)
+            _check_read(tensors, labels)
+        except (
+            *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
+            SafetensorError,
+        ) as broken:
+            raise DataMissing(
+                str(folder),
+                f"{MAPS} or {MANIFEST} is damaged ({type(broken).__name__})",
+                "give a folder as Attribution.save wrote it",
+            ) from broken
+        images = tensors.pop("images").to(tensors["maps"].dtype) / 255
+        return cls(images=images, manifest=manifest, labels=labels, **tensors)
 
     def _repr_html_(self) -> str:
         """What notebooks show: the first pictures with their maps."""
@@ -116,3 +126,20 @@ class Attribution:
 
     def _label(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else ""
+
+
+def _check_read(tensors: dict[str, Tensor], labels: Any) -> None:
+    """Refuse tensors that are not those of one attribution."""
+    maps, images = tensors["maps"], tensors["images"]
+    native, class_maps = tensors.get("native"), tensors.get("class_maps")
+    shapes = (
+        maps.ndim == 3 and maps.is_floating_point() and maps.numel() > 0,
+        images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] == 3,
+        len(maps) == len(images) and images.numel() > 0,
+        native is None or native.shape == (len(maps), *images.shape[2:]),
+        class_maps is None or class_maps.shape[:3] == maps.shape,
+        tensors.keys() <= {"maps", "images", "native", "class_maps"},
+        isinstance(labels, list) and all(isinstance(label, str) for label in labels),
+    )
+    if not all(shapes):
+        raise ValueError("shapes or kinds are not those of an attribution")

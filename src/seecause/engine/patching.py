@@ -64,13 +64,14 @@ def run(model: ImageModel, images: Tensor, *, cache: Sequence[str] = ()) -> tupl
     """
     model = _with_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
-    layout = model.check(images)
-    steps = walk(model, model.embed(images), model.at(images))
-    cached: Cached = {"embed": steps.h} if "embed" in cache else {}
-    for step in steps:
-        for name in (name for name, (layer, _) in wanted.items() if layer == step.index):
-            cached[name] = _READ[wanted[name][1]](step)
-    return model.readout(steps.h, layout), cached
+    with model.settled():
+        layout = model.check(images)
+        steps = walk(model, model.embed(images), model.at(images))
+        cached: Cached = {"embed": steps.h} if "embed" in cache else {}
+        for step in steps:
+            for name in (name for name, (layer, _) in wanted.items() if layer == step.index):
+                cached[name] = _READ[wanted[name][1]](step)
+        return model.readout(steps.h, layout), cached
 
 
 def patch(
@@ -90,6 +91,13 @@ def patch(
     (True, False)
     """
     model = _with_blocks(model)
+    with model.settled():
+        return _patch(model, images, source, site_sets)
+
+
+def _patch(
+    model: VisionModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
+) -> Tensor:
     layout = model.check(images)
     for site in (site for sites in site_sets for site in sites):
         _check(model, site, layout.tokens)

@@ -41,6 +41,7 @@ from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.masks import MaskBatch, check_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
+from seecause.models._settled import need_settled
 from seecause.models.block import CompiledBlock
 from seecause.models.decoder import causal
 from seecause.types import wide
@@ -174,6 +175,7 @@ class MaskEngine:
 
     def _run(self, masks: MaskBatch, sent: MaskBatch, cache: PrefixCache) -> Tensor:
         """a [B] of one block of masks; `sent` are the same on the device."""
+        need_settled([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
         mixed: dict[int, tuple[Mask, Mask]] = {}
         if sent.image is not None:

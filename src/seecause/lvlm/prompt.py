@@ -21,6 +21,7 @@ from torch import Tensor
 
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption, BadPrompt
+from seecause.models._settled import need_settled
 from seecause.models.decoder import arriving, planted_span
 from seecause.models.image_tokens import Box, ImageTokens, image_tokens
 from seecause.models.layout import At
@@ -145,6 +146,7 @@ def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
 @torch.no_grad()
 def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
     """A prompt from native inputs: one sequence, one picture."""
+    need_settled([lvlm.module], lvlm.device)
     ids, image = inputs["input_ids"][0], _image_span(lvlm, inputs)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
     embeddings, positions = arrived["inputs_embeds"], arrived.get("position_ids")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, SupportsIndex
 
@@ -14,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadImage, BadOption, UnknownClass
+from seecause.models._settled import need_settled, settled
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
@@ -51,6 +53,10 @@ class ImageModel:
         default_factory=dict, repr=False
     )  # how its library builds the module, if `sc.load` did
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
+
+    def __post_init__(self) -> None:
+        for module in self._modules():
+            module.eval()
 
     @property
     def layout(self) -> TokenLayout:
@@ -91,8 +97,14 @@ class ImageModel:
         """A working estimate of what one image's run holds at its widest."""
         raise NotImplementedError
 
+    def settled(self) -> AbstractContextManager[None]:
+        """Eval mode, without autocast and outside of inference mode; what the caller had set comes
+        back."""
+        return settled(self._modules(), self.device)
+
     def check(self, images: Tensor) -> TokenLayout:
-        """The layout for these images, or what is wrong with them."""
+        """The layout for these images, or what is wrong with them, or with how they would run."""
+        need_settled(self._modules(), self.device)
         if images.ndim != 4 or images.shape[1] != len(self.preprocess.mean):
             raise BadImage(
                 f"images of shape {list(images.shape)}",

@@ -67,8 +67,9 @@ class ConvModel(ImageModel):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
-        self.check(images)
-        return self._run(0, images)
+        with self.settled():
+            self.check(images)
+            return self._run(0, images)
 
     def stage_outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The feature map after every stage, in order; each [B, C, h, w]."""

@@ -7,14 +7,14 @@ sliced   smaller weights; the module is built whole, loses the same heads, and i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from seecause.errors import MissingWeights
+from seecause.errors import MissingWeights, UnknownName
+from seecause.models._card import read_card, usable
 from seecause.models.heads import CosineHead
 from seecause.models.hub import pretrained, pretrained_model
 from seecause.models.preprocess import Preprocess
@@ -27,7 +27,12 @@ PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetenso
 
 def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
     """The module of an exported folder, and what `wrap` should be told about it."""
-    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    card = read_card(folder / CARD)
+    with usable(folder / CARD):
+        return _from_card(card, folder, classes)
+
+
+def _from_card(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> Source:
     origin = card["origin"]
     if not origin:
         raise MissingWeights(
@@ -43,9 +48,8 @@ def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
         fill(module, read_weights(folder / SLICED), str(folder))
         origin = {**origin, "kept": card["kept"]}
     elif origin["library"] == "transformers":
-        import transformers
-
-        module = pretrained_model(getattr(transformers, origin["class"]), folder)
+        read_card(folder / "config.json")
+        module = pretrained_model(_model_class(origin["class"]), folder)
     else:
         module = _built(origin, folder)
         fill(module, read_weights(folder / PLAIN), str(folder))
@@ -58,7 +62,8 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
     if library == "transformers":
         import transformers
 
-        return getattr(transformers, origin["class"])(pretrained(transformers.AutoConfig, folder))
+        read_card(folder / "config.json")
+        return _model_class(origin["class"])(pretrained(transformers.AutoConfig, folder))
     if library == "torchvision":
         from torchvision import models
 
@@ -66,6 +71,7 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
     if library == "open_clip":
         import open_clip
 
+        _need_name("open_clip model", origin["name"], open_clip.list_models())
         return open_clip.create_model(origin["name"], pretrained=None)
     if library == "seecause":  # the only one of ours that does not write itself
         from seecause.critters.planted import PlantedViT
@@ -77,7 +83,24 @@ def _built(origin: dict[str, Any], folder: Path) -> Any:
         return VisionTransformer(**origin["arguments"])
     import timm
 
+    _need_name("timm model", origin["name"], timm.list_models())
     return timm.create_model(origin["name"], pretrained=False, **origin["options"])
+
+
+def _model_class(name: str) -> Any:
+    """A model of transformers by its name; a card may not name anything else."""
+    import transformers
+
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise UnknownName("model class of transformers", str(name), ())
+    return kind
+
+
+def _need_name(kind: str, name: str, known: Sequence[str]) -> None:
+    """No address of a hub: a folder that was given is read, and nothing else."""
+    if str(name).partition(".")[0] not in known:
+        raise UnknownName(kind, str(name), known)
 
 
 def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> dict[str, Any]:

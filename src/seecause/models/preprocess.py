@@ -30,6 +30,15 @@ class Preprocess:
     filter: str = "bicubic"
 
     def __post_init__(self) -> None:
+        if len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size):
+            raise BadOption("size", self.size, "height and width in whole pixels")
+        if not 0.01 <= self.crop <= 100:
+            raise BadOption("crop", self.crop, "a share of the picture, such as 0.9")
+        if self.filter.upper() not in Image.Resampling.__members__:
+            known = ", ".join(name.lower() for name in Image.Resampling.__members__)
+            raise BadOption("filter", self.filter, f"one of {known}")
+        if len(self.mean) != len(self.std):
+            raise BadOption("std", self.std, "as many numbers as mean")
         if not all(map(math.isfinite, self.mean)):
             raise BadOption("mean", self.mean, "finite numbers")
         if not all(math.isfinite(value) and value > 0 for value in self.std):

@@ -8,7 +8,6 @@ is random unless asked for.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
+from seecause.models._card import read_card, usable
 from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
@@ -56,11 +56,9 @@ def open_source(
                 raise BadOption(what, given, "nothing: a saved model has its own")
         if library == "builtin" and (ZOO / name / "config.json").is_file():
             raise NoClassifier(f"builtin:{name}")
-        return (
-            saved(ZOO, name, kind="builtin model")
-            if library == "builtin"
-            else _folder(Path(name), classes)
-        )
+        if library == "builtin":
+            return saved(ZOO, name, kind="builtin model")
+        return _folder(Path(name), classes)
     return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[
         library
     ](name, weights, size, classes)
@@ -72,16 +70,19 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
     card = folder / f"{name}.json"
     if not card.is_file():
         raise UnknownName(kind, name, saved_names(folder))
-    told = json.loads(card.read_text(encoding="utf-8"))
+    state = read_weights(card.with_suffix(".safetensors"))
+    with usable(card):
+        return _from_card(read_card(card), state, name)
+
+
+def _from_card(told: dict[str, Any], state: dict[str, Tensor], name: str) -> Source:
     builder = BUILDERS.get(told["architecture"]["class"])
     if builder is not None:
-        return importlib.import_module(builder).from_card(
-            told, read_weights(card.with_suffix(".safetensors")), name
-        )
+        return importlib.import_module(builder).from_card(told, state, name)
     from timm.models.vision_transformer import VisionTransformer
 
     module = VisionTransformer(**told["architecture"]["arguments"])
-    fill(module, read_weights(card.with_suffix(".safetensors")), name)
+    fill(module, state, name)
     origin = {
         "library": "timm",
         "class": "VisionTransformer",
@@ -133,16 +134,10 @@ def _timm(
     if state is not None:
         fill(module, state, str(weights))
     told: dict[str, Any] = {"size": size} if convolutional else {}
-    origin = {
-        "library": "timm",
-        "name": name,
-        "options": {**options, "num_classes": module.num_classes},
-    }
-    return Source(
-        module,
-        told if classes is not None else {**told, "classes": imagenet_names(module.num_classes)},
-        origin,
-    )
+    if classes is None:
+        told["classes"] = imagenet_names(module.num_classes)
+    own = {**options, "num_classes": module.num_classes}
+    return Source(module, told, {"library": "timm", "name": name, "options": own})
 
 
 def _hf(
@@ -151,8 +146,6 @@ def _hf(
     size: tuple[int, int] | None,
     classes: Sequence[str] | None,
 ) -> Source:
-    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
-
     where = str(weights) if weights not in (None, "random") else name
     if Path(where).is_file() or (
         where.startswith((".", "/", "~")) and not Path(where).is_dir()
@@ -160,6 +153,19 @@ def _hf(
         raise MissingWeights(
             f"hf:{name}", f"{where} is no folder", "Give a folder that transformers wrote"
         )
+    if Path(where).is_dir():
+        with usable(Path(where)):
+            if (Path(where) / "config.json").exists():
+                read_card(Path(where) / "config.json")
+            return _hf_module(name, where, weights, size)
+    return _hf_module(name, where, weights, size)
+
+
+def _hf_module(
+    name: str, where: str, weights: str | Path | None, size: tuple[int, int] | None
+) -> Source:
+    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
     config = fetched(
         f"hf:{name}",
         lambda: pretrained(AutoConfig, where),
@@ -173,7 +179,7 @@ def _hf(
     bare = not any("ForImageClassification" in a for a in config.architectures or ()) or dual
     loader = AutoModel if bare else AutoModelForImageClassification
     module = (
-        loader.from_config(config)
+        loader.from_config(config, trust_remote_code=False)
         if weights == "random"
         else fetched(f"hf:{name}", lambda: pretrained_model(loader, where))
     )
@@ -182,7 +188,7 @@ def _hf(
     told: dict[str, Any] = {}
     card = Path(where) / "preprocessor_config.json"
     if card.is_file():
-        steps = preprocess_from_processor(json.loads(card.read_text(encoding="utf-8")))
+        steps = preprocess_from_processor(read_card(card))
         told = {"preprocess": replace(steps, size=size or steps.size)}
     elif not Path(where).is_dir():
         from transformers import AutoImageProcessor
@@ -325,13 +331,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        KeyError,
-        SafetensorError,
-        UnpicklingError,
+        *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
+        *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError),
     ) as broken:
         raise MissingWeights(
             str(path),
@@ -374,7 +375,7 @@ def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
     try:
         module.load_state_dict(state)
     except RuntimeError as mismatch:
-        first = str(mismatch).split("\n", 2)[1].strip()
+        first = str(mismatch).partition("\n")[2].split("\n")[0].strip() or str(mismatch)
         raise MissingWeights(
             source,
             f"the file does not fit {type(module).__name__}: {first[:200]}",

@@ -66,8 +66,9 @@ class VisionModel(ImageModel):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images [B, 3, H, W] -> logits [B, C]."""
-        layout = self.check(images)
-        return self.readout(walk(self, self.embed(images), self.at(images)).end(), layout)
+        with self.settled():
+            layout = self.check(images)
+            return self.readout(walk(self, self.embed(images), self.at(images)).end(), layout)
 
     def forward_bytes(self, layout: TokenLayout) -> int:
         """States, packed projections and the MLP of one image."""

@@ -1,0 +1,79 @@
+"""Runs as the view was verified: eval mode, the model's own dtype, gradients possible.
+
+Dropout makes maps random and autocast shifts them, both silently. `settled` undoes them for the
+time of a run and gives them back; what runs outside of it asks `need_settled` first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from seecause.errors import BadOption
+
+_lock = threading.Lock()
+# by module: how many runs hold it in eval mode, and which of its parts were training before
+_held: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@contextmanager
+def settled(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Eval mode, without autocast and outside of inference mode; what the caller had set comes
+    back. Several threads may share a module."""
+    with ExitStack() as stack:
+        for module in modules:
+            _hold(module)
+            stack.callback(_let_go, module)
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        yield
+
+
+def need_settled(modules: Sequence[nn.Module], device: torch.device) -> None:
+    """Refuse a model that would not compute what was verified."""
+    if any(module not in _held and _training(module) for module in modules):
+        raise BadOption(
+            "training mode", True, "eval mode: dropout makes results random, so call module.eval()"
+        )
+    if torch.is_autocast_enabled(device.type):
+        raise BadOption(
+            "autocast",
+            True,
+            "none: it shifts results, so leave its block; to compute in half precision load the"
+            " model with dtype='bfloat16'",
+        )
+
+
+def _training(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if part.training]
+
+
+def _hold(module: nn.Module) -> None:
+    with _lock:
+        count, parts = _held.get(module, (0, []))
+        if not count:
+            parts = _training(module)
+            for part in parts:
+                part.training = False
+        _held[module] = (count + 1, parts)
+
+
+def _let_go(module: nn.Module) -> None:
+    with _lock:
+        count, parts = _held[module]
+        if count > 1:
+            _held[module] = (count - 1, parts)
+            return
+        del _held[module]
+        for part in parts:
+            part.training = True

@@ -1,0 +1,223 @@
+"""Damaged and hostile models and results: only errors of ours leave the library, and no code of a
+folder runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from transformers import ViTConfig, ViTForImageClassification
+
+import seecause as sc
+from seecause.errors import MissingWeights, SeecauseError
+from seecause.models.sources import read_weights
+from tests.data.mutations import mutations
+from tests.tiny import scramble
+
+COUNT = 40  # damaged copies of each file
+
+
+def survives(path: Path, call: Callable[[], object], count: int = COUNT) -> int:
+    """How many damaged copies were refused; none may end in an error that is not ours."""
+    intact, refused = path.read_bytes(), 0
+    for number, damaged in enumerate(mutations(intact, count)):
+        path.write_bytes(damaged)
+        try:
+            call()
+        except SeecauseError:
+            refused += 1
+        except Exception as foreign:  # what is looked for
+            raise AssertionError(f"{path.name}, mutation {number}: {foreign!r}") from foreign
+    path.write_bytes(intact)
+    return refused
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """A card and weights of ours."""
+    arguments = {
+        **{"img_size": 16, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2},
+        "num_classes": 3,
+    }
+    module = scramble(VisionTransformer(**arguments))
+    save_file(module.state_dict(), tmp_path / "small.safetensors")
+    card = {
+        "architecture": {"class": "VisionTransformer", "arguments": arguments},
+        "classes": ["a", "b", "c"],
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+    }
+    (tmp_path / "small.json").write_text(json.dumps(card))
+    return tmp_path
+
+
+@pytest.fixture
+def hf(tmp_path) -> Path:
+    """A folder of transformers."""
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=16,
+        patch_size=8,
+        num_labels=3,
+    )
+    folder = tmp_path / "hf"
+    scramble(ViTForImageClassification(config)).save_pretrained(folder)
+    processor = {
+        "do_resize": True,
+        "size": {"height": 16, "width": 16},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 2,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    sc.load(str(folder))
+    return folder
+
+
+def test_damaged_cards(saved):
+    for name in ("small.json", "small.safetensors"):
+        assert survives(saved / name, lambda: sc.load(str(saved))) > 0
+
+
+def test_damaged_hf_folders(hf):
+    for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
+        assert survives(hf / name, lambda: sc.load(str(hf)), COUNT // 2) > 0
+
+
+@pytest.mark.parametrize("form", ["zeroed", "sliced"])
+def test_damaged_exports(saved, tmp_path, form):
+    folder = sc.heads.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out", form=form)
+    sc.load(str(folder))
+    assert survives(folder / "seecause.json", lambda: sc.load(str(folder))) > 0
+
+
+def test_damaged_attributions(saved, tmp_path):
+    model = sc.load(str(saved))
+    folder = sc.attribute(model, torch.zeros(1, 3, 16, 16), 1, "rollout").save(tmp_path / "maps")
+
+    def read() -> None:
+        loaded = sc.Attribution.load(folder)
+        repr(loaded), loaded.pixels(), loaded.overlay()
+
+    for name in ("manifest.json", "maps.safetensors"):
+        assert survives(folder / name, read, 3 * COUNT) > 0
+
+
+def test_damaged_weights(tmp_path):
+    for name, write in (("a.pt", torch.save), ("a.safetensors", save_file)):
+        write({"head.weight": torch.zeros(3, 4)}, tmp_path / name)
+        path = tmp_path / name
+        assert survives(path, lambda path=path: read_weights(path), 3 * COUNT) > 0
+
+
+def edit(folder: Path, name: str = "config.json", **values: object) -> None:
+    record = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**record, **values}))
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "no config": lambda f: (f / "config.json").unlink(),
+    "config is a list": lambda f: (f / "config.json").write_text("[]"),
+    "config is a number": lambda f: (f / "config.json").write_text("7"),
+    "config is null": lambda f: (f / "config.json").write_text("null"),
+    "config is empty": lambda f: (f / "config.json").write_text(""),
+    "config is {}": lambda f: (f / "config.json").write_text("{}"),
+    "config is bytes": lambda f: (f / "config.json").write_bytes(b"\xff\xfe\0"),
+    "config is deep": lambda f: (f / "config.json").write_text("[" * 100_000),
+    "config is a folder": lambda f: ((f / "config.json").unlink(), (f / "config.json").mkdir()),
+    "no weights": lambda f: (f / "model.safetensors").unlink(),
+    "weights cut": lambda f: cut(f / "model.safetensors", 100),
+    "weights empty": lambda f: cut(f / "model.safetensors", 0),
+    "weights of nothing": lambda f: save_file({}, f / "model.safetensors"),
+    "weights odd": lambda f: save_file({"x": torch.zeros(1)}, f / "model.safetensors"),
+    "index odd": lambda f: (f / "model.safetensors").rename(f / "model.safetensors.index.json"),
+    "wider": lambda f: edit(f, hidden_size=16),
+    "deeper": lambda f: edit(f, num_hidden_layers=3),
+    "for ever": lambda f: edit(f, num_hidden_layers=10**20),
+    "huge": lambda f: edit(f, hidden_size=1 << 40),
+    "width 0": lambda f: edit(f, hidden_size=0),
+    "below 0": lambda f: edit(f, num_attention_heads=-2),
+    "heads 0": lambda f: edit(f, num_attention_heads=0),
+    "a word": lambda f: edit(f, hidden_size="eight"),
+    "patch 0": lambda f: edit(f, patch_size=0),
+    "image 0": lambda f: edit(f, image_size=0),
+    "sides": lambda f: edit(f, image_size=[16, 16, 16]),
+    "labels": lambda f: edit(f, id2label={"a": 1}),
+    "labels listed": lambda f: edit(f, id2label=["a"]),
+    "another kind": lambda f: edit(f, model_type="bert"),
+    "no such kind": lambda f: edit(f, model_type="nothing"),
+    "kind is a list": lambda f: edit(f, model_type=["vit"]),
+    "architectures": lambda f: edit(f, architectures=7),
+    "activation": lambda f: edit(f, hidden_act="nothing"),
+    "size": lambda f: edit(f, "preprocessor_config.json", size="x"),
+    "no size": lambda f: edit(f, "preprocessor_config.json", size=None),
+    "mean": lambda f: edit(f, "preprocessor_config.json", image_mean=[0.5]),
+    "std": lambda f: edit(f, "preprocessor_config.json", image_std=[0, 0, 0]),
+    "filter": lambda f: edit(f, "preprocessor_config.json", resample=99),
+    "processor": lambda f: (f / "preprocessor_config.json").write_text("[]"),
+}
+HARMLESS = {"labels", "labels listed", "architectures", "activation", "index odd", "sides"}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_hf_folders_are_one_error_of_ours(hf, kind):
+    ODD[kind](hf)
+    try:
+        sc.load(str(hf))
+    except SeecauseError:
+        return
+    assert kind in HARMLESS, "this folder is not that of a model"
+
+
+@pytest.mark.parametrize("what", ["classifier", "lvlm"])
+def test_no_code_of_a_folder_runs_and_nobody_is_asked(hf, tmp_path, what):
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nfrom transformers import *\nclass Config(ViTConfig): pass\n"
+    (hf / "remote.py").write_text(code)
+    maps = {name: "remote.Config" for name in ("AutoConfig", "AutoModel", "AutoProcessor")}
+    maps |= {"AutoModelForImageClassification": "remote.Config"}
+    maps |= {"AutoModelForImageTextToText": "remote.Config"}
+    edit(hf, auto_map=maps, model_type="nothing")
+    call = "sc.load" if what == "classifier" else "sc.lvlm.load"
+    program = f"import sys, seecause as sc\ntry:\n    {call}(sys.argv[1])\n"
+    program += "except sc.SeecauseError as e:\n    print('refused', e)\n"
+    answer = "y\n" * 10
+    end = subprocess.run(
+        [sys.executable, "-c", program, str(hf)], input=answer, capture_output=True, text=True
+    )
+    assert end.returncode == 0, end.stderr
+    assert "refused" in end.stdout
+    assert "[y/N]" not in end.stdout + end.stderr
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        {"library": "transformers", "class": "pipeline"},
+        {"library": "transformers", "class": "os"},
+        {"library": "timm", "name": "hf_hub:someone/something", "options": {}},
+        {"library": "open_clip", "name": "hf-hub:someone/something"},
+    ],
+)
+def test_a_card_names_models_only(saved, tmp_path, origin):
+    folder = sc.heads.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out")
+    shutil.copy(saved / "small.json", folder / "config.json")
+    edit(folder, "seecause.json", origin=origin)
+    with pytest.raises((MissingWeights, SeecauseError)):
+        sc.load(str(folder))

@@ -1,0 +1,173 @@
+"""Dropout, autocast and inference mode of the caller change no result."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+import seecause as sc
+from seecause.attribution.registry import methods
+from seecause.errors import BadOption, NotDefined
+from seecause.models.view import VisionModel
+from tests.tiny import scramble
+
+FRAME = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+METHODS = sorted(methods())
+QUICK = {
+    "rise": {"count": 8},
+    "integrated-gradients": {"steps": 3},
+    "smoothgrad": {"count": 2},
+}
+
+
+def vit() -> VisionTransformer:
+    """With dropout everywhere."""
+    rates = {"drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "pos_drop_rate": 0.5}
+    module = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5, **rates
+    )
+    scramble(module)
+    return module
+
+
+@cache
+def view() -> VisionModel:
+    model = sc.wrap(vit(), size=32, **FRAME)
+    assert isinstance(model, VisionModel)
+    return model
+
+
+def images(count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def maps(method: str, pictures: torch.Tensor | None = None) -> torch.Tensor:
+    known = methods()[method].options
+    options = {k: v for k, v in QUICK.get(method, {}).items() if k in known}
+    pictures = images() if pictures is None else pictures
+    return sc.attribute(view(), pictures, 1, method, **options).maps
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_in_training_mode_is_run_in_eval_mode(method):
+    plain, module = maps(method), view().module
+    try:
+        module.train()
+        module.blocks[1].eval()  # a caller's own choice
+        torch.testing.assert_close(maps(method), plain, rtol=0, atol=0)
+        assert module.training
+        assert module.blocks[0].training
+        assert not module.blocks[1].training
+    finally:
+        module.eval()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_autocast_changes_no_map(method):
+    plain = maps(method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(maps(method), plain, rtol=0, atol=0)
+        assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_inference_mode_changes_no_map(method):
+    plain = maps(method)
+    with torch.inference_mode():
+        torch.testing.assert_close(maps(method, images().clone()), plain, rtol=0, atol=0)
+        assert torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("around", ["train", "autocast"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: model(x),
+        lambda model, x: sc.run(model, x, cache=["blocks.1.heads"])[1]["blocks.1.heads"],
+        lambda model, x: sc.patch(model, x, x.flip(0), [[sc.Site(1, "heads", heads=[1])]]),
+        lambda model, x: sc.explain(model, x).first.maps,
+    ],
+    ids=["model", "run", "patch", "explain"],
+)
+def test_every_run_is_that_of_the_verified_view(call, around):
+    model, x = view(), images()
+    plain = call(model, x)
+    try:
+        model.module.train(around == "train")
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around == "autocast"):
+            torch.testing.assert_close(call(model, x), plain, rtol=0, atol=0)
+        assert model.module.training == (around == "train")
+    finally:
+        model.module.eval()
+
+
+def test_what_is_below_the_public_calls_refuses_in_words():
+    model = view()
+    try:
+        model.module.blocks[0].train()
+        with pytest.raises(BadOption, match=r"module\.eval\(\)"):
+            model.check(images())
+    finally:
+        model.module.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(BadOption, match="autocast"):
+        model.check(images())
+
+
+def test_heads_are_scored_in_eval_mode_or_refused():
+    model, masks = view(), torch.rand(2, 32, 32) < 0.4
+    sc.heads.information_gains(model, images(), masks)
+    try:
+        model.module.train()
+        with pytest.raises(BadOption, match=r"module\.eval\(\)"):
+            sc.heads.information_gains(model, images(), masks)
+        assert model.module.training
+    finally:
+        model.module.eval()
+
+
+def test_batch_norm_learns_nothing_from_a_run():
+    module = timm.create_model("resnet18", num_classes=3)
+    model = sc.wrap(module, size=64, **FRAME)
+    x = torch.randn(2, 3, 64, 64)
+    plain, before = model(x), module.bn1.running_mean.clone()
+    module.train()
+    torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
+    assert torch.equal(module.bn1.running_mean, before)
+    assert module.training
+
+
+def test_threads_share_a_model_in_training_mode():
+    model, x = view(), images()
+    plain = model(x)
+    try:
+        model.module.train()
+        with ThreadPoolExecutor(4) as pool:
+            for logits in pool.map(lambda _: model(x), range(64)):
+                torch.testing.assert_close(logits, plain, rtol=0, atol=0)
+        assert all(part.training for part in model.module.modules())
+    finally:
+        model.module.eval()
+
+
+def test_an_error_gives_the_flag_back():
+    model = view()
+    try:
+        model.module.train()
+        with pytest.raises(sc.SeecauseError):
+            model(torch.zeros(1, 3, 7, 7))
+        assert model.module.training
+    finally:
+        model.module.eval()
+
+
+def test_weights_made_in_inference_mode_are_refused_in_words():
+    with torch.inference_mode():
+        model = sc.wrap(vit(), size=32, **FRAME)
+    with pytest.raises(NotDefined, match=r"torch\.inference_mode"):
+        sc.attribute(model, images(), 1, "gae")
+    assert sc.attribute(model, images(), 1, "rollout").maps.isfinite().all()
