@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,10 +26,16 @@ from seecause.heads.erase import ErasedViews
 from seecause.heads.gains import jensen_shannon, log_probs
 from seecause.heads.outcomes import logits_without
 from seecause.heads.pictures import logits_of
+from seecause.metrics.ratios import (
+    Estimate,
+    ResampledRatio,
+    estimate,
+    ratio_difference,
+    resampled_ratio,
+)
 
 RHO = 0.35  # share of the pixels that discovered masks keep
 OPEN = 0.5  # a gate above it is open (Nam et al. 2025)
-DRAWS = 4000
 SWAP, MEANS = "another breed's photo", "BIR, ratio of means"
 AFTER = ("true masks, grey", "discovered masks, mean")  # looks that are measured without heads too
 Earlier = dict[str, list[Row]]
@@ -327,49 +333,8 @@ def _list(values: Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    value: float
-    low: float
-    high: float
-
-
-@cache
-def resamplings(count: int) -> Tensor:
-    """[DRAWS, count]: how often each of `count` things is drawn; the same for all intervals."""
-    drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
-    ones = torch.ones(DRAWS, count, dtype=torch.float64)
-    return torch.zeros(DRAWS, count, dtype=torch.float64).scatter_add_(1, drawn, ones)
-
-
-def ratio(
-    top: Tensor, bottom: Tensor | None = None, groups: Sequence[Any] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The ratio of two means (of one mean), and what it is in every resampling: of photos, or of
-    whole groups."""
-    bottom = torch.ones_like(top) if bottom is None else bottom
-    value = top.sum() / bottom.sum()
-    if groups is not None:
-        kinds, places = torch.tensor(groups).unique(return_inverse=True)
-        zeros = torch.zeros(len(kinds), dtype=torch.float64)
-        top, bottom = (zeros.index_add(0, places, values) for values in (top, bottom))
-    weights = resamplings(len(top))
-    return value, (weights @ top) / (weights @ bottom)
-
-
-def estimate(value: Tensor, drawn: Tensor) -> Estimate:
-    known = drawn[~drawn.isnan()]  # a resampling may have nothing to divide by
-    ends = known.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Estimate(float(value), *ends.tolist())
-
-
-def bir(fig: Tensor, big: Tensor) -> tuple[Tensor, Tensor]:
-    return ratio(big, fig + big)
-
-
-def less(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Estimate:
-    """A paired difference: the same resamplings of the same photos."""
-    return estimate(one[0] - other[0], one[1] - other[1])
+def bir(fig: Tensor, big: Tensor) -> ResampledRatio:
+    return resampled_ratio(big, fig + big)
 
 
 def effects(row: Row, whole: Row) -> dict[str, tuple[float, Estimate]]:
@@ -377,15 +342,17 @@ def effects(row: Row, whole: Row) -> dict[str, tuple[float, Estimate]]:
     columns = [
         {n: tensor(v) for n, v in one.items() if isinstance(v, list)} for one in (row, whole)
     ]
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    parts: dict[str, list[ResampledRatio]] = {}
     for one in columns:
         for name, key in (("ImageNet accuracy", "imagenet"), ("pets accuracy", "pets")):
-            parts.setdefault(name, []).append(ratio(one[key]))
-        parts.setdefault("BG-gap", []).append(ratio(one["mixed_same"] - one["mixed_rand"]))
+            parts.setdefault(name, []).append(resampled_ratio(one[key]))
+        parts.setdefault("BG-gap", []).append(
+            resampled_ratio(one["mixed_same"] - one["mixed_rand"])
+        )
         for name in (*AFTER, SWAP):
             gains = bir(one[f"FIG, {name}"], one[f"BIG, {name}"])
             parts.setdefault(f"BIR, {name}", []).append(gains)
-    return {name: (float(pair[0][0]), less(*pair)) for name, pair in parts.items()}
+    return {name: (float(pair[0].value), ratio_difference(*pair)) for name, pair in parts.items()}
 
 
 def tensor(values: Sequence[float]) -> Tensor:
@@ -404,25 +371,39 @@ def intervals(context: StudyContext, *, earlier: Earlier) -> list[Row]:
     for kind, columns in kinds.items():
         for name in ("right", "top 5", "right among breeds", "probability"):
             if name in columns:
-                add("composites", kind, name, estimate(*ratio(tensor(columns[name]))))
+                add("composites", kind, name, estimate(resampled_ratio(tensor(columns[name]))))
     for name in ("right", "right among breeds", "probability"):
         gap = tensor(kinds["mixed_same"][name]) - tensor(kinds["mixed_rand"][name])
         breeds = kinds["mixed_same"]["breed"]
-        add("composites", "BG-gap", name, estimate(*ratio(gap)))
-        add("composites", "BG-gap, breeds drawn", name, estimate(*ratio(gap, groups=breeds)))
+        add("composites", "BG-gap", name, estimate(resampled_ratio(gap)))
+        add(
+            "composites",
+            "BG-gap, breeds drawn",
+            name,
+            estimate(resampled_ratio(gap, groups=breeds)),
+        )
     birs = {}
     for look, columns in _columns(earlier["audit"], "look").items():
         if "iou" in columns:
-            add("audit", look, "IoU", estimate(*ratio(tensor(columns["iou"]))))
+            add("audit", look, "IoU", estimate(resampled_ratio(tensor(columns["iou"]))))
         if "fig" in columns:
             sure = tensor(columns["right"]).bool()
             fig, big = (tensor(columns[name])[sure] for name in ("fig", "big"))
             birs[look] = bir(fig, big)
-            for name, part in (("FIG", ratio(fig)), ("BIG", ratio(big)), (MEANS, birs[look])):
-                add("audit", look, name, estimate(*part))
+            for name, part in (
+                ("FIG", resampled_ratio(fig)),
+                ("BIG", resampled_ratio(big)),
+                (MEANS, birs[look]),
+            ):
+                add("audit", look, name, estimate(part))
     for look in ("discovered masks, grey", "true masks, grey"):
         for control in ("control: another photo's true mask, grey", "control: centre, grey"):
-            add("audit", f"{look} less {control}", MEANS, less(birs[look], birs[control]))
+            add(
+                "audit",
+                f"{look} less {control}",
+                MEANS,
+                ratio_difference(birs[look], birs[control]),
+            )
     whole = next(row for row in earlier["removals"] if row["row"] == "the whole model")
     for row in earlier["removals"]:
         labels = {name: row.get(name) for name in ("K", "removed", "draw", "heads")}

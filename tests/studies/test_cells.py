@@ -7,11 +7,11 @@ import cells_background
 import cells_faithful
 import cells_heads
 import cells_lvlm
-import numpy as np
 import pytest
 import torch
 
 from seecause.bench.study import StudyContext
+from seecause.metrics.ratios import Estimate
 
 CRITTERS = {"model": "builtin:critters-vit", "data": "critters:clean:test", "limit": 2}
 CURVES = {"order": "patch", "steps": 2}
@@ -126,32 +126,6 @@ def test_the_fewest_tokens_that_hold_a_share():
     assert cells_lvlm.tokens_for(torch.tensor([5.0, -9.0, 3.0, 2.0]), 0.8) == 2
 
 
-def test_changes_are_paired_and_ratios_are_of_means():
-    rng = np.random.default_rng(0)
-    pairs = [
-        (cells_background.tensor(rng.random(6)), cells_background.tensor(rng.random(6)))
-        for _ in range(2)
-    ]
-    found = cells_background.less(*(cells_background.bir(*pair) for pair in pairs))
-
-    def ratio(pair, weights):
-        fig, big = ((weights * part).sum() for part in pair)
-        return float(big / (fig + big))
-
-    drawn = [ratio(pairs[0], w) - ratio(pairs[1], w) for w in cells_background.resamplings(6)]
-    ones = torch.ones(6, dtype=torch.float64)
-    assert found.value == pytest.approx(ratio(pairs[0], ones) - ratio(pairs[1], ones))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
-
-
-def test_breeds_are_drawn_whole():
-    values = cells_background.tensor([1, 1, 1, 0, 0, 0])
-    photos = cells_background.estimate(*cells_background.ratio(values))
-    breeds = cells_background.estimate(*cells_background.ratio(values, groups=[0, 0, 0, 1, 1, 1]))
-    assert photos.value == breeds.value == 0.5
-    assert (breeds.low, breeds.high) == (0, 1) and photos.low > 0 and photos.high < 1
-
-
 def test_effects_of_a_removal_are_changes_from_the_whole_model():
     whole = {
         "imagenet": [1, 1, 1, 0],
@@ -167,7 +141,7 @@ def test_effects_of_a_removal_are_changes_from_the_whole_model():
     assert value == 0 and change.value == -0.5
     value, change = found["BIR, true masks, grey"]
     assert value == 0 and change.value == pytest.approx(-0.4) and change.high < 0
-    assert found["pets accuracy"][1] == cells_background.Estimate(0.0, 0.0, 0.0)
+    assert found["pets accuracy"][1] == Estimate(0.0, 0.0, 0.0)
 
 
 @pytest.mark.slow
