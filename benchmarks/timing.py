@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 
 WARM_UPS, REPEATS = 3, 10
 

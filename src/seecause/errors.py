@@ -54,9 +54,9 @@ class UnknownClass(SeecauseError):
 
     def __init__(self, name: str | int, known: Sequence[str], count: int):
         if isinstance(name, int):
-            said = f"class index {name} is out of range; this model has classes 0-{count - 1}."
+            reason = f"class index {name} is out of range; this model has classes 0-{count - 1}."
         elif not known:
-            said = (
+            reason = (
                 f"no class is called {name!r}: this model carries no class names. Give an index"
                 f" (0-{count - 1})."
             )
@@ -64,11 +64,11 @@ class UnknownClass(SeecauseError):
             near = (
                 ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "none close"
             )
-            said = (
+            reason = (
                 f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or"
                 " see `seecause doctor --model MODEL --classes`."
             )
-        super().__init__(said)
+        super().__init__(reason)
 
 
 class OtherClasses(UnknownClass):
@@ -112,13 +112,13 @@ class ViewMismatch(SeecauseError):
         self,
         probe: str,
         where: str,
-        said: str,
+        reason: str,
         remedy: str = "Check mean/std/size/pool/head, or report the model class",
     ):
         self.probe, self.where = probe, where
         super().__init__(
-            f"the view does not match the model: probe {probe!r} failed at {where}: {said}. No map"
-            f" would be trustworthy, so the wrap is refused. {remedy}."
+            f"the view does not match the model: probe {probe!r} failed at {where}: {reason}."
+            f" No map would be trustworthy, so the wrap is refused. {remedy}."
         )
 
 
@@ -202,9 +202,9 @@ class NothingRight(SeecauseError):
 class Diverged(SeecauseError):
     """A training run whose loss or weights are no numbers any more."""
 
-    def __init__(self, step: int, said: str):
+    def __init__(self, step: int, reason: str):
         super().__init__(
-            f"{said} at step {step}; expected numbers. Lower learning_rate, or head_factor, or use"
-            " precision='float32', in a new folder; the last snapshot, if there is one, is from"
+            f"{reason} at step {step}; expected numbers. Lower learning_rate, or head_factor, or"
+            " use precision='float32', in a new folder; the last snapshot, if there is one, is from"
             " before and holds numbers only."
         )

@@ -29,7 +29,7 @@ from seecause.bench.work import Worker
 from seecause.data.batch import to_batch
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank
-from seecause.engine.sweep import Plan as SweepPlan
+from seecause.engine.sweep import SweepPlan
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation
 from seecause.report.ablate import sweep_section

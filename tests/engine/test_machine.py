@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,4 +32,4 @@ def test_nobody_else_asks_for_it():
         for path in files
         if "get_device_name" in path.read_text(encoding="utf-8")
     }
-    assert asking == {"src/seecause/engine/machine.py"}
+    assert asking == {"src/seecause/engine/chunks.py"}

@@ -38,13 +38,13 @@ SCORES = HeadScores(
 def test_the_grid_shows_errors_costs_and_what_must_stay():
     rows = ScoreGrid("scores", SCORES, [(0, 0)]).rows()
     assert (
-        rows[0][0].said == "layer 0, head 0: 0.02 ± 0.003; without it: accuracy 0.75"
+        rows[0][0].title == "layer 0, head 0: 0.02 ± 0.003; without it: accuracy 0.75"
         and rows[0][0].chosen
         and rows[0][0].sign == "for"
     )
     assert rows[0][0].strength == 90 and rows[0][1].strength == 45 and rows[0][1].sign == "against"
-    assert "no such head" in rows[0][2].said and rows[0][2].text == ""
-    assert rows[1][1].text == "stays" and "must stay" in rows[1][1].said
+    assert "no such head" in rows[0][2].title and rows[0][2].text == ""
+    assert rows[1][1].text == "stays" and "must stay" in rows[1][1].title
 
 
 def test_numbers_in_the_grid_name_their_unit():
@@ -115,7 +115,7 @@ def test_the_note_says_what_the_selector_scores():
         "±"
         not in ScoreGrid("scores", HeadScores(VALUE, torch.full((2, 3), torch.nan)))
         .rows()[0][0]
-        .said
+        .title
     )
 
 

@@ -38,7 +38,7 @@ def test_a_grid_colours_by_size_and_sign_and_outlines_what_is_chosen():
         "-.20",
         False,
     )
-    assert third.strength == 0 and third.said == "layer 1, head 0: 0"
+    assert third.strength == 0 and third.title == "layer 1, head 0: 0"
     assert HeadGrid("nothing", torch.zeros(1, 2)).rows()[0][0].strength == 0
     assert HeadGrid("wide", torch.ones(1, 32)).rows()[0][0].text == ""  # no room for numbers
 

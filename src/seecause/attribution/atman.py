@@ -61,7 +61,7 @@ def atman(
     factors = neighbours(h0[:, layout.patches], factor, kappa=kappa, most=most)  # [B, N, N]
     explicit = model.blocks[0].heads * layout.tokens**2 * 4 * 4 if suppress == "multiply" else 0
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // n, item % n
         columns = F.pad(factors[image, patch], (prefix, 0), value=1)[:, None, None]  # [m, 1, 1, T]
@@ -71,7 +71,7 @@ def atman(
         return model.readout(steps.h, layout)
 
     together = fit(len(images) * n, each + explicit, images.device)
-    logits = torch.cat(list(in_chunks(some, len(images) * n, together, what="patches")))
+    logits = torch.cat(list(in_chunks(run_chunk, len(images) * n, together, what="patches")))
     plain = batched(model, images, fitting)
     bound = target.bind(plain)
     lost = bound.score(logits.unflatten(0, (-1, n)), score, sigmoid=model.sigmoid)  # [B, N]

@@ -43,25 +43,25 @@ def attribute(
         images = images.clone() if images.is_inference() else images
         model.check(images)
         goal = parse(model, target, len(images))
-        found = _run(entry, model, images, goal, options)
-    if not torch.isfinite(found.scores).all():
+        maps = _run(entry, model, images, goal, options)
+    if not torch.isfinite(maps.scores).all():
         raise ViewMismatch(
             "maps", method, "the map is not finite; the model's answers contain NaN or infinity"
         )
     grid = model.layout_at(images.shape[-2], images.shape[-1]).grid
     return Attribution(
-        maps=wide(found.scores).unflatten(1, grid),
+        maps=wide(maps.scores).unflatten(1, grid),
         images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
-        native=None if found.native is None else wide(found.native),
-        class_maps=None if found.class_maps is None else wide(found.class_maps).unflatten(1, grid),
-        labels=_labels(model, found.target.classes),
+        native=None if maps.native is None else wide(maps.native),
+        class_maps=None if maps.class_maps is None else wide(maps.class_maps).unflatten(1, grid),
+        labels=_labels(model, maps.target.classes),
         manifest={
             "method": method,
             "options": {
                 name: _plain(value) for name, value in {**entry.options, **options}.items()
             },
-            "target": found.target.record(model),
-            **({"used": found.said} if found.said else {}),
+            "target": maps.target.record(model),
+            **({"used": maps.used} if maps.used else {}),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },
@@ -72,7 +72,7 @@ def _run(
     entry: Method, model: ImageModel, images: Tensor, goal: Target, options: dict[str, Any]
 ) -> Maps:
     try:
-        found = entry.run(model, images, goal, **options)
+        maps = entry.run(model, images, goal, **options)
     except RuntimeError as failure:
         if "Inference tensors cannot be saved for backward" not in str(failure):
             raise
@@ -82,10 +82,10 @@ def _run(
             " torch.inference_mode and can have no part in gradients",
             "Make them outside of it",
         ) from failure
-    if isinstance(found, Maps):
-        return found
+    if isinstance(maps, Maps):
+        return maps
     with torch.no_grad():  # scores alone: the target is bound here
-        return Maps(found.flatten(1), goal.bind(model(images)))
+        return Maps(maps.flatten(1), goal.bind(model(images)))
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:

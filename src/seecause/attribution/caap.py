@@ -25,7 +25,7 @@ from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.sweep import Plan, Sweep, Tail, live_tokens
+from seecause.engine.sweep import Sweep, SweepPlan, Tail, live_tokens
 from seecause.engine.trace import record, trace_bytes
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -98,7 +98,7 @@ def caap(
         score=score,
         direction=direction,
         classes=classes,
-        said={"tail": plan.tail, "layers": [plan.start, plan.stop]},
+        used={"tail": plan.tail, "layers": [plan.start, plan.stop]},
     )
 
 
@@ -110,7 +110,7 @@ def to_maps(
     score: Score,
     direction: Direction,
     classes: Classes,
-    said: dict[str, Any],
+    used: dict[str, Any],
 ) -> Maps:
     """Maps of the target, and of other classes on request, from the logits of all interventions."""
     bound = target.bind(swept.picture)
@@ -118,29 +118,20 @@ def to_maps(
     def attribution(values: Tensor, plain: Tensor) -> Tensor:  # a drop when something is taken away
         return values if direction == "insert" else plain[:, None] - values
 
-    scores = attribution(
-        *(
-            bound.score(x, score, sigmoid=model.sigmoid)
-            for x in (swept.interventions, swept.picture)
-        )
-    )
-    every = None
-    if classes is not None:
-        every = attribution(
-            *(
-                spread(wide(x), score, sigmoid=model.sigmoid)
-                for x in (swept.interventions, swept.picture)
-            )
-        )
-        if classes != "all":
-            every = every[
-                ...,
-                [
-                    model.class_index(c)
-                    for c in ([classes] if isinstance(classes, str | int) else classes)
-                ],
-            ]
-    return Maps(scores, bound, class_maps=every, said=said)
+    both = (swept.interventions, swept.picture)
+    scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in both))
+    if classes is None:
+        return Maps(scores, bound, used=used)
+    every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in both))
+    return Maps(scores, bound, class_maps=take_classes(model, every, classes), used=used)
+
+
+def take_classes(model: ImageModel, values: Tensor, classes: Classes) -> Tensor:
+    """Of values [.., C], those of the classes that are wanted."""
+    if classes is None or classes == "all":
+        return values
+    wanted = [classes] if isinstance(classes, str | int) else classes
+    return values[..., [model.class_index(name) for name in wanted]]
 
 
 def make_plan(
@@ -150,7 +141,7 @@ def make_plan(
     tail: Tail | None,
     layers: Layers,
     propagate_registers: bool = False,
-) -> Plan:
+) -> SweepPlan:
     """Check tail and layers against the model and fill in the defaults."""
     depth, readout = model.n_layers, model.readout
     live = live_tokens(layout, registers=propagate_registers)
@@ -183,7 +174,19 @@ def make_plan(
             layers,
             f"0 <= first <= last <= {depth} (0 = embedding, {depth} = output of the last block)",
         )
-    return Plan(tail, start, stop, live)
+    return SweepPlan(tail, start, stop, live)
+
+
+def _recorded(plan: SweepPlan, depth: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """States, and blocks whose keys and values are read: of the context, of the donor."""
+    context = (plan.context_states(depth), plan.context_blocks(depth))
+    return context, (plan.donor_states(depth), plan.donor_blocks(depth))
+
+
+def _rows_each(plan: SweepPlan, chosen: Tensor, layout: TokenLayout) -> int:
+    """Rows that one intervention computes in a block."""
+    extra = {"patched": int(chosen.sum(dim=1).max()), "all": layout.tokens}
+    return len(plan.live) + extra.get(plan.tail, 0)
 
 
 def sweep(
@@ -191,38 +194,24 @@ def sweep(
     images: Tensor,
     blank: Tensor,
     chosen: Tensor,
-    plan: Plan,
+    plan: SweepPlan,
     *,
     approx: Approx = "none",
     direction: Direction = "insert",
 ) -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
-    depth, layout = model.n_layers, model.check(images)
-    insert = direction == "insert"
-    blank_states, blank_kv = (
-        (plan.context_states(depth), plan.context_blocks(depth))
-        if insert
-        else (plan.donor_states(depth), plan.donor_blocks(depth))
-    )
-    image_states, image_kv = (
-        (plan.donor_states(depth), plan.donor_blocks(depth))
-        if insert
-        else (plan.context_states(depth), plan.context_blocks(depth))
+    layout, insert = model.check(images), direction == "insert"
+    context, donor = _recorded(plan, model.n_layers)
+    (blank_states, blank_kv), (image_states, image_kv) = (
+        (context, donor) if insert else (donor, context)
     )
     if approx != "none":
         blank_states = {*blank_states, *blank_kv}
     empty = blank_trace(model, blank, states=blank_states, kv=blank_kv)
     assert empty.logits is not None
     summary = summarise(model, empty, chosen, plan, approx, direction)
-    per_row = row_bytes(model, layout)
-    rows_each = len(plan.live) + (
-        int(chosen.sum(dim=1).max())
-        if plan.tail == "patched"
-        else layout.tokens
-        if plan.tail == "all"
-        else 0
-    )
+    bytes_each = max(1, _rows_each(plan, chosen, layout)) * row_bytes(model, layout)
     interventions: list[Tensor] = []
     plain: list[Tensor] = []
 
@@ -234,15 +223,13 @@ def sweep(
         def some_patches(a: int, b: int) -> Tensor:
             return run.logits(chosen[a:b], None if summary is None else summary(a, b))
 
-        together = fit(
-            len(chosen), (last - first) * max(1, rows_each) * per_row, images.device, share=0.6
-        )
+        together = fit(len(chosen), (last - first) * bytes_each, images.device, share=0.6)
         interventions.append(
             torch.cat(list(in_chunks(some_patches, len(chosen), together, what="patches")), dim=1)
         )
         plain.append(source.logits)
 
-    each = trace_bytes(model, layout) + min(len(chosen), 32) * max(1, rows_each) * per_row
+    each = trace_bytes(model, layout) + min(len(chosen), 32) * bytes_each
     for _ in in_chunks(
         some_images, len(images), fit(len(images), each, images.device), what="images"
     ):

@@ -66,7 +66,7 @@ def caap_cnn(
         score=score,
         direction=direction,
         classes=classes,
-        said={"stage": stage},
+        used={"stage": stage},
     )
 
 

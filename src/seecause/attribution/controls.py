@@ -37,9 +37,9 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
     )  # the same on every device
     seeds = [
         int.from_bytes(
-            hashlib.sha256(f"{seed} ".encode() + one.contiguous().numpy().tobytes()).digest()[:7]
+            hashlib.sha256(f"{seed} ".encode() + own.contiguous().numpy().tobytes()).digest()[:7]
         )
-        for one in pixels
+        for own in pixels
     ]
     noise = torch.stack(
         [torch.rand(n, generator=torch.Generator().manual_seed(own)) for own in seeds]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Mask, attend
-from seecause.engine.sweep import Plan, Summary
+from seecause.engine.sweep import BlankSummary, SweepPlan
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
@@ -31,8 +31,13 @@ Approx = Literal["none", "e-caap", "e-caap-printed"]
 
 
 def summarise(
-    model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, approx: Approx, direction: str
-) -> Callable[[int, int], Summary] | None:
+    model: VisionModel,
+    blank: Trace,
+    chosen: Tensor,
+    plan: SweepPlan,
+    approx: Approx,
+    direction: str,
+) -> Callable[[int, int], BlankSummary] | None:
     """The blank's parts for any range of patches, or None for exact CAAP."""
     if approx not in get_args(Approx):
         raise BadOption("approx", approx, f"one of {', '.join(get_args(Approx))}")
@@ -50,8 +55,8 @@ def summarise(
 
 
 def _parts(
-    model: VisionModel, blank: Trace, chosen: Tensor, plan: Plan, *, printed: bool
-) -> Summary:
+    model: VisionModel, blank: Trace, chosen: Tensor, plan: SweepPlan, *, printed: bool
+) -> BlankSummary:
     layout, n, p, chosen = (
         blank.layout,
         len(chosen),
@@ -77,4 +82,4 @@ def _parts(
         if printed:
             o = blank.kv[index][1][:, :, frozen].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)
-    return Summary(parts)
+    return BlankSummary(parts)

@@ -29,11 +29,11 @@ def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callab
     def decorate(run: Run) -> Run:
         @wraps(run)
         def chunked(model: VisionModel, images: Tensor, target: Target, **options: object) -> Maps:
-            def some(a: int, b: int) -> Maps:
+            def run_chunk(a: int, b: int) -> Maps:
                 return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)
 
             size = fit(len(images), bytes_each(model, model.check(images)), images.device)
-            return _join(list(in_chunks(some, len(images), size, what="images")))
+            return _join(list(in_chunks(run_chunk, len(images), size, what="images")))
 
         return chunked
 
@@ -100,15 +100,15 @@ def over_copies(
     batch, with the target of each.
     """
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         made = copies(a, b)
         rows = torch.arange(len(made), device=made.device).repeat_interleave(b - a)
-        found = slope(made.flatten(0, 1), target.take(rows)).unflatten(0, (len(made), b - a))
-        found = found.to(torch.promote_types(found.dtype, torch.float32))
-        return torch.einsum("n,bn...->b...", weights[a:b].to(found), found)
+        slopes = slope(made.flatten(0, 1), target.take(rows)).unflatten(0, (len(made), b - a))
+        slopes = slopes.to(torch.promote_types(slopes.dtype, torch.float32))
+        return torch.einsum("n,bn...->b...", weights[a:b].to(slopes), slopes)
 
     together = fit(len(weights), bytes_each, weights.device)
-    return reduce(torch.add, in_chunks(some, len(weights), together, what="copies"))
+    return reduce(torch.add, in_chunks(run_chunk, len(weights), together, what="copies"))
 
 
 def patch_sums(model: VisionModel, pixels: Tensor) -> Tensor:
@@ -132,4 +132,4 @@ def _join(parts: Sequence[Maps]) -> Maps:
         together([t.against for t in targets]),
         targets[0].function,
     )
-    return Maps(scores, target, native=together([p.native for p in parts]), said=parts[0].said)
+    return Maps(scores, target, native=together([p.native for p in parts]), used=parts[0].used)

@@ -65,8 +65,8 @@ def relevances(
     if mixer not in ("sum", "relu"):
         raise BadOption("mixer", mixer, "sum or relu")
     names = [f"blocks.{i}.in" for i in range(model.n_layers)[first:last]]
-    logits, found = run(model, images.detach().requires_grad_(), cache=names)
-    states = [h for h in (found[name] for name in names) if isinstance(h, Tensor)]
+    logits, states_by_name = run(model, images.detach().requires_grad_(), cache=names)
+    states = [h for h in (states_by_name[name] for name in names) if isinstance(h, Tensor)]
     bound, slopes = differentiate(model, logits, target, score or usual_score(model), states)
     products = [(h * slope).detach() for h, slope in zip(states, slopes, strict=True)]
     return bound, states, [(p.relu() if mixer == "relu" else p).sum(dim=-1) for p in products]

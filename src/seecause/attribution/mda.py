@@ -107,7 +107,7 @@ def mda(
     )
     scores = ((1 - gamma) * sparse + gamma * dense).gather(1, places)  # from places to patches
     return Maps(
-        scores, bound, said={"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
+        scores, bound, used={"beginning": beginning.tolist(), "blur is faint": is_faint.tolist()}
     )
 
 
@@ -138,13 +138,13 @@ class Scene:
 
     def run(self, answer: Answer, rows: Tensor, picture: Callable[[int, int], Tensor]) -> Tensor:
         """Scores [m] of `picture(a, b)`, which shows images rows[a:b]; as many at a time as fit."""
-        found = in_chunks(
+        values = in_chunks(
             lambda a, b: answer(picture(a, b), rows[a:b]),
             len(rows),
             fit(len(rows), self.each, rows.device),
             what="pictures",
         )
-        return torch.cat(list(found))
+        return torch.cat(list(values))
 
 
 def blur(scene: Scene, answer: Answer, faint: float) -> tuple[Tensor, Tensor]:
@@ -197,11 +197,11 @@ def search(
         ]  # [B, s]; n - step are left in every image
         rows = every.repeat_interleave(patch.shape[1])
         trial = shown[rows].scatter(1, patch.flatten()[:, None], True)
-        found = scene.scores(
+        values = scene.scores(
             answer, rows, trial, torch.where(inserting[:, None, None, None], soft, 0)
         ).view_as(patch)
-        best = torch.where(inserting[:, None], found, -found).argmax(dim=1, keepdim=True)
-        chosen, value = patch.gather(1, best), found.gather(1, best)[:, 0]
+        best = torch.where(inserting[:, None], values, -values).argmax(dim=1, keepdim=True)
+        chosen, value = patch.gather(1, best), values.gather(1, best)[:, 0]
         later = n - 1 - (step - beginning)  # the deletion search fills the order from its end
         places.scatter_(1, chosen, torch.where(inserting, step, later)[:, None])
         shown = shown.scatter(1, chosen, True)

@@ -50,13 +50,15 @@ def mutex(
     layout = model.check(images)
     each = one_block(model, layout)
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         return upper(
             statistics(_degrees(model, images[a:b], edge=edge, start=start)).flatten(1, 3), keep
         )
 
     chosen = torch.cat(
-        list(in_chunks(some, len(images), fit(len(images), each, images.device), what="images"))
+        list(
+            in_chunks(run_chunk, len(images), fit(len(images), each, images.device), what="images")
+        )
     )  # [B, 54, N]
     bound = settle(model, images, target)
     scores = bound.score(
@@ -89,7 +91,7 @@ def statistics(table: Tensor) -> Tensor:
     share = table / total[..., None, :]
     centred = table - mean[..., None, :]
     second, third, fourth = ((centred**power).mean(dim=-2) for power in (2, 3, 4))
-    found = [
+    rows = [
         -torch.special.xlogy(share, share).sum(dim=-2),
         table.amax(dim=-2),
         table.amin(dim=-2),
@@ -100,7 +102,7 @@ def statistics(table: Tensor) -> Tensor:
         third / second**1.5,
         fourth / second**2 - 3,
     ]
-    return torch.stack(found, dim=-2).nan_to_num(0, 0, 0)
+    return torch.stack(rows, dim=-2).nan_to_num(0, 0, 0)
 
 
 def upper(values: Tensor, keep: float) -> Tensor:

@@ -38,7 +38,7 @@ class Maps:
     target: Target
     native: Tensor | None = None
     class_maps: Tensor | None = None
-    said: dict[str, Any] | None = None  # what the manifest should also say
+    used: dict[str, Any] | None = None  # options as they were decided, for the manifest
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial, reduce
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.caap import ONE_CLASS, Classes
+from seecause.attribution.caap import ONE_CLASS, Classes, take_classes
 from seecause.attribution.registry import Maps, method
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
@@ -60,75 +60,57 @@ def rise(
             (masks, cells, p),
             "at least one mask, one cell, and a probability above 0",
         )
-    grid, size, each = (
-        model.check(images).grid,
-        (images.shape[-2], images.shape[-1]),
-        model.forward_bytes(model.check(images)),
-    )
-    fitting = fit(
-        len(images), each, images.device
-    )  # images that run together, each behind `together` masks
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    grid, each = layout.grid, model.forward_bytes(layout)
+    fitting = fit(len(images), each, images.device)  # images together, each behind `together` masks
     bound = target.bind(batched(model, images, fitting)) if target.open else target
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
     together = fit(masks, fitting * each, images.device)
     weight: Tensor | float = masks * p
     if normalise == "mask":
-        weight = sum(
-            (part.sum(dim=0) for part in in_chunks(draw, masks, together)),
-            torch.zeros(size, dtype=torch.float64, device=images.device),
-        )  # [H, W]
-        weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        weight = _cover(in_chunks(draw, masks, together))
 
-    def some(shown: Tensor, asked: Target, a: int, b: int) -> tuple[Tensor, Tensor | None]:
+    def run_masks(shown: Tensor, goal: Target, a: int, b: int) -> tuple[Tensor, Tensor | None]:
         chosen = draw(a, b)  # [m, H, W]
-        logits = model((shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)).unflatten(
-            0, (len(shown), b - a)
-        )  # [B, m, C]
-        scores = asked.score(logits, score, sigmoid=model.sigmoid)
+        pictures = (shown[:, None] * chosen.to(shown)[None, :, None]).flatten(0, 1)
+        logits = model(pictures).unflatten(0, (len(shown), b - a))  # [B, m, C]
+        scores = goal.score(logits, score, sigmoid=model.sigmoid)
         weighted = (chosen / weight).to(scores)
         native = torch.einsum("bm,mhw->bhw", scores, weighted)
         if classes is None:
             return native, None
         answers = spread(logits.to(scores.dtype), score, sigmoid=model.sigmoid)
-        answers = (
-            answers
-            if classes == "all"
-            else answers[
-                ...,
-                [
-                    model.class_index(c)
-                    for c in ([classes] if isinstance(classes, str | int) else classes)
-                ],
-            ]
-        )
+        answers = take_classes(model, answers, classes)
         return native, torch.einsum("bmc,mn->bnc", answers, _by_patch(weighted, grid))
 
     def over_masks(first: int, last: int) -> tuple[Tensor, Tensor | None]:
-        run = partial(some, images[first:last], bound.take(slice(first, last)))
+        run = partial(run_masks, images[first:last], bound.take(slice(first, last)))
         return _sums(in_chunks(run, masks, together, what="masks"))
 
-    found = list(in_chunks(over_masks, len(images), fitting, what="images"))
-    native, every = (
-        torch.cat([maps for maps, _ in found]),
-        [part for _, part in found if part is not None],
-    )
-    return Maps(
-        _by_patch(native, grid),
-        bound,
-        native=native,
-        class_maps=torch.cat(every) if every else None,
-    )
+    parts = list(in_chunks(over_masks, len(images), fitting, what="images"))
+    native = torch.cat([maps for maps, _ in parts])
+    every = [maps for _, maps in parts if maps is not None]
+    class_maps = torch.cat(every) if every else None
+    return Maps(_by_patch(native, grid), bound, native=native, class_maps=class_maps)
 
 
 def _sums(parts: Iterable[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
     """Maps and class maps of all chunks, added up as they come."""
-    return reduce(
-        lambda one, two: (
-            one[0] + two[0],
-            None if one[1] is None or two[1] is None else one[1] + two[1],
-        ),
-        parts,
-    )
+    total: Tensor | None = None
+    classes: Tensor | None = None
+    for native, every in parts:
+        total = native if total is None else total + native
+        if every is not None:
+            classes = every if classes is None else classes + every
+    assert total is not None  # there is at least one mask
+    return total, classes
+
+
+def _cover(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of all masks at each pixel [H, W], above 0."""
+    total = sum(part.sum(dim=0) for part in parts)
+    assert isinstance(total, Tensor)
+    return total.clamp_min(torch.finfo(total.dtype).tiny)
 
 
 def _by_patch(maps: Tensor, grid: tuple[int, int]) -> Tensor:

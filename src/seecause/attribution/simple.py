@@ -81,14 +81,14 @@ def _scores(
     whatever images."""
     n, total = len(marks), len(below) * len(marks)
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=below.device)  # of B * N
         image, patch = item // n, item % n
         mixed = torch.where(marks[patch][:, None], above[image], below[image])  # [m, 3, H, W]
         return target.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
 
     together = fit(total, model.forward_bytes(model.check(below)), below.device)
-    return torch.cat(list(in_chunks(some, total, together, what="patches"))).view(-1, n)
+    return torch.cat(list(in_chunks(run_chunk, total, together, what="patches"))).view(-1, n)
 
 
 def _plain(model: ImageModel, images: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def t_attr(
         )
         relevances = relevance(model, images, seed, start=start)
     steps = [
-        (slope * found).relu().mean(dim=1) for slope, found in zip(slopes, relevances, strict=True)
+        (slope * own).relu().mean(dim=1) for slope, own in zip(slopes, relevances, strict=True)
     ]  # each [B, T, T]
     return Maps(walk_back(model, layout, steps)[:, layout.patches], bound)
 

@@ -43,53 +43,30 @@ def tis(
     """The mean score of runs on half of the patches, over those runs that had the patch."""
     layout, shares = model.check(images), [keep] if isinstance(keep, int | float) else list(keep)
     counts = [int(share * layout.n_patches) for share in shares]
-    if (
-        masks < 1
-        or not counts
-        or not all(
-            0 < share <= 1 and count > 0 for share, count in zip(shares, counts, strict=True)
-        )
-    ):
+    valid = all(0 < share <= 1 for share in shares) and all(count > 0 for count in counts)
+    if masks < 1 or not counts or not valid:
         raise BadOption(
             "masks, keep",
             (masks, keep),
             "at least one mask, and shares in (0, 1] that keep a patch",
         )
 
-    def some(a: int, b: int) -> tuple[Tensor, Tensor]:
+    def choose(a: int, b: int) -> tuple[Tensor, Tensor]:
         trace = record(model, images[a:b], states=range(1, model.n_layers + 1))
         assert trace.logits is not None
-        channels = torch.cat(
-            [h[:, layout.patches] for h in trace.states.values()], dim=-1
-        ).transpose(1, 2)  # [b, L*D, N]
-        return (
-            torch.stack(
-                [top(found, counts) for found in centres_each(channels, masks, seed=seed)]
-            ).to(images.device),
-            trace.logits,
-        )
+        outputs = [h[:, layout.patches] for h in trace.states.values()]
+        channels = torch.cat(outputs, dim=-1).transpose(1, 2)  # [b, L*D, N]
+        choices = [top(rows, counts) for rows in centres_each(channels, masks, seed=seed)]
+        return torch.stack(choices).to(images.device), trace.logits
 
-    held = (
-        model.n_layers
-        * layout.tokens
-        * model.blocks[0].heads
-        * model.blocks[0].head_dim
-        * images.element_size()
-        * 2
-    )
-    found = list(
-        in_chunks(
-            some,
-            len(images),
-            fit(len(images), held + model.forward_bytes(layout), images.device),
-            what="images",
-        )
-    )
-    chosen = torch.cat([choices for choices, _ in found])  # [B, M, N]
-    bound = target.bind(torch.cat([logits for _, logits in found]))
-    scores = bound.score(
-        kept_logits_each(model, images, chosen), score, sigmoid=model.sigmoid
-    )  # [B, M]
+    width = model.blocks[0].heads * model.blocks[0].head_dim
+    held = model.n_layers * layout.tokens * width * images.element_size() * 2
+    together = fit(len(images), held + model.forward_bytes(layout), images.device)
+    parts = list(in_chunks(choose, len(images), together, what="images"))
+    chosen = torch.cat([choices for choices, _ in parts])  # [B, M, N]
+    bound = target.bind(torch.cat([logits for _, logits in parts]))
+    logits = kept_logits_each(model, images, chosen)
+    scores = bound.score(logits, score, sigmoid=model.sigmoid)  # [B, M]
     there = chosen.to(scores.dtype)
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
@@ -102,7 +79,7 @@ def centres_each(channels: Tensor, count: int, *, seed: int) -> list[Tensor]:
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(torch.get_num_threads(), initializer=_one_thread) as pool,
     ):
-        return list(pool.map(lambda one: centres(one, count, seed=seed), channels.cpu()))
+        return list(pool.map(lambda own: centres(own, count, seed=seed), channels.cpu()))
 
 
 def _one_thread() -> None:

@@ -46,65 +46,33 @@ def vit_cx(
             (threshold, noise),
             "a cosine distance above 0 and a standard deviation of at least 0",
         )
-    layout, size, last = (
-        model.check(images),
-        (images.shape[-2], images.shape[-1]),
-        model.n_layers - 1,
-    )
-
-    def features(a: int, b: int) -> tuple[Tensor, Tensor]:
-        trace = record(model, images[a:b], states=[last])
-        assert trace.logits is not None
-        normed = model.blocks[last].norm(trace.states[last])[:, layout.patches]  # [b, N, D]
-        return normed.transpose(1, 2).unflatten(2, layout.grid), trace.logits
-
-    found = list(
-        in_chunks(
-            features,
-            len(images),
-            fit(len(images), model.forward_bytes(layout), images.device),
-            what="images",
-        )
-    )
-    channels, plain = (
-        torch.cat(parts) for parts in zip(*found, strict=True)
-    )  # [B, D, gh, gw], [B, C]
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    channels, plain = _features(model, images)  # [B, D, gh, gw], [B, C]
     bound = target.bind(plain)
-    clusters = [
-        cluster(one, size, threshold=threshold) for one in channels
-    ]  # one [M, gh, gw] for each image
-    owner = (
-        torch.arange(len(images))
-        .repeat_interleave(torch.tensor([len(c) for c in clusters]))
-        .to(images.device)
-    )
-    number = torch.cat([torch.arange(len(c)) for c in clusters]).tolist()
+    clusters = [cluster(own, size, threshold=threshold) for own in channels]  # [M, gh, gw] each
+    counts = torch.tensor([len(own) for own in clusters])
+    owner = torch.arange(len(images)).repeat_interleave(counts).to(images.device)
+    number = torch.cat([torch.arange(len(own)) for own in clusters]).tolist()
     coarse = torch.cat(clusters)
-    seeds = torch.randint(
-        2**31, (channels.shape[1],), generator=torch.Generator().manual_seed(seed)
-    ).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    seeds = torch.randint(2**31, (channels.shape[1],), generator=generator).tolist()
 
-    def some(a: int, b: int) -> tuple[Tensor, Tensor]:
+    def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
         mine, pictures = owner[a:b], images[owner[a:b]]
         masks = scaled(_enlarge(coarse[a:b], size))[:, None]  # [m, 1, H, W]
         faint = noise * (1 - masks) * _noise([seeds[k] for k in number[a:b]], pictures)
-        logits = model(torch.cat([pictures * masks + faint, pictures + faint])).unflatten(
-            0, (2, b - a)
-        )
+        logits = model(torch.cat([pictures * masks + faint, pictures + faint]))
+        goal = bound.take(mine)
         shown, disturbed = (
-            bound.take(mine).score(part, score, sigmoid=model.sigmoid) for part in logits
+            goal.score(part, score, sigmoid=model.sigmoid) for part in logits.split(b - a)
         )
         return shown - disturbed, masks[:, 0]
 
     whole = bound.score(plain, score, sigmoid=model.sigmoid)
     total, cover = whole.new_zeros(2, len(images), *size)
+    together = fit(len(owner), 2 * model.forward_bytes(layout), images.device)
     start = 0
-    for change, masks in in_chunks(
-        some,
-        len(owner),
-        fit(len(owner), 2 * model.forward_bytes(layout), images.device),
-        what="masks",
-    ):
+    for change, masks in in_chunks(run_masks, len(owner), together, what="masks"):
         mine = owner[start : start + len(masks)]
         cause = change + whole[mine]
         total.index_add_(0, mine, cause[:, None, None] * masks.to(total.dtype))
@@ -112,12 +80,23 @@ def vit_cx(
         start += len(masks)
     count = torch.bincount(owner, minlength=len(images))[:, None, None]
     native = total / (count * cover.clamp_min(torch.finfo(cover.dtype).tiny))
-    return Maps(
-        F.adaptive_avg_pool2d(native[:, None], layout.grid).flatten(1),
-        bound,
-        native=native,
-        said={"masks": count.flatten().tolist()},
-    )
+    scores = F.adaptive_avg_pool2d(native[:, None], layout.grid).flatten(1)
+    return Maps(scores, bound, native=native, used={"masks": count.flatten().tolist()})
+
+
+def _features(model: VisionModel, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The channels of the last block's normed input [B, D, gh, gw], and the logits [B, C]."""
+    layout, last = model.check(images), model.n_layers - 1
+
+    def run_images(a: int, b: int) -> tuple[Tensor, Tensor]:
+        trace = record(model, images[a:b], states=[last])
+        assert trace.logits is not None
+        normed = model.blocks[last].norm(trace.states[last])[:, layout.patches]  # [b, N, D]
+        return normed.transpose(1, 2).unflatten(2, layout.grid), trace.logits
+
+    together = fit(len(images), model.forward_bytes(layout), images.device)
+    parts = list(in_chunks(run_images, len(images), together, what="images"))
+    return torch.cat([own for own, _ in parts]), torch.cat([logits for _, logits in parts])
 
 
 def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:

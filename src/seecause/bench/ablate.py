@@ -44,8 +44,7 @@ from seecause.data.dataset import IGNORE, capabilities
 from seecause.engine.attention import attention_probs
 from seecause.engine.blanks import Blank
 from seecause.engine.chunks import budget, fit, in_chunks
-from seecause.engine.sweep import Plan as SweepPlan
-from seecause.engine.sweep import Tail
+from seecause.engine.sweep import SweepPlan, Tail
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import rank_correlation, standard_error
 from seecause.models.base import ImageModel

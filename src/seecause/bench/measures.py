@@ -42,7 +42,7 @@ _NOT_OPTIONS = ("truth", "rewrap")  # what callers in Python may hand over
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredMetric:
     """Values [B] by metric, NaN where an image has none and `reasons` says why; `tensors` is what
     the report draws."""
 
@@ -65,7 +65,7 @@ def group_options(group: str) -> dict[str, Any]:
 
 def run_group(
     group: str, inputs: MetricInputs, options: Mapping[str, Any], *, truth: PartTruth | None = None
-) -> Measured:
+) -> MeasuredMetric:
     """Measure. What a method or model does not define is a reason, not the end of the shard.
     `truth` saves rendering it again."""
     metric, protocol = find_metric(group), {"metric": group, **options}
@@ -79,7 +79,7 @@ def run_group(
     protocol |= getattr(result, "protocol", {})
     protocol.pop("target", None)  # rows have a column for it
     reasons = getattr(result, "reasons", None) or [""] * count
-    return Measured(metric.read(result), reasons, protocol, _tensors_of(result))
+    return MeasuredMetric(metric.read(result), reasons, protocol, _tensors_of(result))
 
 
 def with_options(
@@ -173,8 +173,8 @@ def lacking(group: str, model: ImageModel, data: Dataset) -> str:
     return ""
 
 
-def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> Measured:
-    return Measured(
+def _nothing(group: str, count: int, why: str, protocol: dict[str, Any]) -> MeasuredMetric:
+    return MeasuredMetric(
         dict.fromkeys(
             find_metric(group).columns, torch.full((count,), torch.nan, dtype=torch.float64)
         ),

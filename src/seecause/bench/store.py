@@ -279,7 +279,7 @@ class ShardStore:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         condition = (self.condition([shard]) for shard in self.ids())
-        return names <= {*BEGUN, MANIFEST} or any(one.metadata for one in condition)
+        return names <= {*BEGUN, MANIFEST} or any(shard.metadata for shard in condition)
 
 
 def write_checked(path: Path, value: Mapping[str, Any]) -> None:

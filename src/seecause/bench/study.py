@@ -39,7 +39,7 @@ from seecause import __version__
 from seecause._files import digest, digest_file, digest_json, write_atomic, write_json
 from seecause.bench.store import ShardStore
 from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
 

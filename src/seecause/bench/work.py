@@ -16,7 +16,7 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
 from seecause.bench._inputs import joined, versions
-from seecause.bench.measures import UNDEFINED, Measured, group_of, higher_is_better, run_group
+from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
 from seecause.data.batch import Batch, framed, to_batch
@@ -234,7 +234,7 @@ def _places(plan: Plan, batch: Batch) -> Tensor:
 
 def _measure(
     worker: Worker, shard: Shard, batch: Batch, maps: Tensor, target: Tensor
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredMetric]:
     """By group. Some metrics explain changed pictures, or a changed model, by the same method
     again."""
     request = worker.plan.request
@@ -273,7 +273,7 @@ def _rows(
     shard: Shard,
     loaded: Loaded,
     answers: dict[int, tuple[int, int]],  # by index: the explained and the predicted class
-    measured: dict[str, Measured],
+    measured: dict[str, MeasuredMetric],
     halvings: str,
 ) -> list[dict[str, Any]]:
     """One row for each image and metric, in that order, also for images that could not be read."""

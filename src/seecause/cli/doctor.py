@@ -65,20 +65,20 @@ def doctor(
     if not model:
         if classes:
             raise BadOption("--classes", True, "a --model whose classes are to be listed")
-        found = environment()
+        facts = environment()
     else:
         opened = open_model(
             model, weights=weights, device=device, dtype=dtype, seed=seed, check=False
         )
-        found = checkup(opened)
+        facts = checkup(opened)
         if classes:
-            found["classes"] = {
+            facts["classes"] = {
                 str(index): opened.class_name(index) for index in range(opened.n_classes)
             }
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
     else:
-        _show(found)
+        _show(facts)
 
 
 def environment() -> dict[str, dict[str, Any]]:
@@ -119,7 +119,7 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
         network = cast("ConvModel", model)
         checks, inside = verify_conv(network), _network(network)
     probes = {
-        probe.name: {"worst relative difference": probe.worst, "compared": probe.said}
+        probe.name: {"worst relative difference": probe.worst, "compared": probe.compared}
         for probe in checks
     }
     return {
@@ -210,12 +210,12 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
+def _show(facts: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    for title, facts in found.items():
-        console.print(_table(title, facts))
+    for title, rows in facts.items():
+        console.print(_table(title, rows))
 
 
 def _table(title: str, facts: Mapping[str, Any]) -> Table:

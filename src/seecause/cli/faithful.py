@@ -68,6 +68,85 @@ ChoiceOption = Annotated[
 ]
 
 
+TrainData = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "A dataset without its split: waterbirds:PATH, cub:PATH, folder:PATH,"
+            " critters:REGIME ..."
+        )
+    ),
+]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "timm:NAME, hf:NAME-OR-FOLDER, builtin:NAME or a saved folder; a plain vision"
+            " transformer."
+        )
+    ),
+]
+PartCount = Annotated[
+    int | None,
+    typer.Option("--parts", "-k", help="Parts to discover.", min=1, show_default="8"),
+]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The run folder; the same command again goes on in it."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(help="A TOML or JSON file with any of these settings; the command line wins."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Any other setting, such as epochs=30 or options.gradient=none.",
+        metavar="KEY=VALUE",
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, show_default="90")]
+TrainBatch = Annotated[
+    int | None,
+    typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128"),
+]
+BackboneWeights = Annotated[
+    str | None,
+    typer.Option(help="Weights of the backbone: a file, or 'random'.", show_default="pretrained"),
+]
+TrainDevice = Annotated[
+    Device | None,
+    typer.Option(help="Where to compute; auto takes the GPU if there is one.", show_default="auto"),
+]
+TrainSeed = Annotated[
+    int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")
+]
+
+
+Interventions = Annotated[
+    bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")
+]
+CalibrationSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Training pictures for thresholds and key points.", min=1, show_default="all"
+    ),
+]
+KeyPoints = Annotated[
+    bool,
+    typer.Option(
+        help="Also find key points from parts, where the photos have some (cub, waterbird200)."
+    ),
+]
+RandomCuts = Annotated[
+    bool,
+    typer.Option(
+        "--random-cuts",
+        help="Also measure mIoU on random cuts with some object, as the public code does.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
@@ -102,63 +181,17 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "A dataset without its split: waterbirds:PATH, cub:PATH, folder:PATH,"
-                " critters:REGIME ..."
-            )
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "timm:NAME, hf:NAME-OR-FOLDER, builtin:NAME or a saved folder; a plain vision"
-                " transformer."
-            )
-        ),
-    ] = None,
-    parts_: Annotated[
-        int | None,
-        typer.Option("--parts", "-k", help="Parts to discover.", min=1, show_default="8"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The run folder; the same command again goes on in it."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A TOML or JSON file with any of these settings; the command line wins."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Any other setting, such as epochs=30 or options.gradient=none.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, show_default="90")] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(help="Pictures in a step, over all processes.", min=1, show_default="128"),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Weights of the backbone: a file, or 'random'.", show_default="pretrained"
-        ),
-    ] = None,
-    device: Annotated[
-        Device | None,
-        typer.Option(
-            help="Where to compute; auto takes the GPU if there is one.", show_default="auto"
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of everything random.", min=0, show_default="0")
-    ] = None,
+    data: TrainData = None,
+    backbone: Backbone = None,
+    parts_: PartCount = None,
+    out: RunFolder = None,
+    config: ConfigFile = None,
+    option: Settings = None,
+    epochs: Epochs = None,
+    batch: TrainBatch = None,
+    weights: BackboneWeights = None,
+    device: TrainDevice = None,
+    seed: TrainSeed = None,
     quiet: Quiet = False,
 ) -> None:
     """Train both stages together. The best epoch is chosen on validation; the test split is never
@@ -192,31 +225,13 @@ def train(
 def evaluate(
     network: Network,
     data: DataOption = None,
-    interventions: Annotated[
-        bool, typer.Option(help="Also find, on validation, what to leave out, and test that.")
-    ] = True,
+    interventions: Interventions = True,
     quantiles: Quantiles = "0.97,0.99",
-    calibration: Annotated[
-        int | None,
-        typer.Option(
-            help="Training pictures for thresholds and key points.", min=1, show_default="all"
-        ),
-    ] = None,
+    calibration: CalibrationSize = None,
     by: TrustOption = Trust.distance,
     choose: ChoiceOption = Choice.auto,
-    keypoints: Annotated[
-        bool,
-        typer.Option(
-            help="Also find key points from parts, where the photos have some (cub, waterbird200)."
-        ),
-    ] = True,
-    random_cuts: Annotated[
-        bool,
-        typer.Option(
-            "--random-cuts",
-            help="Also measure mIoU on random cuts with some object, as the public code does.",
-        ),
-    ] = False,
+    keypoints: KeyPoints = True,
+    random_cuts: RandomCuts = False,
     limit: Limit = None,
     batch: BatchOption = 32,
     device: DeviceOption = Device.auto,

@@ -95,6 +95,18 @@ class StudyName(StrEnum):
     stability = "stability"
 
 
+CountOption = Annotated[
+    Count,
+    typer.Option(
+        help=("Average over right answers (the paper), or over all, as where there are no labels.")
+    ),
+]
+AuditMaskOption = Annotated[
+    AuditMasks,
+    typer.Option(help="Masks from the model (discovered), from the data (oracle), or both."),
+]
+
+
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
@@ -119,18 +131,8 @@ def audit(
     classify: ClassifyOption = None,
     scope: ScopeOption = None,
     question: QuestionOption = None,
-    count: Annotated[
-        Count,
-        typer.Option(
-            help=(
-                "Average over right answers (the paper), or over all, as where there are no labels."
-            )
-        ),
-    ] = Count.right,
-    masks: Annotated[
-        AuditMasks,
-        typer.Option(help="Masks from the model (discovered), from the data (oracle), or both."),
-    ] = AuditMasks.both,
+    count: CountOption = Count.right,
+    masks: AuditMaskOption = AuditMasks.both,
     steps: Steps = 250,
     mask_option: MaskPairs = None,
     mask_cache: MaskCacheOption = None,

@@ -72,6 +72,24 @@ class Form(StrEnum):
     sliced = "sliced"
 
 
+Top = Annotated[
+    str,
+    typer.Option(
+        help="Heads to remove at most: a count such as 16, or a share such as 0.1.",
+        metavar="K|SHARE",
+    ),
+]
+FormOption = Annotated[
+    Form,
+    typer.Option(
+        help=(
+            "zeroed: the same shape, loads in the library the model is of; sliced: smaller, loads"
+            " by sc.load."
+        )
+    ),
+]
+
+
 def score(
     model: ModelName = BIASED,
     weights: Weights = None,
@@ -158,28 +176,14 @@ def prune(
     test: TestOption = TEST,
     test_limit: TestLimit = 64,
     by: By = "cigma",
-    top: Annotated[
-        str,
-        typer.Option(
-            help="Heads to remove at most: a count such as 16, or a share such as 0.1.",
-            metavar="K|SHARE",
-        ),
-    ] = "0.1",
+    top: Top = "0.1",
     option: OptionPairs = None,
     masks: MaskOption = MaskChoice.auto,
     fill: FillOption = Filling.grey,
     operator: OperatorOption = OperatorName.zero,
     guard: GuardOption = Guard.penalty,
     screen: Screen = None,
-    form: Annotated[
-        Form,
-        typer.Option(
-            help=(
-                "zeroed: the same shape, loads in the library the model is of; sliced: smaller,"
-                " loads by sc.load."
-            )
-        ),
-    ] = Form.zeroed,
+    form: FormOption = Form.zeroed,
     draws: Draws = 20,
     steps: Steps = 250,
     mask_option: MaskPairs = None,
@@ -235,13 +239,19 @@ def prune(
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         _write_pruned(result, folder, form)
+    lines = _prune_lines(result)
+    say([*lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
+
+
+def _prune_lines(result: PruneResult) -> list[str]:
+    """What went, and what that changed."""
     lines = _screen_lines(result.scored.scores)
     lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
     lines.append(f"removed {len(result.heads)} heads: {result.heads}")
     for name, (before, after) in result.changes().items():
         if not name.startswith(("FIG", "BIG")):
             lines.append(f"{name}: {before:.3f} -> {after:.3f}")
-    say([*lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
+    return lines
 
 
 def _write_pruned(result: PruneResult, folder: Path, form: Form) -> None:

@@ -104,6 +104,37 @@ class BankMode(StrEnum):
     grid = "grid"
 
 
+StudyData = Annotated[
+    str,
+    typer.Argument(
+        help="critters:REGIME[:SPLIT], folder:PATH and others.",
+        metavar="DATA",
+        show_default=False,
+    ),
+]
+SampleLimit = Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)]
+TokenMasks = Annotated[
+    int | None,
+    typer.Option(
+        help="Masked runs for image tokens; 0 leaves them out.",
+        min=0,
+        show_default="as many as --masks",
+    ),
+]
+RightOnly = Annotated[
+    bool,
+    typer.Option(
+        "--right-only", help="Leave out samples whose answer is not the name of their class."
+    ),
+]
+StudyFolder = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", help="The folder of the study; the same command again continues in it."
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         no_args_is_help=True,
@@ -240,42 +271,18 @@ def _tell(trace: AnswerTrace) -> None:
 
 
 def study(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="critters:REGIME[:SPLIT], folder:PATH and others.",
-            metavar="DATA",
-            show_default=False,
-        ),
-    ],
+    data: StudyData,
     question: Question,
     model: LVLMName = DEFAULT_LVLM,
-    limit: Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)] = 100,
+    limit: SampleLimit = 100,
     masks: MaskCount = 10_000,
-    token_masks: Annotated[
-        int | None,
-        typer.Option(
-            help="Masked runs for image tokens; 0 leaves them out.",
-            min=0,
-            show_default="as many as --masks",
-        ),
-    ] = None,
+    token_masks: TokenMasks = None,
     ablated: Share = 0.75,
-    right_only: Annotated[
-        bool,
-        typer.Option(
-            "--right-only", help="Leave out samples whose answer is not the name of their class."
-        ),
-    ] = False,
+    right_only: RightOnly = False,
     floor: Floor = 1.0,
     bank_folder: BankFolder = None,
     calibration: Calibration = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", help="The folder of the study; the same command again continues in it."
-        ),
-    ] = Path("study"),
+    out: StudyFolder = Path("study"),
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
     seed: Seed = 0,

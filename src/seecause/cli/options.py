@@ -147,7 +147,7 @@ def method_options(
     from seecause.attribution.registry import find
 
     entries = {method: find(method, architecture) for method in methods}
-    found: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         m: {"seed": seed} if "seed" in entry.options else {} for m, entry in entries.items()
     }
     for pair in pairs:
@@ -163,8 +163,8 @@ def method_options(
                 f"an option of {', '.join(methods)}: {', '.join(known) or 'there are none'}",
             )
         for method in takers:
-            found[method][key] = value_of(text)
-    return found
+            options[method][key] = value_of(text)
+    return options
 
 
 def named_option(flag: str, word: str) -> tuple[str, str, Any]:

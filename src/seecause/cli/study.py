@@ -65,8 +65,8 @@ def study(
     from seecause.report.study import draw_figure
 
     if draw:
-        asked = read_study(file)
-        typer.echo(draw_figure(asked.figure, out / f"{asked.name}.csv"))
+        plan = read_study(file)
+        typer.echo(draw_figure(plan.figure, out / f"{plan.name}.csv"))
         return
     with ExitStack() as stack:
 

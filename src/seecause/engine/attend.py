@@ -31,12 +31,12 @@ class Groups:
     """Rows in consecutive groups of different sizes [G], packed without padding; everything else
     follows and is made once, on `device`.
 
-    Sizes that live on a device are fetched only where they are asked for: `starts` never waits, and
-    `most`, which no size exceeds, says how wide a group can be.
+    Sizes that live on a device are fetched only where they are asked for: `starts` never waits, nor
+    does `longest` where a bound, which no size exceeds, is given.
     """
 
-    def __init__(self, sizes: Tensor, device: torch.device | str, *, most: int | None = None):
-        self._sizes, self.device, self.most = sizes.long(), torch.device(device), most
+    def __init__(self, sizes: Tensor, device: torch.device | str, *, bound: int | None = None):
+        self._sizes, self.device, self._bound = sizes.long(), torch.device(device), bound
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -58,6 +58,11 @@ class Groups:
     def width(self) -> int:
         """Rows of the largest group."""
         return int(self.sizes.max()) if len(self) else 0
+
+    @property
+    def longest(self) -> int:
+        """No group has more rows: the bound that was given, else `width`."""
+        return self.width if self._bound is None else self._bound
 
     @cached_property
     def single(self) -> bool:

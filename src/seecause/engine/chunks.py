@@ -7,6 +7,7 @@ beyond rounding.
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,8 +50,8 @@ _current: ContextVar[Memory | None] = ContextVar("seecause_memory", default=None
 
 def memory() -> Memory:
     """The budget in force."""
-    found = _current.get()
-    return Memory() if found is None else found
+    current = _current.get()
+    return Memory() if current is None else current
 
 
 @contextmanager
@@ -110,3 +111,11 @@ def batched(
 ) -> Tensor:
     """`run` over `items` along the first axis, `size` at a time."""
     return torch.cat(list(in_chunks(lambda a, b: run(items[a:b]), len(items), size, what=what)))
+
+
+def machine(device: torch.device | str) -> str:
+    """The name of a GPU, or the kind of processor."""
+    where = torch.device(device)
+    return (
+        torch.cuda.get_device_name(where) if where.type == "cuda" else f"{platform.machine()} CPU"
+    )

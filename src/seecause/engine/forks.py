@@ -160,7 +160,7 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
 def inert(model: VisionModel) -> set[Head]:
     """Heads that cannot matter: gated to zero, or met by zeros in the output projection. Their
     effect is exactly 0, so nothing needs to run."""
-    found: set[Head] = set()
+    idle: set[Head] = set()
     for layer, block in enumerate(model.blocks):
         unit = (
             1024
@@ -172,8 +172,8 @@ def inert(model: VisionModel) -> set[Head]:
         silent = (reach == 0).flatten(1).all(dim=1)
         gate = model.gate(layer)
         silent = silent if gate is None else silent | (gate == 0)
-        found |= {(layer, head) for head in silent.nonzero()[:, 0].tolist()}
-    return found
+        idle |= {(layer, head) for head in silent.nonzero()[:, 0].tolist()}
+    return idle
 
 
 def _without(

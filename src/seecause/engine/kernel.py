@@ -91,7 +91,7 @@ def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
     if bank is None:
         return [q, 0, 0, 0, q, 0, 0, 0, 0, q, 0, 0, 0, q, 0, q, 0]
     k, v = _rows_last(bank.k), _rows_last(bank.v)
-    found: list[Any] = [
+    arguments: list[Any] = [
         k,
         _spread(k, 0),
         k.stride(1),
@@ -103,14 +103,15 @@ def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
         k.shape[2],
     ]
     if bank.keep is None:
-        found += [q, 0, 0, 0, q, 0]
+        arguments += [q, 0, 0, 0, q, 0]
     else:
         keep, work = bank.keep.bytes, bank.keep.worklist
-        found += [keep, _spread(keep, 0), _spread(keep, 1), keep.stride(2), work, work.stride(0)]
+        arguments += [keep, _spread(keep, 0), _spread(keep, 1), keep.stride(2)]
+        arguments += [work, work.stride(0)]
     return (
-        [*found, q, 0]
+        [*arguments, q, 0]
         if bank.choose is None
-        else [*found, bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
+        else [*arguments, bank.choose.contiguous().view(torch.uint8), bank.choose.shape[1]]
     )
 
 

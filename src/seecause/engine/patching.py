@@ -114,13 +114,16 @@ def _patch(
     donor = _donor(model, other, source_at, first, site_sets)
     each = len(images) * model.forward_bytes(layout)
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         return _patched(model, h, at, source_at, first, site_sets[a:b], donor)
 
     return torch.cat(
         list(
             in_chunks(
-                some, len(site_sets), fit(len(site_sets), each, images.device), what="site sets"
+                run_chunk,
+                len(site_sets),
+                fit(len(site_sets), each, images.device),
+                what="site sets",
             )
         )
     )
@@ -226,9 +229,9 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
 
 
 def _place(model: VisionModel, name: str) -> tuple[int, str]:
-    found = _PLACE.match(name)
-    if found is None or int(found[1]) >= model.n_layers:
+    match = _PLACE.match(name)
+    if match is None or int(match[1]) >= model.n_layers:
         raise BadOption(
             "cache", name, f"'embed' or 'blocks.0-{model.n_layers - 1}.in|out|heads|kv|probs'"
         )
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]

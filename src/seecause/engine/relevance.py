@@ -210,11 +210,11 @@ class _Add(Function):
         a, b = ctx.saved_tensors
         share = divide(relevance, a + b)
         first, second = a * share, b * share
-        one, two, whole = (_sample_sum(x) for x in (first, second, relevance))
-        total = one.abs() + two.abs()
+        first_sum, second_sum, whole = (_sample_sum(x) for x in (first, second, relevance))
+        total = first_sum.abs() + second_sum.abs()
         return (
-            first * divide(divide(one.abs(), total) * whole, one),
-            second * divide(divide(two.abs(), total) * whole, two),
+            first * divide(divide(first_sum.abs(), total) * whole, first_sum),
+            second * divide(divide(second_sum.abs(), total) * whole, second_sum),
             None,
         )
 

@@ -169,7 +169,7 @@ Tail = Literal["patched", "blank", "source", "all"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Layers start..stop (inclusive, of states) where the donor's tokens are put in, the tail, and
     the live special tokens."""
 
@@ -204,7 +204,7 @@ def live_tokens(layout: TokenLayout, *, registers: bool = False) -> tuple[int, .
 
 
 @dataclass(eq=False)
-class Summary:
+class BlankSummary:
     """A context that is the same for every query: its output o [1, R, H, dh] and lse [1, R, H] per
     block (E-CAAP)."""
 
@@ -219,9 +219,9 @@ class Sweep:
     model: VisionModel
     context: Trace
     donor: Trace
-    plan: Plan
+    plan: SweepPlan
 
-    def logits(self, chosen: Tensor, summary: Summary | None = None) -> Tensor:
+    def logits(self, chosen: Tensor, summary: BlankSummary | None = None) -> Tensor:
         """Token sets chosen [n, N] (bool, over patches, on the CPU) -> logits [B, n, C]."""
         layers, layout, plan = self.model.n_layers, self.context.layout, self.plan
         marked = F.pad(chosen, (layout.prefix, 0))  # [n, T]
@@ -240,7 +240,7 @@ class Sweep:
         )  # the chosen tokens are no longer the context's when the answer is read
         return read(self.model, self.context, self.donor, rows, replaced=replaced)
 
-    def _class_rows(self, rows: LiveRows, until: int, summary: Summary | None) -> LiveRows:
+    def _class_rows(self, rows: LiveRows, until: int, summary: BlankSummary | None) -> LiveRows:
         """The live special tokens from state `start` to state `until`."""
         plan, z = self.plan, rows.z.expand(self._batch(), -1, -1)
         if not plan.live:

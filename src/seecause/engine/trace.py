@@ -124,13 +124,13 @@ def kept_logits_each(model: VisionModel, images: Tensor, keep: Tensor) -> Tensor
     share = int(keep.sum(dim=-1).max()) + layout.prefix
     each = model.forward_bytes(layout) * share // layout.tokens
 
-    def some(a: int, b: int) -> Tensor:
+    def run_chunk(a: int, b: int) -> Tensor:
         item = torch.arange(a, b, device=images.device)  # of B * M
         image = item // many
         return kept_logits(model, h0[image], keep[image, item % many], at.of(image))
 
     logits = in_chunks(
-        some, batch * many, fit(batch * many, each, images.device), what="choices of patches"
+        run_chunk, batch * many, fit(batch * many, each, images.device), what="choices of patches"
     )
     return torch.cat(list(logits)).unflatten(0, (batch, many))
 

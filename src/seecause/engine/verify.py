@@ -42,7 +42,7 @@ class Probe:
 
     name: str
     worst: float
-    said: str
+    compared: str
 
 
 @torch.no_grad()
@@ -167,7 +167,7 @@ def probe_places(grid: tuple[int, int], generator: torch.Generator) -> list[tupl
 
 
 def compare(
-    probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, said: str
+    probe: str, where: str, got: Tensor, expected: Tensor, tolerance: float, compared: str
 ) -> Probe:
     """The largest difference relative to the largest native value, or a refusal."""
     if got.shape != expected.shape:
@@ -178,7 +178,7 @@ def compare(
         raise ViewMismatch(
             probe, where, f"relative difference {worst:.2g}, at most {tolerance:.2g} expected"
         )
-    return Probe(probe, worst, said)
+    return Probe(probe, worst, compared)
 
 
 @contextmanager

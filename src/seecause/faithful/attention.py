@@ -62,7 +62,7 @@ def reads_packed(groups: Groups) -> Attend:
             from torch.nn.attention.varlen import varlen_attn
 
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [R, H, dh]
-            starts, longest = groups.starts, groups.width
+            starts, longest = groups.starts, groups.longest
             o = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale)
             assert isinstance(o, Tensor)
             return o[None]

@@ -169,9 +169,9 @@ class MaskedStage(nn.Module):
         """Logits [B, C] of a run on tokens visible [B, T] (bool) alone, the rows of all images end
         to end without padding. Same answer as the masked run, whatever else is in the batch."""
         layout = self.tower.layout(images)
-        # the only two times that a GPU is waited for, before anything of this stage runs
+        # the only time that a GPU is waited for, before anything of this stage runs
         places = visible.flatten().nonzero()[:, 0]
-        groups = Groups(visible.sum(dim=1), images.device)
+        groups = Groups(visible.sum(dim=1), images.device, bound=layout.tokens)
         h = self.tower.parts.embed(images).flatten(0, 1)[places][None]  # [1, R, D]
         at = layout.at(images.device).take(places % layout.tokens)
         class_rows = groups.starts[:-1].long() + cast(int, layout.class_index)

@@ -73,10 +73,10 @@ class ConvModel(ImageModel):
 
     def stage_outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The feature map after every stage, in order; each [B, C, h, w]."""
-        found, features = {}, images
+        features_by_stage, features = {}, images
         for stage in self.stages:
-            features = found[stage.name] = stage(features)
-        return found
+            features = features_by_stage[stage.name] = stage(features)
+        return features_by_stage
 
     def run_to(self, stage: str, images: Tensor) -> Tensor:
         """Images -> the feature map after `stage`."""
@@ -139,8 +139,9 @@ def find(module: Any, library: str, kind: str) -> ConvParts:
     """The parts of a ResNet, DenseNet or VGG of torchvision or timm."""
     stages, behind = SPLITS[kind](module)
     if library == "timm":
-        head, told = module.get_classifier(), getattr(module, "pretrained_cfg", None)
-        rest, preprocess = chain(*behind, module.forward_head), from_timm(told) if told else None
+        head, config = module.get_classifier(), getattr(module, "pretrained_cfg", None)
+        rest = chain(*behind, module.forward_head)
+        preprocess = from_timm(config) if config else None
     else:  # torchvision has no method for the rest of its forward
         head, preprocess = module.fc if kind == "ResNet" else module.classifier, None
         rest = chain(*behind, _relu_mean if kind == "DenseNet" else module.avgpool, _flat, head)

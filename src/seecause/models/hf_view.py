@@ -36,19 +36,19 @@ Rotate = Callable[[Tensor, At], Tensor]
 def first_or_none(module: Any, *names: str) -> Any:
     """The first attribute that exists, under any of the names it has had; dots reach inside."""
     for name in names:
-        found = module
+        part = module
         for step in name.split("."):
-            found = getattr(found, step, None)
-        if found is not None:
-            return found
+            part = getattr(part, step, None)
+        if part is not None:
+            return part
     return None
 
 
 def first(module: Any, *names: str) -> Any:
     """The same where one of them must be there."""
-    found = first_or_none(module, *names)
-    if found is not None:
-        return found
+    part = first_or_none(module, *names)
+    if part is not None:
+        return part
     raise UnsupportedModel(
         f"transformers {type(module).__name__}",
         f"none of {', '.join(names)} is in it, so its parts are not where they were",

@@ -75,7 +75,7 @@ class ImageTokens:
 
     def boxes(self) -> Tensor:
         """[N, 4]: the box of the picture each token stands for; NaN where it stands for none."""
-        found = []
+        places = []
         for part in self.parts:
             boxes = torch.full(
                 (part.rows, part.columns + part.newline, 4), torch.nan, dtype=torch.float64
@@ -94,8 +94,8 @@ class ImageTokens:
                     wide[None, :-1],
                     wide[None, 1:],
                 )
-            found.append(boxes.flatten(0, 1))
-        return torch.cat(found)
+            places.append(boxes.flatten(0, 1))
+        return torch.cat(places)
 
 
 def image_tokens(
@@ -112,19 +112,19 @@ def image_tokens(
             int(n) // (config.vision_config.spatial_merge_size if i else 1)
             for i, n in enumerate(inputs["image_grid_thw"][0])
         )
-        found = ImageTokens((Grid(rows, columns),))
+        tokens = ImageTokens((Grid(rows, columns),))
     elif "image_sizes" in inputs and hasattr(config, "image_grid_pinpoints"):
-        found = _next(config, inputs["image_sizes"][0])
+        tokens = _next(config, inputs["image_sizes"][0])
     elif hasattr(config, "downsample_ratio"):
-        found = _tiles(config, count, size, tiling)
+        tokens = _tiles(config, count, size, tiling)
     else:
-        found = _one(config, count)
-    if found.count != count:
+        tokens = _one(config, count)
+    if tokens.count != count:
         raise UnsupportedModel(
             type(config).__name__,
-            f"{count} image tokens do not make {found}, so their places are unknown",
+            f"{count} image tokens do not make {tokens}, so their places are unknown",
         )
-    return found
+    return tokens
 
 
 def _side(config: Any) -> int:

@@ -152,16 +152,16 @@ def _add_text(module: Any, parts: Parts, project: Fn, text: TextInput) -> None:
 
 def _preprocess(visual: Any) -> Preprocess | None:
     """What the factory noted on the tower, if it made it."""
-    told = getattr(visual, "preprocess_cfg", None)
+    config = getattr(visual, "preprocess_cfg", None)
     if (
-        not told or told.get("resize_mode", "shortest") == "longest"
+        not config or config.get("resize_mode", "shortest") == "longest"
     ):  # padding has no place in our frame
         return None
-    size = told["size"]
+    size = config["size"]
     return Preprocess(
         size=(size, size) if isinstance(size, int) else tuple(size),
-        mean=tuple(told["mean"]),
-        std=tuple(told["std"]),
-        squash=told.get("resize_mode") == "squash",
-        filter=told.get("interpolation", "bicubic").replace("random", "bicubic"),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        squash=config.get("resize_mode") == "squash",
+        filter=config.get("interpolation", "bicubic").replace("random", "bicubic"),
     )

@@ -27,19 +27,15 @@ class Parts:
     blocks: list[Block]
     norm: Fn  # final norm on rows
     patch: tuple[int, int]
-    native_tokens: Callable[
-        [Tensor], Tensor
-    ]  # the module's own final tokens, after `norm`: [B, T, D]
+    native_tokens: Callable[[Tensor], Tensor]  # the module's own, after `norm`: [B, T, D]
     preprocess: Preprocess | None = None
     pool: Kind | None = None  # the module's own pooling
     head: Fn | None = None  # pooled -> logits
     native_logits: Callable[[Tensor], Tensor] | None = None
-    after_pool: Fn = (
-        same  # what the module does between pooling and classifier; stays in front of a given head
-    )
-    native_pooled: Callable[[Tensor], Tensor] | None = (
-        None  # the module's own pooled features, after `after_pool`, for its own pooling
-    )
+    # what the module does between pooling and classifier; stays in front of a given head
+    after_pool: Fn = same
+    # the module's own pooled features, after `after_pool`, for its own pooling
+    native_pooled: Callable[[Tensor], Tensor] | None = None
     latent: LatentPool | None = None
     over_prefix: bool = False
     classes: Sequence[str] = ()
@@ -50,22 +46,8 @@ class Parts:
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
 
 
-def assemble(
-    module: nn.Module,
-    parts: Parts,
-    *,
-    name: str,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
-    head: nn.Module | Tensor | Similarity | None = None,
-    pool: Kind | None = None,
-    sigmoid: bool | None = None,
-    preprocess: Preprocess | None = None,
-) -> VisionModel:
-    """A view from what the adapter found and what the caller adds. `head` is a module on pooled
-    features, a matrix [C, D] or a `Similarity`."""
+def _checked_pool(module: nn.Module, parts: Parts, head: object, pool: Kind | None) -> Kind:
+    """How tokens are pooled; refuses a backbone that cannot be read so."""
     if head is None and parts.head is None:
         raise UnsupportedModel(
             type(module).__name__,
@@ -84,6 +66,51 @@ def assemble(
             f"{parts.pool!r}, which this model's own classifier reads; pass head= with another"
             " pool",
         )
+    return kind
+
+
+@dataclass
+class _Native:
+    """The module's own way from images to logits, with the head that was given, if any."""
+
+    parts: Parts
+    readout: Readout
+    head: nn.Module | None = None
+
+    def tokens(self, images: Tensor, last: Fn) -> Tensor:
+        layout = self.parts.layout_at(images.shape[-2], images.shape[-1])
+        read = replace(self.readout, norm=same, head=last)
+        return read(self.parts.native_tokens(images), layout)
+
+    def pooled(self, images: Tensor) -> Tensor:
+        own = self.parts.native_pooled if self.readout.kind == self.parts.pool else None
+        return own(images) if own is not None else self.tokens(images, self.parts.after_pool)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.head is not None:
+            return self.head(self.pooled(images))
+        if self.parts.native_logits is not None:
+            return self.parts.native_logits(images)
+        return self.tokens(images, self.readout.head)
+
+
+def assemble(
+    module: nn.Module,
+    parts: Parts,
+    *,
+    name: str,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    size: tuple[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    head: nn.Module | Tensor | Similarity | None = None,
+    pool: Kind | None = None,
+    sigmoid: bool | None = None,
+    preprocess: Preprocess | None = None,
+) -> VisionModel:
+    """A view from what the adapter found and what the caller adds. `head` is a module on pooled
+    features, a matrix [C, D] or a `Similarity`."""
+    kind = _checked_pool(module, parts, head, pool)
     like = next(module.parameters())
     readout = Readout(
         kind=kind,
@@ -93,22 +120,15 @@ def assemble(
         latent=parts.latent if kind == "latent" else None,
     )
 
-    def by_native_tokens(images: Tensor, last: Fn) -> Tensor:
-        layout = parts.layout_at(images.shape[-2], images.shape[-1])
-        return replace(readout, norm=same, head=last)(parts.native_tokens(images), layout)
-
-    def pooled(images: Tensor) -> Tensor:
-        own = parts.native_pooled if kind == parts.pool else None
-        return own(images) if own is not None else by_native_tokens(images, parts.after_pool)
-
+    native = _Native(parts, readout)
     if isinstance(head, Tensor):
         head = linear(head)
     elif isinstance(head, Similarity):
         sigmoid = True if sigmoid is None else sigmoid
-        head = head.head(lambda images: pooled(images.to(like.device, like.dtype)))
+        head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
     extra = head if head is not None else parts.extra
     if head is not None:
-        readout.head = chain(parts.after_pool, head)
+        native.head, readout.head = head, chain(parts.after_pool, head)
     if extra is not None:
         extra.to(like.device, like.dtype)
         extra.requires_grad_(False)
@@ -118,16 +138,6 @@ def assemble(
         size = parts.size
     elif known is None:
         size = size or parts.size
-
-    def native(images: Tensor) -> Tensor:
-        if head is not None:
-            return head(pooled(images))
-        return (
-            parts.native_logits(images)
-            if parts.native_logits is not None
-            else by_native_tokens(images, readout.head)
-        )
-
     return VisionModel(
         module=module,
         name=name,

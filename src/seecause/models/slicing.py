@@ -50,14 +50,14 @@ def find_attention(block: nn.Module) -> tuple[str, Any]:
 
 def find_output(attention: nn.Module) -> Any:
     """The output projection of an attention module."""
-    found = first_or_none(attention, *OUTPUT)
-    if not isinstance(found, nn.Linear):
+    projection = first_or_none(attention, *OUTPUT)
+    if not isinstance(projection, nn.Linear):
         raise UnsupportedModel(
             f"cutting heads out of {type(attention).__name__}",
             "no linear output projection is in it",
             ZEROED,
         )
-    return found
+    return projection
 
 
 def slice_heads(block: nn.Module, keep: Sequence[int]) -> None:

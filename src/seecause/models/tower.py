@@ -60,17 +60,17 @@ def find(module: Any) -> VisionTower:
             type(module).__name__, f"it reads several layers of its tower at once, {list(layer)}"
         )
     drop = int(config.vision_feature_select_strategy == "default")  # the class token
-    found = _internvl(inner, layer, drop) if name == CLASSES[1] else _llava(inner, drop)
+    parts = _internvl(inner, layer, drop) if name == CLASSES[1] else _llava(inner, drop)
     read, width = (
-        (layer if layer >= 0 else len(found.blocks) + 1 + layer),
+        (layer if layer >= 0 else len(parts.blocks) + 1 + layer),
         config.vision_config.hidden_size,
     )
     return replace(
-        found,
+        parts,
         read=read,
         blocks=[
             block if index < read else _unread(block, width)
-            for index, block in enumerate(found.blocks)
+            for index, block in enumerate(parts.blocks)
         ],
     )
 

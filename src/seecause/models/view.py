@@ -105,12 +105,12 @@ class VisionModel(ImageModel):
 
     def fingerprint(self) -> str:
         """Of the weights, of the gates, and of which classes count as one."""
-        told = [
+        marks = [
             hashlib.sha256(repr(values).encode()).hexdigest()[:8]
             for values in (self._gate_values(), self.merged)
             if values
         ]
-        return "-".join([super().fingerprint(), *told])
+        return "-".join([super().fingerprint(), *marks])
 
     def _gate_values(self) -> tuple[float, ...] | None:
         return None if self.gates is None else tuple(self.gates.detach().flatten().tolist())

@@ -18,7 +18,7 @@ from seecause.bench.tables import Table, read_results, table_of
 from seecause.metrics import summarise
 from seecause.report import bench
 from seecause.report.bench_gallery import gallery_section
-from seecause.report.cards import Cell
+from seecause.report.cards import GridCell
 from seecause.report.charts import Difference, Series, chart, forest, styled
 from seecause.report.page import Section, fragment, write_page
 
@@ -107,7 +107,7 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
     charts = []
     for metric in table.metrics:
         series = [_sweep(table, metric, kind, look) for kind, look in looks.items()]
-        drawn = [one for one in series if one.x]
+        drawn = [line for line in series if line.x]
         if drawn:
             better = "higher" if higher_is_better(metric) else "lower"
             charts.append(
@@ -118,22 +118,22 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
                     y_title=metric,
                 )
             )
-    told = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
+    notes = {"to": f"To l: the embedding to layer l are patched (tail={kinds['to']['tail']})."}
     if "from" in kinds:
         last = kinds["from"]["layers"][1]
-        told = {
+        notes = {
             "from": (
                 f"From l: layers l to {'the end' if last is None else last} are patched"
                 f" (tail={kinds['from']['tail']})."
             ),
-            **told,
+            **notes,
         }
     else:
-        told["to"] += (
+        notes["to"] += (
             " The first patched layer has no effect here: this model has no class token that is"
             " computed meanwhile."
         )
-    note = f"{' '.join(told.values())} Bands are standard errors."
+    note = f"{' '.join(notes.values())} Bands are standard errors."
     names = {"from": "from this layer on", "to": "up to this layer"}
     keys = {f"{names[kind]}, tail {kinds[kind]['tail']}": look for kind, look in looks.items()}
     return (
@@ -149,30 +149,30 @@ def sweep_section(table: Table, plan: Plan) -> list[Section]:
     )
 
 
-def agreement_section(found: Agreement) -> Section:
+def agreement_section(result: Agreement) -> Section:
     rows = []
     for name, means, errors in zip(
-        found.names, found.mean.tolist(), found.error.tolist(), strict=True
+        result.names, result.mean.tolist(), result.error.tolist(), strict=True
     ):
         rows.append(
             (name, [_shade(mean, error) for mean, error in zip(means, errors, strict=True)])
         )
     note = (
-        f"Spearman's rank correlation between the maps under two settings, mean over {found.images}"
-        " images: 1 is the same order of patches, 0 is no relation. Point at a cell for its"
-        " standard error."
+        "Spearman's rank correlation between the maps under two settings, mean over"
+        f" {result.images} images: 1 is the same order of patches, 0 is no relation. Point at a"
+        " cell for its standard error."
     )
     return Section(
         "Are the maps the same?",
-        fragment("shaded.html.j2", corner="", names=found.names, rows=rows),
+        fragment("shaded.html.j2", corner="", names=result.names, rows=rows),
         note,
     )
 
 
-def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
+def depth_section(result: Depth | None, plan: Plan) -> list[Section]:
     """Attention of the class token to object and background, block by block."""
     title = "Where does the class token look?"
-    if found is None:
+    if result is None:
         why = (
             f"This needs masks and a class token that is read; {plan.data['name']} or"
             f" {plan.request.model} has none."
@@ -181,13 +181,13 @@ def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
     looks = styled(
         ["a patch of the object", "a patch of the background", "any patch, if all were alike"]
     )
-    blocks = list(range(1, found.on_object.shape[1] + 1))
+    blocks = list(range(1, result.on_object.shape[1] + 1))
     curves = [
         _curve(name, values, looks[name])
-        for name, values in zip(looks, (found.on_object, found.on_background), strict=False)
+        for name, values in zip(looks, (result.on_object, result.on_background), strict=False)
     ]
     curves.append(
-        Series(list(looks)[2], blocks, [found.uniform] * len(blocks), (), *looks[list(looks)[2]])
+        Series(list(looks)[2], blocks, [result.uniform] * len(blocks), (), *looks[list(looks)[2]])
     )
     drawn = chart(
         curves,
@@ -202,19 +202,19 @@ def depth_section(found: Depth | None, plan: Plan) -> list[Section]:
     return [Section(title, fragment("bench_charts.html.j2", charts=[drawn], keys=looks), note)]
 
 
-def agreement_csv(found: Agreement) -> str:
+def agreement_csv(result: Agreement) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["setting", "other setting", "rank correlation", "standard error", "images"])
-    for i, name in enumerate(found.names):
+    for i, name in enumerate(result.names):
         for j in range(i):
             writer.writerow(
                 [
                     name,
-                    found.names[j],
-                    float(found.mean[i, j]),
-                    float(found.error[i, j]),
-                    found.images,
+                    result.names[j],
+                    float(result.mean[i, j]),
+                    float(result.error[i, j]),
+                    result.images,
                 ]
             )
     return text.getvalue()
@@ -238,21 +238,21 @@ def _sweep(table: Table, metric: str, kind: str, look: tuple[str, str]) -> Serie
 
 
 def _curve(name: str, values: Tensor, look: tuple[str, str]) -> Series:
-    found = [summarise(column) for column in values.T]
+    means = [summarise(column) for column in values.T]
     return Series(
         name,
-        range(1, len(found) + 1),
-        [one.mean for one in found],
-        [one.standard_error for one in found],
+        range(1, len(means) + 1),
+        [column.mean for column in means],
+        [column.standard_error for column in means],
         *look,
     )
 
 
-def _shade(mean: float, error: float) -> Cell:
+def _shade(mean: float, error: float) -> GridCell:
     """What a cell says, and how dark it is; a correlation below 0 is as light as 0."""
     if mean != mean:
-        return Cell(0, "none", "--", "no value")
-    return Cell(
+        return GridCell(0, "none", "--", "no value")
+    return GridCell(
         round(60 * max(0.0, mean)),
         "for",
         f"{mean:z.2f}",

@@ -97,7 +97,8 @@ def _card(
     sample = data[index]
     answer = f"answer: {_named(plan.model['classes'], results.predicted[index])}"
     truth = "" if sample.label is None else f"; it is {_named(plan.data['classes'], sample.label)}"
-    return Card(plan.samples[index], [Strip(_seen(plan, sample.image), views)], said=answer + truth)
+    strip = Strip(_seen(plan, sample.image), views)
+    return Card(plan.samples[index], [strip], caption=answer + truth)
 
 
 def _view(method: str, values: Tensor, score: float) -> MapView:

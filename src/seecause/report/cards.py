@@ -90,7 +90,7 @@ class Strip:
 class Card:
     title: str
     strips: Sequence[Strip]
-    said: str = ""
+    caption: str = ""
     warnings: Sequence[str] = field(default=())
 
     @property
@@ -99,13 +99,13 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One cell of a coloured grid: how strong, for or against, and what is written in it."""
 
     strength: int  # percent of the full colour
     sign: str
     text: str
-    said: str
+    title: str  # shown when it is pointed at
     chosen: bool = False
 
 

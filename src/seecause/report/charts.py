@@ -65,7 +65,7 @@ class Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         wide = self.log and self.high / self.low > 30
-        found = (
+        ticks = (
             LogLocator(10).tick_values(self.low, self.high)
             if wide
             else MaxNLocator(5, integer=self.whole).tick_values(self.low, self.high)
@@ -75,7 +75,7 @@ class Axis:
         )  # 0.3 is a tick of a range up to 0.3, and no tick is 1e-17
         return [
             (self.at(float(tick)), f"{tick if abs(tick) > rounding else 0.0:.6g}")
-            for tick in found
+            for tick in ticks
             if self.low - rounding <= tick <= self.high + rounding
         ]
 
@@ -152,31 +152,30 @@ def _draw(series: Series, x: Axis, y: Axis) -> _Drawn:
 def _apart(drawn: Sequence[_Drawn]) -> list[_Drawn]:
     """Names of single points beside them, as near as they can stand without covering a point or
     another name."""
-    taken = [
-        (x - DOT, y - DOT, x + DOT, y + DOT) for one in drawn if one.single for x, y in one.points
-    ]
+    dots = [mark.points[0] for mark in drawn if mark.single]
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in dots]
     placed = []
-    for one in sorted(drawn, key=lambda d: d.points[0][1]):
-        if one.single:
+    for mark in sorted(drawn, key=lambda d: d.points[0][1]):
+        if mark.single:
             label, box = next(
                 (
-                    found
-                    for found in _places(one)
-                    if not any(_overlap(found[1], other) for other in taken)
+                    place
+                    for place in _places(mark)
+                    if not any(_overlap(place[1], other) for other in taken)
                 ),
-                next(_places(one)),
+                next(_places(mark)),
             )
             taken.append(box)
-            one = replace(one, label=label)
-        placed.append(one)
+            mark = replace(mark, label=label)
+        placed.append(mark)
     return placed
 
 
 def _places(
-    one: _Drawn,
+    mark: _Drawn,
 ) -> Iterator[tuple[tuple[float, float, str], tuple[float, float, float, float]]]:
     """Where a name could stand, the nearest first: its anchor, and the box it covers."""
-    (x, y), wide = one.points[0], LETTER * len(one.series.name)
+    (x, y), wide = mark.points[0], LETTER * len(mark.series.name)
     for step in range(2 * HEIGHT // LINE):
         down = y + (step + 1) // 2 * (1 if step % 2 else -1) * LINE / 2
         for side, anchor in ((1, "start"), (-1, "end")):
@@ -251,7 +250,7 @@ def forest(rows: Sequence[Difference], *, title: str, x_title: str) -> Markup:
             "low": x.at(row.mean - reach),
             "high": x.at(row.mean + reach),
             "differs": abs(row.mean) > row.reach,
-            "said": (
+            "title": (
                 f"{row.name}: {row.mean:+.3g}"
                 + ("" if math.isnan(row.reach) else f" ± {reach:.2g}")
             ),

@@ -123,7 +123,7 @@ def _card(explanation: Explanation, index: int) -> Card:
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index]
     strip = Strip(explanation.first.images[index], maps, answers=answers)
-    return Card(explanation.names[index], [strip], said=answer_text(answers), warnings=warnings)
+    return Card(explanation.names[index], [strip], caption=answer_text(answers), warnings=warnings)
 
 
 def _view(method: str, run: Attribution, index: int) -> MapView:

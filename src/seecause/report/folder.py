@@ -82,12 +82,12 @@ def made_names(names: Sequence[str], suffix: str) -> list[str]:
     made = []
     for name in names:
         plain = re.sub(r"[^\w.]+", "-", name).strip(".-")[:LONGEST] or "picture"
-        one, count = plain, 1
-        while one.casefold() in taken:
+        unique, count = plain, 1
+        while unique.casefold() in taken:
             count += 1
-            one = f"{plain}-{count}"
-        taken.add(one.casefold())
-        made.append(one + suffix)
+            unique = f"{plain}-{count}"
+        taken.add(unique.casefold())
+        made.append(unique + suffix)
     return made
 
 

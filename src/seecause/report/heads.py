@@ -23,7 +23,7 @@ from seecause.heads.registry import selectors
 from seecause.heads.scores import Head, HeadScores
 from seecause.heads.studies import StudyTable
 from seecause.models.base import ImageModel
-from seecause.report.cards import Cell
+from seecause.report.cards import GridCell
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
@@ -107,7 +107,7 @@ class ScoreGrid:
     def width(self) -> int:
         return self.scores.value.shape[1]
 
-    def rows(self) -> list[list[Cell]]:
+    def rows(self) -> list[list[GridCell]]:
         return [
             [self._cell(layer, head) for head in range(self.width)]
             for layer in range(len(self.scores.value))
@@ -133,13 +133,14 @@ class ScoreGrid:
             else ""
         )
 
-    def _cell(self, layer: int, head: int) -> Cell:
+    def _cell(self, layer: int, head: int) -> GridCell:
         value = float(self.scores.value[layer, head])
         if value != value:
-            return Cell(0, "none", "", f"layer {layer}, head {head}: no such head, or not scored")
+            missing = f"layer {layer}, head {head}: no such head, or not scored"
+            return GridCell(0, "none", "", missing)
         where = f"layer {layer}, head {head}"
         if value == -torch.inf:
-            return Cell(
+            return GridCell(
                 0,
                 "none",
                 "stays" if self.width <= WRITTEN else "",
@@ -155,7 +156,7 @@ class ScoreGrid:
         text = f"{value * 10**-self.power:z.0f}" if self.width <= WRITTEN else ""
         without = f"; without it: {', '.join(costs)}" if costs else ""
         strength = round(90 * abs(value) / self.most) if self.most > 0 else 0
-        return Cell(
+        return GridCell(
             strength,
             "for" if value > 0 else "against",
             text,

@@ -16,7 +16,7 @@ from seecause.heads.gains import FEW
 from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.metrics.groups import GroupAccuracy
 from seecause.models.base import ImageModel
-from seecause.report.cards import Cell
+from seecause.report.cards import GridCell
 from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
 from seecause.report.overlay import data_uri, number, picture
 from seecause.report.page import Section, fragment
@@ -187,11 +187,11 @@ def groups_section(audit: Audit) -> list[Section]:
 
 
 def _two_codes(
-    cells: dict[tuple[int, ...], Cell], objects: Sequence[str], places: Sequence[str]
-) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
+    cells: dict[tuple[int, ...], GridCell], objects: Sequence[str], places: Sequence[str]
+) -> tuple[list[str], list[tuple[str, list[GridCell]]]]:
     down, across = (sorted({group[code] for group in cells}) for code in (0, 1))
     head = [places[code] if code < len(places) else f"background {code}" for code in across]
-    nothing = Cell(0, "none", "", "no picture")
+    nothing = GridCell(0, "none", "", "no picture")
     rows = []
     for f in down:
         name = objects[f] if f < len(objects) else str(f)
@@ -215,9 +215,9 @@ def _groups_note(groups: GroupAccuracy) -> str:
     return f"{note}, {worst}; {sizes} pictures a group, hover for 95 % intervals"
 
 
-def _right(right: int, total: int, span: Sequence[float]) -> Cell:
+def _right(right: int, total: int, span: Sequence[float]) -> GridCell:
     about = f"accuracy {right / total:.2f}, 95 % interval {span[0]:.2f} to {span[1]:.2f}"
-    return Cell(round(60 * right / total), "for", f"{right} of {total}", about)
+    return GridCell(round(60 * right / total), "for", f"{right} of {total}", about)
 
 
 def audit_csv(audit: Audit, names: Sequence[str]) -> str:
@@ -259,7 +259,7 @@ class Shot:
 class ShotCard:
     title: str
     shots: Sequence[Shot]
-    said: str = ""
+    caption: str = ""
 
 
 def audit_gallery(model: ImageModel, audit: Audit, *, count: int = SHOWN) -> Section:

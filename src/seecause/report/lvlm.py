@@ -17,7 +17,7 @@ from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.trace import RANKINGS
 from seecause.metrics import standard_error
-from seecause.report.cards import Card, Cell, MapView, Strip, render_cards
+from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
 from seecause.report.charts import Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
 from seecause.report.page import Section, fragment, protocol_section, write_page
@@ -81,21 +81,21 @@ class HeadGrid:
     def width(self) -> int:
         return self.values.shape[1]
 
-    def rows(self) -> list[list[Cell]]:
+    def rows(self) -> list[list[GridCell]]:
         most = float(self.values.abs().max()) or 1.0
         return [
             [self._cell(layer, head, most) for head in range(self.width)]
             for layer in range(len(self.values))
         ]
 
-    def _cell(self, layer: int, head: int, most: float) -> Cell:
+    def _cell(self, layer: int, head: int, most: float) -> GridCell:
         value = float(self.values[layer, head])
         text = "" if self.width > WRITTEN else f"{value:z.2f}"
         if abs(value) < 1:
             text = text.replace("0.", ".")
         chosen = self.chosen is not None and bool(self.chosen[layer, head])
         title = f"layer {layer}, head {head}: {number(value)}"
-        return Cell(round(90 * abs(value) / most), _sign(value), text, title, chosen)
+        return GridCell(round(90 * abs(value) / most), _sign(value), text, title, chosen)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     maps = zip(titles, _token_maps(trace), strict=True)
     views = [MapView(title, values, scale_of(values)) for title, values in maps]
     strip = Strip(seen_picture(engine.lvlm, engine.prompt, shown), views)
-    card = Card(name or (engine.question or ""), [strip], said=f"answer: {engine.answer}")
+    card = Card(name or (engine.question or ""), [strip], caption=f"answer: {engine.answer}")
     alone = f"{tokens.sufficiency:.0%} of what these heads bring into all words"
     facts = [
         ("kept words alone bring", alone),

@@ -126,10 +126,10 @@ def text_section(study: LVLMStudy) -> list[Section]:
         "Mean share of the effect that is lost when the picture may not reach a word. Framed words"
         " are those that matter"
     )
-    asked = "; they are kept for image tokens." if images else " (no image tokens were asked for)."
+    ending = "; they are kept for image tokens." if images else " (no image tokens were asked for)."
     if len(study.column("sufficiency")):
         body += table([("kept words alone bring", _mean(study.column("sufficiency")))])
-    return [Section("Into which words?", body, note + asked)]
+    return [Section("Into which words?", body, note + ending)]
 
 
 def gallery_section(study: LVLMStudy, maps: Sequence[TokenMaps]) -> list[Section]:

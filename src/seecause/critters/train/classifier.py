@@ -37,7 +37,7 @@ from seecause.critters.train.common import (
     seeded,
     write_log,
 )
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 from seecause.errors import BadOption
 
 _HALF = (0.5, 0.5, 0.5)  # as mean and deviation: pixels in [0, 1] become [-1, 1]

@@ -36,7 +36,7 @@ from seecause.critters.train.common import (
 )
 from seecause.critters.train.ifam_backbone import LogRow, pretrain
 from seecause.critters.train.ifam_recipe import IfamRecipe, Scenes, batches, draw_scenes
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 from seecause.faithful import IFAM, calibrate, intervene, load, parameter_groups
 from seecause.faithful.config import cosine, set_pace
 from seecause.faithful.interventions import best_of, try_interventions

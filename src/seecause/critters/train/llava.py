@@ -42,7 +42,7 @@ from seecause.critters.train.llava_answers import (
     see,
 )
 from seecause.critters.train.llava_model import LlavaRecipe, build_llava, make_processor, make_words
-from seecause.engine.machine import machine
+from seecause.engine.chunks import machine
 from seecause.models.decoder import restrict
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
