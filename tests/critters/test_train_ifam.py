@@ -61,7 +61,7 @@ def test_three_files_tell_everything(trained):
     )
     rows = list(csv.DictReader((out / "critters-ifam.log.csv").read_text().splitlines()))
     assert [row["phase"] for row in rows] == ["seeing"] * 2 + ["parts"] * 4
-    assert {found["quantile"] for found in card["thresholds"]} == {0.97, 0.99}
+    assert {result["quantile"] for result in card["thresholds"]} == {0.97, 0.99}
     assert (
         len(evaluation["validation"]) == 3 * 5
         and "iou" in evaluation["mask"]
@@ -86,8 +86,8 @@ def test_the_build_job_shows_parts_and_is_skipped_without_its_network(trained):
         and page.count("<figcaption>stage 2 sees") == 2
         and "of 16 answers" in page
     )
-    said = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
-    assert page.count("; changes without part") == min(2, int(said[1]))  # those come first
+    match = re.search(r"Of 16 creatures drawn, (\d+) get another answer", page)
+    assert page.count("; changes without part") == min(2, int(match[1]))  # those come first
     assert build(DemoSetting(), model="builtin:not-there").sections == []
 
 
@@ -117,7 +117,7 @@ def test_interventions_are_calibrated_chosen_and_measured_in_one_precision(monke
     )
     seen: list[bool] = []
     net.stage1.tower.native.patch_embed.register_forward_pre_hook(
-        lambda *given: seen.append(torch.is_autocast_enabled("cpu"))
+        lambda *arguments: seen.append(torch.is_autocast_enabled("cpu"))
     )
     chosen = choose(net, recipe, scenes, scenes)
     measure_changed(net, recipe, scenes, chosen)
@@ -152,11 +152,11 @@ def test_one_patch_is_enough_to_be_heard():
 
 
 def test_dino_asks_the_other_view():
-    told = torch.eye(6)[[0, 1, 2, 3]]  # two views of two pictures
-    crossed, right = distillation(told[[2, 3, 0, 1]], told, torch.zeros(6))
-    own, wrong = distillation(told, told, torch.zeros(6))
+    views = torch.eye(6)[[0, 1, 2, 3]]  # two views of two pictures
+    crossed, right = distillation(views[[2, 3, 0, 1]], views, torch.zeros(6))
+    own, wrong = distillation(views, views, torch.zeros(6))
     assert crossed < own and right == 1 and wrong == 0
     assert view(torch.rand(3, 3, 32, 32)).shape == (3, 3, 32, 32)
-    heard: list[dict] = []
-    model = pretrain(tiny(pretraining="dino"), device=CPU, write_row=heard.append, every=1)
-    assert [row["step"] for row in heard] == [1, 2] and not model.training
+    rows: list[dict] = []
+    model = pretrain(tiny(pretraining="dino"), device=CPU, write_row=rows.append, every=1)
+    assert [row["step"] for row in rows] == [1, 2] and not model.training

@@ -135,8 +135,8 @@ def test_the_blind_loss_is_that_of_every_wording_alone(readers):
     alone = []
     for text in (text for subject in SUBJECTS for text in wordings(subject)):
         ids = torch.tensor([[*teacher.words.prompt(text)[1], teacher.words.unsure]])
-        said = ask_bank(model, bank, ids)[0].float().log_softmax(dim=-1)
-        alone += [-said[-2, teacher.words.unsure], -said[-1, teacher.words.end]]
+        logprobs = ask_bank(model, bank, ids)[0].float().log_softmax(dim=-1)
+        alone += [-logprobs[-2, teacher.words.unsure], -logprobs[-1, teacher.words.end]]
     assert_close(blind_loss(model, teacher, bank), torch.stack(alone).mean(), atol=1e-6, rtol=0)
 
 
@@ -211,8 +211,8 @@ def test_what_is_written_loads_in_plain_transformers(tmp_path):
         evaluate(model, Teacher(words, "cpu"), preprocess=recipe.preprocess, samples=24)
         == evaluation
     )
-    told = card(tmp_path, "critters-llava")
-    assert told["evaluation"] == evaluation and told["recipe"]["mixed"] == 0.5
+    metadata = card(tmp_path, "critters-llava")
+    assert metadata["evaluation"] == evaluation and metadata["recipe"]["mixed"] == 0.5
     rows = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
     assert [row["phase"] for row in rows] == ["seeing"] * 2 + ["answering"] * 6
 
@@ -233,7 +233,7 @@ def test_what_is_written_loads_in_plain_transformers(tmp_path):
         atol=1e-5,
         rtol=0,
     )
-    said = processor.apply_chat_template(
+    prompt = processor.apply_chat_template(
         [
             {
                 "role": "user",
@@ -242,7 +242,7 @@ def test_what_is_written_loads_in_plain_transformers(tmp_path):
         ],
         add_generation_prompt=True,
     )
-    assert said == TEMPLATE.format(question="Which critter is this?")
+    assert prompt == TEMPLATE.format(question="Which critter is this?")
     assert (
         model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1]
         <= inputs["input_ids"].shape[1] + 2

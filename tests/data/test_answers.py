@@ -112,12 +112,12 @@ def model():
 
 def test_answers_are_in_the_order_of_the_data(model):
     data = Given(model, wrong={3, 69})
-    found = answers(model, data)
+    result = answers(model, data)
     assert (
-        found.logits.shape[0] == 70
-        and (~found.right).nonzero()[:, 0].tolist() == [3, 69]
-        and found.ids[69] == "69"
-        and found.groups[3] == (0, 1)
+        result.logits.shape[0] == 70
+        and (~result.right).nonzero()[:, 0].tolist() == [3, 69]
+        and result.ids[69] == "69"
+        and result.groups[3] == (0, 1)
     )
     with pytest.raises(BadOption, match="labels"):
         answers(model, Given(model, labels=False))

@@ -90,7 +90,7 @@ def test_cifar_keeps_every_tenth_of_a_class_for_validation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({b"data": [1, 2]}, "pixels"),
         ({b"data": np.zeros((2, 7), np.uint8)}, "pixels"),
@@ -98,10 +98,10 @@ def test_cifar_keeps_every_tenth_of_a_class_for_validation(tmp_path):
         ({b"labels": 4}, "no entry labels"),
     ],
 )
-def test_odd_cifar_batches_are_named(cifar, change, said):
-    found = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 1], **change}
-    (cifar / "test_batch").write_bytes(pickle.dumps(found))
-    with pytest.raises(DataMissing, match=rf"test_batch.*{said}"):
+def test_odd_cifar_batches_are_named(cifar, change, message):
+    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 1], **change}
+    (cifar / "test_batch").write_bytes(pickle.dumps(batch))
+    with pytest.raises(DataMissing, match=rf"test_batch.*{message}"):
         open_data(f"cifar10:{cifar}")
 
 

@@ -203,16 +203,16 @@ def test_a_missing_file_of_a_pet_is_named(pets, missing):
 
 
 @pytest.mark.parametrize(
-    ("trimap", "said"),
+    ("trimap", "message"),
     [
         (np.zeros((4, 6), np.uint8), "values 0 to 0"),
         (np.ones((4, 5), np.uint8), r"\[4, 5\] pixels for a photo of \[4, 6\]"),
         (np.ones((4, 6, 3), np.uint8), "colour"),
     ],
 )
-def test_an_odd_trimap_is_named(pets, trimap, said):
+def test_an_odd_trimap_is_named(pets, trimap, message):
     Image.fromarray(trimap).save(pets / "annotations" / "trimaps" / "pug_3.png")
-    with pytest.raises(BadImage, match=rf"pug_3\.png.*{said}"):
+    with pytest.raises(BadImage, match=rf"pug_3\.png.*{message}"):
         open_data(f"pets:{pets}")[2]
 
 
@@ -294,5 +294,5 @@ def test_a_real_model_knows_the_real_photos(real):
             assert (model(images).argmax(dim=-1) == labels).float().mean() > 0.6, spec
     assert set(masks.unique().tolist()) == {0, 1, IGNORE}
     centre = sc.attribute(model, images, method="center").maps
-    found = sc.metrics.localization(centre, masks)
-    assert found.skipped == 0 and sc.metrics.summarise(found.pointing).mean > 0.6
+    result = sc.metrics.localization(centre, masks)
+    assert result.skipped == 0 and sc.metrics.summarise(result.pointing).mean > 0.6

@@ -83,15 +83,15 @@ def test_ids_labels_and_digests_of_a_dataset_that_only_has_samples():
 
 def test_a_subset_keeps_what_its_dataset_knows():
     data = sc.data.open("critters:clean:test", limit=4)
-    some = sc.data.Subset("two", data, (3, 1))
-    assert torch.equal(some[0].image, data[3].image) and len(some) == 2
-    assert sc.data.sample_digests(some) == [*data.digests(3, 4), *data.digests(1, 2)]
-    assert some.ids == (sc.data.sample_ids(data)[3], sc.data.sample_ids(data)[1])
-    assert some.fingerprint not in (
+    subset = sc.data.Subset("two", data, (3, 1))
+    assert torch.equal(subset[0].image, data[3].image) and len(subset) == 2
+    assert sc.data.sample_digests(subset) == [*data.digests(3, 4), *data.digests(1, 2)]
+    assert subset.ids == (sc.data.sample_ids(data)[3], sc.data.sample_ids(data)[1])
+    assert subset.fingerprint not in (
         data.fingerprint,
         sc.data.Subset("two", data, (1, 3)).fingerprint,
     )
-    assert "counterfactuals" not in some.capabilities  # its latents are not in a row
+    assert "counterfactuals" not in subset.capabilities  # its latents are not in a row
     rows = part_of_train(range(20), [0] * 20, "val")
     assert rows == [9, 19]
 
@@ -99,8 +99,8 @@ def test_a_subset_keeps_what_its_dataset_knows():
 def test_a_registered_dataset_opens_by_name(registered):
     sc.data.register("squares", lambda rest: Squares(f"squares:{rest}"), form="KIND")
     assert sc.data.open("squares:all").name == "squares:all"
-    some = sc.data.open("squares:all", limit=2)  # the opener knows no limit
-    assert len(some) == 2 and some.ids == ("squares:all:0", "squares:all:3")
+    subset = sc.data.open("squares:all", limit=2)  # the opener knows no limit
+    assert len(subset) == 2 and subset.ids == ("squares:all:0", "squares:all:3")
     assert "squares:KIND" in sc.data.datasets()
     with pytest.raises(UnknownName, match="squares:KIND"):
         sc.data.open("squares")

@@ -82,13 +82,13 @@ def test_the_map_to_nine_classes_is_read_in_order(tmp_path):
     path = tmp_path / "in_to_in9.json"
     path.write_text(json.dumps({str(place): place % 10 - 1 for place in reversed(range(1000))}))
     assert read_in9_map(path).tolist() == [place % 10 - 1 for place in range(1000)]
-    for odd, said in (
+    for odd, message in (
         ({"0": 1}, "each class"),
         ({str(n): 9 for n in range(1000)}, "belongs to 9"),
         ({str(n): "1" for n in range(1000)}, "'1'"),
     ):
         path.write_text(json.dumps(odd))
-        with pytest.raises(DataMissing, match=said):
+        with pytest.raises(DataMissing, match=message):
             read_in9_map(path)
     path.write_text("{")
     with pytest.raises(DataMissing, match="not JSON"):
@@ -187,14 +187,14 @@ def test_older_lists_hold_sets(listed):
 def test_a_group_file_that_does_not_match_is_named(listed):
     path = listed / "imageID_to_group.pkl"
     groups = pickle.loads(path.read_bytes())
-    for change, said in (
+    for change, message in (
         ({"tcat0": ["dog(indoor)"]}, r"tcat0\.jpg.*dog\(indoor\).*class folder cat"),
         ({"tcat0": "cat(indoor)"}, "'tcat0'"),
         ({"tcat0": ["cat(indoor)", "cat(outdoor)"]}, "'tcat0'"),
         ({"tcat0": ["indoor"]}, "'indoor'"),
     ):
         path.write_bytes(pickle.dumps({**groups, **change}))
-        with pytest.raises(DataMissing, match=said):
+        with pytest.raises(DataMissing, match=message):
             open_data(f"metashift:{listed}:train")
     del groups["tcat0"]
     path.write_bytes(pickle.dumps(groups))

@@ -66,13 +66,13 @@ def raw(tmp_path) -> Path:
 def test_run_lengths_are_relative_and_down_the_columns():
     assert rle_mask(RUNS, (HEIGHT, WIDTH)).int().tolist() == MASK
     assert not rle_mask(" -1", (HEIGHT, WIDTH)).any() and rle_mask("0 12", (HEIGHT, WIDTH)).all()
-    for odd, said in (
+    for odd, message in (
         ("1 2 3", "pairs"),
         ("1 x", "'x'"),
         ("-1 2", "pairs"),
         ("10 3", "beyond 4 x 3"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             rle_mask(odd, (HEIGHT, WIDTH))
 
 
@@ -106,11 +106,11 @@ def test_the_rest_is_trained_on(raw):
 
 
 def test_pixels_and_masks(raw):
-    found = {s.id: s for s in open_data(f"siim:{raw}")}
+    by_id = {s.id: s for s in open_data(f"siim:{raw}")}
     pixels = torch.arange(HEIGHT * WIDTH).view(HEIGHT, WIDTH)
-    assert torch.equal((found["bare-sick"].image * 255).round().long(), pixels.expand(3, -1, -1))
-    assert found["bare-sick"].mask.int().tolist() == MASK and not found["bare-well"].mask.any()
-    assert int(found["tube-sick"].mask.sum()) == 4  # two rows: their union
+    assert torch.equal((by_id["bare-sick"].image * 255).round().long(), pixels.expand(3, -1, -1))
+    assert by_id["bare-sick"].mask.int().tolist() == MASK and not by_id["bare-well"].mask.any()
+    assert int(by_id["tube-sick"].mask.sum()) == 4  # two rows: their union
     before = open_data(f"siim:{raw}").fingerprint
     (raw / "train-rle.csv").write_text((raw / "train-rle.csv").read_text() + "bare-well, -1\n")
     assert open_data(f"siim:{raw}").fingerprint != before
@@ -128,18 +128,18 @@ def test_the_prepared_layout_is_the_same_data(raw, tmp_path_factory):
         "robust": "robust_test_set",
         "non-robust": "non_robust_test_set",
     }
-    for split, some in data.items():
-        for photo in some.photos:
+    for split, samples in data.items():
+        for photo in samples.photos:
             xray(root / names[split] / str(photo.label) / f"{photo.id}.dcm")
     bare = open_data(f"siim:{root}:test")
     assert set(bare.groups) == {None} and bare[0].mask is None  # nothing is guessed
     assert set(open_data(f"siim:{root}:robust").groups) == {(0, 1), (1, 0)}
     for name in ("train-rle.csv", "cxr_tube_dict.pkl"):
         (root / name).write_bytes((raw / name).read_bytes())
-    for split, some in data.items():
+    for split, samples in data.items():
         same = open_data(f"siim:{root}:{split}")
         assert {(p.id, p.label, p.group) for p in same.photos} == {
-            (p.id, p.label, p.group) for p in some.photos
+            (p.id, p.label, p.group) for p in samples.photos
         }
     assert {s.id: int(s.mask.sum()) for s in open_data(f"siim:{root}")}["bare-sick"] == 3
 
@@ -192,14 +192,14 @@ def test_a_corrupt_dicom_is_one_hole_with_a_name(raw, kind):
 
 def test_odd_lists_are_named(raw, caplog):
     tubes = raw / "cxr_tube_dict.pkl"
-    for odd, said in (
+    for odd, message in (
         (["x"], "not a dictionary"),
         ({"bare-sick": 1}, "bools"),
         ({"other": True}, "none of its images"),
         (Path("/"), "wants to load"),
     ):
         tubes.write_bytes(pickle.dumps(odd))
-        with pytest.raises(DataMissing, match=rf"cxr_tube_dict\.pkl.*{said}"):
+        with pytest.raises(DataMissing, match=rf"cxr_tube_dict\.pkl.*{message}"):
             open_data(f"siim:{raw}")
     tubes.write_bytes(pickle.dumps(TUBES)[:-9])
     with pytest.raises(DataMissing, match="damaged pickle"):

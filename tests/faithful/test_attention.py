@@ -241,9 +241,9 @@ def test_packed_rows_go_to_the_kernel_or_image_by_image(monkeypatch, there):
     mask[0], mask[1] = False, True
     masked = net.classify(images, mask, packed=False)
 
-    def kernel(*given, **options):
-        calls.append(given)
-        return plain(*given, **options)
+    def kernel(*arguments, **options):
+        calls.append(arguments)
+        return plain(*arguments, **options)
 
     monkeypatch.setattr(attention, "has_kernel", lambda device, dtype: there)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)

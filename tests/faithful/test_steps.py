@@ -59,7 +59,7 @@ def gradients(run: Run, monkeypatch) -> list[dict[str, Tensor]]:
     takes."""
     seen, step = [], run.optimizer.step
 
-    def spy(*given, **options):
+    def spy(*arguments, **options):
         seen.append(
             {
                 name: value.grad.clone()
@@ -67,7 +67,7 @@ def gradients(run: Run, monkeypatch) -> list[dict[str, Tensor]]:
                 if value.grad is not None
             }
         )
-        return step(*given, **options)
+        return step(*arguments, **options)
 
     monkeypatch.setattr(run.optimizer, "step", spy)
     return seen
@@ -131,7 +131,7 @@ def test_gradients_are_clipped_to_a_norm_over_all_parameters(configure, monkeypa
 def test_the_network_learns_in_the_precision_asked(configure, precision):
     run, seen = start(configure(precision=precision)), []
     run.net.register_forward_pre_hook(
-        lambda *given: seen.append(
+        lambda *arguments: seen.append(
             torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         )
     )

@@ -53,10 +53,10 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     config = tiny_config(folder)
     shutil.move(folder / "pictures" / "test", folder / "kept-for-later")
-    heard: list[tuple[int, int, str]] = []
-    done = train(config, on_step=lambda *message: heard.append(message))
+    lines: list[tuple[int, int, str]] = []
+    done = train(config, on_step=lambda *message: lines.append(message))
     shutil.move(folder / "kept-for-later", folder / "pictures" / "test")
-    return config, done, heard
+    return config, done, lines
 
 
 def rows(path):
@@ -68,10 +68,10 @@ def weights(config):
 
 
 def test_a_run_leaves_logs_grids_and_a_network(finished):
-    config, done, heard = finished
-    assert [message[:2] for message in heard] == [
+    config, done, lines = finished
+    assert [message[:2] for message in lines] == [
         (step, 8) for step in range(1, 9)
-    ] and "loss" in heard[-1][2]
+    ] and "loss" in lines[-1][2]
     log = rows(config.folder / "log.csv")
     assert [int(row["step"]) for row in log] == list(range(1, 9))
     terms = [
@@ -206,8 +206,8 @@ def test_weights_without_numbers_are_never_kept(tmp_path, log_every, monkeypatch
     """Also where the log has not noticed yet."""
     step = Run._step
 
-    def spoilt(run, parts, heard):
-        step(run, parts, heard)
+    def spoilt(run, parts, lines):
+        step(run, parts, lines)
         if run.position.step == 5:
             with torch.no_grad():
                 run.net.stage1.prototypes[0, 0] = torch.nan

@@ -162,11 +162,11 @@ def test_running_out_of_memory_counts_nothing_twice(planted, monkeypatch):
     tasks, theta = [(images[:8], labels[:8]), (images[8:16], labels[8:16])], torch.zeros(4, 2, 3)
     expected, calls = gating._slopes(model, tasks, theta), []
 
-    def failing(*given):
-        calls.append(given)
+    def failing(*arguments):
+        calls.append(arguments)
         if len(calls) == 1:
             raise torch.cuda.OutOfMemoryError("too large")
-        return gated_logits(*given)
+        return gated_logits(*arguments)
 
     monkeypatch.setattr(gating, "gated_logits", failing)
     assert_close(gating._slopes(model, tasks, theta), expected)

@@ -125,7 +125,7 @@ def test_cigma_is_the_guarded_score_above_its_noise_floor(model, train, guard, m
     floor = float(scores.value.abs().flatten().median())
     monkeypatch.setattr(
         "seecause.heads.cigma.information_gains",
-        lambda *given, **options: replace(real(*given, **options), noise_floor=floor),
+        lambda *arguments, **options: replace(real(*arguments, **options), noise_floor=floor),
     )
     rule = {"penalty": penalised, "protect": protected, "none": lambda scores: scores}[guard]
     expected = rule(above_noise(scores, floor))

@@ -175,10 +175,10 @@ def test_memory_decides_chunks_and_not_results():
 
 def test_some_heads_only():
     _, model, images, masks = case()
-    whole, some = score(model, images, masks), score(model, images, masks, heads=[(3, 1), (0, 2)])
-    assert some.value.isfinite().nonzero().tolist() == [[0, 2], [3, 1]]
-    assert_close(some.value[3, 1], whole.value[3, 1])
-    assert set(some.order(positive=False)) == {(3, 1), (0, 2)}
+    whole, chosen = score(model, images, masks), score(model, images, masks, heads=[(3, 1), (0, 2)])
+    assert chosen.value.isfinite().nonzero().tolist() == [[0, 2], [3, 1]]
+    assert_close(chosen.value[3, 1], whole.value[3, 1])
+    assert set(chosen.order(positive=False)) == {(3, 1), (0, 2)}
 
 
 def test_blocks_may_have_fewer_heads():

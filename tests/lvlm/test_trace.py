@@ -60,11 +60,11 @@ def test_tokens_follow_from_the_chosen_heads(traced):
         and result.tokens.protocol["text"] == result.text.int().tolist()
     )
     assert -1 <= result.agreement <= 1 and result.weighted.shape == (16,)
-    given = torch.zeros(engine.n_text, dtype=torch.bool)
-    given[-1] = True
+    rows = torch.zeros(engine.n_text, dtype=torch.bool)
+    rows[-1] = True
     assert torch.equal(
-        trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=given, masks=100).text,
-        given,
+        trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100).text,
+        rows,
     )
 
 

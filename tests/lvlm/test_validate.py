@@ -120,10 +120,10 @@ def test_random_orders_are_orders():
 def test_the_ratio_study_ablates_what_it_says():
     result = ratio_study(scene("llava").engine, [0.25, 0.75], masks=100)
     engine = scene("llava").engine
-    assert [one.heads.protocol["sampling"]["p"] for one in result] == [0.25, 0.75]
+    assert [traced.heads.protocol["sampling"]["p"] for traced in result] == [0.25, 0.75]
     assert (
-        len({one.heads.protocol["sampling"]["seed"] for one in result}) == 2
+        len({traced.heads.protocol["sampling"]["seed"] for traced in result}) == 2
     )  # the same lots would be nested
-    for one in result:
-        curves = scan(engine, one.heads.order())
-        assert (one.enough, one.needed) == (int(curves.enough()), int(curves.needed()))
+    for traced in result:
+        curves = scan(engine, traced.heads.order())
+        assert (traced.enough, traced.needed) == (int(curves.enough()), int(curves.needed()))

@@ -21,23 +21,23 @@ def logits_of(confidences: list[float], right: list[bool]) -> tuple[torch.Tensor
 
 def slow_ece(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> float:
     """The definition, photo by photo."""
-    found = [[] for _ in range(bins)]
+    binned = [[] for _ in range(bins)]
     for row, label in zip(logits.softmax(dim=1).tolist(), labels.tolist(), strict=True):
         confidence = max(row)
-        found[min(int(confidence * bins), bins - 1)].append(
+        binned[min(int(confidence * bins), bins - 1)].append(
             (confidence, row.index(confidence) == label)
         )
-    gaps = [abs(sum(c for c, _ in some) - sum(r for _, r in some)) for some in found]
+    gaps = [abs(sum(c for c, _ in rows) - sum(r for _, r in rows)) for rows in binned]
     return sum(gaps) / len(labels)
 
 
 def test_calibration_by_hand():
     """Three photos in [0.6, 0.8): confidence 0.7, accuracy 2/3. One at 0.9: wrong."""
-    found = calibration(*logits_of([0.65, 0.7, 0.75, 0.9], [True, True, False, False]), bins=5)
-    assert found.count.tolist() == [0, 0, 0, 3, 1] and found.confidence[:3].isnan().all()
-    assert found.error == pytest.approx(
+    result = calibration(*logits_of([0.65, 0.7, 0.75, 0.9], [True, True, False, False]), bins=5)
+    assert result.count.tolist() == [0, 0, 0, 3, 1] and result.confidence[:3].isnan().all()
+    assert result.error == pytest.approx(
         3 / 4 * (0.7 - 2 / 3) + 1 / 4 * 0.9
-    ) and found.largest == pytest.approx(0.9)
+    ) and result.largest == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15])
@@ -52,8 +52,8 @@ def test_calibration_is_its_definition(bins):
 
 
 def test_full_confidence_is_in_the_last_bin():
-    found = calibration(torch.tensor([[100.0, -1000.0]]), torch.tensor([0]))
-    assert found.count.tolist() == [0] * 14 + [1] and found.error == 0
+    result = calibration(torch.tensor([[100.0, -1000.0]]), torch.tensor([0]))
+    assert result.count.tolist() == [0] * 14 + [1] and result.error == 0
 
 
 def test_nll_by_hand_and_far_from_the_truth():

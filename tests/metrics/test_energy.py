@@ -20,19 +20,21 @@ MASK = torch.tensor([[[1, 1, 0], [0, 0, 1]]])
 
 
 def test_six_pixels_by_hand():
-    found = energy(MAP, MASK, k=2)
-    assert found.energy.item() == pytest.approx(4 / 8)
-    assert found.mass.item() == pytest.approx((4 + 2 + 2) / 12)
-    assert found.rank.item() == pytest.approx(1 / 3)  # the first three are 4, 3 and 1
-    assert found.top.item() == pytest.approx(1 / 2)  # the first two are 4 and 3
+    result = energy(MAP, MASK, k=2)
+    assert result.energy.item() == pytest.approx(4 / 8)
+    assert result.mass.item() == pytest.approx((4 + 2 + 2) / 12)
+    assert result.rank.item() == pytest.approx(1 / 3)  # the first three are 4, 3 and 1
+    assert result.top.item() == pytest.approx(1 / 2)  # the first two are 4 and 3
 
 
 def test_ignored_pixels_count_nowhere():
     ids = MASK.clone()
     ids[0, 1, 0] = 255  # the pixel with 3
-    found = energy(MAP, ids, k=2)
-    assert found.energy.item() == pytest.approx(4 / 5) and found.mass.item() == pytest.approx(8 / 9)
-    assert found.top.item() == pytest.approx(1 / 2)  # 4 and 1
+    result = energy(MAP, ids, k=2)
+    assert result.energy.item() == pytest.approx(4 / 5) and result.mass.item() == pytest.approx(
+        8 / 9
+    )
+    assert result.top.item() == pytest.approx(1 / 2)  # 4 and 1
     counted = energy(MAP, ids, k=2, ignore=None)  # then it is object
     assert counted.energy.item() == pytest.approx(7 / 8)
 
@@ -48,12 +50,12 @@ def test_a_perfect_map_scores_one_and_a_flat_one_the_share_of_the_object():
 
 
 def test_what_cannot_be_scored_is_a_hole():
-    found = energy(
+    result = energy(
         torch.stack([MAP[0], -MAP[0].abs()]),
         torch.stack([torch.zeros(2, 3), torch.ones(2, 3)]),
         k=1,
     )
-    assert found.mass.isnan().tolist() == [True, False] and found.energy.isnan().tolist() == [
+    assert result.mass.isnan().tolist() == [True, False] and result.energy.isnan().tolist() == [
         True,
         True,
     ]  # no object; no positive mass

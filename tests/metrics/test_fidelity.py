@@ -69,7 +69,7 @@ def test_infidelity_of_the_exact_map_is_zero_and_scaling_repairs_a_factor(settin
 def test_mu_fidelity_equals_the_loop(setting, correlation, scipy):
     model, images, _ = setting
     maps = noise(2, *GRID, seed=8)
-    found = mu_fidelity(
+    result = mu_fidelity(
         model,
         images,
         maps,
@@ -92,7 +92,7 @@ def test_mu_fidelity_equals_the_loop(setting, correlation, scipy):
             for patches in chosen
         ]
         sums = [maps[i].flatten()[patches].sum().item() for patches in chosen]
-        assert found[i].item() == pytest.approx(scipy(sums, drops)[0], abs=1e-10)
+        assert result[i].item() == pytest.approx(scipy(sums, drops)[0], abs=1e-10)
 
 
 def test_sensitivity_n_is_the_mean_over_sizes(setting):
@@ -146,16 +146,16 @@ def test_place_in_the_batch_and_memory_change_nothing(setting):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"share": 1.0}, "between 0 and 1"),
         ({"subsets": 1}, "at least 2"),
         ({"correlation": "kendall"}, "pearson"),
     ],
 )
-def test_unknown_options_are_refused(setting, options, said):
+def test_unknown_options_are_refused(setting, options, message):
     model, images, exact = setting
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=message):
         mu_fidelity(model, images, exact, CLASSES, **options)
 
 

@@ -14,13 +14,13 @@ RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1, 0, 0, 0]).bool()
 
 
 def test_groups_by_hand():
-    found = group_accuracy(RIGHT, GROUPS)
-    assert found.groups == ((0, 0), (0, 1), (1, 0))
-    assert found.accuracy.tolist() == [1.0, 0.5, 0.25]
-    assert found.average == pytest.approx(0.6)
-    assert found.worst == 0.25 and found.worst_group == (1, 0)
-    assert found.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert found.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(
+    result = group_accuracy(RIGHT, GROUPS)
+    assert result.groups == ((0, 0), (0, 1), (1, 0))
+    assert result.accuracy.tolist() == [1.0, 0.5, 0.25]
+    assert result.average == pytest.approx(0.6)
+    assert result.worst == 0.25 and result.worst_group == (1, 0)
+    assert result.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert result.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(
         0.9 + 0.04 + 0.005
     )
 
@@ -47,27 +47,27 @@ def test_the_interval_is_exact():
 
 
 def test_the_interval_of_none_and_all():
-    found = clopper_pearson(torch.tensor([0, 10]), torch.tensor([10, 10]))
-    assert found[0, 0] == 0 and found[1, 1] == 1
-    assert found[0, 1].item() == pytest.approx(1 - 0.025 ** (1 / 10))
+    result = clopper_pearson(torch.tensor([0, 10]), torch.tensor([10, 10]))
+    assert result[0, 0] == 0 and result[1, 1] == 1
+    assert result[0, 1].item() == pytest.approx(1 - 0.025 ** (1 / 10))
     assert group_accuracy(RIGHT, GROUPS).intervals().shape == (3, 2)
 
 
 def test_the_worst_of_some_groups():
-    found = group_accuracy(RIGHT, GROUPS)
+    result = group_accuracy(RIGHT, GROUPS)
     assert (
-        found.worst_among([(0, 0), (0, 1)]) == 0.5
-        and found.worst_among(found.groups) == found.worst
+        result.worst_among([(0, 0), (0, 1)]) == 0.5
+        and result.worst_among(result.groups) == result.worst
     )
     for groups in ([(1, 1)], []):
         with pytest.raises(BadOption, match=r"tested: \(0, 0\)"):
-            found.worst_among(groups)
+            result.worst_among(groups)
 
 
 def test_groups_of_a_class_count_as_one():
-    found = group_accuracy(RIGHT, GROUPS).by_class
-    assert found.groups == ((0,), (1,)) and found.total.tolist() == [6, 4]
-    assert found.accuracy.tolist() == pytest.approx([5 / 6, 1 / 4]) and found.worst == 0.25
+    result = group_accuracy(RIGHT, GROUPS).by_class
+    assert result.groups == ((0,), (1,)) and result.total.tolist() == [6, 4]
+    assert result.accuracy.tolist() == pytest.approx([5 / 6, 1 / 4]) and result.worst == 0.25
 
 
 def test_samples_without_a_group_are_named():

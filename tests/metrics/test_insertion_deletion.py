@@ -35,7 +35,7 @@ def test_curves_equal_the_loop(setting, order):
     native, model, images = setting
     maps = noise(2, *(SIZE if order == "pixel" else GRID)).round(decimals=1)  # with ties
     steps, each = (4, 384) if order == "pixel" else (8, 3 * 64)
-    found = insertion_deletion(model, images, maps, CLASSES, order=order, steps=steps)
+    result = insertion_deletion(model, images, maps, CLASSES, order=order, steps=steps)
     for i, label in enumerate(CLASSES):
         places = (
             reference.pixel_order(maps[i])
@@ -46,27 +46,27 @@ def test_curves_equal_the_loop(setting, order):
         deletion = reference.curve(ask, images[i], torch.zeros_like(images[i]), places, each)
         insertion = reference.curve(ask, soft, images[i], places, each)
         assert_close(
-            found.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0
+            result.deletion[i], torch.tensor(deletion, dtype=torch.float64), atol=1e-10, rtol=0
         )
         assert_close(
-            found.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0
+            result.insertion[i], torch.tensor(insertion, dtype=torch.float64), atol=1e-10, rtol=0
         )
-        assert found.deletion_area[i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
-        assert found.difference[i].item() == pytest.approx(
+        assert result.deletion_area[i].item() == pytest.approx(reference.area(deletion), abs=1e-10)
+        assert result.difference[i].item() == pytest.approx(
             reference.area(insertion) - reference.area(deletion), abs=1e-10
         )
 
 
 def test_the_ends_are_plain_forwards(setting):
     native, model, images = setting
-    found = insertion_deletion(
+    result = insertion_deletion(
         model, images, noise(2, *GRID), CLASSES, blur="gaussian", fill=0.25, score="logit"
     )
     plain, soft, flat = (
         native.forward(x)[range(2), CLASSES]
         for x in (images, gaussian_blur(images, 11, 5.0), torch.full_like(images, 0.25))
     )
-    for curve, ends in ((found.deletion, (plain, flat)), (found.insertion, (soft, plain))):
+    for curve, ends in ((result.deletion, (plain, flat)), (result.insertion, (soft, plain))):
         assert_close(curve[:, 0], ends[0], atol=1e-10, rtol=0)
         assert_close(curve[:, -1], ends[1], atol=1e-10, rtol=0)
 
@@ -81,13 +81,13 @@ def test_ranks_alone_matter(setting):
 def test_the_predicted_class_is_the_default_and_is_recorded(setting):
     native, model, images = setting
     maps, predicted = noise(2, *GRID), native.forward(images).argmax(dim=-1)
-    found, named = (
+    result, named = (
         insertion_deletion(model, images, maps),
         insertion_deletion(model, images, maps, predicted),
     )
-    assert torch.equal(found.deletion, named.deletion)
-    assert found.protocol["target"]["class"] == predicted.tolist()
-    assert {found.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {
+    assert torch.equal(result.deletion, named.deletion)
+    assert result.protocol["target"]["class"] == predicted.tolist()
+    assert {result.protocol[k] for k in ("steps", "order", "blur", "score", "ties")} == {
         "rise",
         "pixel",
         "prob",
@@ -121,9 +121,9 @@ def test_forwards_are_not_wasted(setting):
     handle = model.module.patch_embed.register_forward_pre_hook(
         lambda _, inputs: seen.append(len(inputs[0]))
     )
-    found = insertion_deletion(model, images, noise(2, *GRID), 0)
+    result = insertion_deletion(model, images, noise(2, *GRID), 0)
     handle.remove()
-    n = found.deletion.shape[1] - 1
+    n = result.deletion.shape[1] - 1
     assert sum(seen) == 2 * 2 * (n - 1) + 2 + 2 + 1
 
 
@@ -187,7 +187,7 @@ def test_blur_pads_with_zeros_and_keeps_the_dtype():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"steps": 1}, "2 to"),
         ({"steps": "all"}, "rise, patch or a number"),
@@ -197,9 +197,9 @@ def test_blur_pads_with_zeros_and_keeps_the_dtype():
         ({"score": "loss"}, "logprob"),
     ],
 )
-def test_unknown_options_are_refused(setting, options, said):
+def test_unknown_options_are_refused(setting, options, message):
     _, model, images = setting
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=message):
         insertion_deletion(model, images, noise(2, *GRID), 0, **options)
 
 

@@ -46,10 +46,10 @@ def slow_error(fit: Located, test: Located) -> float:
     """The definition with plain numpy, one key point after the other."""
     total = seen = 0.0
     for point in range(fit.points.shape[1]):
-        a, b = (some.visible[:, point].numpy() for some in (fit, test))
+        a, b = (located.visible[:, point].numpy() for located in (fit, test))
         x, y = fit.centers.flatten(1).numpy()[a], fit.points[:, point].numpy()[a]
         (xm, xs), (ym, ys) = (x.mean(0), x.std(0)), (y.mean(0), y.std(0))
-        on, on_test = (np.repeat(some.active.numpy(), 2, axis=1) for some in (fit, test))
+        on, on_test = (np.repeat(located.active.numpy(), 2, axis=1) for located in (fit, test))
         weights = np.linalg.lstsq((x - xm) / xs * on[a], (y - ym) / ys, rcond=None)[0]
         predicted = (
             (test.centers.flatten(1).numpy()[b] - xm) / xs * on_test[b]
@@ -61,10 +61,10 @@ def slow_error(fit: Located, test: Located) -> float:
 
 def test_the_regression_is_its_definition():
     fit, test = random_located(40, 0), random_located(25, 50)
-    found = keypoint_error(fit, test)
+    result = keypoint_error(fit, test)
     assert (
-        found.mean == pytest.approx(slow_error(fit, test), abs=1e-9)
-        and found.visible.tolist() == test.visible.sum(dim=0).tolist()
+        result.mean == pytest.approx(slow_error(fit, test), abs=1e-9)
+        and result.visible.tolist() == test.visible.sum(dim=0).tolist()
     )
 
 
@@ -84,10 +84,10 @@ def test_a_key_point_nobody_sees_weighs_nothing():
     fit, test = random_located(40, 0), random_located(25, 50)
     hidden = test.visible.clone()
     hidden[:, 1] = False
-    found = keypoint_error(
+    result = keypoint_error(
         fit, Located(test.centers, test.active, test.points, hidden, test.winners)
     )
-    assert found.distance[1].isnan() and found.mean == pytest.approx(
+    assert result.distance[1].isnan() and result.mean == pytest.approx(
         100 * float(keypoint_error(fit, test).distance[0])
     )
     unfitted = keypoint_error(
@@ -190,20 +190,20 @@ def test_locate_works_in_the_models_frame():
         return torch.cat([white, 1 - white], dim=1)
 
     normalised = True
-    found = locate(model, Birds(), part_maps)
-    assert found.visible.tolist() == [[True, True, False, False]] * 20 and found.active.all()
+    result = locate(model, Birds(), part_maps)
+    assert result.visible.tolist() == [[True, True, False, False]] * 20 and result.active.all()
     assert torch.allclose(
-        found.points[:, :2],
+        result.points[:, :2],
         torch.tensor([[1 / 6] * 2, [5 / 6] * 2], dtype=torch.float64),
         atol=1e-6,
     )
     middle = 0.5 - 0.5 / 12  # of twelve pixels, each standing at its corner
-    assert torch.allclose(found.centers, torch.tensor(middle, dtype=torch.float64), atol=0.02)
-    assert (found.winners[:, :2] == 0).all() and keypoint_error(found, found).mean < 1e-6
+    assert torch.allclose(result.centers, torch.tensor(middle, dtype=torch.float64), atol=0.02)
+    assert (result.winners[:, :2] == 0).all() and keypoint_error(result, result).mean < 1e-6
     normalised = False
     raw = locate(model, Birds(), part_maps, normalised=False)
     assert (
-        torch.allclose(raw.centers, found.centers, atol=1e-3)
+        torch.allclose(raw.centers, result.centers, atol=1e-3)
         and seen[0].min() < 0 <= seen[-1].min()
     )
     with pytest.raises(BadOption, match="bird 0"):

@@ -27,13 +27,13 @@ def masks(batch: int = 5, seed: int = 3) -> torch.Tensor:
 def test_both_precisions_equal_scikit_learn(levels):
     maps = noise(5, *SIZE)
     maps = maps if levels is None else (maps * levels / 4).round()
-    found = localization(maps, masks())
+    result = localization(maps, masks())
     for i, mask in enumerate(masks()):
         on, values = mask.flatten().numpy(), maps[i].flatten().numpy()
-        assert found.aupr1[i].item() == pytest.approx(
+        assert result.aupr1[i].item() == pytest.approx(
             average_precision_score(on, values), abs=1e-12
         )
-        assert found.aupr0[i].item() == pytest.approx(
+        assert result.aupr0[i].item() == pytest.approx(
             average_precision_score(~on, -values), abs=1e-12
         )
 
@@ -51,17 +51,17 @@ def test_six_pixels_by_hand():
 def test_ignored_pixels_count_nowhere():
     maps, on, ignored = noise(4, *SIZE), masks(4), noise(4, *SIZE, seed=9) > 0.8
     ids = on.int().masked_fill(ignored, 255)
-    found = localization(maps, ids)
+    result = localization(maps, ids)
     for i in range(4):
         kept = ~ignored[i]
         inside, values = on[i][kept].numpy(), maps[i][kept].numpy()
-        assert found.aupr1[i].item() == pytest.approx(
+        assert result.aupr1[i].item() == pytest.approx(
             average_precision_score(inside, values), abs=1e-12
         )
-        assert found.aupr0[i].item() == pytest.approx(
+        assert result.aupr0[i].item() == pytest.approx(
             average_precision_score(~inside, -values), abs=1e-12
         )
-        assert found.pointing[i] == on[i][kept][maps[i][kept].argmax()]
+        assert result.pointing[i] == on[i][kept][maps[i][kept].argmax()]
 
 
 def test_ranks_alone_matter():
@@ -85,10 +85,10 @@ def test_upsampling_is_torchs_but_flat_regions_stay_flat(size):
 
 
 def test_a_constant_map_scores_the_share_of_the_object():
-    found = localization(torch.zeros(5, 3, 5), masks())
+    result = localization(torch.zeros(5, 3, 5), masks())
     share = masks().double().mean(dim=(1, 2))
-    assert_close(found.aupr1, share, atol=1e-12, rtol=0)
-    assert_close(found.aupr0, 1 - share, atol=1e-12, rtol=0)
+    assert_close(result.aupr1, share, atol=1e-12, rtol=0)
+    assert_close(result.aupr0, 1 - share, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("upsample", ["bilinear", "nearest"])
@@ -124,17 +124,17 @@ def test_the_first_maximum_counts():
 def test_images_that_cannot_be_scored_stay_as_holes():
     ids = masks(4).int()
     ids[1], ids[2], ids[3] = 0, 1, 255
-    found = localization(noise(4, 3, 5), ids)
-    assert found.reasons == (
+    result = localization(noise(4, 3, 5), ids)
+    assert result.reasons == (
         "",
         "no object in the frame",
         "no background in the frame",
         "every pixel is ignored",
     )
-    assert found.skipped == 3
-    for scores in (found.aupr1, found.aupr0, found.pointing):
+    assert result.skipped == 3
+    for scores in (result.aupr1, result.aupr0, result.pointing):
         assert scores.isnan().tolist() == [False, True, True, True]
-    assert sc.metrics.summarise(found.aupr1).skipped == 3
+    assert sc.metrics.summarise(result.aupr1).skipped == 3
 
 
 def test_small_memory_changes_nothing():
@@ -145,7 +145,7 @@ def test_small_memory_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("maps", "mask", "options", "said"),
+    ("maps", "mask", "options", "message"),
     [
         (torch.full((2, 3, 5), np.nan), masks(2), {}, "finite"),
         (noise(2, 3, 5), masks(3), {}, "one for each map"),
@@ -153,8 +153,8 @@ def test_small_memory_changes_nothing():
         (noise(3, 5), masks(3), {}, r"\[B, gh, gw\]"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(maps, mask, options, said):
-    with pytest.raises(BadOption, match=said):
+def test_what_cannot_be_compared_is_refused(maps, mask, options, message):
+    with pytest.raises(BadOption, match=message):
         localization(maps, mask, **options)
 
 

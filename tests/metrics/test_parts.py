@@ -160,7 +160,7 @@ def test_the_completeness_block_by_hand(setting):
         (0.22, 1, 1, 1),
         (0.45, 0, 1, 1),
     ):  # idle: tail, feet and the background
-        found = [
+        result = [
             values[0, at[bar]].item()
             for values in (
                 scores.csdc,
@@ -169,7 +169,7 @@ def test_the_completeness_block_by_hand(setting):
                 scores.distractibility,
             )
         ]
-        assert found == pytest.approx([overlap[bar], kept, changed, calm]), bar
+        assert result == pytest.approx([overlap[bar], kept, changed, calm]), bar
     assert (
         scores.completeness == pytest.approx(((overlap[0.22] + 2) / 3 + 1) / 2)
         and scores.background_independence.item() == 1

@@ -34,17 +34,17 @@ def ask(model, label):
 
 def test_curves_equal_the_loop(setting):
     model, images, maps = setting
-    found = perturbation(model, images, maps, CLASSES, fill=0.25)
+    result = perturbation(model, images, maps, CLASSES, fill=0.25)
     for i, label in enumerate(CLASSES):
         flat = torch.full_like(images[i], 0.25)
         order = reference.descending(maps[i])
         morf = reference.aopc(ask(model, label), images[i], order, GRID, flat)
         lerf = reference.aopc(ask(model, label), images[i], order[::-1], GRID, flat)
-        assert found.aopc_morf[i].item() == pytest.approx(morf, abs=1e-12)
-        assert found.aopc_lerf[i].item() == pytest.approx(lerf, abs=1e-12)
-        assert found.abpc[i].item() == pytest.approx(morf - lerf, abs=1e-12)
-    assert found.morf.shape == (2, 16) and found.shares[[0, -1]].tolist() == [0, 1]
-    assert_close(found.morf[:, [0, -1]], found.lerf[:, [0, -1]], atol=1e-12, rtol=0)
+        assert result.aopc_morf[i].item() == pytest.approx(morf, abs=1e-12)
+        assert result.aopc_lerf[i].item() == pytest.approx(lerf, abs=1e-12)
+        assert result.abpc[i].item() == pytest.approx(morf - lerf, abs=1e-12)
+    assert result.morf.shape == (2, 16) and result.shares[[0, -1]].tolist() == [0, 1]
+    assert_close(result.morf[:, [0, -1]], result.lerf[:, [0, -1]], atol=1e-12, rtol=0)
 
 
 def test_pixel_flipping_is_deletion():
@@ -59,14 +59,14 @@ def test_pixel_flipping_is_deletion():
 
 def test_comprehensiveness_sufficiency_and_log_odds_equal_the_loop(setting):
     model, images, maps = setting
-    found = removal(model, images, maps, CLASSES, shares=(0.2, 0.6))
+    result = removal(model, images, maps, CLASSES, shares=(0.2, 0.6))
     for i, label in enumerate(CLASSES):
         order = reference.descending(maps[i])
         expected = reference.eraser(
             ask(model, label), images[i], order, GRID, torch.zeros_like(images[i]), (3, 9)
         )
         got = [
-            getattr(found, name)[i].item()
+            getattr(result, name)[i].item()
             for name in ("comprehensiveness", "sufficiency", "log_odds")
         ]
         assert got == pytest.approx(expected, abs=1e-12)
@@ -118,9 +118,9 @@ def test_saco_of_three_groups_by_hand():
 
 def test_saco_equals_the_loop(setting):
     model, images, maps = setting
-    found = saco(model, images, maps, CLASSES, groups=5)
+    result = saco(model, images, maps, CLASSES, groups=5)
     for i, label in enumerate(CLASSES):
-        assert found[i].item() == pytest.approx(
+        assert result[i].item() == pytest.approx(
             reference.saco(ask(model, label), images[i], maps[i], GRID, 5), abs=1e-12
         )
 
@@ -177,7 +177,7 @@ def test_a_flat_picture_is_filled_in_without_a_trace():
 
 def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
     model, images, maps = setting
-    found = road(model, images, maps, CLASSES, shares=(0.4,), noise=0.05, seed=3)
+    result = road(model, images, maps, CLASSES, shares=(0.4,), noise=0.05, seed=3)
     for i, label in enumerate(CLASSES):
         order = reference.descending(maps[i])
         marks = torch.zeros_like(images[i])
@@ -186,11 +186,11 @@ def test_road_removes_whole_patches_and_adds_seeded_noise(setting):
         grain = 0.05 * torch.randn(
             3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64
         )
-        assert found.morf[i, 0].item() == pytest.approx(
+        assert result.morf[i, 0].item() == pytest.approx(
             ask(model, label)(filled + grain * gone), abs=1e-9
         )
     again = road(model, images[1:], maps[1:], CLASSES[1:], shares=(0.4,), noise=0.05, seed=3)
-    assert_close(again.lerf[0], found.lerf[1], atol=1e-12, rtol=0)
+    assert_close(again.lerf[0], result.lerf[1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("metric", [perturbation, removal, saco, road])

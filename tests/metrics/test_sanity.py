@@ -42,8 +42,8 @@ def gradient_map(model, images, target):
 
 def test_the_same_class_is_perfectly_similar(setting):
     model, images, explain = setting
-    found = random_logit(model, images, explain, CLASSES, other=CLASSES)
-    for values in (found.signed, found.absolute):
+    result = random_logit(model, images, explain, CLASSES, other=CLASSES)
+    for values in (result.signed, result.absolute):
         assert_close(values, torch.ones(2, dtype=torch.float64))
 
 
@@ -56,8 +56,8 @@ def test_another_class_is_drawn_and_is_never_the_same(setting):
         return explain(x, classes)
 
     for seed in range(6):
-        found = random_logit(model, images, spy, torch.tensor(CLASSES), seed=seed)
-        assert (found.signed < 0.9).all()
+        result = random_logit(model, images, spy, torch.tensor(CLASSES), seed=seed)
+        assert (result.signed < 0.9).all()
         assert (seen[-1] != torch.tensor(CLASSES)).all()
     blind = random_logit(model, images, lambda x, _: noise(2, *GRID))
     assert_close(
@@ -77,14 +77,14 @@ def test_randomisation_leaves_the_model_as_it_was():
         {name: tensor.clone() for name, tensor in native.module.state_dict().items()},
         model.state_key(),
     )
-    found = parameter_randomisation(model, images, gradient_map, CLASSES)
+    result = parameter_randomisation(model, images, gradient_map, CLASSES)
     assert model.state_key() == key and hooks(native.module) == 0
     assert all(
         torch.equal(before[name], tensor) for name, tensor in native.module.state_dict().items()
     )
     assert not any(parameter.requires_grad for parameter in native.module.parameters())
-    assert found.signed_steps.shape == found.absolute_steps.shape == (2, len(found.layers))
-    assert (found.absolute_steps.abs() <= 1).all()
+    assert result.signed_steps.shape == result.absolute_steps.shape == (2, len(result.layers))
+    assert (result.absolute_steps.abs() <= 1).all()
 
 
 def test_layers_go_from_the_head_to_the_embedding():
@@ -105,11 +105,11 @@ def test_every_step_changes_the_model_further(setting):
         answers.append(other(x))
         return noise(2, 4, 6)  # sees no weights
 
-    found = parameter_randomisation(model, images, attribute, CLASSES)
+    result = parameter_randomisation(model, images, attribute, CLASSES)
     assert_close(
-        found.signed, torch.ones(2, dtype=torch.float64)
+        result.signed, torch.ones(2, dtype=torch.float64)
     )  # a method that ignores the model is caught
-    assert len(answers) == 1 + len(found.layers)
+    assert len(answers) == 1 + len(result.layers)
     assert all(not torch.allclose(a, b, atol=1e-6) for a, b in itertools.pairwise(answers))
 
 
@@ -117,10 +117,10 @@ def test_fewer_steps_are_some_of_all_and_end_where_all_end():
     native = tiny("timm_deit3")
     model, images = view(native, check=False), pictures(native)
     whole = parameter_randomisation(model, images, gradient_map, CLASSES)
-    some = parameter_randomisation(model, images, gradient_map, CLASSES, steps=3)
-    places = [whole.layers.index(layer) for layer in some.layers]
+    partial = parameter_randomisation(model, images, gradient_map, CLASSES, steps=3)
+    places = [whole.layers.index(layer) for layer in partial.layers]
     assert len(places) == 3 and places == sorted(places) and places[-1] == len(whole.layers) - 1
-    assert torch.equal(some.signed_steps, whole.signed_steps[:, places])
+    assert torch.equal(partial.signed_steps, whole.signed_steps[:, places])
     for steps in (0, len(whole.layers) + 1):
         with pytest.raises(BadOption, match="a step for each layer"):
             parameter_randomisation(model, images, gradient_map, CLASSES, steps=steps)
@@ -153,12 +153,12 @@ def test_what_cannot_be_wrapped_again_says_so(setting):
     attribute = lambda other, x, classes: patch_sums(contributions(other, x, classes))  # noqa: E731
     with pytest.raises(NotDefined, match="rewrap="):
         parameter_randomisation(model, images, attribute, CLASSES)
-    found = parameter_randomisation(model, images, attribute, CLASSES, rewrap=linear_view)
-    assert found.layers == ("bias", "weight")
+    result = parameter_randomisation(model, images, attribute, CLASSES, rewrap=linear_view)
+    assert result.layers == ("bias", "weight")
     assert_close(
-        found.signed_steps[:, 0], torch.ones(2, dtype=torch.float64)
+        result.signed_steps[:, 0], torch.ones(2, dtype=torch.float64)
     )  # contributions do not see the bias
-    assert (found.signed_steps[:, -1].abs() < 0.9).all()
+    assert (result.signed_steps[:, -1].abs() < 0.9).all()
 
 
 # stability
@@ -166,35 +166,35 @@ def test_what_cannot_be_wrapped_again_says_so(setting):
 
 def test_stability_equals_its_definition(setting):
     model, images, explain = setting
-    found = stability(model, images, explain, CLASSES, radius=0.1, draws=3, seed=2)
+    result = stability(model, images, explain, CLASSES, radius=0.1, draws=3, seed=2)
     generator, plain = torch.Generator().manual_seed(2), explain(images, CLASSES)
     for draw in range(3):
         shift = 0.1 * (2 * torch.rand(3, *SIZE, generator=generator, dtype=torch.float64) - 1)
         assert shift.abs().max() <= 0.1
         change = explain(shift[None].expand_as(images), CLASSES)  # the map is linear in the picture
         for i in range(2):
-            assert found.changes[i, draw].item() == pytest.approx(
+            assert result.changes[i, draw].item() == pytest.approx(
                 (change[i].norm() / plain[i].norm()).item(), abs=1e-12
             )
-    assert torch.equal(found.max_sensitivity, found.changes.max(dim=1).values)
-    assert_close(found.avg_sensitivity, found.changes.mean(dim=1))
+    assert torch.equal(result.max_sensitivity, result.changes.max(dim=1).values)
+    assert_close(result.avg_sensitivity, result.changes.mean(dim=1))
     with pytest.raises(BadOption, match="positive radius"):
         stability(model, images, explain, radius=0)
 
 
 def test_the_class_stays_that_of_the_plain_picture(setting):
     model, images, explain = setting
-    asked = []
+    classes_seen = []
     stability(
         model,
         images,
-        lambda x, classes: (asked.append(classes), explain(x, classes))[1],
+        lambda x, classes: (classes_seen.append(classes), explain(x, classes))[1],
         radius=5.0,
         draws=4,
     )
     assert (
-        all(torch.equal(classes, model(images).argmax(dim=1)) for classes in asked)
-        and len(asked) == 5
+        all(torch.equal(classes, model(images).argmax(dim=1)) for classes in classes_seen)
+        and len(classes_seen) == 5
     )
     constant = stability(model, images, lambda x, _: torch.ones(2, *GRID))
     assert (constant.max_sensitivity == 0).all()
@@ -206,7 +206,7 @@ def test_the_class_stays_that_of_the_plain_picture(setting):
 def test_every_metric_measures_what_it_lists(setting):
     model, images, explain = setting
     masks = noise(2, *SIZE, seed=9) > 0
-    given = MetricInputs(
+    inputs = MetricInputs(
         model,
         images,
         explain(images, CLASSES),
@@ -226,10 +226,10 @@ def test_every_metric_measures_what_it_lists(setting):
         )
         if "latents" in metric.needs:
             continue
-        found = measure(name, given, **options.get(name, {}))
-        assert list(found) == list(metric.columns)
+        result = measure(name, inputs, **options.get(name, {}))
+        assert list(result) == list(metric.columns)
         assert all(
-            values.shape == (2,) and values.dtype == torch.float64 for values in found.values()
+            values.shape == (2,) and values.dtype == torch.float64 for values in result.values()
         ), name
 
 

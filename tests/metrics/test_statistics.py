@@ -28,24 +28,24 @@ def test_the_standard_error_is_that_of_scipy():
     values = noise(7)
     assert summarise(values).standard_error == pytest.approx(stats.sem(values))
     hits = torch.tensor([1.0] * 94 + [0.0] * 34)  # a pointing game of 73.44 % on 128 images
-    found = summarise(hits)
-    assert found.standard_error == pytest.approx((found.mean * (1 - found.mean) / 127) ** 0.5)
-    assert (found.n, found.skipped) == (128, 0)
+    result = summarise(hits)
+    assert result.standard_error == pytest.approx((result.mean * (1 - result.mean) / 127) ** 0.5)
+    assert (result.n, result.skipped) == (128, 0)
     many = noise(5, 3)
     assert torch.allclose(standard_error(many), torch.tensor(stats.sem(many, axis=0)))
 
 
 def test_one_image_has_no_standard_error_and_a_dash_is_printed():
-    found = summarise(torch.tensor([0.25, torch.nan]))
-    assert (found.mean, found.n) == (0.25, 1) and math.isnan(found.standard_error)
+    result = summarise(torch.tensor([0.25, torch.nan]))
+    assert (result.mean, result.n) == (0.25, 1) and math.isnan(result.standard_error)
     assert standard_error(noise(1, 3)).isnan().tolist() == [True] * 3
-    assert found.text() == "0.250 ± -" and found.text(1, scale=100, sign="+") == "+25.0 ± -"
+    assert result.text() == "0.250 ± -" and result.text(1, scale=100, sign="+") == "+25.0 ± -"
     assert summarise(torch.tensor([0.0, 1.0])).text(2) == "0.50 ± 0.50"
 
 
 def test_skipped_images_are_left_out_and_counted():
-    found = summarise(torch.tensor([1.0, torch.nan, 3.0]))
-    assert (found.mean, found.n, found.skipped) == (2.0, 2, 1)
+    result = summarise(torch.tensor([1.0, torch.nan, 3.0]))
+    assert (result.mean, result.n, result.skipped) == (2.0, 2, 1)
     nothing = summarise(torch.tensor([torch.nan]))
     assert np.isnan(nothing.mean) and nothing.n == 0
 
@@ -53,9 +53,9 @@ def test_skipped_images_are_left_out_and_counted():
 def test_a_paired_difference_is_sharper_than_its_parts():
     first = noise(200)
     second = first - 0.1 + 0.05 * noise(200, seed=1)
-    found = paired_difference(first, second)
-    assert found.mean == pytest.approx((first - second).mean().item())
-    assert found.standard_error < summarise(first).standard_error / 10
+    result = paired_difference(first, second)
+    assert result.mean == pytest.approx((first - second).mean().item())
+    assert result.standard_error < summarise(first).standard_error / 10
     assert paired_difference(torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, 1.0])).n == 0
 
 

@@ -75,9 +75,10 @@ def discover_masks(
     def run_chunk(a: int, b: int) -> dict[int, tuple[Tensor, ...]]:
         rows = todo[a:b]
         padding = None if inside is None else inside[rows]
-        several = isinstance(baseline, Tensor) and len(baseline) > 1
-        chosen = baseline[rows] if several else baseline
-        base = fill(model, images[rows], chosen, inside=padding)
+        fills = baseline
+        if isinstance(fills, Tensor) and len(fills) > 1:
+            fills = fills[rows]
+        base = fill(model, images[rows], fills, inside=padding)
         masks = zip(*options.run(model, images[rows], base, padding), strict=True)
         return dict(zip(rows, masks, strict=True))
 
