@@ -129,7 +129,8 @@ def _cut(root: Path, name: str, side: int) -> Tensor | None:
         return None
     share = (ids != BACKGROUND).astype(float)
     if (ids == BACKGROUND).any():
-        near, far = distance_transform_edt(ids != ANIMAL), distance_transform_edt(ids != BACKGROUND)
+        kinds = (ANIMAL, BACKGROUND)
+        near, far = (np.asarray(distance_transform_edt(ids != kind)) for kind in kinds)
         border = (ids != ANIMAL) & (ids != BACKGROUND)
         share[border] = far[border] / (far + near)[border]
     alpha = np.clip(2 * share - 0.5, 0, 1)  # half as wide as the border, around its middle
