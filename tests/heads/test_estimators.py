@@ -142,6 +142,16 @@ def test_the_fit_finds_the_truth_and_knows_its_error():
     assert shrunk.abs().max() < 1e-2
 
 
+def test_a_ridge_shrinks_slopes_and_leaves_the_intercept():
+    from sklearn.linear_model import Ridge
+
+    gone = (noise(6, 20, 4) > 0).double()
+    lost = gone @ noise(4, seed=1) + 0.1 * noise(6, 20, seed=2) + 7
+    slopes, _, _ = fit(gone, lost, ridge=5.0)
+    theirs = Ridge(alpha=5.0).fit(gone.flatten(0, 1).numpy(), lost.flatten().numpy())
+    assert_close(slopes, torch.from_numpy(theirs.coef_), atol=1e-9, rtol=0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_heads_that_removals_cannot_tell_apart_are_refused(seed):
     one = torch.randint(0, 3, (40, 7), generator=torch.Generator().manual_seed(seed))
