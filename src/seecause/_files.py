@@ -7,6 +7,7 @@ replacing an earlier one takes two renames, and `mend_folder` undoes a kill betw
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -75,7 +76,7 @@ def mend_folder(path: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
         else:
             old.rename(path)
-    for draft in path.parent.glob(f".{path.name}.*.partial"):
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         match = _DRAFT.match(draft.name)
         if match and not _is_alive(int(match[1])):
             if draft.is_dir():

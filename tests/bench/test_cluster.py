@@ -117,3 +117,11 @@ def test_the_command_line_runs_on_the_cluster(cluster, tmp_path):
     ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and "1 of 1 shards done" in done.output, done.output
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_a_cluster_that_cannot_be_reached_is_refused_in_seconds(tmp_path, monkeypatch, address):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    with pytest.raises(BadOption, match="nobody answers"):
+        run(Store(tmp_path), worker(limit=2), cluster=address)

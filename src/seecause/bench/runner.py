@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from seecause.bench.work import Worker, open_model, open_worker, run_shard
 from seecause.data.registry import open_data
 from seecause.errors import BadOption, MissingExtra, SeecauseError
 
+REACHED = 5.0  # seconds for a cluster to answer
 RETRIES = 3  # of a shard whose worker was lost
 LOST = (
     f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
@@ -361,6 +363,19 @@ def _ray() -> Any:
     return ray
 
 
+def _need_answer(address: str) -> None:
+    """Refuse HOST:PORT where nobody listens: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED).close()
+    except (OSError, OverflowError) as failure:
+        raise BadOption(
+            "--cluster", address, f"the HOST:PORT of a cluster; nobody answers there ({failure})"
+        ) from None
+
+
 @contextmanager
 def _connected(ray: Any, address: str, *, cores: int) -> Iterator[None]:
     """Leave a cluster as it was found: one that this process is already connected to stays
@@ -370,6 +385,7 @@ def _connected(ray: Any, address: str, *, cores: int) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    _need_answer(address)
     local = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", **local)

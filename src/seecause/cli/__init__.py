@@ -6,6 +6,7 @@ it needs when it runs.
 
 from __future__ import annotations
 
+import errno
 import importlib
 from typing import Annotated, Any
 
@@ -63,6 +64,14 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except SeecauseError as error:
             typer.echo(f"seecause: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(USAGE_ERROR) from None
+        except OSError as failure:  # a full disk, a folder that may not be written
+            if failure.errno in (None, errno.EPIPE) or not failure.strerror:
+                raise
+            place = "" if failure.filename is None else f": {failure.filename}"
+            typer.echo(
+                f"seecause: {failure.strerror}{place}; nothing half-written counts", err=True
+            )
             raise typer.Exit(USAGE_ERROR) from None
 
 
