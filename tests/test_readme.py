@@ -32,7 +32,7 @@ def test_the_snippet_runs_without_any_file(tmp_path, monkeypatch):
 def test_every_command_has_the_options_it_is_given(line):
     words = shlex.split(re.sub(r"\s+# .*", "", line))[1:]
     command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+    while hasattr(command, "get_command"):
+        command = command.get_command(None, words.pop(0))
     known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known

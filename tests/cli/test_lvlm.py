@@ -306,7 +306,6 @@ ASKED = (
             "nowhere:x",
         ),
         (("bank", "PHOTOS", "--model", "TOY", "--size", "12"), "HEIGHTxWIDTH"),
-        (("bank", "PHOTOS", "--model", "TOY", "--mode", "median"), "median"),
         (
             ("bank", "PHOTOS", "--model", "TOY", "--mode", "mean", "--size", "32x32"),
             "none with --mode mean",
@@ -376,3 +375,9 @@ def test_the_demo_traces_one_answer(toy):
 def test_without_the_embedded_model_the_job_shows_nothing():
     shown = trace(DemoSetting(), model="builtin:not-embedded")
     assert not shown.sections and not shown.manifests
+
+
+def test_an_unknown_mode_of_a_bank_names_those_there_are(toy, photos, tmp_path):
+    done = lvlm("bank", photos, "--model", toy, "--mode", "median", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "median" in done.stderr and "'grid'" in done.stderr
+    assert not (tmp_path / "out").exists()
