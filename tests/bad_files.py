@@ -55,7 +55,7 @@ REASONS = {
     "truncated": "truncated",
     "empty": "empty",
     "pixel": "1 x 1 pixels are too small",
-    "huge": "178 million pixels",
+    "huge": "120 million pixels",
     "strip": "long and thin",
     "folder": "a folder",
     "float": "32-bit",

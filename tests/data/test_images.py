@@ -166,3 +166,9 @@ def test_a_dataset_is_opened_once_for_many_of_its_pictures(tmp_path, monkeypatch
     )
     with pytest.raises(BadOption, match=r"sample='critters:clean:test#512'.*an index below 512"):
         open_picture("critters:clean:test#512")
+
+
+def test_half_a_megabyte_that_unpacks_to_gigabytes_is_refused_before_it_does(tmp_path):
+    Image.new("1", (13_000, 13_000)).save(tmp_path / "bomb.png")
+    with pytest.raises(BadImage, match="13000 x 13000 pixels, more than the limit of 120 million"):
+        read_image(tmp_path / "bomb.png")

@@ -21,8 +21,8 @@ from seecause.errors import BadImage, BadOption
 
 T = TypeVar("T")
 
-# about half a gigabyte of RGB; larger headers are refused before anything is decoded
-MAX_PIXELS = 178_000_000
+# the largest cameras have 100 million; larger headers are refused before anything is decoded
+MAX_PIXELS = 120_000_000
 MIN_SIDE = 2
 # the short side is scaled to the model's input, so a long thin strip would grow without bound
 MAX_ASPECT = 64
