@@ -13,7 +13,7 @@ import seecause
 
 ROOT = Path(seecause.__file__).parent
 ORDER = ["errors", "models", "engine", "loading", "target", "data", "metrics", "attribution"]
-ORDER += ["heads", "faithful", "lvlm", "bench", "report", "critters", "cli"]  # upwards
+ORDER += ["heads", "faithful", "lvlm", "repair", "bench", "report", "critters", "cli"]  # upwards
 SIDEWAYS = {("loading", "engine")}
 DRAWS_CRITTERS = {"metrics/parts.py"}  # judges maps by counterfactuals that only this world has
 WALK = "seecause.engine.walk"  # needs blocks only, and views run by it: it counts as models

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from seecause.errors import SeecauseError
     from seecause.loading import load, wrap
     from seecause.models.heads import CosineHead, Similarity
+    from seecause.repair.eye import eye
+    from seecause.repair.transplant import transplant
 
 _WHERE = {
     "Attribution": "seecause.attribution.result",
@@ -28,10 +30,12 @@ _WHERE = {
     "attribute": "seecause.attribution.attribute",
     "budget": "seecause.engine.chunks",
     "explain": "seecause.attribution.explain",
+    "eye": "seecause.repair.eye",
     "load": "seecause.loading",
     "methods": "seecause.attribution.registry",
     "patch": "seecause.engine.patching",
     "run": "seecause.engine.patching",
+    "transplant": "seecause.repair.transplant",
     "wrap": "seecause.loading",
 }
 
@@ -48,6 +52,7 @@ __all__ = [
     "budget",
     "data",
     "explain",
+    "eye",
     "faithful",
     "heads",
     "load",
@@ -56,6 +61,7 @@ __all__ = [
     "metrics",
     "patch",
     "run",
+    "transplant",
     "wrap",
 ]
 

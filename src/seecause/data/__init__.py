@@ -21,15 +21,18 @@ from seecause.data.dataset import (
     IGNORE,
     Counterfactuals,
     Dataset,
+    Paired,
     Sample,
     Subset,
     capabilities,
     has_counterfactuals,
+    has_pairs,
     sample_digests,
     sample_ids,
     sample_labels,
 )
 from seecause.data.images import open_picture, read_image, to_pil
+from seecause.data.pairs import PairedData, paired
 from seecause.data.photos import Photo, Photos
 from seecause.data.registry import datasets, open_data, register
 from seecause.data.registry import open_data as open
@@ -41,6 +44,8 @@ __all__ = [
     "Batch",
     "Counterfactuals",
     "Dataset",
+    "Paired",
+    "PairedData",
     "Photo",
     "Photos",
     "Sample",
@@ -51,9 +56,11 @@ __all__ = [
     "datasets",
     "group_shares",
     "has_counterfactuals",
+    "has_pairs",
     "open",
     "open_data",
     "open_picture",
+    "paired",
     "read_image",
     "register",
     "sample_digests",

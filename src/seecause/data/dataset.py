@@ -30,7 +30,7 @@ _FIELDS = {  # capability -> the field of a sample that it fills
     "boxes": "box",
     "points": "points",
 }
-CAPABILITIES = (*_FIELDS, "counterfactuals")
+CAPABILITIES = (*_FIELDS, "counterfactuals", "pairs")
 _LOOKED_AT = 8  # samples of a dataset that does not say what it has
 
 
@@ -63,6 +63,7 @@ class Dataset(Protocol):
         ids, labels      of all samples, without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
         latents(a, b)    with "counterfactuals" (see `Counterfactuals`)
+        other(index)     with "pairs" (see `Paired`)
     """
 
     @property
@@ -91,6 +92,19 @@ class Counterfactuals(Dataset, Protocol):
     def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
         """What samples `start` to `stop` are drawn from."""
         ...
+
+
+class Paired(Dataset, Protocol):
+    """A dataset whose samples have a second version that should be answered alike."""
+
+    def other(self, index: int, /) -> Sample:
+        """The second version of sample `index`."""
+        ...
+
+
+def has_pairs(data: Dataset) -> TypeGuard[Paired]:
+    """Whether `data.other` is there."""
+    return "pairs" in capabilities(data)
 
 
 def has_counterfactuals(data: Dataset) -> TypeGuard[Counterfactuals]:
@@ -184,6 +198,12 @@ class Subset:
 
     def __getitem__(self, index: int) -> Sample:
         return self.data[self.rows[index]]
+
+    def other(self, index: int) -> Sample:
+        """The second version of a sample, of data that has pairs."""
+        if not has_pairs(self.data):
+            raise BadOption("data", self.name, "data with a second version of each picture")
+        return self.data.other(self.rows[index])
 
 
 def evenly(items: Sequence[T], limit: int | None) -> tuple[T, ...]:

@@ -29,6 +29,7 @@ _OURS = {  # spec -> where its opener is; imported on first use
     "imagenet9:PATH[:VARIANT]": "seecause.data.imagenet9:open_imagenet9",
     "metashift:PATH[:SPLIT]": "seecause.data.metashift:open_metashift",
     "painted-pets:PATH[:SPLIT]": "seecause.data.painted:open_painted",
+    "pairs:WITH:WITHOUT": "seecause.data.pairs:open_pairs",
     "pets:PATH[:SPLIT]": "seecause.data.pets:open_pets",
     "siim:PATH[:SPLIT]": "seecause.data.siim:open_siim",
     "tiny-imagenet:PATH[:SPLIT]": "seecause.data.tiny_imagenet:open_tiny_imagenet",

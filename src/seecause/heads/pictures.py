@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seecause.data.answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
-from seecause.data.dataset import IGNORE, Dataset, has_counterfactuals
+from seecause.data.dataset import IGNORE, Dataset, has_counterfactuals, has_pairs
 from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
@@ -50,7 +50,7 @@ class Pictures:
     labels: Tensor | None = None  # [N] classes of the model
     truth: Tensor | None = None  # [N, H, W]: 1 object, 0 background, IGNORE neither
     groups: tuple[Group | None, ...] = ()
-    swapped: Swapped | None = None  # exact counterfactuals: Critters only
+    swapped: Swapped | None = None  # exact counterfactuals: Critters, and data of pairs
     objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
     places: tuple[str, ...] = ()  # names of the second code of groups
 
@@ -105,9 +105,13 @@ def read_pictures(
         raise BadOption("data", data.name, "at least one picture")
     images, labels, truth = list[Tensor](), list[Tensor](), list[Tensor]()
     groups, ids = list[Group | None](), list[str]()
+    others = list[Tensor]()
     for start in range(0, len(data), _READ):
-        samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
+        places = range(start, min(start + _READ, len(data)))
+        samples = [data[place] for place in places]
         batch = to_batch(model, samples)
+        if has_pairs(data):
+            others.append(to_batch(model, [data.other(place) for place in places]).images)
         images.append(batch.images)
         labels += [] if batch.labels is None else [batch.labels]
         shape = (len(samples), *batch.images.shape[-2:])
@@ -125,6 +129,7 @@ def read_pictures(
         torch.cat(labels) if labels else None,
         torch.cat(truth) if masked else None,
         tuple(groups),
+        swapped=Swapped(torch.cat(others)) if others else None,
         objects=tuple(data.classes),
         places=tuple(getattr(data, "places", ())),
     )

@@ -1,0 +1,28 @@
+"""From "it looks at the background" to a mended model, without a group label.
+
+    eye = sc.eye("timm:NAME", model=model)      # masks of the object, from another network
+    pictures = sc.heads.read_pictures(model, data)
+    seen = eye.masks(pictures)                  # EyeMasks: masks [n, gh, gw], confidence [n]
+    moved = sc.transplant(pictures.images, seen.masks, pictures.labels)
+    for batch in moved.batches(64): ...         # the same objects on other backgrounds
+
+`sc.eye`         masks of objects, by trust: given, another network's, the model's own
+`sc.transplant`  objects on other pictures' backgrounds, made when they are asked for
+`pairs`          two versions of a picture that should be answered alike, whatever they differ in:
+               `pairs_of(model, data)` of data with a second version (`pairs:WITH:WITHOUT`,
+               `sc.data.paired(data, change)`, Critters), `transplant_pairs(moved)`
+"""
+
+from seecause.repair.eye import Eye, EyeMasks, otsu
+from seecause.repair.pairs import Pairs, pairs_of, transplant_pairs
+from seecause.repair.transplant import Transplants
+
+__all__ = [
+    "Eye",
+    "EyeMasks",
+    "Pairs",
+    "Transplants",
+    "otsu",
+    "pairs_of",
+    "transplant_pairs",
+]

@@ -1,0 +1,310 @@
+"""Eyes: where is the object of a picture? In order of trust:
+
+    given      masks that came with the data
+    network    another model than the one under repair (the backbone it was tuned from, any model
+               that can be loaded): a map of what it sees, cut by Otsu's threshold
+    own        the model's own maps, with a warning: a biased model shows the background
+
+Masks are on the grid of patches of the model under repair, whatever grid the eye has. Each comes
+with a confidence: the eye's probability of what it sees. Where pictures have masks of their own,
+`overlap` is the intersection over union with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from seecause._files import digest, digest_json, write_atomic
+from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import find
+from seecause.data.dataset import IGNORE, Dataset
+from seecause.errors import BadOption
+from seecause.heads.pictures import Pictures, logits_of, read_pictures
+from seecause.loading import load
+from seecause.models.base import ImageModel
+from seecause.types import wide
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["given", "network", "own"]
+AT_ONCE = 64  # pictures whose maps are kept in one file
+COVERED = 0.5  # share of a patch that a given mask must cover
+
+
+@dataclass(frozen=True, eq=False)
+class EyeMasks:
+    """Of n pictures, on the device of the model under repair."""
+
+    masks: Tensor  # [n, gh, gw] bool, on its patches
+    confidence: Tensor  # [n] in [0, 1]: the eye's probability of what it sees; 1 for given masks
+    source: str  # what made them, for people
+    kind: Kind
+    fine: Tensor | None = None  # [n, H, W] bool, where masks were given by pixels
+    overlap: Tensor | None = None  # [n] float64: IoU with given masks, by patches
+    notes: tuple[str, ...] = ()  # what a reader must know
+
+    @property
+    def cut(self) -> Tensor:
+        """The finest masks there are: what `transplant` takes."""
+        return self.masks if self.fine is None else self.fine
+
+
+@dataclass(frozen=True, eq=False)
+class Eye:
+    """What finds objects for one model under repair; see `sc.eye`."""
+
+    model: ImageModel  # under repair: masks are on its patches
+    kind: Kind
+    network: ImageModel | None = None
+    given: Tensor | None = None
+    method: str = "caap"
+    options: dict[str, Any] = field(default_factory=dict)
+    cache: Path | None = None
+
+    @property
+    def source(self) -> str:
+        if self.network is None:
+            return "given masks"
+        whose = "own maps of" if self.kind == "own" else "maps of"
+        return f"{whose} {self.network.name} ({self.method}, Otsu's threshold)"
+
+    def masks(
+        self, data: Tensor | Pictures | Dataset, *, progress: Callable[[int], None] | None = None
+    ) -> EyeMasks:
+        """Masks of pictures: normalised images [n, 3, H, W] of the model under repair, pictures
+        read for it, or a dataset."""
+        pictures = self._pictures(data)
+        layout = self.model.check(pictures.images)
+        truth = _truth(pictures)
+        if self.network is None:
+            return self._of_given(pictures, layout.grid)
+        maps, sure = self._maps(pictures.images, layout.grid, progress)
+        masks = otsu(maps)
+        overlap = None
+        if truth is not None:
+            overlap = patch_overlap(masks, by_patches(truth, layout.grid))
+        notes = self._notes(sure)
+        for note in notes:
+            log.warning("%s", note)
+        return EyeMasks(masks, sure, self.source, self.kind, None, overlap, notes)
+
+    def _pictures(self, data: Tensor | Pictures | Dataset) -> Pictures:
+        if isinstance(data, Pictures):
+            return data
+        if isinstance(data, Tensor):
+            images = data.to(self.model.device, self.model.dtype)
+            return Pictures("images", tuple(map(str, range(len(images)))), images)
+        return read_pictures(self.model, data)
+
+    def _of_given(self, pictures: Pictures, grid: tuple[int, int]) -> EyeMasks:
+        truth = self.given if self.given is not None else _truth(pictures)
+        if truth is None:
+            raise BadOption(
+                "eye",
+                f"given masks, and {pictures.name} has none",
+                "data with masks, masks=..., or another network as eye, such as timm:NAME",
+            )
+        truth = truth.to(self.model.device)
+        size = tuple(pictures.images.shape[-2:])
+        if len(truth) != len(pictures) or tuple(truth.shape[1:]) not in (size, grid):
+            raise BadOption(
+                "masks",
+                list(truth.shape),
+                f"one for each picture, of its size [{len(pictures)}, {size[0]}, {size[1]}] or on"
+                f" its patches [{len(pictures)}, {grid[0]}, {grid[1]}]",
+            )
+        fine = None
+        if tuple(truth.shape[1:]) == size:
+            fine, truth = truth == 1, by_patches(truth, grid)
+        masks = truth == 1
+        sure = masks.flatten(1).any(dim=1).float()
+        empty = int((sure == 0).sum())
+        notes = ()
+        if empty:
+            notes = (f"{empty} of {len(masks)} masks are empty: no object to transplant",)
+            log.warning("%s", notes[0])
+        return EyeMasks(masks, sure, self.source, "given", fine, None, notes)
+
+    def _maps(
+        self, images: Tensor, grid: tuple[int, int], progress: Callable[[int], None] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The eye's maps on the grid of the model under repair, and its confidence, in pieces that
+        are kept on disk."""
+        assert self.network is not None
+        parts = []
+        for piece in images.split(AT_ONCE):
+            file = self._file(piece, grid)
+            held = None if file is None else _read(file, self.model.device)
+            if held is None:
+                held = self._look(piece, grid)
+                if file is not None:
+                    tensors = {name: value.cpu().contiguous() for name, value in held.items()}
+                    write_atomic(file, save(tensors))
+            parts.append(held)
+            if progress is not None:
+                progress(len(piece))
+        maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
+        return maps, sure
+
+    def _look(self, images: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
+        network = self.network
+        assert network is not None
+        raw = wide(self.model.preprocess.raw(images)).clamp(0, 1)
+        if raw.shape[-2:] != network.preprocess.size:
+            size = network.preprocess.size
+            raw = F.interpolate(raw, size, mode="bilinear", antialias=True, align_corners=False)
+        seen = network.preprocess.normalise(raw).to(network.device, network.dtype)
+        maps = attribute(network, seen, method=self.method, **self.options).maps
+        logits = wide(logits_of(network, seen))
+        chances = logits.sigmoid() if network.sigmoid else logits.softmax(dim=1)
+        maps = wide(maps)[:, None]
+        if maps.shape[-2:] != grid:
+            maps = F.interpolate(maps, grid, mode="bilinear", antialias=True, align_corners=False)
+        found = {"maps": maps[:, 0], "confidence": chances.amax(dim=1)}
+        return {name: value.to(self.model.device) for name, value in found.items()}
+
+    def _file(self, images: Tensor, grid: tuple[int, int]) -> Path | None:
+        if self.cache is None or self.network is None:
+            return None
+        facts = [self.network.fingerprint(), str(self.network.dtype), self.method, self.options]
+        facts += [grid, self.model.preprocess.mean, self.model.preprocess.std]
+        pixels = images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        name = digest(digest_json(facts), repr(list(images.shape)), pixels, length=32)
+        return self.cache / f"{name}.safetensors"
+
+    def _notes(self, sure: Tensor) -> tuple[str, ...]:
+        return tuple(self._warnings(float(sure.mean())))
+
+    def _warnings(self, sure: float) -> Iterator[str]:
+        assert self.network is not None
+        if self.kind == "own":
+            yield (
+                f"the eye is {self.network.name} itself: a model that answers from the background"
+                " shows the background; give masks or another network"
+            )
+            return
+        known, wanted = set(self.network.classes), set(self.model.classes)
+        if known and wanted and not known & wanted:
+            yield (
+                f"{self.network.name} knows none of the {len(wanted)} classes of"
+                f" {self.model.name}; its mean confidence in what it sees instead is {sure:.2f}."
+                " Look at the sheet of transplants, or check it against pictures with masks"
+            )
+
+
+def eye(
+    source: str | ImageModel | Tensor | Eye | None = None,
+    *,
+    model: ImageModel,
+    method: str = "caap",
+    cache: str | Path | None = None,
+    weights: str | Path | None = None,
+    **options: Any,
+) -> Eye:
+    """What finds objects for `model`.
+
+    `source`: `"given"` for masks that data brings, or masks themselves ([n, H, W] or on patches);
+    another network, loaded or by name (`timm:NAME`, `hf:NAME`, `builtin:NAME`, a folder; `weights`
+    as `sc.load` takes them); `"own"` for the model's own maps. None: given masks.
+
+    `method` and `options` are those of `sc.attribute`; CAAP reads logits unless told otherwise.
+    `cache`: a folder where maps are kept by weights, pixels and options.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> pictures = sc.data.open_data("critters:certified:test", limit=4)
+    >>> seen = sc.eye("builtin:critters-vit", model=model).masks(pictures)
+    >>> seen.masks.shape, seen.overlap.shape
+    (torch.Size([4, 12, 12]), torch.Size([4]))
+    """
+    if isinstance(source, Eye):
+        return source
+    folder = None if cache is None else Path(cache)
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise BadOption("cache", str(folder), "a folder; this is a file")
+        folder.mkdir(parents=True, exist_ok=True)
+    if source is None or isinstance(source, Tensor) or source == "given":
+        if options:
+            raise BadOption("options", ", ".join(options), "none: given masks have no method")
+        given = source if isinstance(source, Tensor) else None
+        return Eye(model, "given", given=given, cache=folder)
+    kind: Kind = "network"
+    if isinstance(source, str):
+        own = source == "own"
+        network = model if own else load(source, weights=weights, device=model.device)
+        kind = "own" if own else "network"
+    else:
+        network = source
+    if network is model or network.module is model.module:
+        kind = "own"
+    if method == "caap":
+        options = {"score": "logit", **options}
+    find(method, network.architecture).check(options)
+    return Eye(model, kind, network, None, method, options, folder)
+
+
+def otsu(maps: Tensor) -> Tensor:
+    """Maps [n, gh, gw] cut where their two parts differ most (Otsu 1979): True above the threshold
+    that makes the variance between parts largest. A constant map gives an empty mask."""
+    values = maps.flatten(1).double()
+    ordered = values.sort(dim=1).values
+    count = ordered.shape[1]
+    below = torch.arange(1, count, device=maps.device, dtype=torch.float64)  # [P - 1]
+    total = ordered.sum(dim=1, keepdim=True)
+    low = ordered.cumsum(dim=1)[:, :-1]
+    gap = (total - low) / (count - below) - low / below
+    between = below * (count - below) * gap.square()
+    between = between.masked_fill(ordered[:, :-1] == ordered[:, 1:], -1.0)  # equals stay together
+    threshold = ordered.gather(1, between.argmax(dim=1, keepdim=True))
+    masks = (values > threshold) & (ordered[:, :1] < ordered[:, -1:])
+    return masks.unflatten(1, maps.shape[1:])
+
+
+def by_patches(truth: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Given masks [n, H, W] (bool, or integers with IGNORE) on a grid of patches [n, gh, gw]: True
+    where the object covers half of what is known of a patch."""
+    known = torch.ones_like(truth, dtype=torch.bool)
+    if truth.dtype != torch.bool:
+        known = truth != IGNORE
+    parts = torch.stack([(truth == 1).float(), known.float()], dim=1)
+    inside, counted = F.adaptive_avg_pool2d(parts, grid).unbind(dim=1)
+    return (inside >= COVERED * counted) & (inside > 0)
+
+
+def patch_overlap(masks: Tensor, truth: Tensor) -> Tensor:
+    """Intersection over union of masks [n, gh, gw] (bool), [n] float64; NaN where both are
+    empty."""
+    both = (masks & truth).flatten(1).sum(dim=1).double()
+    return (both / (masks | truth).flatten(1).sum(dim=1)).cpu()
+
+
+def _truth(pictures: Pictures) -> Tensor | None:
+    """Given masks, where some picture has one."""
+    truth = pictures.truth
+    if truth is None or (truth.dtype != torch.bool and bool((truth == IGNORE).all())):
+        return None
+    return truth
+
+
+def _read(file: Path, device: torch.device) -> dict[str, Tensor] | None:
+    """None for a file that is not there or damaged: the eye looks again."""
+    if not file.is_file():
+        return None
+    try:
+        tensors = load_file(file, device=str(device))
+    except SafetensorError as damage:
+        log.warning("%s is damaged and will be written again: %s", file, damage)
+        return None
+    whole = set(tensors) == {"maps", "confidence"}
+    return cast(dict[str, Tensor], tensors) if whole else None
