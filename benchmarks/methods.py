@@ -43,8 +43,8 @@ from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.registry import find, methods
 from seecause.engine.chunks import fit
 from seecause.loading import load, wrap
-from seecause.metrics.insertion_deletion import insertion_deletion
-from seecause.metrics.perturbation import perturbation
+from seecause.metrics._insertion_deletion import insertion_deletion
+from seecause.metrics._perturbation import perturbation
 from seecause.models.view import VisionModel
 from seecause.target import parse
 

@@ -22,9 +22,9 @@ from seecause.bench.study import Row, StudyContext
 from seecause.data.composites import ALONE, Composites, compose, halves
 from seecause.heads import Erasure, HeadScores, Masks, Pictures, Swapped, select
 from seecause.heads._mask_search import harden
+from seecause.heads._outcomes import logits_without
 from seecause.heads.erase import ErasedViews
 from seecause.heads.gains import jensen_shannon, log_probs
-from seecause.heads.outcomes import logits_without
 from seecause.heads.pictures import logits_of
 from seecause.metrics.ratios import (
     Estimate,

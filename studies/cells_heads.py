@@ -21,8 +21,8 @@ import seecause as sc
 from seecause import critters
 from seecause.bench.study import Row, StudyContext
 from seecause.heads import Erasure, HeadScores, Masks, penalised, protected, score, select
+from seecause.heads._outcomes import logits_without, outcomes
 from seecause.heads.erase import erase
-from seecause.heads.outcomes import logits_without, outcomes
 from seecause.heads.pictures import Pictures, critter_pictures
 from seecause.metrics import group_accuracy, rank_correlation
 from seecause.models.sources import saved

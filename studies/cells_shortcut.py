@@ -47,7 +47,7 @@ from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
 from seecause.heads import Pictures, penalised, score
-from seecause.heads.outcomes import logits_without
+from seecause.heads._outcomes import logits_without
 from seecause.heads.pictures import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -96,3 +99,14 @@ def test_public_names_exist():
         assert getattr(seecause, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = seecause.nonsense
+
+
+@pytest.mark.parametrize(
+    "name", ["bench", "critters", "data", "faithful", "heads", "lvlm", "metrics", "repair"]
+)
+def test_no_file_hides_a_name_that_its_package_offers(name):
+    """Names are imported on first use; importing a file of the same name would take their place."""
+    package = importlib.import_module(f"seecause.{name}")
+    files = {file.name for file in pkgutil.iter_modules(package.__path__)}
+    assert not files & set(package.__all__)
+    assert not [n for n in package.__all__ if isinstance(getattr(package, n), ModuleType)]

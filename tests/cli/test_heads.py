@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause import critters
-from seecause.cli import app
-from seecause.cli import heads as commands
+from seecause.cli import app, heads as commands
 from seecause.cli.heads_options import TRAIN, open_asked
 from seecause.cli.options import Device, Dtype
 from seecause.cli.progress import counting

@@ -16,10 +16,10 @@ from seecause.data import open_data
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
-from seecause.heads.audit import Audit, audit
+from seecause.heads._audit import Audit, audit
+from seecause.heads._outcomes import background_gaps, curve, logits_without, outcomes
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import Gains
-from seecause.heads.outcomes import background_gaps, curve, logits_without, outcomes
 from seecause.heads.pictures import (
     Pictures,
     answered_right,

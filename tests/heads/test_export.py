@@ -182,7 +182,7 @@ def test_a_form_that_is_none_is_refused(tmp_path):
 
 
 def test_a_processor_says_what_the_model_was_told(tmp_path):
-    from seecause.heads.export import _save_processor
+    from seecause.heads._export import _save_processor
     from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
     frame = Preprocess(

@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 import seecause as sc
 from seecause import critters
 from seecause.heads import penalised, score
-from seecause.heads.audit import audit
-from seecause.heads.outcomes import logits_without
+from seecause.heads._audit import audit
+from seecause.heads._outcomes import logits_without
 from seecause.heads.pictures import answered_right, critter_pictures
 from seecause.report.heads_audit import verdict as verdict_lines
 

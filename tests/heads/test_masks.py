@@ -154,8 +154,7 @@ def test_masks_are_kept_by_weights_pixels_and_options(tmp_path):
 
 
 def test_masks_work_without_gradients_and_for_convolutional_models():
-    from tests.families.conv import OPTIONS as CONV
-    from tests.families.conv import tiny_conv
+    from tests.families.conv import OPTIONS as CONV, tiny_conv
 
     native = tiny_conv("timm_resnet")
     model = sc.wrap(native.module, check=False, **CONV)

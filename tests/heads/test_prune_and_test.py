@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.data import open_data
-from seecause.data.answers import group_shares
+from seecause.data._answers import group_shares
 from seecause.errors import BadOption, UnknownName
 from seecause.heads import (
     AnswerSampling,
@@ -35,7 +35,7 @@ from seecause.heads import (
     screen,
     select,
 )
-from seecause.heads.outcomes import changes, examples
+from seecause.heads._outcomes import changes, examples
 from seecause.heads.pictures import critter_pictures
 from tests.heads.toys import toy
 

@@ -12,8 +12,7 @@ import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.heads import HeadScores, Masks, Swapped, above_noise, penalised, protected, score
 from seecause.heads._experiment import derangement
-from tests.families.conv import OPTIONS as CONV
-from tests.families.conv import tiny_conv
+from tests.families.conv import OPTIONS as CONV, tiny_conv
 from tests.helpers import hooks, noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics.complexity import complexity
-from seecause.metrics.energy import energy
+from seecause.metrics._complexity import complexity
+from seecause.metrics._energy import energy
 from tests.helpers import noise
 from tests.reference import perturbation as reference
 

@@ -10,8 +10,8 @@ from torchvision.transforms.functional import gaussian_blur
 
 import seecause as sc
 from seecause.errors import BadOption
+from seecause.metrics._insertion_deletion import insertion_deletion
 from seecause.metrics._pixels import blurred, importance_ranks, rise_kernel, thresholds
-from seecause.metrics.insertion_deletion import insertion_deletion
 from tests.helpers import noise, view
 from tests.reference import insertion_deletion as reference
 from tests.tiny import pictures, tiny

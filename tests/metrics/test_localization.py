@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
+from seecause.metrics._localization import average_precision, localization
 from seecause.metrics._pixels import to_pixels
-from seecause.metrics.localization import average_precision, localization
 from tests.helpers import noise
 
 SIZE = (12, 20)

@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
-from seecause.metrics.perturbation import perturbation, removal
-from seecause.metrics.road import impute, road
-from seecause.metrics.saco import coefficient, saco
+from seecause.metrics._perturbation import perturbation, removal
+from seecause.metrics._road import impute, road
+from seecause.metrics._saco import coefficient, saco
 from tests.helpers import noise, view
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
 from tests.reference import perturbation as reference

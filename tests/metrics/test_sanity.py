@@ -12,8 +12,8 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, measure, metrics
+from seecause.metrics._stability import stability
 from seecause.metrics.sanity import copied, layer_groups, parameter_randomisation, random_logit
-from seecause.metrics.stability import stability
 from tests.helpers import hooks, noise, view
 from tests.linear import GRID, SIZE, contributions, linear_model, linear_view, patch_sums
 from tests.tiny import pictures, tiny

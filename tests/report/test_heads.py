@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from seecause.heads import HeadScores
-from seecause.heads.audit import Audit
+from seecause.heads._audit import Audit
+from seecause.heads._outcomes import Outcome
 from seecause.heads.erase import Erasure, Masks
 from seecause.heads.gains import Gains
-from seecause.heads.outcomes import Outcome
 from seecause.heads.pictures import Pictures
 from seecause.heads.studies import StudyTable
 from seecause.metrics import group_accuracy

@@ -15,51 +15,6 @@ ablate    CAAP with one setting changed at a time, as methods of a run
 study     any table: a TOML file of calls, each kept when it is done
 """
 
-from __future__ import annotations
+from seecause._lazy import lazy_names
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from seecause.bench.plan import Plan, Request, Store
-    from seecause.bench.runner import Status, prepare, run, status
-    from seecause.bench.store import ShardStore
-    from seecause.bench.study import StudyStatus, run_study
-    from seecause.bench.tables import Table, table
-
-_WHERE = {
-    "Plan": "plan",
-    "Request": "plan",
-    "ShardStore": "store",
-    "Status": "runner",
-    "Store": "plan",
-    "StudyStatus": "study",
-    "Table": "tables",
-    "prepare": "runner",
-    "run": "runner",
-    "run_study": "study",
-    "status": "runner",
-    "table": "tables",
-}
-
-__all__ = [
-    "Plan",
-    "Request",
-    "ShardStore",
-    "Status",
-    "Store",
-    "StudyStatus",
-    "Table",
-    "prepare",
-    "run",
-    "run_study",
-    "status",
-    "table",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: the store is used by jobs that need no benchmark."""
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"seecause.bench.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'seecause.bench' has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -26,8 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.torch import load
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load, save as to_bytes
 from torch import Tensor
 
 from seecause._files import digest, write_atomic

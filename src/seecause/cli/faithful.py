@@ -197,8 +197,7 @@ def train(
     """Train both stages together. The best epoch is chosen on validation; the test split is never
     read."""
     from seecause.cli.options import pick_device
-    from seecause.faithful import read_config
-    from seecause.faithful import train as train_run
+    from seecause.faithful import read_config, train as train_run
 
     settings: dict[str, Any] = {
         "data": data,
@@ -244,8 +243,7 @@ def evaluate(
     """
     from seecause.cli.options import pick_device
     from seecause.cli.progress import counting
-    from seecause.faithful import evaluate as evaluate_network
-    from seecause.faithful import open_network
+    from seecause.faithful import evaluate as evaluate_network, open_network
 
     shares = _numbers("--quantiles", quantiles) if interventions else []
     evaluation = evaluate_network(

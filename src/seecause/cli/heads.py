@@ -150,7 +150,7 @@ def audit(
     each picture.
     """
     from seecause.data.registry import open_data
-    from seecause.heads.audit import audit as run
+    from seecause.heads._audit import audit as run
     from seecause.heads.pictures import model_for
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads_audit import (

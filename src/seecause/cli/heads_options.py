@@ -15,8 +15,8 @@ from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Dataset
+    from seecause.heads._prune_and_test import Background
     from seecause.heads.pictures import Pictures
-    from seecause.heads.prune_and_test import Background
     from seecause.models.base import ImageModel
 
 BIASED = "builtin:critters-biased"
@@ -286,7 +286,7 @@ def search_options(steps: int, cache: Path | None, pairs: Sequence[str] | None) 
 
 
 def background_of(masks: MaskChoice, fill: Filling, search: dict[str, Any]) -> Background:
-    from seecause.heads.prune_and_test import Background
+    from seecause.heads._prune_and_test import Background
 
     return Background(masks.value, fill.value, search)
 

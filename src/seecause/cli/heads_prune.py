@@ -60,7 +60,7 @@ from seecause.cli.progress import counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads.prune_and_test import PruneResult
+    from seecause.heads._prune_and_test import PruneResult
     from seecause.heads.scores import HeadScores
     from seecause.models.base import ImageModel
 
@@ -121,8 +121,8 @@ def score(
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
     what each removal costs."""
     from seecause.data.registry import open_data
+    from seecause.heads._prune_and_test import score_heads
     from seecause.heads.pictures import AnswerSampling
-    from seecause.heads.prune_and_test import score_heads
     from seecause.report.folder import check_out, result_folder
     from seecause.report.heads import scores_csv, scores_section, settings_section
     from seecause.report.page import write_page
@@ -201,8 +201,8 @@ def prune(
     before and after, scores.csv and curve.csv.
     """
     from seecause.data.registry import open_data
+    from seecause.heads._prune_and_test import prune_and_test
     from seecause.heads.pictures import AnswerSampling
-    from seecause.heads.prune_and_test import prune_and_test
     from seecause.report.folder import check_out, result_folder
 
     replaces = check_out(out, overwrite=overwrite)
@@ -292,7 +292,7 @@ def _write_pruned(result: PruneResult, folder: Path, form: Form) -> None:
 
 def _check_form(model: ImageModel, form: str) -> None:
     """Refuse, before anything is measured, a form that the model cannot be written in."""
-    from seecause.heads.export import check_form
+    from seecause.heads._export import check_form
     from seecause.models.view import VisionModel
 
     if not isinstance(model, VisionModel):

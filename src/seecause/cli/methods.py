@@ -27,8 +27,7 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    from seecause.attribution.registry import find
-    from seecause.attribution.registry import methods as known
+    from seecause.attribution.registry import find, methods as known
 
     console = Console(highlight=False)
     architecture: Architecture = "conv" if conv else "transformer"

@@ -32,11 +32,9 @@ from seecause.lvlm import (
     MaskEngine,
     MeanBank,
     calibration_critters,
+    load as load_lvlm,
     make_bank,
     trace_answer,
-)
-from seecause.lvlm import (
-    load as load_lvlm,
 )
 from seecause.models.sources import ZOO
 from seecause.report.faithful import PartCard, note_of, part_cards, parts_section

@@ -24,18 +24,17 @@ from seecause.attribution.result import Attribution
 from seecause.bench.plan import Request, Store
 from seecause.bench.runner import run as run_bench
 from seecause.bench.tables import read_results, table_of
-from seecause.heads.audit import audit as audit_model
+from seecause.heads._audit import audit as audit_model
+from seecause.heads._outcomes import curve, examples
 from seecause.heads.cigma import penalised, screen
 from seecause.heads.erase import Erasure
-from seecause.heads.outcomes import curve, examples
 from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.bench import curves_section, summaries, table_section
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.heads import change_section, scores_section
-from seecause.report.heads import curves_section as removal_section
+from seecause.report.heads import change_section, curves_section as removal_section, scores_section
 from seecause.report.heads_audit import audit_gallery, repair_gallery, verdict_section
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section

@@ -25,7 +25,7 @@ from seecause.faithful.data import batches_of, chunked, frame_of, read_batches
 from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import evaluating, packing
 from seecause.faithful.net import IFAM
-from seecause.metrics.calibration import auroc
+from seecause.metrics._calibration import auroc
 from seecause.metrics.groups import GroupAccuracy, group_accuracy, in9_right
 from seecause.metrics.keypoints import (
     Located,
@@ -34,8 +34,8 @@ from seecause.metrics.keypoints import (
     located,
     marks_of,
     part_agreement,
+    together as merge_located,
 )
-from seecause.metrics.keypoints import together as merge_located
 from seecause.metrics.segmentation import Overlap, foreground, iou, overlap
 from seecause.models.preprocess import Preprocess
 

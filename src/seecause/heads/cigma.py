@@ -34,11 +34,11 @@ from torch import Tensor
 from seecause._options import check_options
 from seecause.errors import BadOption, NotDefined
 from seecause.heads._experiment import HeadExperiment, Operator
+from seecause.heads._score import Temperature, score
 from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks
 from seecause.heads.registry import selector
-from seecause.heads.score import Temperature, score
 from seecause.heads.scores import Head, HeadScores
 from seecause.metrics import standard_error
 from seecause.metrics.statistics import rank_correlation

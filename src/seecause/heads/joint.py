@@ -23,10 +23,10 @@ from torch import Tensor
 from seecause._options import check_options
 from seecause.errors import BadOption
 from seecause.heads._experiment import HeadExperiment, Operator
+from seecause.heads._score import score
 from seecause.heads.cigma import GUARDS, Guard, masks_at_hand
 from seecause.heads.erase import Baseline, Masks
 from seecause.heads.registry import selector
-from seecause.heads.score import score
 from seecause.heads.scores import Head, HeadScores, absent, checked_heads
 from seecause.models.view import VisionModel
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seecause.data.answers import Group, true_positives
+from seecause.data._answers import Group, true_positives
 from seecause.data.batch import class_places, to_batch
 from seecause.data.dataset import IGNORE, Dataset, has_counterfactuals, has_pairs
 from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map

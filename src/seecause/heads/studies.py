@@ -24,11 +24,13 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, UnknownName
+from seecause.heads._outcomes import Outcome, curve, outcomes
+from seecause.heads._prune_and_test import Background
+from seecause.heads._score import score
 from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import information_gains
 from seecause.heads.masks import discover_masks, iou
-from seecause.heads.outcomes import Outcome, curve, outcomes
 from seecause.heads.pictures import (
     AnswerSampling,
     Pictures,
@@ -38,8 +40,6 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.heads.prune_and_test import Background
-from seecause.heads.score import score
 from seecause.heads.scores import HeadScores, all_heads
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel

@@ -310,7 +310,7 @@ def export(
 ) -> Path:
     """Write the whole model, its processor, a card and a README to `folder`, without `heads` of the
     classifier's scope. Only the weights that change are copied."""
-    from seecause.heads.export import check_place
+    from seecause.heads._export import check_place
     from seecause.heads.scores import checked_heads
 
     removed = checked_heads(model, heads)
@@ -346,7 +346,7 @@ def export(
 
 
 def _readme(card: dict[str, Any], kind: str, note: str) -> str:
-    from seecause.heads.export import page
+    from seecause.heads._export import page
 
     part = "vision tower" if card["scope"] == "vision" else "language model"
     template = "" if card["template"] is None else f", template={card['template']!r}"

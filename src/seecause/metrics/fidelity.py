@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics._perturbation import patch_counts
 from seecause.metrics._scorer import Fill, PictureScorer, picture_scorer
-from seecause.metrics.perturbation import patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel

@@ -13,16 +13,6 @@
                `sc.data.paired(data, change)`, Critters), `transplant_pairs(moved)`
 """
 
-from seecause.repair.eye import Eye, EyeMasks, otsu
-from seecause.repair.pairs import Pairs, pairs_of, transplant_pairs
-from seecause.repair.transplant import Transplants
+from seecause._lazy import lazy_names
 
-__all__ = [
-    "Eye",
-    "EyeMasks",
-    "Pairs",
-    "Transplants",
-    "otsu",
-    "pairs_of",
-    "transplant_pairs",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -16,8 +16,8 @@ import torch
 from markupsafe import Markup
 
 from seecause import __version__
+from seecause.heads._outcomes import Curve, Outcome, changes
 from seecause.heads.gains import FEW
-from seecause.heads.outcomes import Curve, Outcome, changes
 from seecause.heads.pictures import Pictures
 from seecause.heads.registry import selectors
 from seecause.heads.scores import Head, HeadScores

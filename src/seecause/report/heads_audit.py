@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.explain import Answer
-from seecause.heads.audit import SHOWN, SOME, Audit
+from seecause.heads._audit import SHOWN, SOME, Audit
+from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
-from seecause.heads.outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.metrics.groups import GroupAccuracy
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell

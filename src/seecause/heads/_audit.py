@@ -21,10 +21,10 @@ from torch import Tensor
 from seecause.attribution.attribute import protocol
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
+from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.masks import check_search, discover_masks, iou
-from seecause.heads.outcomes import SWAP, Examples, background_gaps, examples
 from seecause.heads.pictures import (
     Pictures,
     Progress,

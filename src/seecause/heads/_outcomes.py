@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from seecause.data.answers import Group
+from seecause.data._answers import Group
 from seecause.engine.forks import logits_of_sets
 from seecause.heads.erase import ErasedViews, Erasure
 from seecause.heads.gains import Gains, jensen_shannon, log_probs
 from seecause.heads.pictures import Pictures, logits_of
 from seecause.heads.scores import Head, HeadScores, gates_without
 from seecause.heads.simple_selectors import random_sets
-from seecause.metrics.calibration import calibration, nll
+from seecause.metrics._calibration import calibration, nll
 from seecause.metrics.groups import GroupAccuracy, background_gap, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics._insertion_deletion import area
 from seecause.metrics._pixels import Order, Steps, Ties, Upsampling, importance_ranks, thresholds
 from seecause.metrics._scorer import Fill, PictureScorer, filled, picture_scorer
-from seecause.metrics.insertion_deletion import area
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec

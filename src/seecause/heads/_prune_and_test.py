@@ -15,14 +15,11 @@ from typing import Any, Literal, get_args
 import torch
 
 from seecause._options import check_options
-from seecause.data.answers import group_shares
+from seecause.data._answers import group_shares
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, UnknownName
-from seecause.heads.cigma import Screening
-from seecause.heads.erase import Erasure, Fill, Masks
-from seecause.heads.export import Form, export
-from seecause.heads.masks import check_search, discover_masks
-from seecause.heads.outcomes import (
+from seecause.heads._export import Form, export
+from seecause.heads._outcomes import (
     Curve,
     Examples,
     Outcome,
@@ -31,6 +28,9 @@ from seecause.heads.outcomes import (
     curve,
     examples,
 )
+from seecause.heads.cigma import Screening
+from seecause.heads.erase import Erasure, Fill, Masks
+from seecause.heads.masks import check_search, discover_masks
 from seecause.heads.pictures import (
     AnswerSampling,
     Pictures,

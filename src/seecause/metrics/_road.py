@@ -27,9 +27,9 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.metrics._perturbation import TENTHS, patch_counts
 from seecause.metrics._pixels import Ties, importance_ranks
 from seecause.metrics._scorer import picture_scorer
-from seecause.metrics.perturbation import TENTHS, patch_counts
 from seecause.metrics.registry import higher, lower, metric
 from seecause.models.base import ImageModel
 from seecause.target import Score, Spec

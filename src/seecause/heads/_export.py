@@ -23,7 +23,7 @@ from torch import nn
 
 from seecause import __version__
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.prune import check_sliceable, kept_heads, original_heads, prune, zero
+from seecause.heads._prune import check_sliceable, kept_heads, original_heads, prune, zero
 from seecause.heads.scores import Head, checked_heads
 from seecause.loading import need_own_classes
 from seecause.models.exported import CARD, HEAD, PLAIN, SLICED

@@ -1,0 +1,22 @@
+from seecause.attribution.attribute import attribute as attribute
+from seecause.attribution.explain import explain as explain
+from seecause.attribution.registry import methods as methods
+from seecause.attribution.result import Attribution as Attribution
+from seecause.engine.chunks import budget as budget
+from seecause.engine.patching import Site as Site, patch as patch, run as run
+from seecause.errors import SeecauseError as SeecauseError
+from seecause.loading import load as load, wrap as wrap
+from seecause.models.heads import CosineHead as CosineHead, Similarity as Similarity
+from seecause.repair.eye import eye as eye
+from seecause.repair.transplant import transplant as transplant
+
+from . import (
+    bench as bench,
+    data as data,
+    faithful as faithful,
+    heads as heads,
+    lvlm as lvlm,
+    metrics as metrics,
+)
+
+__version__: str

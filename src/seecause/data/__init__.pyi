@@ -1,0 +1,35 @@
+from seecause.data._answers import (
+    Answers as Answers,
+    answers as answers,
+    group_shares as group_shares,
+    select_true_positives as select_true_positives,
+    true_positives as true_positives,
+)
+from seecause.data.batch import Batch as Batch, class_places as class_places, to_batch as to_batch
+from seecause.data.dataset import (
+    CAPABILITIES as CAPABILITIES,
+    IGNORE as IGNORE,
+    Counterfactuals as Counterfactuals,
+    Dataset as Dataset,
+    Paired as Paired,
+    Sample as Sample,
+    Subset as Subset,
+    capabilities as capabilities,
+    has_counterfactuals as has_counterfactuals,
+    has_pairs as has_pairs,
+    sample_digests as sample_digests,
+    sample_ids as sample_ids,
+    sample_labels as sample_labels,
+)
+from seecause.data.images import (
+    open_picture as open_picture,
+    read_image as read_image,
+    to_pil as to_pil,
+)
+from seecause.data.pairs import PairedData as PairedData, paired as paired
+from seecause.data.photos import Photo as Photo, Photos as Photos
+from seecause.data.registry import (
+    datasets as datasets,
+    open_data as open_data,
+    register as register,
+)

@@ -1,0 +1,66 @@
+from seecause.lvlm.activations import (
+    HeadActivations as HeadActivations,
+    HeadWords as HeadWords,
+    head_words as head_words,
+)
+from seecause.lvlm.analysis import (
+    Grouping as Grouping,
+    HeadGroups as HeadGroups,
+    WordingComparison as WordingComparison,
+    compare_wordings as compare_wordings,
+    embed as embed,
+    group_heads as group_heads,
+    grouping as grouping,
+    importance_map as importance_map,
+)
+from seecause.lvlm.attribute import (
+    HeadAttribution as HeadAttribution,
+    TextEffects as TextEffects,
+    TokenAttribution as TokenAttribution,
+    attribute_heads as attribute_heads,
+    attribute_tokens as attribute_tokens,
+    sufficiency as sufficiency,
+    text_effects as text_effects,
+    weighted_attention as weighted_attention,
+)
+from seecause.lvlm.bank import (
+    MeanBank as MeanBank,
+    bank_of_prompts as bank_of_prompts,
+    calibration_critters as calibration_critters,
+    make_bank as make_bank,
+)
+from seecause.lvlm.engine import MaskEngine as MaskEngine
+from seecause.lvlm.fit import elastic_net as elastic_net
+from seecause.lvlm.masks import draw_masks as draw_masks
+from seecause.lvlm.model import LVLM as LVLM, load as load, verify as verify, wrap as wrap
+from seecause.lvlm.prompt import (
+    Prompt as Prompt,
+    coverage as coverage,
+    object_share as object_share,
+    picture_map as picture_map,
+    seen_mask as seen_mask,
+    seen_picture as seen_picture,
+)
+from seecause.lvlm.prompt_classifier import (
+    PromptClassifier as PromptClassifier,
+    classifier as classifier,
+    export as export,
+)
+from seecause.lvlm.trace import (
+    AnswerTrace as AnswerTrace,
+    HeadTrace as HeadTrace,
+    RankingCurves as RankingCurves,
+    TokenTrace as TokenTrace,
+    attention_scores as attention_scores,
+    causal_scores as causal_scores,
+    check_masks_suffice as check_masks_suffice,
+    essential_heads as essential_heads,
+    first_crossing as first_crossing,
+    random_orders as random_orders,
+    ratio_study as ratio_study,
+    scan as scan,
+    threshold_study as threshold_study,
+    trace_answer as trace_answer,
+    trace_heads as trace_heads,
+    trace_tokens as trace_tokens,
+)
