@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.walk import Step, Walk, walk
-from seecause.models.layout import At, TokenLayout
+from seecause.engine.walk import Rows, Step, Walk, walk
+from seecause.models.layout import At, TokenLayout, span
 from seecause.models.view import VisionModel
 from seecause.types import wide_dtype
 
@@ -205,11 +205,9 @@ def _steps(model: VisionModel, h: Tensor, at: At, start: int = 0) -> Walk:
     return walk(model, h, at, start=start, last=_rows_read(model, at))
 
 
-def _rows_read(model: VisionModel, at: At) -> Tensor | None:
+def _rows_read(model: VisionModel, at: At) -> Rows | None:
     """The rows that a class-token readout reads; None where it reads them all."""
-    if not model.readout.reads_rows:
-        return None
-    return torch.tensor(model.readout.read_prefix(at.layout), device=at.index.device)
+    return span(model.readout.read_prefix(at.layout)) if model.readout.reads_rows else None
 
 
 def _read(model: VisionModel, h: Tensor, layout: TokenLayout) -> Tensor:

@@ -24,6 +24,7 @@ from seecause.models.block import Block, fused
 from seecause.models.layout import At
 
 _UNASKED: Any = object()
+Rows = Tensor | slice | list[int]
 
 
 class HasBlocks(Protocol):
@@ -140,7 +141,7 @@ class Step:
     def out(self, out: Tensor) -> None:
         self._out = out
 
-    def take(self, rows: Tensor | slice) -> None:
+    def take(self, rows: Rows) -> None:
         """Go on with these rows only; keys stay those of all. Before `bias` is read or set."""
         if self._o is None:
             self._q = self.q[:, :, rows]
@@ -172,7 +173,7 @@ class Walk:
         at: At,
         start: int = 0,
         stop: int | None = None,
-        last: Tensor | None = None,
+        last: Rows | None = None,
     ):
         self.h, self.at = h, at
         self.blocks = model.blocks
@@ -203,7 +204,7 @@ def walk(
     *,
     start: int = 0,
     stop: int | None = None,
-    last: Tensor | None = None,
+    last: Rows | None = None,
 ) -> Walk:
     """The blocks from `start` on (to before `stop`) for states h [B, R, D] that enter the first of
     them, at tokens `at`.

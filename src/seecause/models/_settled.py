@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seecause.errors import BadOption
 
@@ -55,7 +55,34 @@ def need_settled(modules: Sequence[nn.Module], device: torch.device) -> None:
 
 
 def _training(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if part.training]
+    return [part for part in parts_of(module) if part.training]
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """`module.modules()`, ten times as fast: it is asked for before every run."""
+    parts, seen = [module], {id(module)}
+    for part in parts:  # grows meanwhile
+        for child in part._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                parts.append(child)
+    return parts
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """All parameters and buffers, as they are now."""
+    tensors: list[Tensor] = []
+    for part in parts_of(module):
+        tensors += [t for t in part._parameters.values() if t is not None]
+        tensors += [t for t in part._buffers.values() if t is not None]
+    return tensors
+
+
+def tensor_key(tensor: Tensor) -> tuple[int, int, torch.dtype, torch.device]:
+    """Changes whenever a tensor is changed, moved or replaced; edits through `.data` leave no
+    trace."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return (tensor.data_ptr(), version, tensor.dtype, tensor.device)
 
 
 def _hold(module: nn.Module) -> None:

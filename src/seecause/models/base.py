@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadImage, BadOption, UnknownClass
-from seecause.models._settled import need_settled, settled
+from seecause.models._settled import need_settled, settled, tensor_key, tensors_of
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
@@ -189,11 +189,11 @@ class ImageModel:
     def state_key(self) -> tuple[Any, ...]:
         """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data`
         leave no trace: call `forget` after them."""
-        tensors = [t for m in self._modules() for t in (*m.parameters(), *m.buffers())]
-        return tuple(
-            (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.device)
-            for t in tensors
-        )
+        return tuple(map(tensor_key, self.state_tensors()))
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every weight and buffer, as it is now."""
+        return [tensor for module in self._modules() for tensor in tensors_of(module)]
 
     def forget(self) -> None:
         """Drop everything that is kept between calls (runs of blank images, the fingerprint)."""

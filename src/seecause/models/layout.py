@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def span(tokens: Sequence[int]) -> slice | list[int]:
+    """Neighbouring tokens as a slice: an index by a list is copied from the host."""
+    start, stop = (tokens[0], tokens[0] + len(tokens)) if tokens else (0, 0)
+    return slice(start, stop) if list(tokens) == list(range(start, stop)) else list(tokens)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seecause.models.block import Fn, fused, same
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, span
 
 Kind = Literal[
     "cls", "cls+dist", "mean", "cls+mean", "latent", "words"
@@ -73,7 +73,7 @@ class Readout:
             q = self.latent.query().expand(h.shape[0], -1, -1, -1)
             return self.head(self.latent.finish(fused(q, k, v, self.latent.scale)))
         if not self.has_mean:  # only the rows that are read need the norm
-            return self.head(self.norm(h[:, list(self.read_prefix(layout))]).flatten(1))
+            return self.head(self.norm(h[:, span(self.read_prefix(layout))]).flatten(1))
         rows = self.norm(h)
         parts = [rows[:, t] for t in self.read_prefix(layout)]
         return self.head(torch.cat([*parts, rows[:, self.averaged(layout)].mean(dim=1)], dim=-1))

@@ -77,11 +77,10 @@ class VisionModel(ImageModel):
 
     def gate(self, layer: int) -> Tensor | None:
         """The gates of one block, [H], or None."""
-        return (
-            None
-            if self.gates is None
-            else self.gates[layer, : self.blocks[layer].heads].to(self.device, self.dtype)
-        )
+        if self.gates is None:
+            return None
+        gates = self.gates.to(self.device, self.dtype) if self.gates.requires_grad else self._gates
+        return gates[layer, : self.blocks[layer].heads]
 
     @contextmanager
     def gated(self, gates: Tensor) -> Iterator[VisionModel]:
@@ -97,6 +96,7 @@ class VisionModel(ImageModel):
         """Compile both halves of every block, in place; the first run at each shape takes a
         while."""
         self.blocks = [CompiledBlock(**vars(block)) for block in self.blocks]
+        self.forget()
         return self
 
     def state_key(self) -> tuple[Any, ...]:
@@ -113,4 +113,23 @@ class VisionModel(ImageModel):
         return "-".join([super().fingerprint(), *marks])
 
     def _gate_values(self) -> tuple[float, ...] | None:
-        return None if self.gates is None else tuple(self.gates.detach().flatten().tolist())
+        return None if self.gates is None else self._held_gates()[1]
+
+    @property
+    def _gates(self) -> Tensor:
+        """The gates [L, H] on the model's device and in its dtype."""
+        return self._held_gates()[0]
+
+    def _held_gates(self) -> tuple[Tensor, tuple[float, ...]]:
+        """The gates where the model is, and their values: copied when they change, not in every
+        block of every run."""
+        gates = self.gates
+        assert gates is not None
+        key = (None if gates.is_inference() else gates._version, self.device, self.dtype)
+        held = self.memo.get("gates")
+        if held is None or held[0] is not gates or held[1] != key or key[0] is None:
+            with torch.inference_mode(False), torch.no_grad():
+                there = gates.detach().clone().to(self.device, self.dtype)
+            values = tuple(gates.detach().flatten().tolist())
+            held = self.memo["gates"] = (gates, key, there, values)
+        return held[2], held[3]

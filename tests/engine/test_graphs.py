@@ -1,0 +1,250 @@
+"""CUDA graphs compute the same bits as plain runs, whatever changes in between."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import timm
+import torch
+from torch.testing import assert_close
+
+from seecause.engine import graphs
+from seecause.engine.graphs import captured, without_graphs
+from seecause.loading import wrap
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CUDA = torch.device("cuda:0")
+
+
+def tiny(dtype=torch.float32, device=CUDA, seed=0, width=48):
+    torch.manual_seed(seed)
+    module = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=width, num_heads=3, depth=3, num_classes=7
+    )
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.normal_(0, 0.2)
+    return wrap(module.to(device, dtype), name=f"tiny-{seed}", mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def pictures(count=2, dtype=torch.float32, device=CUDA, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 64, 64, generator=draw).to(device, dtype)
+
+
+class Counted:
+    """A model's logits by a graph; `calls` counts how often the function itself ran."""
+
+    def __init__(self, model, key="logits"):
+        self.model, self.key, self.calls = model, key, 0
+
+    def __call__(self, images):
+        def prepare():
+            def function(x):
+                self.calls += 1
+                return self.model(x)
+
+            return function
+
+        with torch.no_grad():
+            return captured(self.model, self.key, prepare, images)
+
+
+def test_on_a_cpu_the_function_is_called():
+    model, images = tiny(device="cpu"), pictures(device="cpu")
+    run = Counted(model)
+    for _ in range(3):
+        assert_close(run(images), model(images), rtol=0, atol=0)
+    assert run.calls == 3
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_third_call_replays_and_its_bits_are_those_of_a_plain_run(dtype):
+    model = tiny(dtype)
+    run = Counted(model)
+    for seed in range(4):
+        images = pictures(dtype=dtype, seed=seed)
+        assert torch.equal(run(images), model(images).detach())
+    assert run.calls == 2  # one plain, one recorded
+
+
+@needs_gpu
+def test_results_are_not_overwritten_by_the_next_replay():
+    model = tiny()
+    run = Counted(model)
+    first = [run(pictures(seed=seed)) for seed in range(5)]
+    for seed, logits in enumerate(first):
+        assert torch.equal(logits, model(pictures(seed=seed)).detach())
+
+
+@needs_gpu
+def test_another_shape_is_another_graph():
+    model = tiny()
+    run = Counted(model)
+    for count in (1, 2, 1, 2, 1, 2):
+        assert torch.equal(run(pictures(count)), model(pictures(count)).detach())
+    assert run.calls == 4
+
+
+@needs_gpu
+@pytest.mark.parametrize("change", ["in place", "replaced", "loaded", "gates", "dtype"])
+def test_a_change_of_the_model_is_noticed(change):
+    model = tiny()
+    run = Counted(model)
+    images = pictures()
+    for _ in range(3):
+        before = run(images)
+    if change == "in place":
+        with torch.no_grad():
+            model.module.head.weight.mul_(2)
+    elif change == "replaced":
+        model.module.head.weight = torch.nn.Parameter(model.module.head.weight * 2)
+    elif change == "loaded":
+        model.module.load_state_dict(tiny(seed=5).module.state_dict(), assign=True)
+    elif change == "gates":
+        model.gates = torch.zeros(model.n_layers, model.n_heads)
+    else:
+        model.module.to(torch.bfloat16)
+        images = images.bfloat16()
+    for _ in range(4):
+        after = run(images)
+        assert torch.equal(after, model(images).detach())
+    assert not torch.equal(after, before)
+
+
+@needs_gpu
+def test_a_model_that_went_to_the_cpu_and_came_back_computes_the_same():
+    model = tiny()
+    run = Counted(model)
+    images = pictures()
+    before = [run(images) for _ in range(3)][-1]
+    model.module.to("cpu")
+    torch.cuda.empty_cache()
+    assert_close(run(images.cpu()), before.cpu(), rtol=1e-4, atol=1e-4)
+    model.module.to(CUDA)
+    for _ in range(3):
+        assert torch.equal(run(images), before)
+
+
+@needs_gpu
+def test_two_models_in_turn_do_not_meet():
+    models = [tiny(seed=0), tiny(seed=1)]
+    runs = [Counted(model) for model in models]
+    for seed in range(4):
+        images = pictures(seed=seed)
+        for model, run in zip(models, runs, strict=True):
+            assert torch.equal(run(images), model(images).detach())
+    assert [run.calls for run in runs] == [2, 2]
+
+
+@needs_gpu
+def test_threads_with_streams_of_their_own_share_the_pool():
+    models = [tiny(seed=0), tiny(seed=1)]
+    expected = {
+        (m, seed): models[m](pictures(seed=seed)).detach() for m in range(2) for seed in range(4)
+    }
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(thread):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(40):
+                m, seed = (thread + turn) % 2, turn % 4
+                got = Counted(models[m])(pictures(seed=seed))
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(got, expected[m, seed]):
+                    wrong.append((thread, turn))
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@needs_gpu
+def test_a_gradient_inside_is_captured():
+    model = tiny()
+
+    def prepare():
+        def function(images):
+            with torch.enable_grad():
+                x = images.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(model(x)[:, 3].sum(), x)
+            return gradient
+
+        return function
+
+    for seed in range(4):
+        images = pictures(seed=seed)
+        with torch.no_grad():
+            got = captured(model, "gradient", prepare, images)
+        assert torch.equal(got, prepare()(images))
+
+
+@needs_gpu
+def test_what_cannot_be_captured_runs_plainly_and_the_reason_is_kept():
+    model = tiny()
+
+    def prepare():
+        return lambda images: images * images.sum().item()  # waits for the device
+
+    images = pictures()
+    for _ in range(4):
+        with torch.no_grad():
+            got = captured(model, "waits", prepare, images)
+        assert torch.equal(got, images * images.sum().item())
+    assert any("waits" in line for line in graphs.report())
+    run = Counted(model)  # the failure harms nothing that comes later
+    for _ in range(3):
+        assert torch.equal(run(images), model(images).detach())
+    assert run.calls == 2
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@needs_gpu
+def test_the_switch_turns_graphs_off(monkeypatch):
+    model, images = tiny(), pictures()
+    run = Counted(model)
+    with without_graphs():
+        for _ in range(3):
+            run(images)
+    monkeypatch.setenv(graphs.SWITCH, "0")
+    run(images)
+    assert run.calls == 4
+
+
+@needs_gpu
+def test_number_and_memory_of_graphs_are_bounded(monkeypatch):
+    graphs.clear()
+    monkeypatch.setattr(graphs, "MOST", 3)
+    model, images = tiny(), pictures(8)
+    held = []
+    for key in range(12):
+        run = Counted(model, key)
+        for _ in range(3):
+            run(images)
+        held.append(torch.cuda.memory_reserved())
+    assert len(graphs._pool(CUDA).living()) == 3
+    assert held[-1] <= held[3] + (8 << 20)
+    monkeypatch.setattr(graphs, "SHARE", 0.0)
+    run = Counted(model, "large")
+    for _ in range(3):
+        assert torch.equal(run(images), model(images).detach())
+    assert graphs.pool_bytes(CUDA) == 0
+    assert any("larger" in line for line in graphs.report())
+
+
+@needs_gpu
+def test_graphs_go_with_their_model():
+    model, images = tiny(), pictures()
+    run = Counted(model)
+    for _ in range(3):
+        run(images)
+    gone = weakref.ref(model)
+    del model, run
+    gc.collect()
+    assert gone() is None
