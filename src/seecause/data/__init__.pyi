@@ -30,6 +30,7 @@ from seecause.data.pairs import PairedData as PairedData, paired as paired
 from seecause.data.photos import Photo as Photo, Photos as Photos
 from seecause.data.registry import (
     datasets as datasets,
+    open as open,
     open_data as open_data,
     register as register,
 )

@@ -80,6 +80,9 @@ def open_data(spec: str, *, limit: int | None = None) -> Dataset:
     return _open_registered(_REGISTERED[name][1], spec, rest, limit)
 
 
+open = open_data  # sc.data.open(...)
+
+
 def _open_registered(opener: Opener, spec: str, rest: str, limit: int | None) -> Dataset:
     """Checked, for it was written elsewhere."""
     check_limit(limit)
