@@ -54,6 +54,7 @@ def attribute(
         images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
         native=None if maps.native is None else wide(maps.native),
         class_maps=None if maps.class_maps is None else wide(maps.class_maps).unflatten(1, grid),
+        errors=None if maps.errors is None else wide(maps.errors).unflatten(1, grid),
         labels=_labels(model, maps.target.classes),
         manifest={
             "method": method,
@@ -62,6 +63,7 @@ def attribute(
             },
             "target": maps.target.record(model),
             **({"used": maps.used} if maps.used else {}),
+            **_checks(maps),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },
@@ -80,12 +82,19 @@ def _run(
             entry.name,
             f"the weights of {model.name}, or a tensor it was given, were made under"
             " torch.inference_mode and can have no part in gradients",
-            "Make them outside of it",
+            "Make them outside of it, or use method='caap', which takes no gradient",
         ) from failure
     if isinstance(maps, Maps):
         return maps
     with torch.no_grad():  # scores alone: the target is bound here
         return Maps(maps.flatten(1), goal.bind(model(images)))
+
+
+def _checks(maps: Maps) -> dict[str, Any]:
+    """What a method says about its own exactness, one number for each picture."""
+    if not maps.checks:
+        return {}
+    return {"checks": {name: values.tolist() for name, values in maps.checks.items()}}
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class AttributionWriter:
             "images": (part.images * 255).round().to(torch.uint8),
             "native": part.native,
             "class_maps": part.class_maps,
+            "errors": part.errors,
         }
         for name, tensor in tensors.items():
             if tensor is None:
@@ -215,7 +216,7 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
 def _joined_runs(parts: Sequence[Attribution], fingerprint: str) -> Attribution:
     """Batches of one method as one result over all pictures."""
     tensors = {}
-    for name in ("maps", "images", "native", "class_maps"):
+    for name in ("maps", "images", "native", "class_maps", "errors"):
         values = [getattr(part, name) for part in parts]
         tensors[name] = None if values[0] is None else torch.cat(values)
     shape = list(tensors["images"].shape)
@@ -229,10 +230,17 @@ def _joined_runs(parts: Sequence[Attribution], fingerprint: str) -> Attribution:
 def _joined_manifest(
     manifests: Sequence[Mapping[str, Any]], shape: Sequence[int], fingerprint: str
 ) -> dict[str, Any]:
-    targets = [manifest["target"] for manifest in manifests]
+    joined = {
+        name: {
+            key: _joined_values([manifest[name][key] for manifest in manifests])
+            for key in manifests[0][name]
+        }
+        for name in ("target", "checks")
+        if name in manifests[0]
+    }
     return {
         **manifests[0],
-        "target": {key: _joined_values([t[key] for t in targets]) for key in targets[0]},
+        **joined,
         "images": list(shape),
         "data_fingerprint": fingerprint,
         "memory_halvings": [line for m in manifests for line in m["memory_halvings"]],

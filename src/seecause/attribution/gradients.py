@@ -33,7 +33,7 @@ def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callab
                 return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)
 
             size = fit(len(images), bytes_each(model, model.check(images)), images.device)
-            return _join(list(in_chunks(run_chunk, len(images), size, what="images")))
+            return join(list(in_chunks(run_chunk, len(images), size, what="images")))
 
         return chunked
 
@@ -117,8 +117,8 @@ def patch_sums(model: VisionModel, pixels: Tensor) -> Tensor:
     return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
 
 
-def _join(parts: Sequence[Maps]) -> Maps:
-    """Maps of consecutive images as maps of one batch."""
+def join(parts: Sequence[Maps]) -> Maps:
+    """Maps of consecutive images as maps of one batch, without a graph."""
 
     def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
         kept = [t.detach() for t in tensors if t is not None]
@@ -132,4 +132,12 @@ def _join(parts: Sequence[Maps]) -> Maps:
         together([t.against for t in targets]),
         targets[0].function,
     )
-    return Maps(scores, target, native=together([p.native for p in parts]), used=parts[0].used)
+    return Maps(
+        scores,
+        target,
+        native=together([p.native for p in parts]),
+        class_maps=together([p.class_maps for p in parts]),
+        used=parts[0].used,
+        errors=together([p.errors for p in parts]),
+        checks={name: torch.cat([p.checks[name] for p in parts]) for name in parts[0].checks},
+    )

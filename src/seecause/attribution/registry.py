@@ -32,13 +32,16 @@ from seecause.target import Target
 @dataclass(frozen=True, eq=False)
 class Maps:
     """What a method returns. `native` [B, H, W] where it works on pixels; `class_maps` [B, N, C']
-    where it gives all classes."""
+    where it gives all classes; `errors` [B, N] where it averages draws; `checks` [B] each, what it
+    can say about its own exactness."""
 
     scores: Tensor  # [B, N]
     target: Target
     native: Tensor | None = None
     class_maps: Tensor | None = None
     used: dict[str, Any] | None = None  # options as they were decided, for the manifest
+    errors: Tensor | None = None
+    checks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

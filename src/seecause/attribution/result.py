@@ -27,8 +27,9 @@ class Attribution:
     """Maps of a batch of images. Signed, never normalised.
 
     `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh,
-    gw, C'] on request; `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method,
-    options, model, data, versions.
+    gw, C'] on request; `errors` [B, gh, gw], standard errors, where a method averages draws;
+    `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method, options, model, data,
+    versions.
     """
 
     maps: Tensor
@@ -36,6 +37,7 @@ class Attribution:
     manifest: dict[str, Any]
     native: Tensor | None = None
     class_maps: Tensor | None = None
+    errors: Tensor | None = None
     labels: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -77,6 +79,7 @@ class Attribution:
             "images": (self.images * 255).round().to(torch.uint8),
             "native": self.native,
             "class_maps": self.class_maps,
+            "errors": self.errors,
         }
         kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -131,14 +134,15 @@ class Attribution:
 def _check_read(tensors: dict[str, Tensor], labels: Any) -> None:
     """Refuse tensors that are not those of one attribution."""
     maps, images = tensors["maps"], tensors["images"]
-    native, class_maps = tensors.get("native"), tensors.get("class_maps")
+    native, class_maps, errors = map(tensors.get, ("native", "class_maps", "errors"))
     shapes = (
         maps.ndim == 3 and maps.is_floating_point() and maps.numel() > 0,
         images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] == 3,
         len(maps) == len(images) and images.numel() > 0,
         native is None or native.shape == (len(maps), *images.shape[2:]),
         class_maps is None or class_maps.shape[:3] == maps.shape,
-        tensors.keys() <= {"maps", "images", "native", "class_maps"},
+        errors is None or errors.shape == maps.shape,
+        tensors.keys() <= {"maps", "images", "native", "class_maps", "errors"},
         isinstance(labels, list) and all(isinstance(label, str) for label in labels),
     )
     if not all(shapes):

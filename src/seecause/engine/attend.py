@@ -37,6 +37,7 @@ class Groups:
 
     def __init__(self, sizes: Tensor, device: torch.device | str, *, bound: int | None = None):
         self._sizes, self.device, self._bound = sizes.long(), torch.device(device), bound
+        self.each: int | None = None  # rows of every group, where they are known to be equal
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -45,7 +46,9 @@ class Groups:
 
     @classmethod
     def even(cls, count: int, size: int, device: torch.device | str) -> Groups:
-        return cls(torch.full((count,), size), device)
+        groups = cls(torch.full((count,), size), device)
+        groups.each = size
+        return groups
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -138,7 +141,8 @@ class Bank:
     """Keys and values k, v [1|B, Hkv, K, dh] that many rows read.
 
     `keep` [1|B, 1|H, R, K] says which keys a row sees; `choose` [B, H] switches the whole bank per
-    image and head; `bias` [1|B, 1|H, R, K] is added to the scores.
+    image and head; `bias` [1|B, 1|H, R, K] is added to the scores: log-weights of keys, for one,
+    which can be differentiated (mosaic).
     """
 
     k: Tensor
@@ -211,6 +215,8 @@ def _bank_part(q: Tensor, bank: Bank, scale: float) -> tuple[Tensor, Tensor]:
 
 def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     """Every group attends to itself: pad groups to one width and fold them into the batch."""
+    if own.queries.each is not None and own.keys.each is not None:
+        return _even_part(q, own, scale)
     batch = len(q)
     padded = ((q, own.queries), (own.k, own.keys), (own.v, own.keys))
     folded = [
@@ -224,6 +230,19 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
         for t in _softmax_part(scores, folded[2])
     )  # [B, H, G*g, ..]
     return o[:, :, own.queries.unpadded], lse[:, :, own.queries.unpadded]
+
+
+def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
+    """The same for groups of one size, without an index: products of a few rows each are sums, for
+    thousands of tiny matrix products take longer."""
+    share, count = q.shape[1] // own.k.shape[1], len(own.keys)
+    rows = wide(q).unflatten(2, (count, -1)).unflatten(1, (-1, share))  # [B, Hkv, s, G, g, dh]
+    k, v = (wide(x).unflatten(2, (count, -1))[:, :, None] for x in (own.k, own.v))
+    scores = (rows[..., :, None, :] * k[..., None, :, :]).sum(dim=-1) * scale  # [.., G, g, keys]
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse[..., None])
+    o = (weights[..., None] * v[..., None, :, :]).sum(dim=-2)
+    return o.flatten(3, 4).flatten(1, 2), lse.flatten(3, 4).flatten(1, 2)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,244 @@
+"""Runs between two runs: rows that read a mixture of a picture's keys and a blank's.
+
+A mask m in [0, 1]^N weighs every patch's two keys inside one softmax (spec: mosaic):
+
+    scores of the picture's key i + log m_i,   scores of the blank's key i + log(1 - m_i)
+
+m = 1 is the picture's run, m = 0 the blank's, and m in {0, 1} are the token sets of `Sweep`;
+between them the answer can be differentiated. What is computed anew for each mask:
+
+    source   the special tokens (class, distillation, registers), and the readout: final patch
+             states enter an average as m_i x_i + (1 - m_i) b_i, an attention pool by their two keys
+    all      every token, from states mixed as m_i x_i + (1 - m_i) b_i at layer `start`: one whole
+             run for each mask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seecause.engine.attend import Bank, Groups, Own, attend
+from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.trace import Trace, suffix
+from seecause.engine.walk import walk
+from seecause.errors import NotDefined
+from seecause.models.block import is_silent
+from seecause.models.layout import TokenLayout
+from seecause.models.view import VisionModel
+from seecause.types import wide
+
+MixedTail = Literal["source", "all"]
+Scores = Callable[[Tensor], Tensor]  # logits [B, n, C] -> what is differentiated, [B, n]
+
+
+@dataclass(eq=False)
+class Mixture:
+    """Two recorded runs and what lies between them; `blank` may serve all images with batch 1.
+    Needs states `start` and the last, and, for source, keys and values from block `start` on."""
+
+    model: VisionModel
+    blank: Trace
+    picture: Trace
+    tail: MixedTail = "source"
+    start: int = 0
+
+    def logits(self, masks: Tensor) -> Tensor:
+        """Masks [B, n, N] in [0, 1] -> logits [B, n, C], differentiable in the masks."""
+        if self.tail == "all":
+            return self._recompute(masks)
+        live = special_rows(self.model, self.picture.layout)
+        z = self._special(masks, live) if live else masks.new_zeros(*masks.shape[:2], 0, 0)
+        return self._read(masks, z)
+
+    def _special(self, masks: Tensor, live: range) -> Tensor:
+        """The special tokens under each mask from state `start` to the end, [B, n, p, D]."""
+        batch, count, p = len(masks), masks.shape[1], len(live)
+        z = self.blank.states[self.start][:, live.start : live.stop]
+        z = z.repeat(1, count, 1).expand(batch, -1, -1)  # [B, n * p, D]
+        groups = Groups.even(count, p, z.device)
+        at = self.blank.at.take(torch.arange(p, device=z.device).repeat(count))
+        weights = _log_weights(masks.repeat_interleave(p, dim=1))
+        first = self.picture.layout.prefix
+        steps = walk(self.model, z, at, start=self.start)
+        for step in steps:
+            banks = [
+                _weighted(trace.kv[step.index], weight, first)
+                for trace, weight in zip((self.blank, self.picture), weights, strict=True)
+            ]
+            own = Own(step.k, step.v, groups, groups)
+            step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
+        return steps.h.unflatten(1, (count, p))
+
+    def _read(self, masks: Tensor, special: Tensor) -> Tensor:
+        """Logits [B, n, C] from special tokens [B, n, p, D] and the final states of both runs."""
+        readout, layout = self.model.readout, self.picture.layout
+        normed = special
+        if special.numel():
+            normed = readout.norm(special.flatten(1, 2)).unflatten(1, special.shape[1:3])
+        if readout.latent is not None:
+            return self._read_latent(masks, normed)
+        parts = [normed[:, :, t] for t in readout.read_prefix(layout)]
+        if readout.has_mean:
+            blank, picture = (wide(x) for x in self._final_patches())
+            total = blank.sum(dim=1, keepdim=True) + masks @ picture - masks @ blank  # [B, n, D]
+            count = layout.n_patches
+            if readout.over_prefix:
+                total, count = total + wide(normed).sum(dim=2), count + layout.prefix
+            parts.append((total / count).to(self.model.dtype))
+        return readout.head(torch.cat(parts, dim=-1))
+
+    def _read_latent(self, masks: Tensor, normed: Tensor) -> Tensor:
+        """The pool's queries are the rows: they read both runs' final keys under every mask."""
+        readout, pool = self.model.readout, self.model.readout.latent
+        assert pool is not None
+        batch, count = masks.shape[:2]
+        queries = pool.query()
+        each = queries.shape[2]
+        weights = _log_weights(masks.repeat_interleave(each, dim=1))
+        banks = [
+            _weighted(pool.kv(states), weight)
+            for states, weight in zip(self._final_patches(), weights, strict=True)
+        ]
+        own = None
+        if readout.over_prefix and normed.numel():
+            asking, telling = (
+                Groups.even(count, size, masks.device) for size in (each, normed.shape[2])
+            )
+            own = Own(*pool.kv(normed.flatten(1, 2)), asking, telling)
+        q = queries.repeat(1, 1, count, 1).expand(batch, -1, -1, -1)
+        o, _ = attend(q, banks, own, scale=pool.scale)
+        pooled = pool.finish(o.unflatten(1, (count, each)).flatten(0, 1))
+        return readout.head(pooled).unflatten(0, (batch, count))
+
+    def _final_patches(self) -> tuple[Tensor, Tensor]:
+        """Normed patch states that the readout reads: the blank's [1, N, D], the picture's."""
+        final, patches = self.model.n_layers, self.picture.layout.patches
+        norm = self.model.readout.norm
+        return norm(self.blank.states[final])[:, patches], norm(self.picture.states[final])[
+            :, patches
+        ]
+
+    def _recompute(self, masks: Tensor) -> Tensor:
+        if self.picture.at.facts is not None:
+            raise NotDefined(
+                "mosaic with tail=all",
+                "blocks of this model hide keys by facts about tokens, which cannot be mixed",
+                "Use tail='source'",
+            )
+        blank, picture = self.blank.states[self.start], self.picture.states[self.start]
+        layout = self.picture.layout
+        share = masks.to(picture.dtype)[..., None]  # [B, n, N, 1]
+        ground = blank[:, None, layout.patches]
+        mixed = ground + share * (picture[:, None, layout.patches] - ground)
+        special = blank[:, None, : layout.prefix].expand(*mixed.shape[:2], -1, -1)
+        states = torch.cat([special, mixed], dim=2).flatten(0, 1)
+        return suffix(self.model, states, self.blank.at, self.start).unflatten(0, masks.shape[:2])
+
+
+def special_rows(model: VisionModel, layout: TokenLayout) -> range:
+    """The special tokens that are computed under every mask: all of them, where one is read."""
+    read = bool(model.readout.read_prefix(layout)) or model.readout.over_prefix
+    return range(layout.prefix if read else 0)
+
+
+def slopes(run: Mixture, masks: Tensor, score: Scores, *, bytes_each: int) -> tuple[Tensor, Tensor]:
+    """Scores [B, n] at masks [n, N], the same for every image, and their derivatives [B, n, N];
+    as many masks at a time as fit."""
+    batch = len(run.picture.states[run.start])
+
+    def some_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            mixed = masks[a:b].expand(batch, -1, -1).clone().requires_grad_()
+            values = score(run.logits(mixed))
+            (slope,) = torch.autograd.grad(values.sum(), mixed)  # images do not see each other
+        return values.detach(), slope
+
+    together = fit(len(masks), batch * bytes_each, masks.device, share=0.6)
+    parts = list(in_chunks(some_masks, len(masks), together, what="masks"))
+    return torch.cat([v for v, _ in parts], dim=1), torch.cat([s for _, s in parts], dim=1)
+
+
+def class_slopes(
+    run: Mixture, masks: Tensor, weights: Tensor, scores: Scores, *, bytes_each: int
+) -> Tensor:
+    """The sum over masks [n, N], by their weights [n], of the derivatives of all scores [B, n, C'],
+    [B, N, C']: one run for all of them, and one batched step back for each."""
+    batch = len(run.picture.states[run.start])
+
+    def some_masks(a: int, b: int) -> Tensor:
+        with torch.enable_grad():
+            mixed = masks[a:b].expand(batch, -1, -1).clone().requires_grad_()
+            total = scores(run.logits(mixed)).sum(dim=(0, 1))  # [C']
+            unit = torch.eye(len(total), dtype=total.dtype, device=total.device)
+
+            def some_classes(c: int, d: int) -> Tensor:
+                (slope,) = torch.autograd.grad(
+                    total, mixed, unit[c:d], is_grads_batched=True, retain_graph=True
+                )
+                return torch.einsum("n,cbnp->cbp", weights[a:b], slope)
+
+            at_once = fit(len(total), (b - a) * batch * bytes_each, masks.device, share=0.4)
+            return torch.cat(list(in_chunks(some_classes, len(total), at_once, what="classes")))
+
+    together = fit(len(masks), batch * bytes_each, masks.device, share=0.4)
+    parts = list(in_chunks(some_masks, len(masks), together, what="masks"))
+    return torch.stack(parts).sum(dim=0).movedim(0, -1)
+
+
+def mask_bytes(model: VisionModel, layout: TokenLayout, tail: MixedTail) -> int:
+    """What one mask of one image holds for its step back: every block's activations of its rows."""
+    if tail == "all":
+        return (model.n_layers + 1) * model.forward_bytes(layout)
+    block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
+    rows = max(1, len(special_rows(model, layout)))
+    scores = block.heads * layout.n_patches * 2 * max(4, element) * 5  # where attention is explicit
+    return model.n_layers * rows * (block.heads * block.head_dim * element * 24 + scores)
+
+
+def need_gradients(model: VisionModel, run: Trace, name: str) -> None:
+    """Refuse a model of which some part returns what has no gradient: maps would be wrong, and
+    nothing else would tell. Looked at once for each state of the model."""
+    key = model.state_key()
+    if model.memo.get("passes gradients") == key:
+        return
+    state = next(iter(run.states.values()))[:1]
+    with torch.enable_grad():
+        for block in model.blocks:
+            h = state[:, :1].detach().clone().requires_grad_()
+            at = run.at.of(slice(1)).take(torch.zeros(1, dtype=torch.long, device=h.device))
+            parts = {"MLP": block.feed(h)}
+            if not is_silent(block):
+                q, k, v = block.qkv(h, at)
+                heads = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1)
+                out = block.finish(h.detach(), heads.transpose(1, 2).clone().requires_grad_())
+                parts |= {"queries": q, "keys": k, "values": v, "output": out}
+            for part, result in parts.items():
+                if not result.requires_grad:
+                    raise _no_gradient(name, f"{part} of {block.name}", model)
+        if not model.readout(state.detach().clone().requires_grad_(), run.layout).requires_grad:
+            raise _no_gradient(name, "readout", model)
+    model.memo["passes gradients"] = key
+
+
+def _no_gradient(name: str, part: str, model: VisionModel) -> NotDefined:
+    return NotDefined(
+        name,
+        f"no gradient passes the {part} of {model.name}, as in quantised layers",
+        "Use method='caap', which takes no gradient",
+    )
+
+
+def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks [B, R, N] -> log(1 - m) and log m, [B, 1, R, N] each: of the blank, of the picture."""
+    spread = wide(masks)[:, None]
+    return torch.log1p(-spread), torch.log(spread)
+
+
+def _weighted(kv: tuple[Tensor, Tensor], weight: Tensor, first: int = 0) -> Bank:
+    """Keys and values from token `first` on, with log-weights."""
+    return Bank(kv[0][:, :, first:], kv[1][:, :, first:], bias=weight)

@@ -1,0 +1,289 @@
+"""Mosaic: value and slope are those of the definition, for every family; CAAP's sets are its
+corners."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.caap import make_plan
+from seecause.attribution.mosaic import MaskPlan, draw_masks
+from seecause.engine.blanks import blank_image
+from seecause.engine.mixture import Mixture, slopes
+from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.trace import record
+from seecause.errors import BadOption, NotDefined
+from tests.helpers import view
+from tests.reference import mosaic as reference
+from tests.tiny import FAMILIES, pictures, tiny
+
+AVERAGES = {  # the norm before the tokens that an average reads
+    "hf_dinov2": lambda module: module.dinov2.layernorm,
+    "hf_dinov2_swiglu": lambda module: module.dinov2.layernorm,
+    "hf_dinov2_registers": lambda module: module.dinov2_with_registers.layernorm,
+    "timm_mean": lambda module: module.norm,
+}
+LATENT = ("timm_map",)
+
+
+def reads_class(family):
+    model = view(tiny(family), check=False)
+    return bool(model.readout.read_prefix(model.layout))
+
+
+ROWS = [name for name in FAMILIES if reads_class(name)]
+
+
+def mixture(native, tail="source", start=0):
+    model, images = view(native, check=False), pictures(native)
+    blank = blank_image(model, native.size)
+    every = range(model.n_layers + 1)
+    with torch.no_grad():
+        runs = [record(model, x, states=every, kv=every) for x in (blank, images)]
+    return Mixture(model, *runs, tail, start), blank, images
+
+
+def masks_of(run, count=2):
+    generator = torch.Generator().manual_seed(3)
+    patches = run.picture.layout.n_patches
+    return 0.05 + 0.9 * torch.rand(count, patches, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("family", [*ROWS, "timm_mean", *LATENT])
+def test_values_and_slopes_equal_the_slow_twin(family):
+    native = tiny(family)
+    run, blank, images = mixture(native)
+    masks = masks_of(run)
+    norm = AVERAGES[family](native.module) if family in AVERAGES else None
+    values, slope = slopes(run, masks, lambda logits: logits.sin().sum(dim=-1), bytes_each=1)
+    for b, picture in enumerate(images):
+        for n, mask in enumerate(masks):
+            leaf = mask.clone().requires_grad_()
+            logits = reference.mixed_logits(
+                native.forward, leaf, blank, picture[None],
+                prefix=run.picture.layout.prefix, norm=norm,
+            )  # fmt: skip
+            value = logits.sin().sum()
+            (expected,) = torch.autograd.grad(value, leaf)
+            assert_close(values[b, n], value.detach(), atol=1e-10, rtol=0)
+            assert_close(slope[b, n], expected, atol=1e-10, rtol=0)
+            assert expected.abs().max() > 1e-3  # the comparison means something
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_distilled", "hf_dinov2", "timm_map"])
+@pytest.mark.parametrize("tail", ["source", "all"])
+def test_slopes_equal_finite_differences(family, tail):
+    run, *_ = mixture(tiny(family), tail)
+    masks, step = masks_of(run, 1), 1e-5
+    _, slope = slopes(run, masks, lambda logits: logits[..., 1], bytes_each=1)
+    for patch in (0, 7, 19):
+        near = masks.repeat(2, 1)
+        near[0, patch] += step
+        near[1, patch] -= step
+        with torch.no_grad():
+            values = run.logits(near.expand(2, -1, -1))[..., 1]
+        difference = (values[:, 0] - values[:, 1]) / (2 * step)
+        assert_close(slope[:, 0, patch], difference, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_binary_masks_are_the_token_sets_of_caap(family):
+    run, *_ = mixture(tiny(family))
+    layout = run.picture.layout
+    sets = masks_of(run, 5) > 0.5
+    sets[0], sets[1] = False, True
+    plan = make_plan(run.model, layout, tail="source", layers=None, propagate_registers=True)
+    expected = Sweep(run.model, run.blank, run.picture, plan).logits(sets)
+    assert_close(run.logits(sets.double().expand(2, -1, -1)), expected, atol=1e-10, rtol=0)
+    assert_close(expected[:, 1], run.picture.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
+    assert_close(expected[:, 0], run.blank.logits.expand(2, -1), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_mean", "hf_siglip_tower", "timm_eva", "hf_vit"])
+def test_all_tokens_equal_the_slow_twin_and_caap(family):
+    native = tiny(family)
+    run, blank, images = mixture(native, "all")
+    masks, prefix = masks_of(run), run.picture.layout.prefix
+    values, slope = slopes(run, masks, lambda logits: logits[..., 2], bytes_each=1)
+    leaf = masks[0].clone().requires_grad_()
+    expected = reference.mixed_states(
+        native.forward, native.blocks, leaf, blank, images[1:], prefix=prefix
+    )
+    assert_close(values[1, 0], expected[2].detach(), atol=1e-10, rtol=0)
+    (expected_slope,) = torch.autograd.grad(expected[2], leaf)
+    assert_close(slope[1, 0], expected_slope, atol=1e-10, rtol=0)
+    sets, plan = masks > 0.5, SweepPlan("all", 0, 0, ())
+    with torch.no_grad():
+        swept = Sweep(run.model, run.blank, run.picture, plan).logits(sets)
+        assert_close(run.logits(sets.double().expand(2, -1, -1)), swept, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("score", ["prob", "logit"])
+def test_a_path_is_complete_at_256_steps(score):
+    model = sc.load("builtin:critters-vit")
+    cases = list(sc.data.open_data("critters:clean:test", limit=4))
+    images = sc.data.to_batch(model, cases).images
+    options = {"method": "mosaic", "law": "path", "score": score}
+    maps = sc.attribute(model, images, masks=256, **options)
+    gap, difference = (
+        torch.tensor(maps.manifest["checks"][name]) for name in ("completeness gap", "difference")
+    )
+    with torch.no_grad():
+        ends = [model(x) for x in (images, blank_image(model, model.preprocess.size))]
+    ends = [x.softmax(dim=-1) if score == "prob" else x for x in ends]
+    at = torch.tensor(maps.manifest["target"]["class"])
+    expected = (ends[0] - ends[1]).gather(1, at[:, None])[:, 0]
+    assert_close(difference, expected, atol=1e-4, rtol=0)
+    assert_close(maps.maps.sum(dim=(1, 2)) - gap, expected, atol=1e-4, rtol=0)
+    assert gap.abs().sum() <= 0.01 * difference.abs().sum()
+    assert maps.errors is None
+    few = sc.attribute(model, images, masks=4, **options).manifest["checks"]["completeness gap"]
+    assert torch.tensor(few).abs().max() > gap.abs().max()
+
+
+def test_maps_are_means_of_slopes_with_their_errors():
+    native = tiny("timm_deit3")
+    run, _, images = mixture(native)
+    plan = MaskPlan(masks=6, cells=3, seed=4)
+    _, slope = slopes(
+        run, draw_masks(plan, (4, 6)), lambda x: x.softmax(dim=-1)[..., 3], bytes_each=1
+    )
+    maps = sc.attribute(run.model, images, 3, "mosaic", masks=6, cells=3, seed=4)
+    assert_close(maps.maps.flatten(1), slope.mean(dim=1), atol=1e-12, rtol=0)
+    assert_close(maps.errors.flatten(1), slope.std(dim=1) / 6**0.5, atol=1e-12, rtol=0)
+
+
+def test_antithetic_pairs_count_as_one_draw():
+    native = tiny("timm_deit3")
+    run, _, images = mixture(native)
+    plan = MaskPlan(masks=6, law="iid", antithetic=True)
+    masks = draw_masks(plan, (4, 6))
+    assert_close(masks[::2] + masks[1::2], torch.ones(3, 24, dtype=torch.float64))
+    _, slope = slopes(run, masks, lambda x: x[..., 3], bytes_each=1)
+    pairs = (slope[:, ::2] + slope[:, 1::2]) / 2
+    maps = sc.attribute(
+        run.model, images, 3, "mosaic", masks=6, law="iid", antithetic=True, score="logit"
+    )
+    assert_close(maps.errors.flatten(1), pairs.std(dim=1) / 3**0.5, atol=1e-12, rtol=0)
+
+
+def test_the_sum_with_caap_is_that_of_z_scores():
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native)
+    both = sc.attribute(model, images, 2, "caap+mosaic", masks=4).maps
+    parts = [
+        sc.attribute(model, images, 2, "caap", score="logit").maps.flatten(1),
+        sc.attribute(model, images, 2, "mosaic", masks=4).maps.flatten(1),
+    ]
+    z = [(x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, keepdim=True) for x in parts]
+    assert_close(both.flatten(1), z[0] + z[1], atol=1e-10, rtol=0)
+    blank = blank_image(model, native.size)
+    flat = sc.attribute(model, blank, 2, "caap+mosaic", masks=4, score="logit").maps
+    assert flat.isfinite().all()
+
+
+def test_all_classes_come_from_one_pass():
+    native = tiny("timm_distilled")
+    model, images = view(native), pictures(native)
+    options = {"method": "mosaic", "masks": 3, "score": "logprob"}
+    every = sc.attribute(model, images, target=1, classes="all", **options)
+    for name in range(model.n_classes):
+        single = sc.attribute(model, images, target=name, **options).maps
+        assert_close(every.class_maps[..., name], single, atol=1e-12, rtol=0)
+    assert_close(every.maps, every.class_maps[..., 1], atol=1e-12, rtol=0)
+    few = sc.attribute(model, images, target=1, classes=[4, 0], **options).class_maps
+    assert_close(few, every.class_maps[..., [4, 0]], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_mean"])
+def test_chunks_and_batches_do_not_change_the_maps(family):
+    native = tiny(family)
+    model, images = view(native), pictures(native, batch=3)
+    whole = sc.attribute(model, images, target=2, method="mosaic", masks=4)
+    with sc.budget(1):  # one mask of one image at a time
+        parts = sc.attribute(model, images, target=2, method="mosaic", masks=4)
+    single = [sc.attribute(model, x[None], target=2, method="mosaic", masks=4) for x in images]
+    assert_close(parts.maps, whole.maps, atol=1e-12, rtol=0)
+    assert_close(torch.cat([x.maps for x in single]), whole.maps, atol=1e-12, rtol=0)
+    assert_close(torch.cat([x.errors for x in single]), whole.errors, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("law", ["smooth", "iid"])
+def test_drawn_masks_hold_every_share_of_the_picture(law):
+    masks = draw_masks(MaskPlan(masks=400, law=law), (14, 14))
+    assert sorted({round(x, 6) for x in masks.flatten().tolist()}) == [0.02, 0.98]
+    share = (masks > 0.5).double().mean(dim=1)
+    assert 0.04 < share.min() < 0.1 and 0.9 < share.max() < 0.96
+    assert abs(share.mean() - 0.5) < 0.05
+    near = (masks.view(-1, 14, 14)[:, :, 1:] - masks.view(-1, 14, 14)[:, :, :-1]).abs().mean()
+    assert near < 0.22 if law == "smooth" else near > 0.28  # neighbours go together, or do not
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"masks": 0}, "masks"),
+        ({"masks": 3, "antithetic": True}, "even"),
+        ({"law": "path", "antithetic": True}, "even"),
+        ({"law": "grid"}, "smooth, iid, path"),
+        ({"eps": 0.0}, "above 0"),
+        ({"eps": 0.5}, "below 0.5"),
+        ({"cells": 0}, "cells"),
+        ({"tail": "patched"}, "source, all"),
+        ({"layers": (1, 2)}, "first"),
+        ({"layers": (9, None)}, "first"),
+        ({"blank": "grey"}, "white"),
+        ({"score": "odds"}, "prob"),
+        ({"mask": 3}, "masks"),
+    ],
+)
+def test_bad_options_are_refused_in_words(options, words):
+    native = tiny("timm_deit3")
+    with pytest.raises(BadOption, match=words):
+        sc.attribute(view(native), pictures(native), 0, "mosaic", **options)
+
+
+class Detached(nn.Module):
+    """A layer that computes without a graph, as quantised ones do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x.detach())
+
+
+@pytest.mark.parametrize("part", ["attn.qkv", "attn.proj", "mlp.fc2"])
+def test_a_layer_without_gradients_is_named_and_caap_is_the_way_out(part):
+    native = tiny("timm_deit3")
+    owner, name = part.split(".")
+    parent = getattr(native.module.blocks[2], owner)
+    setattr(parent, name, Detached(getattr(parent, name)))
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(NotDefined, match=r"blocks\.2.*caap"):
+        sc.attribute(model, images, 0, "mosaic")
+    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+
+
+def test_weights_made_in_inference_mode_name_caap():
+    with torch.inference_mode():
+        native = tiny("timm_deit3")
+    with pytest.raises(NotDefined, match="caap"):
+        sc.attribute(view(native, check=False), pictures(native), 0, "mosaic")
+
+
+def test_results_keep_errors_and_checks(tmp_path):
+    native = tiny("timm_deit3")
+    model, images = view(native), pictures(native, batch=3)
+    drawn = sc.attribute(model, images, 0, "mosaic", masks=4)
+    assert_close(sc.Attribution.load(drawn.save(tmp_path)).errors, drawn.errors)
+    options = {"mosaic": {"law": "path", "masks": 2}}
+    parts = sc.explain(model, images, methods=["mosaic"], options=options, target=0, batch=2)
+    whole = sc.attribute(model, images, 0, "mosaic", law="path", masks=2)
+    gaps = [run.manifest["checks"]["completeness gap"] for run in (parts.runs["mosaic"], whole)]
+    assert_close(*map(torch.tensor, gaps))
