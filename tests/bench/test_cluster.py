@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 
 import pytest
 from typer.testing import CliRunner
 
 from seecause.bench.plan import Store
+from seecause.bench import runner
 from seecause.bench.runner import run
 from seecause.cli import app
 from seecause.errors import BadOption
@@ -125,3 +128,54 @@ def test_a_cluster_that_cannot_be_reached_is_refused_in_seconds(tmp_path, monkey
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
     with pytest.raises(BadOption, match="nobody answers"):
         run(Store(tmp_path), worker(limit=2), cluster=address)
+
+
+@pytest.fixture(params=[b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"])
+def stranger(request):
+    """The port of a server that is no Ray: it says something else, or nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lines = []
+
+        def answer() -> None:
+            while True:
+                try:
+                    lines.append(server.accept()[0])
+                except OSError:
+                    return
+                lines[-1].sendall(request.param)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_answer_that_is_not_rays_is_refused_in_seconds(tmp_path, monkeypatch, stranger, form):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    monkeypatch.setattr(runner, "REACHED", 0.5)
+    with pytest.raises(BadOption, match=r"not Ray|nobody answers"):
+        run(Store(tmp_path), worker(limit=2), cluster=form.format(stranger))
+
+
+def test_auto_refuses_a_cluster_that_is_no_more(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = server.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{gone}")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    with pytest.raises(BadOption, match="nobody answers"):
+        run(Store(tmp_path), worker(limit=2), cluster="auto")
+
+
+def test_a_real_cluster_is_not_refused(cluster):
+    runner._need_ray(ray.get_runtime_context().gcs_address)
+
+
+def test_rays_way_to_give_up_is_an_error_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(SystemExit(15)))
+    with pytest.raises(BadOption, match="ray start --head"):
+        run(Store(tmp_path), worker(limit=2), cluster="auto")

@@ -42,6 +42,8 @@ from seecause.data.registry import open_data
 from seecause.errors import BadOption, MissingExtra, SeecauseError
 
 REACHED = 5.0  # seconds for a cluster to answer
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5)  # empty settings
+HTTP2_SETTINGS = b"\4"  # the kind of the first frame that a server sends
 RETRIES = 3  # of a shard whose worker was lost
 LOST = (
     f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
@@ -363,17 +365,39 @@ def _ray() -> Any:
     return ray
 
 
-def _need_answer(address: str) -> None:
-    """Refuse HOST:PORT where nobody listens: Ray would try for minutes."""
+def _need_ray(address: str) -> None:
+    """Refuse HOST:PORT where no Ray answers: it would try for minutes, then end the process.
+
+    Every port of Ray speaks HTTP/2, whose server says its settings as soon as it is greeted.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED) as line:
+            line.settimeout(REACHED)
+            line.sendall(HTTP2_GREETING)
+            frame = line.recv(9, socket.MSG_WAITALL)
     except (OSError, OverflowError) as failure:
-        raise BadOption(
-            "--cluster", address, f"the HOST:PORT of a cluster; nobody answers there ({failure})"
-        ) from None
+        reason = f"nobody answers there ({failure})"
+    else:
+        encrypted = os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
+        if encrypted or frame[3:4] == HTTP2_SETTINGS:
+            return
+        reason = "what answers there is not Ray"
+    raise BadOption("--cluster", address, f"the HOST:PORT of a cluster; {reason}")
+
+
+def _resolved(address: str) -> str:
+    """What Ray takes `auto` for: a cluster that was killed may still be written down."""
+    if address != "auto":
+        return address
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+
+        return canonicalize_bootstrap_address(address) or address
+    except (ImportError, TypeError, ValueError, ConnectionError):
+        return address  # Ray itself says what is wrong
 
 
 @contextmanager
@@ -385,11 +409,11 @@ def _connected(ray: Any, address: str, *, cores: int) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    _need_answer(address)
+    _need_ray(_resolved(address))
     local = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", **local)
-    except (ConnectionError, ValueError, RuntimeError) as failure:
+    except (ConnectionError, ValueError, RuntimeError, SystemExit) as failure:
         raise BadOption(
             "--cluster",
             address,
