@@ -1,6 +1,7 @@
 """Plants each bug of mutants.toml in a copy of src, one at a time, and runs the tests that should
 notice: `make test-mutants`, or `python tests/mutants.py WORD` for those with WORD in their file or
-line. Leaves with 1 where a bug survives, or is no longer to be found."""
+line. As many at once as there are cores. Leaves with 1 where a bug survives, or is no longer to be
+found."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,12 +22,12 @@ def main(word: str = "") -> int:
     mutants = tomllib.loads((ROOT / "tests/mutants.toml").read_text(encoding="utf-8"))["mutant"]
     chosen = [m for m in mutants if word in m["file"] or word in m["old"] or word in m["breaks"]]
     missed = 0
-    for mutant in chosen:
-        caught, how = planted(mutant)
-        missed += not caught
-        verdict = "caught" if caught else "SURVIVED"
-        sys.stdout.write(f"{verdict:9}{mutant['file']}: {mutant['breaks']}\n         {how}\n")
-        sys.stdout.flush()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, (caught, how) in zip(chosen, pool.map(planted, chosen), strict=True):
+            missed += not caught
+            verdict = "caught" if caught else "SURVIVED"
+            sys.stdout.write(f"{verdict:9}{mutant['file']}: {mutant['breaks']}\n         {how}\n")
+            sys.stdout.flush()
     sys.stdout.write(f"{len(chosen) - missed} of {len(chosen)} caught\n")
     return int(missed > 0)
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
+from seecause.bench import cluster as cluster_module
 from seecause.bench.plan import Store
-from seecause.bench import runner
 from seecause.bench.runner import run
 from seecause.cli import app
 from seecause.errors import BadOption
@@ -85,7 +85,7 @@ def test_a_killed_worker_is_nobodys_loss(cluster, here, tmp_path):
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.bench.runner.Path.cwd", lambda: tmp_path / "elsewhere")
+    monkeypatch.setattr("seecause.bench.cluster.Path.cwd", lambda: tmp_path / "elsewhere")
     status = run(Store(tmp_path / "run"), worker(limit=2, methods={"random": {}}), cluster=cluster)
     assert not status.complete and "shared disk" in next(iter(status.failed.values()))
 
@@ -155,7 +155,7 @@ def stranger(request):
 def test_an_answer_that_is_not_rays_is_refused_in_seconds(tmp_path, monkeypatch, stranger, form):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
-    monkeypatch.setattr(runner, "REACHED", 0.5)
+    monkeypatch.setattr(cluster_module, "REACHED", 0.5)
     with pytest.raises(BadOption, match=r"not Ray|nobody answers"):
         run(Store(tmp_path), worker(limit=2), cluster=form.format(stranger))
 
@@ -171,7 +171,7 @@ def test_auto_refuses_a_cluster_that_is_no_more(tmp_path, monkeypatch):
 
 
 def test_a_real_cluster_is_not_refused(cluster):
-    runner._need_ray(ray.get_runtime_context().gcs_address)
+    cluster_module._need_ray(ray.get_runtime_context().gcs_address)
 
 
 def test_rays_way_to_give_up_is_an_error_of_ours(tmp_path, monkeypatch):

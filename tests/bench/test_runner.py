@@ -18,8 +18,9 @@ from PIL import Image
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
 from seecause.bench.plan import Store
+from seecause.bench.results import values
 from seecause.bench.runner import LOST, inspect, run
-from seecause.bench.tables import make_table, table_of, to_csv, to_latex, values
+from seecause.bench.tables import make_table, table_of, to_csv, to_latex
 from seecause.bench.work import Clock, open_worker, predict, read_samples, run_shard
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, UnknownName

@@ -11,8 +11,9 @@ import torch
 
 from seecause.attribution.attribute import attribute
 from seecause.bench.plan import Store
+from seecause.bench.results import read_results
 from seecause.bench.runner import run
-from seecause.bench.tables import TRUTH_COLUMNS, against_truth, read_results, shown
+from seecause.bench.tables import TRUTH_COLUMNS, against_truth, shown
 from seecause.metrics import PartScores, part_truth
 from seecause.report.bench import truth_section, write_report
 from tests.bench.toy import model, worker

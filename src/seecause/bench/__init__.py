@@ -9,7 +9,9 @@ store     finished work in a folder, by id, with checksums: the resume store of 
 plan      what is asked -> shards, each named by a digest of everything that decides its result
 measures  the metrics, by groups that share their work; options, checked before anything runs
 work      one shard: read, attribute, measure
-runner    what is still to do, in this process, in several, or on a Ray cluster
+runner    what is still to do, in this process or in several
+cluster   the same as tasks of a Ray cluster
+results   the numbers of a run, read from its shards in one pass
 tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 ablate    CAAP with one setting changed at a time, as methods of a run
 study     any table: a TOML file of calls, each kept when it is done

@@ -7,15 +7,15 @@ import csv
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from seecause.bench.measures import family_of, higher_is_better
 from seecause.bench.plan import Plan, Store
+from seecause.bench.results import RunResults, values
 from seecause.errors import UnknownName
 from seecause.metrics import (
     PartScores,
@@ -29,7 +29,7 @@ from seecause.metrics.registry import FAMILIES
 
 WIDE = 8  # columns that one table can have; with more it is cut by families of metrics
 SATURATED = 1e-3  # share of the largest mean within which means must lie for none to be the best
-VALUE_COLUMNS = ("method", "metric", "index", "value", "predicted")
+VALUE_COLUMNS = ("method", "metric", "index", "value")
 TRUTH_COLUMNS = (
     "completeness",
     "at threshold",
@@ -37,7 +37,6 @@ TRUTH_COLUMNS = (
     "contrastivity",
     "mean of the three",
 )
-Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 Truth = dict[str, dict[str, float]]  # by method and column
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -87,94 +86,6 @@ class Table:
             family: [m for m in self.metrics if family_of(m) == family] for family in FAMILIES
         }
         return [(family, metrics) for family, metrics in families.items() if metrics]
-
-
-@dataclass(frozen=True, eq=False)
-class RunResults:
-    """All that a page shows, read in one pass over the shards that are done."""
-
-    values: Values
-    predicted: dict[int, int]  # the class the model answers, by sample
-    maps: dict[str, dict[int, Tensor]]  # [gh, gw] by method and sample
-    curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
-    shares: Tensor  # [n + 1] of the picture, along the curves
-    seconds: dict[str, list[float]]  # for one image, by method: one number a shard
-    parts: dict[str, PartScores] = field(default_factory=dict)  # by method
-
-
-def read_results(store: Store, plan: Plan) -> RunResults:
-    """Everything the finished shards of a plan hold, each file read once."""
-    tables: list[pa.Table] = []
-    by_method: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in plan.request.methods}
-    seconds: dict[str, list[float]] = {name: [] for name in plan.request.methods}
-    for shard in plan.shards:
-        result = store.read(shard.id, VALUE_COLUMNS)
-        if result is None:
-            continue
-        assert isinstance(result.rows, pa.Table)
-        tables.append(result.rows)
-        by_method[shard.method].append(result.tensors)
-        if result.metadata["images"]:
-            spent = result.metadata["seconds"]["attribute"]
-            seconds[shard.method].append(spent / result.metadata["images"])
-    rows = pa.concat_tables(tables) if tables else store.rows(plan, VALUE_COLUMNS)
-    measured = [part for parts in by_method.values() for part in parts if "shares" in part]
-    return RunResults(
-        values=values(rows, plan),
-        predicted=_predicted(rows),
-        maps={name: _maps(parts) for name, parts in by_method.items()},
-        curves={name: _curves(parts) for name, parts in by_method.items()},
-        shares=measured[0]["shares"] if measured else torch.zeros(0),
-        seconds=seconds,
-        parts={
-            name: scores
-            for name, parts in by_method.items()
-            if (scores := _part_scores(parts)) is not None
-        },
-    )
-
-
-def _predicted(rows: pa.Table) -> dict[int, int]:
-    known = rows.filter(rows.column("predicted").is_valid())
-    indices = known.column("index").to_numpy()
-    return dict(zip(indices.tolist(), known.column("predicted").to_numpy().tolist(), strict=True))
-
-
-def _maps(parts: Sequence[Mapping[str, Tensor]]) -> dict[int, Tensor]:
-    maps: dict[int, Tensor] = {}
-    for tensors in parts:
-        maps |= dict(zip(tensors["index"].tolist(), tensors.get("maps", ()), strict=True))
-    return maps
-
-
-def _curves(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    measured = [tensors for tensors in parts if "shares" in tensors]
-    kinds = ("insertion", "deletion") if measured else ()
-    return {kind: torch.cat([tensors[kind] for tensors in measured]) for kind in kinds}
-
-
-def values(rows: pa.Table, plan: Plan) -> Values:
-    """Values [images] by method and metric, in the order of the samples; NaN where there is no
-    value."""
-    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
-    grid = torch.full(
-        (len(methods), len(metrics), len(plan.samples)), torch.nan, dtype=torch.float64
-    )
-    if rows.num_rows:
-        index = torch.tensor(rows.column("index").to_numpy())
-        grid[_places(rows, "method", methods), _places(rows, "metric", metrics), index] = (
-            torch.tensor(rows.column("value").to_numpy())
-        )
-    return {
-        method: dict(zip(metrics, grid[place], strict=True)) for place, method in enumerate(methods)
-    }
-
-
-def _places(rows: pa.Table, column: str, names: Sequence[str]) -> Tensor:
-    """The place of each row's name among `names`, [rows]."""
-    codes = rows.column(column).combine_chunks().dictionary_encode()
-    places = torch.tensor([names.index(name) for name in codes.dictionary.to_pylist()])
-    return places[torch.tensor(codes.indices.to_numpy(), dtype=torch.long)]
 
 
 def table(folder: Path | str, *, against: str | None = None) -> Table:
@@ -359,15 +270,6 @@ def truth_csv(truth: Truth) -> str:
 def shown(row: dict[str, float]) -> list[str]:
     """Numbers as pages print them; a dash where no picture asks the question."""
     return ["-" if value != value else f"{value:.3f}" for value in row.values()]
-
-
-def _part_scores(parts: Sequence[Mapping[str, Tensor]]) -> PartScores | None:
-    measured = [tensors for tensors in parts if "parts.thresholds" in tensors]
-    if not measured:
-        return None
-    names = [part.name for part in fields(PartScores) if part.name != "thresholds"]
-    joined = {name: torch.cat([tensors[f"parts.{name}"] for tensors in measured]) for name in names}
-    return PartScores(**joined, thresholds=measured[0]["parts.thresholds"])
 
 
 def _truth_row(scores: PartScores) -> dict[str, float]:

@@ -22,8 +22,9 @@ from seecause.attribution.attribute import attribute, protocol
 from seecause.attribution.explain import Answer, top_answers
 from seecause.attribution.result import Attribution
 from seecause.bench.plan import Request, Store
+from seecause.bench.results import read_results
 from seecause.bench.runner import run as run_bench
-from seecause.bench.tables import read_results, table_of
+from seecause.bench.tables import table_of
 from seecause.heads._audit import audit as audit_model
 from seecause.heads._outcomes import curve, examples
 from seecause.heads.cigma import penalised, screen

@@ -13,8 +13,9 @@ from seecause._files import write_atomic
 from seecause.bench.ablate import STUDIES, Agreement, Depth, agreement_of, read_depth
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan, Store
+from seecause.bench.results import read_results
 from seecause.bench.runner import inspect
-from seecause.bench.tables import Table, read_results, table_of
+from seecause.bench.tables import Table, table_of
 from seecause.metrics import summarise
 from seecause.report import bench
 from seecause.report.bench_gallery import gallery_section
@@ -30,7 +31,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     plan = store.plan()
     if not plan.request.study:
         return bench.write_report(store, against=against)
-    status, results = inspect(store, plan), read_results(store, plan)
+    results = read_results(store, plan)
+    status = inspect(store, plan, results.condition)
     table, alike = table_of(results.values, against=against), agreement_of(results.maps)
     sections = [
         bench.table_section(table, title="Do the scores change?", what="setting"),

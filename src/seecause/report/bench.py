@@ -16,14 +16,13 @@ from seecause._files import write_atomic
 from seecause.attribution.registry import find
 from seecause.bench.measures import UNDEFINED, higher_is_better, meaning_of
 from seecause.bench.plan import Plan, Store
+from seecause.bench.results import RunResults, read_results
 from seecause.bench.runner import Status, inspect
 from seecause.bench.tables import (
     TRUTH_COLUMNS,
-    RunResults,
     Table,
     Truth,
     against_truth,
-    read_results,
     shown,
     table_of,
     to_csv,
@@ -41,7 +40,8 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
     """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
     truth was measured."""
     plan = store.plan()
-    status, results = inspect(store, plan), read_results(store, plan)
+    results = read_results(store, plan)
+    status = inspect(store, plan, results.condition)
     table, truth = table_of(results.values, against=against), against_truth(results)
     sections = [
         table_section(table, methods=summaries(plan)),

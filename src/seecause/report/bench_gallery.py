@@ -11,7 +11,7 @@ from torch import Tensor
 from seecause.attribution.registry import find
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
-from seecause.bench.tables import RunResults
+from seecause.bench.results import RunResults
 from seecause.data.batch import seen
 from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import open_data
@@ -24,7 +24,7 @@ from seecause.report.page import Section, fragment
 
 SHOWN = 3  # pictures of each kind
 COMPARED = 2000  # pictures whose maps are compared, spread evenly
-Maps = Mapping[str, dict[int, Tensor]]  # by method and sample
+Maps = Mapping[str, Mapping[int, Tensor]]  # by method and sample
 
 
 def gallery_section(results: RunResults, plan: Plan, *, reference: str) -> Section:

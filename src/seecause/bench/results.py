@@ -1,0 +1,152 @@
+"""The numbers of a run, read from its shards in one pass: each file is read once, checked and let
+go, so that a run of 50,000 pictures takes the memory of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from seecause.bench.plan import Plan, Store
+from seecause.bench.store import Condition
+from seecause.metrics import PartScores
+
+COLUMNS = ("metric", "index", "value", "predicted")  # of rows, that are read
+CURVES = ("insertion", "deletion")
+PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
+BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
+Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
+
+
+@dataclass(frozen=True, eq=False)
+class SampleMaps(Mapping[int, Tensor]):
+    """Maps [gh, gw] by sample: rows of one tensor [samples, gh, gw], where there are any."""
+
+    maps: Tensor
+    known: Tensor  # [samples] bool
+
+    def __getitem__(self, sample: int) -> Tensor:
+        if not 0 <= sample < len(self.known) or not self.known[sample]:
+            raise KeyError(sample)
+        return self.maps[sample]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.known.nonzero()[:, 0].tolist())
+
+    def __len__(self) -> int:
+        return int(self.known.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class RunResults:
+    """All that a page shows."""
+
+    values: Values
+    predicted: dict[int, int]  # the class the model answers, by sample
+    maps: dict[str, SampleMaps]  # by method
+    curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
+    shares: Tensor  # [n + 1] of the picture, along the curves
+    seconds: dict[str, list[float]]  # for one image, by method: one number a shard
+    parts: dict[str, PartScores]  # by method
+    condition: Condition  # of the shards
+
+
+@dataclass(eq=False)
+class _MethodTensors:
+    """What the shards of one method hold: rows by sample, and what is the same in all of them."""
+
+    known: Tensor  # [samples] bool
+    rows: dict[str, Tensor] = field(default_factory=dict)  # [samples, ...]
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        index = tensors["index"]
+        self.known[index] = True
+        for name, tensor in tensors.items():
+            if name not in BY_SAMPLE:
+                self.shared.setdefault(name, tensor)
+                continue
+            if name not in self.rows:
+                self.rows[name] = tensor.new_zeros(len(self.known), *tensor.shape[1:])
+            self.rows[name][index] = tensor
+
+    def maps(self) -> SampleMaps:
+        return SampleMaps(self.rows.get("maps", torch.zeros(0)), self.known)
+
+    def curves(self) -> dict[str, Tensor]:
+        return {kind: self.rows[kind][self.known] for kind in CURVES if kind in self.rows}
+
+    def part_scores(self) -> PartScores | None:
+        if "parts.thresholds" not in self.shared:
+            return None
+        scores = {name: self.rows[f"parts.{name}"][self.known] for name in PARTS}
+        return PartScores(**scores, thresholds=self.shared["parts.thresholds"])
+
+
+def read_results(store: Store, plan: Plan) -> RunResults:
+    """Everything the finished shards of a plan hold."""
+    samples, methods = len(plan.samples), list(plan.request.methods)
+    metrics, condition = pa.array(plan.request.metrics, pa.string()), Condition({}, {})
+    grid = np.full((len(methods), len(metrics), samples), np.nan)
+    predicted = np.full(samples, -1)
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    tensors = {name: _MethodTensors(torch.zeros(samples, dtype=torch.bool)) for name in methods}
+    method_of = {shard.id: shard.method for shard in plan.shards}
+    for shard, result in store.scan(method_of, condition, COLUMNS):
+        method, rows = method_of[shard], result.rows
+        assert isinstance(rows, pa.Table)
+        index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
+        column = pc.index_in(rows.column("metric"), metrics).to_numpy()
+        grid[methods.index(method), column, index] = rows.column("value").to_numpy()
+        read = answer == answer  # NaN where a picture could not be read
+        predicted[index[read]] = answer[read]
+        tensors[method].put(result.tensors)
+        if result.metadata["images"]:
+            spent = result.metadata["seconds"]["attribute"]
+            seconds[method].append(spent / result.metadata["images"])
+    shares = [part.shared["shares"] for part in tensors.values() if "shares" in part.shared]
+    scores = {name: part.part_scores() for name, part in tensors.items()}
+    return RunResults(
+        values=_by_name(torch.from_numpy(grid), plan),
+        predicted={int(place): int(predicted[place]) for place in np.flatnonzero(predicted >= 0)},
+        maps={name: part.maps() for name, part in tensors.items()},
+        curves={name: part.curves() for name, part in tensors.items()},
+        shares=shares[0] if shares else torch.zeros(0),
+        seconds=seconds,
+        parts={name: of_method for name, of_method in scores.items() if of_method is not None},
+        condition=condition,
+    )
+
+
+def values(rows: pa.Table, plan: Plan) -> Values:
+    """Values [images] by method and metric, in the order of the samples; NaN where there is no
+    value."""
+    methods, metrics = list(plan.request.methods), list(plan.request.metrics)
+    grid = torch.full(
+        (len(methods), len(metrics), len(plan.samples)), torch.nan, dtype=torch.float64
+    )
+    if rows.num_rows:
+        index = torch.tensor(rows.column("index").to_numpy())
+        grid[_places(rows, "method", methods), _places(rows, "metric", metrics), index] = (
+            torch.tensor(rows.column("value").to_numpy())
+        )
+    return _by_name(grid, plan)
+
+
+def _by_name(grid: Tensor, plan: Plan) -> Values:
+    """[methods, metrics, images], taken apart."""
+    metrics = plan.request.metrics
+    by_method = zip(plan.request.methods, grid, strict=True)
+    return {method: dict(zip(metrics, row, strict=True)) for method, row in by_method}
+
+
+def _places(rows: pa.Table, column: str, names: Sequence[str]) -> Tensor:
+    """The place of each row's name among `names`, [rows]."""
+    codes = rows.column(column).combine_chunks().dictionary_encode()
+    places = torch.tensor([names.index(name) for name in codes.dictionary.to_pylist()])
+    return places[torch.tensor(codes.indices.to_numpy(), dtype=torch.long)]
