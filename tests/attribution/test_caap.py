@@ -13,7 +13,7 @@ from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.select import selection
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import live_tokens
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import BadImage, BadOption, NotDefined
 from tests.helpers import hooks, view
 from tests.reference import caap as reference
 from tests.tiny import FAMILIES, pictures, tiny
@@ -77,6 +77,42 @@ def test_deletion_and_other_layers_equal_the_slow_twin(family, tail, layers):
     sets = [row.nonzero()[:, 0].tolist() for row in chosen]
     slow = slow_logits(native, model, images, blank.expand_as(images), plan, sets)
     assert_close(fast, slow, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_map", "timm_distilled", "hf_dinov2"])
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("direction", ["insert", "delete"])
+@torch.no_grad()
+def test_a_blank_for_each_picture_equals_the_slow_twin(family, tail, direction):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    plan = plan_or_skip(model, model.check(images), tail, (1, 2))
+    others = pictures(native, batch=3, seed=7)
+    chosen = selection(model.layout.grid)
+    fast = sweep(model, images, others, chosen, plan, direction=direction)
+    runs = (others, images) if direction == "insert" else (images, others)
+    slow = slow_logits(native, model, *runs, plan, reference.box(model.layout.grid))
+    assert_close(fast.interventions, slow, atol=1e-10, rtol=0)
+    assert_close(fast.blank, model(others), atol=1e-10, rtol=0)
+
+
+def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
+    native = tiny("timm_registers")
+    model, images = view(native), pictures(native, batch=3)
+    others = pictures(native, batch=3, seed=7)
+    whole = sc.attribute(model, images, target=2, blank=others).maps
+    with sc.budget(1):
+        part = sc.attribute(model, images, target=2, blank=others).maps
+    assert_close(part, whole, atol=1e-12, rtol=0)
+    singles = [
+        sc.attribute(model, one[None], target=2, blank=other[None]).maps
+        for one, other in zip(images, others, strict=True)
+    ]
+    assert_close(torch.cat(singles), whole, atol=1e-12, rtol=0)
+    with pytest.raises(BadImage, match="or one for each image"):
+        sc.attribute(model, images, blank=others[:2])
+    with pytest.raises(BadOption, match="one blank for all images"):
+        sc.attribute(model, images, blank=others, approx="e-caap")
 
 
 @torch.no_grad()

@@ -92,6 +92,14 @@ def test_deletion_is_the_drop_when_the_blank_is_put_in(small):
         )
 
 
+@torch.no_grad()
+def test_a_blank_for_each_picture_equals_the_slow_twin(small):
+    native, model, images = small
+    expected = slow(native, native.module.layer3, images.flip(0), images, overlapping(GRID))
+    maps = sc.attribute(model, images, target=3, score="logit", blank=images.flip(0)).maps
+    assert_close(maps.flatten(1), expected[..., 3], atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("stage", "features"), [("layer1", (12, 20)), ("layer2", (6, 10)), ("layer4", (2, 3))]
 )

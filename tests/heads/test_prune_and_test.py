@@ -278,7 +278,7 @@ def test_data_must_have_what_is_asked_of_it(model, train):
     bare = replace(train, truth=None, swapped=None)
     with pytest.raises(BadOption, match="a mask for every picture"):
         score_heads(model, bare, background=Background("oracle"))
-    with pytest.raises(BadOption, match="no exact counterfactuals"):
+    with pytest.raises(BadOption, match="no other versions of its pictures"):
         score_heads(model, bare, background=Background(fill="swap"))
     with pytest.raises(BadOption, match="taylor needs them"):
         score_heads(model, replace(train, labels=None), selector="taylor")

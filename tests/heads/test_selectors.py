@@ -10,8 +10,18 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data.dataset import IGNORE
-from seecause.errors import SeecauseError
-from seecause.heads import HeadScores, ablate, prune, random_sets, select, selectors
+from seecause.errors import BadOption, SeecauseError
+from seecause.heads import (
+    HeadScores,
+    Swapped,
+    ablate,
+    interchange,
+    mediated,
+    prune,
+    random_sets,
+    select,
+    selectors,
+)
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
 
@@ -21,6 +31,7 @@ NAMES = [
     "contrastive-gating",
     "gating",
     "greedy",
+    "interchange",
     "loss-change",
     "loss-gain",
     "output-norm",
@@ -55,11 +66,29 @@ def test_every_selector_scores_every_head_there_is(name):
     model, images, labels, masks = set_up()
     model = prune(model, [(0, 1), (2, 0), (2, 1), (2, 2)])
     options = {"masks": masks} if "masks" in selectors()[name].options else {}
+    if selectors()[name].needs == "pairs":
+        options["baseline"] = Swapped(images.flip(0))
     scores = select(name, model, images, labels, **options, **QUICK.get(name, {}))
     assert isinstance(scores, HeadScores) and scores.value.shape == (4, 3)
     assert scores.value.isnan()[0].tolist() == [False, False, True]
     assert (2, 0) not in scores.top(0.5)  # a layer without heads keeps one that says nothing
     assert scores.protocol["selector"] == name
+
+
+def test_interchange_scores_are_shares_of_what_the_other_versions_change():
+    model, images, labels, _ = set_up()
+    others = pictures(tiny("timm_registers"), 3, seed=9)
+    scores = select("interchange", model, images, labels, baseline=Swapped(others))
+    effects = interchange(model, images, Swapped(others))
+    assert_close(scores.value, effects.background / effects.total["background"])
+    (best,) = scores.top(1)
+    shares = scores.protocol["mediated"]
+    assert shares[1] == pytest.approx(float(scores.value[best]))
+    assert shares[4] == pytest.approx(mediated(model, images, others, scores.top(4)))
+    with pytest.raises(BadOption, match="pairs:WITH:WITHOUT"):
+        select("interchange", model, images, labels)
+    with pytest.raises(BadOption, match="answered alike already"):
+        select("interchange", model, images, labels, baseline=Swapped(images))
 
 
 def test_random_sets_are_20_draws_of_k_different_heads():

@@ -26,7 +26,7 @@ from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import Sweep, SweepPlan, Tail, live_tokens
-from seecause.engine.trace import record, trace_bytes
+from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.layout import TokenLayout
@@ -42,7 +42,7 @@ ONE_CLASS = "only the explained one"
 
 @dataclass(frozen=True)
 class Swept:
-    """Logits of every intervention [B, N, C] and of the two plain runs [B, C], [1, C]."""
+    """Logits of every intervention [B, N, C] and of the two plain runs [B, C], [1|B, C]."""
 
     interventions: Tensor
     picture: Tensor
@@ -89,7 +89,8 @@ def caap(
         propagate_registers=propagate_registers,
     )
     chosen = selection(model.check(images).grid, select)
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
     return to_maps(
         model,
@@ -208,16 +209,25 @@ def sweep(
     )
     if approx != "none":
         blank_states = {*blank_states, *blank_kv}
-    empty = blank_trace(model, blank, states=blank_states, kv=blank_kv)
-    assert empty.logits is not None
-    summary = summarise(model, empty, chosen, plan, approx, direction)
+        if len(blank) > 1:
+            raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
+
+    def empty_run(first: int, last: int) -> Trace:
+        own = blank if len(blank) == 1 else blank[first:last]
+        return blank_trace(model, own, states=blank_states, kv=blank_kv)
+
+    summary = None
+    if approx != "none":
+        summary = summarise(model, empty_run(0, 1), chosen, plan, approx, direction)
     bytes_each = max(1, _rows_each(plan, chosen, layout)) * row_bytes(model, layout)
     interventions: list[Tensor] = []
     plain: list[Tensor] = []
+    bare: list[Tensor] = []
 
     def some_images(first: int, last: int) -> None:
+        empty = empty_run(first, last)
         source = record(model, images[first:last], states=image_states, kv=image_kv)
-        assert source.logits is not None
+        assert source.logits is not None and empty.logits is not None
         run = Sweep(model, empty, source, plan) if insert else Sweep(model, source, empty, plan)
 
         def some_patches(a: int, b: int) -> Tensor:
@@ -228,13 +238,16 @@ def sweep(
             torch.cat(list(in_chunks(some_patches, len(chosen), together, what="patches")), dim=1)
         )
         plain.append(source.logits)
+        bare.append(empty.logits)
 
-    each = trace_bytes(model, layout) + min(len(chosen), 32) * bytes_each
+    traces = 1 if len(blank) == 1 else 2  # of every image
+    each = traces * trace_bytes(model, layout) + min(len(chosen), 32) * bytes_each
     for _ in in_chunks(
         some_images, len(images), fit(len(images), each, images.device), what="images"
     ):
         pass
-    return Swept(torch.cat(interventions), torch.cat(plain), empty.logits)
+    alone = bare[0] if len(blank) == 1 else torch.cat(bare)
+    return Swept(torch.cat(interventions), torch.cat(plain), alone)
 
 
 def row_bytes(model: VisionModel, layout: TokenLayout) -> int:

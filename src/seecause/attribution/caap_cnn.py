@@ -57,7 +57,8 @@ def caap_cnn(
     stage = stage or model.cells
     grid = model.check(images).grid
     chosen = selection(grid, select).to(images.device).unflatten(1, grid)  # [N, gh, gw]
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
     return to_maps(
         model,
@@ -82,12 +83,13 @@ def sweep_features(
     """Logits of all interventions, in chunks of images and of cells that fit the memory budget.
     chosen [N, gh, gw]."""
     layout = model.check(images)
-    empty = model.run_to(stage, blank)  # [1, C, h, w]
-    marks = at_features(chosen, (empty.shape[-2], empty.shape[-1]))
+    shared = model.run_to(stage, blank[:1])  # [1, C, h, w]
+    marks = at_features(chosen, (shared.shape[-2], shared.shape[-1]))
     each = model.forward_bytes(layout, after=stage)
 
     def some_images(first: int, last: int) -> tuple[Tensor, Tensor]:
         features = model.run_to(stage, images[first:last])  # [b, C, h, w]
+        empty = shared if len(blank) == 1 else model.run_to(stage, blank[first:last])
         context, donor = (
             (empty.expand_as(features), features)
             if direction == "insert"
@@ -107,7 +109,7 @@ def sweep_features(
 
     at_once = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
     logits, plain = zip(*in_chunks(some_images, len(images), at_once, what="images"), strict=True)
-    return Swept(torch.cat(logits), torch.cat(plain), model.run_from(stage, empty))
+    return Swept(torch.cat(logits), torch.cat(plain), model.run_from(stage, shared))
 
 
 def at_features(chosen: Tensor, size: tuple[int, int]) -> Tensor:

@@ -16,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
+from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.target import spread
 
@@ -56,6 +58,7 @@ def explain(
     names: Sequence[str] | None = None,
     methods: Sequence[str] = ("caap",),
     target: int | str | None = None,
+    others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda done: None,
@@ -63,7 +66,9 @@ def explain(
     """What does the model answer, and which patches caused it?
 
     `pictures`: any number of PIL pictures, or a normalised tensor [N, 3, H, W]. `target` None
-    explains each predicted class. `options` are by method; `advance` hears of every finished map.
+    explains each predicted class. `others`: another version of each picture that should be
+    answered alike (without a mark, for one); it is the picture's blank, so maps show what of the
+    difference caused the answer. `options` are by method; `advance` hears of every finished map.
     """
     parts = explain_batches(
         model,
@@ -71,6 +76,7 @@ def explain(
         names=names,
         methods=methods,
         target=target,
+        others=others,
         options=options,
         batch=batch,
         advance=advance,
@@ -85,20 +91,25 @@ def explain_batches(
     names: Sequence[str] | None = None,
     methods: Sequence[str] = ("caap",),
     target: int | str | None = None,
+    others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Explanation]:
     """The same, a few pictures at a time: memory does not grow with their number."""
     explained = None if target is None else model.class_index(target)
+    if others is not None:
+        _need_blanks(model, methods)
     seen, total, count = hashlib.sha256(), "", 0
+    blanks = None if others is None else _batches(model, others, batch)
     for images in _batches(model, pictures, batch):
         images = images.to(model.device, model.dtype)
+        other = _other_versions(blanks, images)
         seen.update(images.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         answers = top_answers(model, images, target=explained)
         runs = {}
         for method in methods:
-            own = (options or {}).get(method, {})
+            own = {**(options or {}).get(method, {}), **other}
             runs[method] = attribute(model, images, explained, method, **own)
             advance(len(images))
         places = range(count, count + len(images))
@@ -106,6 +117,28 @@ def explain_batches(
         total = seen.copy().hexdigest()[:16]
         part_names = [names[place] if names else f"picture {place}" for place in places]
         yield Explanation(part_names, answers, runs, total)
+
+
+def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:
+    """Refuse other versions where a method reads no blank."""
+    for method in methods:
+        if "blank" not in find(method, model.architecture).options:
+            raise BadOption(
+                "others",
+                f"other versions for {method}",
+                "methods that read a blank, such as caap: the other version is the picture's blank",
+            )
+
+
+def _other_versions(blanks: Iterator[Tensor] | None, images: Tensor) -> dict[str, Tensor]:
+    """The option that makes the next of `blanks` those of `images`."""
+    if blanks is None:
+        return {}
+    other = next(blanks, None)
+    if other is None or other.shape != images.shape:
+        shape = "fewer" if other is None else list(other.shape)
+        raise BadOption("others", shape, f"one for each picture, {list(images.shape)} here")
+    return {"blank": other.to(images)}
 
 
 @torch.no_grad()

@@ -32,6 +32,8 @@ EXAMPLES = """Examples:
   seecause explain critters:clean:test#3
 
   seecause explain photos/ --class "Egyptian cat" --method caap,sobel --out cats
+
+  seecause explain marked/ --without clean/ --out marks
 """
 Images = Annotated[
     list[str],
@@ -60,6 +62,18 @@ MethodOption = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
+Without = Annotated[
+    Path | None,
+    typer.Option(
+        "--without",
+        help=(
+            "A folder with another version of each picture under the same name (without a mark, for"
+            " one): the maps show what of the difference caused the answer. Samples of"
+            " pairs:WITH:WITHOUT need no folder."
+        ),
+        metavar="FOLDER",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -73,6 +87,7 @@ def explain(
     class_: ClassName = None,
     method: Methods = "caap",
     option: MethodOption = None,
+    without: Without = None,
     out: Out = Path("explained"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
@@ -94,7 +109,7 @@ def explain(
         tell_page,
     )
     from seecause.cli.progress import counting
-    from seecause.data.images import find_pictures, open_pictures
+    from seecause.data.images import find_pictures, open_pictures, second_versions
     from seecause.report.explain import answer_text, explain_manifest, write_explanations
     from seecause.report.folder import check_out, made_names, result_folder
 
@@ -103,6 +118,7 @@ def explain(
     if not methods:
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
+    others = second_versions(files, without)
     shown = short_names(files)
     overlays = made_names(shown, ".png")
     opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
@@ -121,6 +137,7 @@ def explain(
             names=shown,
             methods=methods,
             target=target,
+            others=None if others is None else open_pictures(others, second=True),
             options=options,
         )
         answers = write_explanations(folder, parts, overlays, advance=advance)

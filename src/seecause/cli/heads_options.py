@@ -23,7 +23,8 @@ BIASED = "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 ASKED = "builtin:critters-llava"  # asked by name_ll unless told otherwise: it can be nothing else
 KINDS = (
-    "critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT], folder:PATH and others."
+    "critters:REGIME[:SPLIT], waterbirds:PATH, imagenet9:PATH[:VARIANT], folder:PATH,"
+    " pairs:WITH:WITHOUT and others."
 )
 FLAGS = {  # options of selectors that have a flag
     "mask_steps": "--steps",
@@ -108,8 +109,8 @@ FillOption = Annotated[
     Filling,
     typer.Option(
         help=(
-            "What replaces the background. The paper: mean. swap: exact counterfactuals, Critters"
-            " only."
+            "What replaces the background. The paper: mean. swap: other versions of the pictures,"
+            " of Critters and pairs."
         )
     ),
 ]

@@ -159,7 +159,7 @@ def score(
         (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    say([*_screen_lines(scores), highest], out, replaced=replaces, quiet=quiet)
+    say([*_about_lines(scores), highest], out, replaced=replaces, quiet=quiet)
 
 
 def prune(
@@ -245,7 +245,7 @@ def prune(
 
 def _prune_lines(result: PruneResult) -> list[str]:
     """What went, and what that changed."""
-    lines = _screen_lines(result.scored.scores)
+    lines = _about_lines(result.scored.scores)
     lines += [] if result.heads else ["nothing is removed: no head has a score above 0"]
     lines.append(f"removed {len(result.heads)} heads: {result.heads}")
     for name, (before, after) in result.changes().items():
@@ -303,8 +303,13 @@ def _check_form(model: ImageModel, form: str) -> None:
         raise BadOption("--form", form, "zeroed: a vision-language model keeps its architecture")
 
 
-def _screen_lines(scores: HeadScores) -> list[str]:
-    """How far a screen can be trusted, where there was one."""
+def _about_lines(scores: HeadScores) -> list[str]:
+    """What heads carry together where two versions were exchanged; how far a screen can be
+    trusted, where there was one."""
+    shares = scores.protocol.get("mediated")
+    if shares:
+        listed = ", ".join(f"{share:.0%} by {count}" for count, share in shares.items())
+        return [f"of what the other version changes, the highest heads carry {listed}"]
     about = scores.protocol.get("screen")
     if about is None:
         return []

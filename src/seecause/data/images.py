@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, has_pairs
 from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
 
@@ -201,8 +201,9 @@ def open_picture(text: str) -> Image.Image:
     return next(open_pictures([text]))
 
 
-def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
-    """The same for many, one after the other; a dataset is opened once."""
+def open_pictures(texts: Iterable[str], *, second: bool = False) -> Iterator[Image.Image]:
+    """The same for many, one after the other; a dataset is opened once. `second`: of samples of
+    pairs, the other version."""
     opened: dict[str, Dataset] = {}
     for text in texts:
         sample = sample_of(text)
@@ -215,7 +216,9 @@ def open_pictures(texts: Iterable[str]) -> Iterator[Image.Image]:
             opened[name] = open_data(name)
         if index >= len(opened[name]):
             raise BadOption("sample", text, f"an index below {len(opened[name])}")
-        yield to_pil(opened[name][index].image)
+        data = opened[name]
+        shown = data.other(index) if second and has_pairs(data) else data[index]
+        yield to_pil(shown.image)
 
 
 def find_pictures(texts: list[str]) -> list[str]:
@@ -228,6 +231,29 @@ def find_pictures(texts: list[str]) -> list[str]:
         _check_no_sample(text)
         names += map(str, find_images([text]))
     return list(dict.fromkeys(names))
+
+
+def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:
+    """What `open_pictures(second=True)` takes for the other versions of pictures: files of the same
+    names in `folder`, and samples of pairs themselves. None where there are none."""
+    paired = [(sample_of(text) or ("",))[0].startswith("pairs:") for text in texts]
+    if folder is None and not any(paired):
+        return None
+    others = []
+    for text, has_second in zip(texts, paired, strict=True):
+        if folder is not None and not sample_of(text):
+            others.append(str(folder / Path(text).name))
+            _check_file(Path(others[-1]))
+        elif has_second:
+            others.append(text)
+        else:
+            raise BadOption(
+                "picture",
+                text,
+                "another version of each picture: a folder with files of the same names, or samples"
+                " of pairs:WITH:WITHOUT",
+            )
+    return others
 
 
 def sample_of(text: str) -> tuple[str, int] | None:

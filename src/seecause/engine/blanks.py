@@ -5,6 +5,7 @@
     noise           independent Gaussian pixels with the mean and deviation the model expects
     blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to
     that deviation
+    tensor          any picture, or one for each image: its other version, for one (pairs)
 
 The run of a blank is recorded once per model state, size and blank, and reused; any change of a
 weight or gate is noticed.
@@ -32,18 +33,27 @@ _KEPT = 8  # blank images, and half as many of their runs
 
 
 def blank_image(
-    model: ImageModel, size: tuple[int, int], blank: Blank | Tensor = "white", *, seed: int = 0
+    model: ImageModel,
+    size: tuple[int, int],
+    blank: Blank | Tensor = "white",
+    *,
+    seed: int = 0,
+    count: int = 1,
 ) -> Tensor:
     """A normalised blank [1, 3, H, W] on the model's device; the same object for the same blank, so
-    that its run can be kept."""
+    that its run can be kept. `blank` may be one for each of `count` images: [count, 3, H, W]."""
     channels = len(model.preprocess.mean)
     if isinstance(blank, Tensor):
-        if blank.shape[-3:] != (channels, *size):
+        shape = (channels, *size)
+        if blank.shape[-3:] != shape or blank.shape[:-3] not in ((), (1,), (count,)):
+            each = f", or one for each image: {[count, *shape]}" if count > 1 else ""
             raise BadImage(
                 f"blank of shape {list(blank.shape)}",
-                f"expected [1, {channels}, {size[0]}, {size[1]}], normalised like the images",
+                f"expected {[1, *shape]}, normalised like the images{each}",
                 "resize it",
             )
+        if blank.ndim == 4 and len(blank) > 1:
+            return blank.detach().to(model.device, model.dtype)
         pixels = wide(blank).detach().cpu().contiguous()
         key: tuple[Any, ...] = (
             hashlib.sha256(pixels.numpy().tobytes()).hexdigest(),
@@ -93,7 +103,9 @@ def blank_trace(
     model: VisionModel, blank: Tensor, *, states: Collection[int], kv: Collection[int]
 ) -> Trace:
     """The recorded run of a blank image, kept in the model's memo while neither the image nor the
-    model changes."""
+    model changes. Blanks of single images [B, 3, H, W] are run and let go."""
+    if len(blank) > 1:
+        return record(model, blank, states=set(states), kv=set(kv))
     known: list[_Held] = model.memo.setdefault("blanks", [])
     key = (model.state_key(), blank._version)
     held = next((h for h in known if h.blank is blank and h.key == key), None)

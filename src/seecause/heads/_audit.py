@@ -149,7 +149,7 @@ def audit(
         model, pictures, masks, {"temperature": temperature} | search, progress
     )
     erasures = [Erasure(source, fill) for source in sources for fill in fills]
-    if pictures.swapped is not None:
+    if pictures.swapped is not None and pictures.swapped.foreground is not None:
         erasures.append(Erasure(None, pictures.swapped))
     gains = {}
     for erasure in erasures:

@@ -1,5 +1,5 @@
-"""Which heads carry the background, by exchange between pictures: the gold score where exact
-counterfactuals exist.
+"""Which heads carry the background, or whatever two versions of a picture differ in, by exchange
+between them: the gold score where exact counterfactuals exist (Critters, pairs).
 
 x = (f, b), x' = (f, b') has another background, x'' = (f', b) another foreground. One head of the
 run on x is given what it carries in the run on x':
@@ -13,7 +13,7 @@ JS(p(x), p(x')) that they mediate:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -23,13 +23,16 @@ from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
-from seecause.heads.erase import Swapped
+from seecause.heads.erase import Baseline, Masks, Swapped
 from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
-from seecause.heads.scores import Head, all_heads, checked_heads, need_heads
+from seecause.heads.registry import selector
+from seecause.heads.scores import Head, HeadScores, all_heads, checked_heads, need_heads
 from seecause.metrics import standard_error
 from seecause.models.view import VisionModel
 
 Cue = Literal["background", "foreground"]
+TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
+UNMOVED = 1e-9  # nats: versions that differ by less are answered alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +167,51 @@ def mediated(
     )
     through, whole = torch.cat(list(parts), dim=1).mean(dim=1)
     return float(through / whole)
+
+
+@selector("interchange", cost="about L * H / 2 forwards for each pair", needs="pairs")
+@torch.no_grad()
+def interchange_scores(
+    model: VisionModel,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    masks: Masks | Tensor | None = None,
+    baseline: Baseline | None = None,
+    temperature: float = 1.0,
+    progress: Callable[[int], None] | None = None,
+) -> HeadScores:
+    """Share of what two versions of a picture change that passes through each head.
+
+    `baseline`: Swapped(others), the other version of each image; there is nothing to mask. The
+    protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together.
+    """
+    if not isinstance(baseline, Swapped):
+        raise BadOption(
+            "baseline",
+            "no other versions",
+            "Swapped(others), or data with them: pairs:WITH:WITHOUT, or Critters",
+        )
+    others = Swapped(baseline.background)
+    heads, step = all_heads(model), 0 if progress is None else len(all_heads(model))
+    done = None if progress is None else lambda images: progress(images * step)
+    effects = interchange(model, images, others, temperature=temperature, progress=done)
+    whole = effects.total["background"]
+    if whole < UNMOVED:
+        raise BadOption(
+            "baseline",
+            f"versions that move the answer by {whole:.2g} nats",
+            "pairs whose answers differ: these are answered alike already",
+        )
+    value, error = effects.background / whole, effects.background_error / whole
+    scores = HeadScores(value, error, total=len(heads))
+    sets = {count: scores.top(count) for count in TOGETHER if count <= len(heads)}
+    shares = {
+        count: mediated(model, images, others.background, chosen, temperature=temperature)
+        for count, chosen in sets.items()
+    }
+    about = {**effects.protocol, "selector": "interchange", "effect": whole, "mediated": shares}
+    return replace(scores, protocol=about)
 
 
 def _cues(model: VisionModel, images: Tensor, swapped: Swapped) -> dict[Cue, Tensor]:

@@ -8,7 +8,7 @@ many go, and beside random sets of as many.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -108,8 +108,8 @@ class Background:
             raise BadOption(
                 "fill",
                 "swap",
-                f"mean, grey, blur or noise: {pictures.name} has no exact counterfactuals, only"
-                " Critters have",
+                f"mean, grey, blur or noise: {pictures.name} has no other versions of its"
+                " pictures, as Critters and pairs:WITH:WITHOUT have",
             )
         return Erasure(None, pictures.swapped)
 
@@ -119,7 +119,7 @@ class Background:
         """What removals are judged by: masks and a fill, and exact swaps where there are some."""
         filled = Background(self.masks, "grey" if self.fill == "swap" else self.fill, self.search)
         erasures = [filled.erasure(model, pictures, progress)]
-        if pictures.swapped is not None:
+        if pictures.swapped is not None and pictures.swapped.foreground is not None:
             erasures.append(Erasure(None, pictures.swapped))
         return erasures
 
@@ -176,7 +176,12 @@ def _score(
     everything = pictures_of(scorer, data, progress)
     if everything.labels is None and "labels" in entry.needs:
         raise BadOption("data", everything.name, f"data with labels: {entry.name} needs them")
-    chosen = answered_right(scorer, everything, seed=seed, **asdict(sampling or AnswerSampling()))
+    chosen = everything
+    if "pairs" in entry.needs:  # what a change does is told by answers that it made wrong, too
+        background = replace(background, fill="swap")
+    else:
+        sampled = asdict(sampling or AnswerSampling())
+        chosen = answered_right(scorer, everything, seed=seed, **sampled)
     erasure, keywords = None, dict(options)
     if "baseline" in entry.options:
         erasure = background.erasure(scorer, chosen, progress)

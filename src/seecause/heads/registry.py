@@ -46,7 +46,7 @@ class Selector:
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = ("cigma", "joint", "gating", "simple_selectors")
+_FILES = ("cigma", "joint", "gating", "simple_selectors", "_interchange")
 
 
 def selector(

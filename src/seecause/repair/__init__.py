@@ -11,6 +11,7 @@
 `pairs`          two versions of a picture that should be answered alike, whatever they differ in:
                `pairs_of(model, data)` of data with a second version (`pairs:WITH:WITHOUT`,
                `sc.data.paired(data, change)`, Critters), `transplant_pairs(moved)`
+`sc.discover`    kinds of patches that turn pictures into a class; their trials are pairs
 """
 
 from seecause._lazy import lazy_names

@@ -1,3 +1,4 @@
+from seecause.repair.discover import Discovery as Discovery, Finding as Finding
 from seecause.repair.eye import Eye as Eye, EyeMasks as EyeMasks, otsu as otsu
 from seecause.repair.pairs import (
     Pairs as Pairs,
