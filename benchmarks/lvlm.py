@@ -8,8 +8,9 @@
 Weights are random (the arithmetic is the same), pictures are noise, and nothing is downloaded.
 Printed for each model: the bank (per calibration picture), the prefix (everything that runs once
 for a picture), the responses to all masks, the fit, peak memory, the share of this GPU's measured
-ceiling for matrix products, and the plain way: every mask with its whole sequence, as many at once
-as fit, on a subset, scaled up.
+ceiling for matrix products; the plain way: every mask with its whole sequence, as many at once
+as fit, on a subset, scaled up; and mean derivatives of few masks, their time and how near they are
+to the fit of all (`--masks 30000` for a sharp one).
 """
 
 from __future__ import annotations
@@ -23,17 +24,28 @@ from typing import Any
 
 import torch
 import typer
+from scipy.stats import spearmanr
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.lvlm_shapes import SHAPES
 from benchmarks.timing import measured_on
-from seecause.lvlm import LVLM, MaskEngine, MeanBank, bank_of_prompts, draw_masks, wrap
-from seecause.lvlm.fit import MaskSampling, correlation, regress
+from seecause.lvlm import (
+    LVLM,
+    MaskEngine,
+    MeanBank,
+    attribute_heads,
+    bank_of_prompts,
+    draw_masks,
+    wrap,
+)
+from seecause.lvlm.fit import MaskSampling, correlation, elastic_net, regress
 from tests.reference import hear
 
-PARTS = "ceiling,eager,compiled,plain,adaptive,float32"
+PARTS = "ceiling,eager,compiled,plain,derivative,adaptive,float32"
+WAYS = (("derivative", (16, 64, 256)), ("corrected", (1000, 3000)), ("fit", (10_000,)))
+TOP = 50  # heads compared
 PLAIN_BATCHES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 FLOAT32_MASKS = 200
 
@@ -111,6 +123,8 @@ def run_model(
             where,
         )
         print(f"fit: {taken:.2f} s (three elastic nets: all masks, and two halves)")
+        if "derivative" in parts:
+            derivative(drawn, found[0], engine, where)
         if "adaptive" in parts:
             adaptive(drawn, found, engine, where)
     if "float32" in parts and dtype is torch.float32:
@@ -204,6 +218,32 @@ def plain(
                 " masks"
             )
         return
+
+
+def derivative(drawn: Tensor, found: Tensor, engine: MaskEngine, where: torch.device) -> None:
+    """What a mean derivative costs, and how near each way is to the fit of all responses at hand.
+    Its masks are others."""
+    many = elastic_net(drawn, found).coefficients
+    top = min(TOP, max(1, len(many) // 4))
+    engine.slopes(drawn[:8])  # warm-up
+    for how, counts in WAYS:
+        for masks in (count for count in counts if how != "fit" or count <= len(drawn)):
+            if where.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(where)
+            made, taken = clock(
+                lambda how=how, masks=masks: attribute_heads(engine, how=how, masks=masks, seed=1),
+                where,
+            )
+            peak = torch.cuda.max_memory_allocated(where) / 2**30 if where.type == "cuda" else 0.0
+            ours = made.coefficients.flatten()
+            common = set(ours.topk(top).indices.tolist()) & set(many.topk(top).indices.tolist())
+            ranks = float(spearmanr(ours, many).statistic)
+            print(
+                f"{how}, {masks:,} masks: {taken:.2f} s, {peak:.1f} GiB; with the fit of"
+                f" {len(drawn):,}: Pearson {correlation(ours, many):.3f}, Spearman {ranks:.3f},"
+                f" {len(common)} of the largest {top};"
+                f" standard error {float(made.standard_error.median()):.5f}"
+            )
 
 
 def adaptive(

@@ -112,7 +112,8 @@ def heads(
         if isinstance(engine, str):
             rows.append({**row, "left_out": engine})
             continue
-        trace = trace_heads(engine, masks=masks, seed=seed_of(f"heads {case.index}"))
+        seed = seed_of(f"heads {case.index}")
+        trace = trace_heads(engine, how="fit", masks=masks, seed=seed)
         words = head_words(engine, trace.heads, **LENS)
         effects = text_effects(engine, trace.chosen)
         row |= head_numbers(engine, trace) | {"largest_single": float(trace.causal.max())}
@@ -160,6 +161,7 @@ def tokens(
                 torch.tensor(found["coefficients"]),
                 chosen,
                 text=text,
+                how="fit",
                 masks=masks,
                 seed=seed,
             )
@@ -216,8 +218,8 @@ def part_question(question: Question) -> list[Row]:
     engine, case, masks = question.engine(PART), question.case, question.masks
     if isinstance(engine, str):
         return [{"left_out": engine}]
-    trace = trace_heads(engine, masks=masks, seed=question.seed("part"))
-    options = {"masks": masks, "seed": question.seed("part tokens")}
+    trace = trace_heads(engine, how="fit", masks=masks, seed=question.seed("part"))
+    options = {"how": "fit", "masks": masks, "seed": question.seed("part tokens")}
     try:
         tokens = trace_tokens(engine, trace.heads.coefficients, trace.chosen, **options).tokens
     except WeakAnswer:
@@ -234,7 +236,8 @@ def part_question(question: Question) -> list[Row]:
 def rewordings(question: Question) -> list[Row]:
     """Cosines of coefficients between wordings, and their ceiling: the same one, fresh masks."""
     lvlm, bank = opened(question.model, question.context.device)
-    case, options = question.case, {"masks": question.masks, "floor": question.floor}
+    case = question.case
+    options = {"how": "fit", "masks": question.masks, "floor": question.floor}
     options |= {"answer": case.answer, "seed": question.seed("words")}
     try:
         compared = compare_wordings(lvlm, case.picture, wordings(SUBJECT), bank, **options)
@@ -269,7 +272,7 @@ def half_precision(question: Question) -> list[Row]:
 def adaptive(question: Question) -> list[Row]:
     """Masks asked until two halves of them agree, and how far that is from the fit with all."""
     options = {"agreement": question.level, "step": 100, "seed": question.seed("adaptive")}
-    fit = attribute_heads(question.engine(), adaptive=True, **options)
+    fit = attribute_heads(question.engine(), how="fit", adaptive=True, **options)
     last, pair = fit.protocol["history"][-1], (fit.coefficients, question.whole)
     best = [set(values.flatten().topk(last["top"]).indices.tolist()) for values in pair]
     alike = float(cosines(pair[0][None], pair[1][None].to(pair[0])))
@@ -293,7 +296,8 @@ def planted(context: StudyContext, *, model: str, count: int, planted_masks: int
     rows, question = [], wordings(SUBJECT)[0]
     for case, _ in draw_cases(count):
         engine = MaskEngine(lvlm, case.picture, question, bank, floor=None)
-        fit = attribute_heads(engine, masks=planted_masks, seed=seed_of(f"planted {case.index}"))
+        seed = seed_of(f"planted {case.index}")
+        fit = attribute_heads(engine, how="fit", masks=planted_masks, seed=seed)
         order = fit.coefficients.abs().flatten().topk(len(readers)).indices.tolist()
         top = {divmod(place, lvlm.n_heads) for place in order}
         target = [engine.target]

@@ -112,7 +112,7 @@ def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
     assert not weak.traced and weak.text is None and to_csv(weak).count("floor=1e+06") == 3
     assert all("floor=1e+06" in (sample.skipped or "") for sample in weak.samples)
     with pytest.raises(BadOption, match="masks"):  # the user's mistake, not a sample's
-        run_study(lvlm, bank, data, replace(OPTIONS, masks=9), tmp_path)
+        run_study(lvlm, bank, data, replace(OPTIONS, masks=9, how="fit"), tmp_path)
     wrong = run_study(
         lvlm,
         bank,
@@ -129,7 +129,7 @@ def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
 def test_shares_on_the_object_are_those_of_coefficients_and_of_attention():
     grid, mask = ImageTokens((Grid(1, 2),)), torch.tensor([[True, False]])
     gamma, weighted = (torch.tensor(pair, dtype=torch.float64) for pair in ((3, 1), (1, 4)))
-    fit = TokenAttribution(gamma, 0.0, 0.9, 0.9, 10, 0.8, grid)
+    fit = TokenAttribution(gamma, 0.0, 0.9, 0.9, 10, 0.8, gamma / 10, grid)
     trace = TokenTrace(TextEffects(gamma, ("a", "b"), 1.0), gamma > 1, 0.7, fit, weighted)
     numbers = lvlm_study.token_numbers(trace, mask)
     assert (numbers["object_share"], numbers["weighted_object_share"]) == (0.75, 0.2)
@@ -178,7 +178,7 @@ def test_too_few_masks_for_image_tokens_are_noticed_before_any_work(ready, tmp_p
         lvlm_study, "trace_heads", lambda *words, **options: pytest.fail("heads were traced first")
     )
     with pytest.raises(BadOption, match=r"masks=9 .*16 coefficients"):
-        run_study(lvlm, bank, data, replace(OPTIONS, token_masks=9), tmp_path)
+        run_study(lvlm, bank, data, replace(OPTIONS, token_masks=9, how="fit"), tmp_path)
 
 
 def test_the_folder_of_something_else_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from seecause.lvlm import (
     draw_masks,
     elastic_net,
 )
-from seecause.lvlm.fit import MaskSampling, Penalty, regress
+from seecause.lvlm.fit import MASKS, MaskSampling, Penalty, regress
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 
@@ -121,9 +121,10 @@ def test_the_penalty_is_the_one_asked_for(penalty):
 def test_defaults_are_the_papers():
     paper = {"masks": 10_000, "p": 0.75, "law": "bernoulli", "split": 0.8, "alpha": 5e-4}
     assert {name: getattr(MaskSampling(), name) for name in paper} == paper
+    assert MASKS["fit"] == paper["masks"]
     for function in (attribute_heads, attribute_tokens):
         options = keyword_options(function)
-        defaults = asdict(MaskSampling())
+        defaults = asdict(MaskSampling()) | {"how": "derivative", "masks": None}
         assert options == {name: defaults[name] for name in options}
 
 
@@ -151,12 +152,12 @@ def test_asking_stops_when_two_halves_agree():
 
 def test_heads_of_a_model(tmp_path):
     engine = scene("llava").engine
-    result = attribute_heads(engine, masks=300, seed=3)
+    result = attribute_heads(engine, how="fit", masks=300, seed=3)
     assert result.coefficients.shape == GRID and result.r2 > 0.5 and result.masks == 300
-    again = attribute_heads(engine, masks=300, seed=3)
+    again = attribute_heads(engine, how="fit", masks=300, seed=3)
     assert torch.equal(result.coefficients, again.coefficients)
     assert not torch.equal(
-        result.coefficients, attribute_heads(engine, masks=300, seed=4).coefficients
+        result.coefficients, attribute_heads(engine, how="fit", masks=300, seed=4).coefficients
     )
     masks = draw_masks(300, 16, seed=3)
     on, off = (
@@ -184,6 +185,6 @@ def test_heads_of_a_model(tmp_path):
 )
 def test_too_few_masks_and_other_slips(wrong):
     with pytest.raises(BadOption):
-        attribute_heads(scene("llava").engine, **{"masks": 200, **wrong})
+        attribute_heads(scene("llava").engine, how="fit", **{"masks": 200, **wrong})
     with pytest.raises(BadOption, match="outnumber the 16"):
-        attribute_heads(scene("llava").engine, masks=20)
+        attribute_heads(scene("llava").engine, how="fit", masks=20)

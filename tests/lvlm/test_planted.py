@@ -57,7 +57,16 @@ def test_heads_that_may_not_read_do_exactly_nothing(engine):
 
 def test_head_attribution_finds_the_readers_and_no_other(engine):
     """Untrained readers may speak against the answer, so the size of a coefficient counts."""
-    size = sc.lvlm.attribute_heads(engine, masks=4096).coefficients.abs().flatten()
+    size = sc.lvlm.attribute_heads(engine, how="fit", masks=4096).coefficients.abs().flatten()
     order = size.argsort(descending=True)
     assert {divmod(int(head), 4) for head in order[: len(READERS)]} == set(READERS)
     assert size[order[len(READERS)]] < 0.25 * size[order[len(READERS) - 1]]
+
+
+def test_the_derivative_of_any_other_head_is_exactly_zero(engine):
+    """So few masks find the readers, where a fit of as many could not be made."""
+    size = sc.lvlm.attribute_heads(engine, masks=8).coefficients.abs()
+    others = torch.ones(3, 4, dtype=torch.bool)
+    for place in READERS:
+        others[place] = False
+    assert size[others].max() < 1e-12 < 1e-3 < size[~others].min()

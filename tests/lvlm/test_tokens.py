@@ -40,7 +40,7 @@ def test_effects_of_text_rows_follow_equation_11():
 def test_image_tokens_of_a_model():
     engine = scene("llava_grouped").engine
     text = torch.arange(engine.n_text) >= engine.n_text - 2
-    result = attribute_tokens(engine, None, text, masks=200, seed=1)
+    result = attribute_tokens(engine, None, text, how="fit", masks=200, seed=1)
     assert result.coefficients.shape == (16,) and result.r2 > 0.5
     ((_, drawn),) = result.maps()
     assert torch.equal(drawn.flatten(), result.coefficients)
@@ -64,7 +64,7 @@ def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
         engine.n_image,
         MaskSampling(masks=100, seed=2),
     )
-    tokens = attribute_tokens(engine, heads, text, masks=100, seed=2)
+    tokens = attribute_tokens(engine, heads, text, how="fit", masks=100, seed=2)
     assert_close(tokens.coefficients, expected.coefficients, atol=1e-9, rtol=0)
     assert tokens.intercept == pytest.approx(expected.intercept, abs=1e-9)
 

@@ -74,7 +74,9 @@ def test_counts_are_first_crossings_from_one_head_on():
 
 
 def test_essential_heads_are_counted_at_the_level_asked_for():
-    heads = HeadAttribution(torch.tensor([[0.1, 0.4], [0.3, 0.2]]), 0.0, 1.0, 1.0, 10, 1.0)
+    heads = HeadAttribution(
+        torch.tensor([[0.1, 0.4], [0.3, 0.2]]), 0.0, 1.0, 1.0, 10, 1.0, torch.zeros(2, 2)
+    )
     line = torch.tensor([[0.0, 0.3, 0.6, 0.85, 1.0]])
     curves = RankingCurves(line, 1 - line)
     assert essential_heads(heads, curves).tolist() == [False, True, True, True]

@@ -2,7 +2,8 @@
 replaced for every (text query, head).
 
 Nothing is shared between masks and nothing is kept from one run to the next. `Blinded` runs one
-mask literally, pair by pair; `blinded_batch` is the plain way to run many at once, every mask with
+mask literally, pair by pair; `softly_blinded` lets everything see a share of the picture, for
+derivatives; `blinded_batch` is the plain way to run many at once, every mask with
 its whole sequence, as an everyday user of the library would.
 """
 
@@ -112,6 +113,64 @@ class Blinded:
         with replaced_attention(self.module, attention), rotations(self.module) as tables:
             self.rotated = _Lazily(self.means, tables, start, stop)
             return self.module(**self.inputs, use_cache=False).logits[0, -1]
+
+
+def softly_blinded(
+    module: Any,
+    inputs: dict[str, Any],
+    means: Means,
+    x: Tensor,
+    u: Tensor | None = None,
+    v: Tensor | None = None,
+) -> Tensor:
+    """The last row's logits [V] where heads x [L, H], text rows u [T] and image tokens v [N] see a
+    share of the picture, differentiable in all three.
+
+    Head n at text row i mixes two whole attentions, x_n u_i of one that sees the picture and the
+    rest of one that sees the average. The one that sees the picture has both keys of image token
+    j, weighing v_j and 1 - v_j.
+    """
+    start, stop = image_span(module, inputs)
+    length = inputs["input_ids"].shape[1]
+    rows = torch.ones(length - stop, dtype=x.dtype) if u is None else u
+    tokens = torch.ones(stop - start, dtype=x.dtype) if v is None else v
+    weights = torch.cat([x.new_ones(start), tokens, x.new_ones(length - stop)])  # of the keys
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        layer, groups = module.layer_idx, module.num_key_value_groups
+        mean_keys, mean_values = rotated[layer]
+        back = torch.ones(length, length, dtype=torch.bool).tril()
+        heads = []
+        for head in range(query.shape[1]):
+            q, keys, values = query[0, head], key[0, head // groups], value[0, head // groups]
+            other_keys, other_values = mean_keys[head // groups], mean_values[head // groups]
+            true = torch.exp(q @ keys.T * scaling) * back  # [S, S]
+            other = torch.exp(q @ other_keys.T * scaling)  # [S, N]
+            plain = true @ values / true.sum(dim=1, keepdim=True)
+            text_only = true * torch.cat(
+                [x.new_ones(start), x.new_zeros(stop - start), x.new_ones(length - stop)]
+            )
+            blind = text_only @ values + other @ other_values
+            blind = blind / (text_only.sum(dim=1) + other.sum(dim=1))[:, None]
+            seen, unseen = true * weights, other * (1 - tokens)
+            seeing = seen @ values + unseen @ other_values
+            seeing = seeing / (seen.sum(dim=1) + unseen.sum(dim=1))[:, None]
+            gate = (x[layer, head] * rows)[:, None]  # [T, 1]
+            mixed = gate * seeing[stop:] + (1 - gate) * blind[stop:]
+            heads.append(torch.cat([plain[:stop], mixed]))
+        return torch.stack(heads, dim=1)[None], None
+
+    with replaced_attention(module, attention), rotations(module) as tables:
+        rotated = _Lazily(means, tables, start, stop)
+        return module(**inputs, use_cache=False).logits[0, -1]
 
 
 @torch.no_grad()

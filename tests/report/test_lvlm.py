@@ -113,7 +113,7 @@ def test_a_study_has_its_counts_in_the_right_columns():
 
 def test_the_manifest_counts_the_masks_that_were_used():
     engine = toy_engine()
-    result = attribute_heads(engine, masks=600, adaptive=True, agreement=0.3, step=100)
+    result = attribute_heads(engine, how="fit", masks=600, adaptive=True, agreement=0.3, step=100)
     assert result.masks < 600
     traced = HeadTrace(result, result.coefficients, result.coefficients, {}, result.mask(1))
     assert trace_manifest(AnswerTrace(engine, traced, []))["options"]["heads"].startswith(

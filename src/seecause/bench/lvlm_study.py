@@ -44,6 +44,7 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.analysis import STRONG
 from seecause.lvlm.bank import picture_digest
+from seecause.lvlm.fit import MASKS, How
 from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
@@ -57,12 +58,13 @@ class StudyOptions:
     """What decides every shard, samples apart."""
 
     question: str
-    masks: int = 10_000
-    token_masks: int = 10_000  # 0: heads and text rows only
+    masks: int = MASKS["derivative"]
+    token_masks: int = MASKS["derivative"]  # 0: heads and text rows only
     p: float = 0.75
     floor: float | None = 1.0  # None: see MaskEngine
     right_only: bool = False  # samples whose answer is not their class are left out
     seed: int = 0
+    how: How = "derivative"  # see `attribute_heads`
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +228,7 @@ def head_numbers(engine: MaskEngine, trace: HeadTrace) -> dict[str, Any]:
     """What a table says about one sample's heads."""
     fit = trace.heads
     numbers = {"answer": engine.answer, "span": engine.span, "r2": fit.r2, "pearson": fit.pearson}
-    numbers["split_half"] = fit.agreement
+    numbers |= {"split_half": fit.agreement, "standard_error": float(fit.standard_error.median())}
     for name, (enough, needed) in trace.counts().items():
         numbers |= {f"enough_{name}": enough, f"needed_{name}": needed}
     return numbers
@@ -290,7 +292,7 @@ class _Job:
 
     def _trace_heads(self, sample: Sample, start: TracedSample) -> ShardResult:
         engine, options, label = self._engine(sample), self.options, start.label
-        check_masks_suffice(engine, options.masks, options.token_masks)
+        check_masks_suffice(engine, options.masks, options.token_masks, how=options.how)
         right = None
         if label is not None:
             ids = self.lvlm.answer_ids(to_pil(sample.image), options.question, label)
@@ -299,10 +301,11 @@ class _Job:
             expected = "the class" if label is None else repr(label)
             return _shard_result(skipped=f"answers {engine.answer!r}, not {expected}")
         seed = seed_of(start.id, options.seed)
-        trace = trace_heads(engine, masks=options.masks, p=options.p, seed=seed)
+        trace = trace_heads(engine, how=options.how, masks=options.masks, p=options.p, seed=seed)
         effects = text_effects(engine, trace.chosen)
         tensors = {
             "coefficients": trace.heads.coefficients,
+            "standard_error": trace.heads.standard_error,
             "attention": trace.attention,
             "causal": trace.causal,
             "chosen": trace.chosen,
@@ -321,6 +324,7 @@ class _Job:
             traced.tensors["coefficients"],
             traced.tensors["chosen"],
             text=text,
+            how=self.options.how,
             masks=self.options.token_masks,
             p=self.options.p,
             seed=seed_of(traced.id, self.options.seed),

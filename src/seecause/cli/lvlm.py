@@ -16,6 +16,7 @@ from seecause.cli.lvlm_open import (
     open_bank,
     open_engine,
     open_lvlm,
+    read_size,
     tell_if_outside,
 )
 from seecause.cli.options import (
@@ -53,9 +54,21 @@ BANK_EXAMPLE = (
 )
 MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
 COMPILE_HELP = "Compile the masked runs (GPU only): seconds at first, then a quarter less time."
+HOW_HELP = (
+    "derivative: its mean over masks, in seconds; corrected: the same and a fit of what it leaves"
+    " unexplained; fit: the paper's, thousands of masks."
+)
+MASKS_DEFAULT = "64; corrected 1000; fit 10000"
 PICTURE_HELP = "A picture, or one of a dataset: critters:clean:test#3."
 POSITION_HELP = "Which token of the answer, from 0 on; those before it are taken as said."
 DTYPE_DEFAULT = "float32 on a CPU or for a builtin model, else as stored"
+
+
+class How(StrEnum):
+    derivative = "derivative"
+    corrected = "corrected"
+    fit = "fit"
+
 
 LVLMName = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Picture = Annotated[str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)]
@@ -66,7 +79,10 @@ Answer = Annotated[
     str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
 ]
 Position = Annotated[int, typer.Option(help=POSITION_HELP, min=0)]
-MaskCount = Annotated[int, typer.Option(help="Masked runs for the fit.", min=2)]
+MaskCount = Annotated[
+    int | None, typer.Option(help="Masked runs.", min=4, show_default=MASKS_DEFAULT)
+]
+Estimate = Annotated[How, typer.Option("--how", help=HOW_HELP)]
 Share = Annotated[
     float,
     typer.Option(
@@ -153,10 +169,11 @@ def heads(
     model: LVLMName = DEFAULT_LVLM,
     answer: Answer = None,
     position: Position = 0,
-    masks: MaskCount = 10_000,
+    how: Estimate = How.derivative,
+    masks: MaskCount = None,
     ablated: Share = 0.75,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Stop before --masks once two half fits agree.")
+        bool, typer.Option("--adaptive", help="Stop a fit before --masks once two halves agree.")
     ] = False,
     floor: Floor = 1.0,
     bank_folder: BankFolder = None,
@@ -176,7 +193,7 @@ def heads(
     """
     opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
     opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
-    fit = {"masks": masks, "p": ablated, "seed": seed, "adaptive": adaptive}
+    fit = {"how": how.value, "masks": masks, "p": ablated, "seed": seed, "adaptive": adaptive}
     _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
 
 
@@ -186,11 +203,12 @@ def tokens(
     model: LVLMName = DEFAULT_LVLM,
     answer: Answer = None,
     position: Position = 0,
-    masks: MaskCount = 10_000,
+    how: Estimate = How.derivative,
+    masks: MaskCount = None,
     token_masks: Annotated[
         int | None,
         typer.Option(
-            help="Masked runs for image tokens.", min=2, show_default="as many as --masks"
+            help="Masked runs for image tokens.", min=4, show_default="as many as --masks"
         ),
     ] = None,
     ablated: Share = 0.75,
@@ -212,7 +230,8 @@ def tokens(
     """
     opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
     opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
-    fit = {"masks": masks, "token_masks": token_masks or masks, "p": ablated, "seed": seed}
+    fit = {"how": how.value, "masks": masks, "token_masks": token_masks or masks}
+    fit |= {"p": ablated, "seed": seed}
     _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
 
 
@@ -259,7 +278,8 @@ def _tell(trace: AnswerTrace) -> None:
     typer.echo(f"answer: {engine.answer}; the picture moves its logit by {engine.span:.2f}")
     typer.echo(
         f"{enough} of {chosen.numel()} heads are enough: {top}{' ...' * (enough > 8)}"
-        f" (layer.head; R2 {trace.heads.heads.r2:.2f})"
+        f" (layer.head; R2 {trace.heads.heads.r2:.2f}, standard error"
+        f" {float(trace.heads.heads.standard_error.median()):.4f})"
     )
     if tokens is not None:
         pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
@@ -275,7 +295,8 @@ def study(
     question: Question,
     model: LVLMName = DEFAULT_LVLM,
     limit: SampleLimit = 100,
-    masks: MaskCount = 10_000,
+    how: Estimate = How.derivative,
+    masks: MaskCount = None,
     token_masks: TokenMasks = None,
     ablated: Share = 0.75,
     right_only: RightOnly = False,
@@ -297,14 +318,16 @@ def study(
     from seecause.bench.lvlm_study import StudyOptions, run_study, study_store
     from seecause.cli.progress import counting
     from seecause.data import open_data
+    from seecause.lvlm.fit import MASKS
     from seecause.report.lvlm_study import write_study
 
     study_store(out).check()
     check_question(question)
     check_bank(model, bank_folder, calibration)
     samples, lvlm = open_data(data, limit=limit), open_lvlm(model, device, dtype)
+    masks = masks or MASKS[how.value]
     count = masks if token_masks is None else token_masks
-    options = StudyOptions(question, masks, count, ablated, floor, right_only, seed)
+    options = StudyOptions(question, masks, count, ablated, floor, right_only, seed, how=how.value)
     with counting("samples", len(samples) * (2 if count else 1), quiet=quiet) as advance:
         means = open_bank(lvlm, bank_folder, calibration)
         result = run_study(lvlm, means, samples, options, out, advance=advance)
@@ -352,7 +375,7 @@ def bank(
     from seecause.report.folder import check_out, result_folder
 
     replaced = check_out(out, overwrite=overwrite)
-    sizes = [_size(text) for text in size or []]
+    sizes = [read_size(text) for text in size or []]
     if (mode == "mean" and sizes) or (mode in ("fixed", "grid") and len(sizes) > 1):
         expected = f"{'none' if mode == 'mean' else 'one'} with --mode {mode}"
         raise BadOption("--size", " ".join(size or []), expected)
@@ -372,10 +395,3 @@ def bank(
     if not quiet:
         tell_replaced(out, replaced)
         typer.echo(f"bank: {out} ({result!r})")
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
-        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
-    return int(height), int(width)

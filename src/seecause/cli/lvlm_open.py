@@ -106,3 +106,11 @@ def open_bank(lvlm: LVLM, folder: Path | None, calibration: list[str] | None) ->
     if not calibration:
         return make_bank(lvlm, calibration_critters())
     return make_bank(lvlm, [read_image(file) for file in find_images(calibration)])
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """(height, width) of HEIGHTxWIDTH."""
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise BadOption("--size", text, "HEIGHTxWIDTH, such as 336x336")
+    return int(height), int(width)

@@ -109,14 +109,12 @@ def _changing(net: IFAM, images: torch.Tensor) -> torch.Tensor:
 
 TRACED = "builtin:critters-llava"
 QUESTION = "What is the name of this creature?"
-MASKS = 1500  # the paper and `seecause lvlm` take 10,000
 CALIBRATION_PICTURES = 32  # in the average picture; elsewhere 100
 # the first picture of the test split that is tried, and how many are: one must move the answer
 # enough
 PLACE, TRIED = 2, 8
 FEWER = (
-    f" For the demo {MASKS:,} masks and {CALIBRATION_PICTURES} calibration pictures;"
-    " seecause lvlm tokens takes 10,000 and 100."
+    f" For the demo {CALIBRATION_PICTURES} calibration pictures; seecause lvlm tokens takes 100."
 )
 
 
@@ -124,7 +122,7 @@ def trace(
     setting: DemoSetting,
     *,
     model: str = TRACED,
-    masks: int = MASKS,
+    masks: int | None = None,
     pictures: int = CALIBRATION_PICTURES,
     floor: float | None = 1.0,
 ) -> DemoSections:

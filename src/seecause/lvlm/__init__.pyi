@@ -21,6 +21,7 @@ from seecause.lvlm.attribute import (
     attribute_tokens as attribute_tokens,
     sufficiency as sufficiency,
     text_effects as text_effects,
+    text_slopes as text_slopes,
     weighted_attention as weighted_attention,
 )
 from seecause.lvlm.bank import (

@@ -6,6 +6,14 @@ picture's, and their own text. Copies are folded into rows, so a bank is read by
 and never copied:
 
     o = merge(choose(picture, average), own text)    by log-sum-exp: one softmax over chosen keys
+
+A soft mask lets a head see both, m of the picture and 1 - m of the average, each already merged
+with its own text; an image token likewise inside the softmax, by weights of its two keys:
+
+    o = m merge(picture, own text) + (1 - m) merge(average, own text)
+    exp(score) times v for the picture's key, times 1 - v for the average's
+
+At 0 and 1 both are what a mask does; between, they have a derivative.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
@@ -23,9 +32,11 @@ from seecause.lvlm.prompt import Prompt
 from seecause.models.block import Block
 from seecause.models.decoder import Decoder, causal, rotate, run
 from seecause.models.layout import At
+from seecause.types import wide
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
+_LEAST = 1e-20  # of a soft weight: where it is 0, its logarithm has no derivative
 _CPU_GROUPS = (2, 12)  # measured: the CPU kernel of 2.8 and older is wrong for grouped keys
 
 
@@ -57,7 +68,11 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
 
 def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor) -> Tensor:
     """Each row and head [B, R, H] takes the picture where `choose` says so, else the average; then
-    its own text is merged in. [B, R, H, dh]"""
+    its own text is merged in. A soft `choose` is a share of the picture. [B, R, H, dh]"""
+    if choose.is_floating_point():
+        assert picture is not None and average is not None
+        seeing, blind = (wide(merge_pair(own, part)) for part in (picture, average))
+        return torch.lerp(blind, seeing, choose[..., None].to(blind)).to(own[0].dtype)
     if picture is None or average is None:
         seen, lse = picture or average  # type: ignore[misc]
     else:
@@ -73,6 +88,9 @@ def compiled_blend() -> Callable[..., Tensor]:
 
 
 def _has_flash(q: Tensor) -> bool:
+    """Whether a fused kernel will do: none has a derivative of its log-sum-exp."""
+    if torch.is_grad_enabled() and q.requires_grad:
+        return False
     if not q.is_cuda:
         return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
@@ -146,6 +164,15 @@ class PrefixCache:
         picture[:, self.image] = image
         spread = picture[:, None, None].expand(-1, 1, rows, -1)  # [B, 1, R, K]
         return Mask(spread), Mask(~spread)
+
+    def softly_mixed(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for soft weights [B, N] of image tokens: what is added to the scores of the
+        picture's keys, and of the average's, [B, 1, 1, K]."""
+        before, behind = self.image.start, len(self.keys_at.index) - self.image.stop
+        seen, unseen = (w * (1 - 2 * _LEAST) + _LEAST for w in (image, 1 - image))
+        picture = F.pad(seen.log(), (before, behind))
+        average = F.pad(unseen.log(), (before, behind), value=-torch.inf)
+        return picture[:, None, None], average[:, None, None]
 
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
         """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come

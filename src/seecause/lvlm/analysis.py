@@ -24,7 +24,7 @@ from seecause.errors import BadOption
 from seecause.lvlm.attribute import HeadAttribution, attribute_heads
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import correlation
+from seecause.lvlm.fit import How, correlation
 from seecause.lvlm.model import LVLM
 
 Head = tuple[int, int]
@@ -163,7 +163,8 @@ def compare_wordings(
     bank: MeanBank,
     *,
     answer: str | None = None,
-    masks: int = 10_000,
+    how: How = "derivative",
+    masks: int | None = None,
     floor: float | None = 1.0,
     seed: int = 0,
 ) -> WordingComparison:
@@ -176,7 +177,7 @@ def compare_wordings(
     for question in questions[1:]:
         engines.append(MaskEngine(lvlm, image, question, bank, answer=[first.target], floor=floor))
     attributions = [
-        attribute_heads(engine, masks=masks, seed=seed + place)
+        attribute_heads(engine, how=how, masks=masks, seed=seed + place)
         for place, engine in enumerate([*engines, first])
     ]  # the last: the first wording again
     vectors = torch.stack([attribution.coefficients for attribution in attributions])

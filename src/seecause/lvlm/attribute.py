@@ -2,7 +2,8 @@
 attribution, Kim et al. 2025).
 
 beta_n   mean of F over masks with head n on, less the mean with it off, the other heads at random
-         (a q-weighted Banzhaf value)
+         (a q-weighted Banzhaf value). Estimated by the mean derivative of F over a few masks, by
+         that corrected with a fit, or by the paper's fit of many
 
 Given the heads x* that matter (sections 5.1 and 5.2):
 
@@ -26,26 +27,30 @@ from torch import Tensor
 
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, DataMissing, WeakAnswer
+from seecause.lvlm.derivative import SOFTEN, estimate
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import MaskSampling, Regression, regress
-from seecause.lvlm.masks import Law
+from seecause.lvlm.fit import MASKS, How, MaskSampling, Regression, check_sampling
+from seecause.lvlm.masks import Law, draw_masks
 from seecause.models.image_tokens import Grid, ImageTokens
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
+TENSORS = ("coefficients", "standard_error")
 Head = tuple[int, int]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True, eq=False)
 class HeadAttribution:
     """One coefficient for each head: the share of the picture's effect on the answer that it
-    brings."""
+    brings. By its standard error other masks would change it; where a derivative stands for it, it
+    may be further off, by as much as the response bends."""
 
     coefficients: Tensor  # [L, H] float64, on the CPU
     intercept: float
-    r2: float  # on masks the fit has not seen
+    r2: float  # on masks that the coefficients have not seen
     pearson: float
     masks: int
-    agreement: float  # of two half fits
+    agreement: float  # of two halves of the masks
+    standard_error: Tensor  # [L, H] float64, on the CPU
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def order(self) -> Tensor:
@@ -67,8 +72,9 @@ class HeadAttribution:
     def save(self, folder: str | Path) -> Path:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        card = {name: value for name, value in vars(self).items() if name != "coefficients"}
-        write_atomic(folder / VALUES, save({"coefficients": self.coefficients.contiguous()}))
+        values = {name: getattr(self, name).contiguous() for name in TENSORS}
+        card = {name: value for name, value in vars(self).items() if name not in TENSORS}
+        write_atomic(folder / VALUES, save(values))
         write_json(folder / CARD, card)
         return folder
 
@@ -82,13 +88,17 @@ class HeadAttribution:
                 "give a folder that HeadAttribution.save wrote",
             )
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        return cls(load_file(folder / VALUES)["coefficients"], **card)
+        values = load_file(folder / VALUES)
+        if "standard_error" not in values:  # written by a version that had none
+            values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
+        return cls(**values, **card)
 
 
 def attribute_heads(
     engine: MaskEngine,
     *,
-    masks: int = 10_000,
+    how: How = "derivative",
+    masks: int | None = None,
     p: float = 0.75,
     law: Law = "bernoulli",
     split: float = 0.8,
@@ -99,27 +109,46 @@ def attribute_heads(
     agreement: float = 0.9,
     step: int = 1000,
 ) -> HeadAttribution:
-    """Ablate a share `p` of all heads at random, `masks` times, and fit. Use another `seed` for
-    each picture: shared masks correlate their errors.
+    """Ablate a share `p` of all heads at random, `masks` times, and see what each is worth. Use
+    another `seed` for each picture: shared masks correlate their errors.
 
-    `adaptive` asks `step` masks at a time, at most `masks`, until coefficients from two halves of
-    them correlate by `agreement`.
+    `how` is `derivative`, the mean derivative of the response with respect to every head (64
+    masks); `corrected`, the same and a fit of what it does not explain (1,000 masks, 64 of them
+    differentiated); or `fit`, the paper's elastic net (10,000 masks). `split`, `alpha` and
+    `l1_ratio` belong to the fit. So does `adaptive`: ask `step` masks at a time, at most `masks`,
+    until coefficients from two halves of them correlate by `agreement`.
     """
-    sampling = MaskSampling(masks, p, law, split, alpha, l1_ratio, seed, adaptive, agreement, step)
-    fit = regress(engine.evaluate, engine.n_components, sampling, engine.lvlm.device)
+    sampling = MaskSampling(
+        masks or MASKS.get(how, 0),
+        p,
+        law,
+        split,
+        alpha,
+        l1_ratio,
+        seed,
+        adaptive,
+        agreement,
+        step,
+        how,
+        0.0 if how == "fit" else SOFTEN,
+    )
+    size, device = engine.n_components, engine.lvlm.device
+    result = estimate(engine.evaluate, lambda soft: engine.slopes(soft)[1], size, sampling, device)
+    shape = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     return HeadAttribution(
-        fit.coefficients.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads),
-        fit.intercept,
-        fit.r2,
-        fit.pearson,
-        fit.masks,
-        fit.agreement,
-        protocol(engine, sampling, fit),
+        result.coefficients.reshape(shape),
+        result.intercept,
+        result.r2,
+        result.pearson,
+        result.masks,
+        result.agreement,
+        result.standard_error.reshape(shape),
+        protocol(engine, sampling, result),
     )
 
 
 def protocol(engine: MaskEngine, sampling: MaskSampling, fit: Regression) -> dict[str, Any]:
-    """How a fit was made."""
+    """How coefficients were made."""
     return {
         **engine.protocol(),
         "sampling": dataclasses.asdict(sampling),
@@ -139,6 +168,7 @@ class TextEffects:
     deltas: Tensor  # [T] float64
     pieces: tuple[str, ...]  # the text rows
     response: float  # F(x*)
+    standard_error: Tensor | None = None  # [T]; None: exact
 
     def kept(self, threshold: float = KEPT) -> Tensor:
         """u* [T]: the rows whose blocking costs more than `threshold`."""
@@ -155,6 +185,7 @@ class TokenAttribution:
     pearson: float
     masks: int
     agreement: float
+    standard_error: Tensor  # [N] float64
     tokens: ImageTokens
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -173,6 +204,25 @@ def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> TextEffects
     return TextEffects(1 - responses[1:] / response, engine.prompt.pieces, response)
 
 
+def text_slopes(
+    engine: MaskEngine,
+    heads: Tensor | None = None,
+    *,
+    masks: int = MASKS["derivative"],
+    p: float = 0.75,
+    seed: int = 0,
+) -> TextEffects:
+    """What every text row brings in random company: the mean derivative of F(x*, u) / F(x*) with
+    respect to each row, over masks u of text rows. Taking one row away (`text_effects`) misses
+    rows that stand in for each other."""
+    check_sampling(MaskSampling(masks, p, seed=seed, how="derivative"), engine.n_text)
+    response = _substantial(engine, float(engine.evaluate(heads=_one_mask(heads))[0]))
+    rows = draw_masks(masks, engine.n_text, p=p, seed=seed)
+    slopes = engine.slopes(_one_mask(heads), rows, of="text")[1].double().cpu() / response
+    error = slopes.std(dim=0) / masks**0.5
+    return TextEffects(slopes.mean(dim=0), engine.prompt.pieces, response, error)
+
+
 def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float:
     """F(x*, u*) / F(x*): how much of the effect the kept text rows [T] carry alone."""
     both = torch.stack([torch.ones_like(text, dtype=torch.bool), text.bool()])
@@ -185,7 +235,8 @@ def attribute_tokens(
     heads: Tensor | None = None,
     text: Tensor | None = None,
     *,
-    masks: int = 10_000,
+    how: How = "derivative",
+    masks: int | None = None,
     p: float = 0.75,
     alpha: float = 5e-4,
     l1_ratio: float = 0.5,
@@ -195,11 +246,11 @@ def attribute_tokens(
     step: int = 1000,
 ) -> TokenAttribution:
     """gamma of every image token, given heads x* [L*H] and text rows u* [T] that may see (None:
-    all)."""
+    all), by the ways of `attribute_heads`."""
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
     sampling = MaskSampling(
-        masks=masks,
+        masks=masks or MASKS.get(how, 0),
         p=p,
         alpha=alpha,
         l1_ratio=l1_ratio,
@@ -207,24 +258,29 @@ def attribute_tokens(
         adaptive=adaptive,
         agreement=agreement,
         step=step,
+        how=how,
     )
-    whole = engine.evaluate(heads=_one_mask(heads), text=_one_mask(text))
-    response = _substantial(engine, float(whole[0]))
+    seeing = (_one_mask(heads), _one_mask(text))
+    response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
 
     def respond(image: Tensor) -> Tensor:
-        return engine.evaluate(heads=_one_mask(heads), text=_one_mask(text), image=image) / response
+        return engine.evaluate(*seeing, image) / response
 
-    fit = regress(respond, engine.n_image, sampling, engine.lvlm.device)
+    def differentiate(image: Tensor) -> Tensor:
+        return engine.slopes(*seeing, image, of="image")[1] / response
+
+    result = estimate(respond, differentiate, engine.n_image, sampling, engine.lvlm.device)
     return TokenAttribution(
-        fit.coefficients,
-        fit.intercept,
-        fit.r2,
-        fit.pearson,
-        fit.masks,
-        fit.agreement,
+        result.coefficients,
+        result.intercept,
+        result.r2,
+        result.pearson,
+        result.masks,
+        result.agreement,
+        result.standard_error,
         engine.prompt.tokens,
         {
-            **protocol(engine, sampling, fit),
+            **protocol(engine, sampling, result),
             "heads": None if heads is None else int(heads.sum()),
             "text": None if text is None else text.int().tolist(),
         },

@@ -16,7 +16,8 @@ product instead of logits. Masks that agree in the first blocks share them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -26,7 +27,7 @@ from seecause import __version__
 from seecause.engine.attend import Bank, Mask, attend
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.walk import walk
-from seecause.errors import BadOption, WeakAnswer
+from seecause.errors import BadOption, NotDefined, WeakAnswer
 from seecause.lvlm._cache import (
     Part,
     PrefixCache,
@@ -38,16 +39,19 @@ from seecause.lvlm._cache import (
 )
 from seecause.lvlm.activations import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.masks import MaskBatch, check_masks
+from seecause.lvlm.masks import MaskBatch, SoftMasks, check_masks, check_soft_masks
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models._settled import need_settled
 from seecause.models.block import CompiledBlock
 from seecause.models.decoder import causal
-from seecause.types import wide
+from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
 MOST = {"cuda": 500, "cpu": 64}
+MaskKind = Literal["heads", "text", "image"]
+# which image keys are read: masks by the number of rows, or weights of both banks' keys
+Mixed = dict[int, tuple[Mask, Mask]] | tuple[Tensor, Tensor]
 
 
 class MaskEngine:
@@ -147,6 +151,48 @@ class MaskEngine:
         answers = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return torch.empty_like(answers).scatter_(0, order.to(answers.device), answers)
 
+    def slopes(
+        self,
+        heads: Tensor | None = None,
+        text: Tensor | None = None,
+        image: Tensor | None = None,
+        *,
+        of: MaskKind = "heads",
+    ) -> tuple[Tensor, Tensor]:
+        """F [M] of soft masks, entries from 0 to 1, and its derivative with respect to those `of`
+        heads [M, L*H], text [M, T] or image [M, N].
+
+        Between 0 and 1 a head brings so much of what it would bring with the picture, and the rest
+        of what it would bring with the average; a text row likewise; an image token's two keys
+        weigh so much in the softmax. At 0 and 1, F is that of `evaluate`.
+        """
+        dtype = wide_dtype(self.lvlm.dtype)
+        given = {"heads": heads, "text": text, "image": image}
+        widths = {"heads": self.n_components, "text": self.n_text, "image": self.n_image}
+        if of not in widths:
+            raise BadOption("of", of, "heads, text or image")
+        count = max((len(mask) for mask in given.values() if mask is not None), default=1)
+        leaf = given[of] if given[of] is not None else torch.ones(1, widths[of])
+        given[of] = leaf.expand(count, *leaf.shape[1:])  # a derivative for each mask
+        masks = check_soft_masks(*given.values(), self._grid, self.n_text, self.n_image, dtype)
+        size = self._with_gradient_at_once(len(masks))
+        cache = self.cache if of == "text" else self._cache_for(masks.text)
+        if any(
+            x.is_inference() for x in (self.readout, cache.states, self.lvlm.decoder.head.weight)
+        ):
+            raise _no_slope("they were made in inference mode")
+
+        def run_chunk(start: int, stop: int) -> Tensor:
+            with torch.inference_mode(False), torch.enable_grad():
+                chunk = masks.block(start, stop, stop - start).to(self.lvlm.device)
+                variable = getattr(chunk, of).clone().requires_grad_()
+                answers = self._run(chunk, replace(chunk, **{of: variable}), cache)
+                slopes = _gradient(answers, variable).flatten(1)
+            return torch.cat([answers.detach()[:, None], slopes], dim=1)
+
+        both = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))  # [M, 1 + P]
+        return (both[:, 0] - self.ablated) / self.span, both[:, 1:] / self.span
+
     @torch.no_grad()
     def activations(self, heads: Tensor | None = None) -> HeadActivations:
         """What every head does at every text row, for one mask [L*H] (None: the intact model):
@@ -177,8 +223,11 @@ class MaskEngine:
         """a [B] of one block of masks; `sent` are the same on the device."""
         need_settled([self.lvlm.module], self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
-        mixed: dict[int, tuple[Mask, Mask]] = {}
-        if sent.image is not None:
+        soft = isinstance(masks, SoftMasks)
+        mixed: Mixed | None = None
+        if sent.image is not None and soft:
+            mixed = cache.softly_mixed(sent.image)
+        elif sent.image is not None:
             mixed = {rows: cache.mixed(sent.image, rows) for rows in (len(cache.at.index), 1)}
         shared = masks.shared_layers()
         sees_picture, sees_average = masks.sees_picture(), masks.sees_average()
@@ -188,12 +237,13 @@ class MaskEngine:
             both = sees_picture[index] and sees_average[index]
             # one shape, one graph
             usual = bool(self.compiled) and 8 < len(step.h) == len(masks) and not last and both
+            usual = usual and not soft
             if usual:
                 step.block = self.compiled[index]
             masks_here = slice(0, 1 if index < shared else None)
             choose = sent.heads[masks_here, index, None, :]  # [1|B, 1, H]
             if text is not None:
-                choose = choose & text[masks_here, :, None]
+                choose = choose * text[masks_here, :, None]
             if last:  # only the last row is read
                 step.take(slice(-1, None))
                 choose = choose[:, -1:]
@@ -215,19 +265,23 @@ class MaskEngine:
         index: int,
         q: Tensor,
         bias: Tensor | None,
-        mixed: dict[int, tuple[Mask, Mask]],
+        mixed: Mixed | None,
     ) -> Part:
         """What rows see of the picture where they may: all of it, or the tokens that are not
         averaged."""
         scale = self.lvlm.blocks[index].scale
-        if not mixed:
+        if mixed is None:
             return read_shared(q, *cache.picture[index], scale=scale, bias=bias)
-        picture, average = mixed[q.shape[2]]
-        banks = (
-            Bank(*cache.picture[index], keep=picture, bias=bias),
-            Bank(*cache.average[index], keep=average, bias=bias),
-        )
-        return attend(q.expand(max(len(q), len(picture.keep)), -1, -1, -1), banks, scale=scale)
+        both = (cache.picture[index], cache.average[index])
+        if isinstance(mixed, tuple):
+            weights = [weight if bias is None else weight + bias for weight in mixed]
+            banks = [Bank(*kv, bias=weight) for kv, weight in zip(both, weights, strict=True)]
+            many = len(mixed[0])
+        else:
+            masks = mixed[q.shape[2]]
+            banks = [Bank(*kv, keep=keep, bias=bias) for kv, keep in zip(both, masks, strict=True)]
+            many = len(masks[0].keep)
+        return attend(q.expand(max(len(q), many), -1, -1, -1), banks, scale=scale)
 
     def _cache_for(self, text: Tensor | None) -> PrefixCache:
         """The rows that masks can change: those before the first that may see the picture are the
@@ -260,10 +314,34 @@ class MaskEngine:
         size = self.block_size or fit(most, each, lvlm.device)
         return min(size, 1 << max(3, (total - 1).bit_length()))
 
+    def _with_gradient_at_once(self, total: int) -> int:
+        """How many of `total` masks run at once where everything is held for the way back."""
+        lvlm, block = self.lvlm, self.lvlm.blocks[0]
+        bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
+        hidden = lvlm.decoder.native.config.intermediate_size
+        states = bytes_each * (20 * width + 5 * hidden) + 60 * width
+        scores = 30 * block.heads * (2 * self.prompt.image.stop + self.n_text)
+        each = lvlm.n_layers * self.n_text * (states + scores)
+        return self.block_size or fit(total, each, lvlm.device)
+
     def _intact_logits(self) -> Tensor:
         """The native answer at the last row, [V]."""
         inputs = self.prompt.inputs
         return self.lvlm.module(**inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
+
+
+def _gradient(answers: Tensor, variable: Tensor) -> Tensor:
+    """Of every answer [B] with respect to its own row of `variable` [B, ...]."""
+    if not answers.requires_grad:
+        raise _no_slope("quantised layers, or others, pass none on")
+    return torch.autograd.grad(answers.sum(), variable)[0]
+
+
+def _no_slope(reason: str) -> NotDefined:
+    return NotDefined(
+        "a derivative", f"this model's weights allow none ({reason})",
+        "Ask with how='fit' (--how fit), which needs answers only",
+    )  # fmt: skip
 
 
 def _sequence(

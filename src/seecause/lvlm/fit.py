@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -87,13 +87,23 @@ class Moments:
         if self.count == 0:
             raise BadOption("masks", 0, "at least one")
         mean_x, mean_y = self.x / self.count, self.y / self.count
-        gram = (self.xx - self.count * torch.outer(mean_x, mean_x)).cpu().numpy()
+        gram = self._gram().cpu().numpy()
         products = (self.xy - mean_x * self.y).cpu().numpy()
         squares = self.yy - self.count * mean_y**2
         weights, sweeps, converged = _descend(gram, products, squares, self.count, penalty)
         coefficients = torch.from_numpy(weights)
         intercept = mean_y - float(mean_x.cpu() @ coefficients)
         return ElasticNetFit(coefficients, intercept, sweeps, converged)
+
+    def standard_error(self, error: float) -> Tensor:
+        """[P] of least squares, where responses differ from what is fitted by `error` on average,
+        squared. The penalty only makes it smaller."""
+        return (error * torch.linalg.pinv(self._gram(), hermitian=True).diagonal()).sqrt().cpu()
+
+    def _gram(self) -> Tensor:
+        """X'X of centred masks."""
+        mean = self.x / self.count
+        return self.xx - self.count * torch.outer(mean, mean)
 
 
 def elastic_net(x: Tensor, y: Tensor, penalty: Penalty | None = None) -> ElasticNetFit:
@@ -122,12 +132,16 @@ def _descend(
     return np.ascontiguousarray(weights[:, 0]), int(sweeps[0]), converged
 
 
+How = Literal["derivative", "corrected", "fit"]
+MASKS: dict[How, int] = {"derivative": 64, "corrected": 1000, "fit": 10_000}
+FEWEST = 4  # masks of a derivative: two halves, with a spread each
 TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
 
 
 @dataclass(frozen=True)
 class MaskSampling:
-    """How masks are drawn and fitted. `adaptive` stops as soon as the halves' coefficients
+    """How masks are drawn and what is made of them: a fit, the mean derivative, or that corrected
+    by a fit (`derivative.py`). Of a fit, `adaptive` stops as soon as the halves' coefficients
     correlate by `agreement`, asking `step` masks at a time."""
 
     masks: int = 10_000
@@ -140,6 +154,8 @@ class MaskSampling:
     adaptive: bool = False
     agreement: float = 0.9
     step: int = 1000
+    how: How = "fit"
+    soften: float = 0.0  # of the masks that are differentiated at
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +169,7 @@ class Regression:
     masks: int  # asked in all
     agreement: float  # Pearson's correlation of the two halves' coefficients
     converged: bool
+    standard_error: Tensor  # [P] float64: by which other masks would change them
     # agreement after each step of an adaptive run
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -194,7 +211,8 @@ def regress(
                 break
     if not sampling.adaptive:
         agreement, _, _ = _agreement(halves, sampling)
-    fit = halves[0].plus(halves[1]).fit(_penalty(sampling))
+    both = halves[0].plus(halves[1])
+    fit = both.fit(_penalty(sampling))
     truth, predicted = torch.cat(answers), fit.predict(torch.cat(unseen))
     rest = (truth - predicted).square().sum() / (truth - truth.mean()).square().sum()
     return Regression(
@@ -205,6 +223,7 @@ def regress(
         masks=total,
         agreement=agreement,
         converged=fit.converged,
+        standard_error=both.standard_error(float((truth - predicted).square().mean())),
         history=history,
     )
 
@@ -243,6 +262,14 @@ def _penalty(sampling: MaskSampling) -> Penalty:
 def check_sampling(sampling: MaskSampling, size: int) -> None:
     """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
     check_seed(sampling.seed)
+    if sampling.how not in get_args(How):
+        raise BadOption("how", sampling.how, "derivative, corrected or fit")
+    if sampling.how != "fit":
+        if sampling.adaptive:
+            raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")
+        if sampling.masks < FEWEST:
+            raise BadOption("masks", sampling.masks, f"at least {FEWEST}")
+        return
     if not 0 < sampling.split < 1:
         raise BadOption("split", sampling.split, "the share of masks to fit, between 0 and 1")
     split = sampling.split
@@ -251,7 +278,8 @@ def check_sampling(sampling: MaskSampling, size: int) -> None:
         least += 1
     if sampling.masks < least:
         share = f"{split:.0%} of them must outnumber the {size} coefficients"
-        raise BadOption("masks", sampling.masks, f"at least {least}: {share}")
+        remedy = f"at least {least}: {share}; how='derivative' needs fewer"
+        raise BadOption("masks", sampling.masks, remedy)
     if sampling.adaptive and not (sampling.step >= 10 and 0 < sampling.agreement < 1):
         raise BadOption(
             "step, agreement",

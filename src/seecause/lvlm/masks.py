@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -87,7 +87,7 @@ class MaskBatch:
         text, image = (
             mask if mask is None else mask.to(device) for mask in (self.text, self.image)
         )
-        return MaskBatch(self.heads.to(device), text, image)
+        return replace(self, heads=self.heads.to(device), text=text, image=image)
 
     def _each(self, do: Callable[[Tensor], Tensor]) -> MaskBatch:
         """The same to every mask that does not serve all."""
@@ -96,7 +96,7 @@ class MaskBatch:
             for mask in (self.heads, self.text, self.image)
         )
         assert heads is not None
-        return MaskBatch(heads, text, image)
+        return replace(self, heads=heads, text=text, image=image)
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
@@ -117,6 +117,24 @@ class MaskBatch:
         return (~self.heads).any(dim=2).any(dim=0).tolist()
 
 
+@dataclass(frozen=True, eq=False)
+class SoftMasks(MaskBatch):
+    """The same with entries in [0, 1]. A derivative asks for both sides of every gate, and for
+    every mask apart, so nothing is left out and no block is shared."""
+
+    def order(self) -> Tensor:
+        return torch.arange(len(self))
+
+    def shared_layers(self) -> int:
+        return 0
+
+    def sees_picture(self) -> list[bool]:
+        return [True] * self.heads.shape[1]
+
+    def sees_average(self) -> list[bool]:
+        return [True] * self.heads.shape[1]
+
+
 def check_masks(
     heads: Tensor | None,
     text: Tensor | None,
@@ -126,6 +144,45 @@ def check_masks(
     n_image: int,
 ) -> MaskBatch:
     """Masks of a user, or what is wrong with them."""
+    heads, text, image = _shaped(heads, text, image, grid, n_text, n_image)
+    for name, mask in (("heads", heads), ("text", text), ("image", image)):
+        if (
+            mask is not None
+            and mask.is_floating_point()
+            and bool(((mask != 0) & (mask != 1)).any())
+        ):
+            raise BadOption(name, "values between 0 and 1", "0 or 1; for others, engine.slopes")
+    text, image = (None if mask is None else mask.bool() for mask in (text, image))
+    return MaskBatch(heads.bool().unflatten(1, grid), text, image)
+
+
+def check_soft_masks(
+    heads: Tensor | None,
+    text: Tensor | None,
+    image: Tensor | None,
+    grid: tuple[int, int],
+    n_text: int,
+    n_image: int,
+    dtype: torch.dtype,
+) -> SoftMasks:
+    """Soft masks of a user, or what is wrong with them."""
+    heads, text, image = _shaped(heads, text, image, grid, n_text, n_image)
+    for name, mask in (("heads", heads), ("text", text), ("image", image)):
+        if mask is not None and not bool(((mask >= 0) & (mask <= 1)).all()):
+            raise BadOption(name, "other values", "masks with values from 0 to 1")
+    text, image = (None if mask is None else mask.to(dtype) for mask in (text, image))
+    return SoftMasks(heads.to(dtype).unflatten(1, grid), text, image)
+
+
+def _shaped(
+    heads: Tensor | None,
+    text: Tensor | None,
+    image: Tensor | None,
+    grid: tuple[int, int],
+    n_text: int,
+    n_image: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Masks [M, L*H], [M, T] and [M, N] on the CPU, all heads where none are given."""
     if heads is not None and heads.ndim == 3 and tuple(heads.shape[1:]) == grid:
         heads = heads.flatten(1)
     for name, mask, width in (
@@ -142,5 +199,5 @@ def check_masks(
         )
     if heads is None:
         heads = torch.ones(1, grid[0] * grid[1], dtype=torch.bool)
-    text, image = (None if mask is None else mask.detach().cpu().bool() for mask in (text, image))
-    return MaskBatch(heads.detach().cpu().bool().unflatten(1, grid), text, image)
+    text, image = (None if mask is None else mask.detach().cpu() for mask in (text, image))
+    return heads.detach().cpu(), text, image

@@ -45,7 +45,7 @@ from seecause.lvlm.attribute import (
     weighted_attention,
 )
 from seecause.lvlm.engine import MaskEngine
-from seecause.lvlm.fit import MaskSampling, check_sampling, correlation
+from seecause.lvlm.fit import MASKS, How, MaskSampling, check_sampling, correlation
 
 FAITHFUL, COMPLETE = 0.8, 0.2
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
@@ -133,7 +133,7 @@ def ratio_study(
     of its own: the same lots would be nested."""
     ranked = []
     for place, ratio in enumerate(ratios):
-        heads = attribute_heads(engine, masks=masks, p=ratio, seed=seed + place)
+        heads = attribute_heads(engine, how="fit", masks=masks, p=ratio, seed=seed + place)
         enough = first_crossing(engine, heads.order())
         needed = first_crossing(engine, heads.order(), level=COMPLETE, completeness=True)
         ranked.append(RankedRatio(heads, enough, needed))
@@ -219,14 +219,15 @@ class TokenTrace:
 def trace_heads(
     engine: MaskEngine,
     *,
-    masks: int = 10_000,
+    how: How = "derivative",
+    masks: int | None = None,
     p: float = 0.75,
     seed: int = 0,
     adaptive: bool = False,
     level: float = FAITHFUL,
 ) -> HeadTrace:
     """Head attribution, the baselines, and the curves of all in one scan."""
-    heads = attribute_heads(engine, masks=masks, p=p, seed=seed, adaptive=adaptive)
+    heads = attribute_heads(engine, how=how, masks=masks, p=p, seed=seed, adaptive=adaptive)
     attention, causal = attention_scores(engine), causal_scores(engine)
     scores = (heads.coefficients, causal, attention)
     ranked = [score.flatten().argsort(descending=True, stable=True) for score in scores]
@@ -242,7 +243,8 @@ def trace_tokens(
     chosen: Tensor,
     *,
     text: Tensor | None = None,
-    masks: int = 10_000,
+    how: How = "derivative",
+    masks: int | None = None,
     p: float = 0.75,
     seed: int = 0,
 ) -> TokenTrace:
@@ -250,7 +252,7 @@ def trace_tokens(
     rows u* that may see; None takes this answer's own."""
     effects = text_effects(engine, chosen)
     rows = rows_of(effects.deltas) if text is None else text.bool()
-    tokens = attribute_tokens(engine, chosen, rows, masks=masks, p=p, seed=seed)
+    tokens = attribute_tokens(engine, chosen, rows, how=how, masks=masks, p=p, seed=seed)
     weighted = weighted_attention(engine, coefficients, chosen, effects, rows)
     return TokenTrace(effects, rows, sufficiency(engine, chosen, rows), tokens, weighted)
 
@@ -285,6 +287,7 @@ class AnswerTrace:
         if self.tokens is not None:
             tensors = {
                 "coefficients": self.tokens.tokens.coefficients,
+                "standard_error": self.tokens.tokens.standard_error,
                 "weighted": self.tokens.weighted,
                 "deltas": self.tokens.effects.deltas,
                 "text": self.tokens.text,
@@ -295,35 +298,44 @@ class AnswerTrace:
 def trace_answer(
     engine: MaskEngine,
     *,
-    masks: int = 10_000,
-    token_masks: int = 0,
+    how: How = "derivative",
+    masks: int | None = None,
+    token_masks: int | None = 0,
     p: float = 0.75,
     seed: int = 0,
     adaptive: bool = False,
     advance: Callable[[int], None] = lambda done: None,
 ) -> AnswerTrace:
-    """Heads and what they would say, and with `token_masks` also text rows and image tokens: what
-    `seecause lvlm heads` and `lvlm tokens` compute. `advance` hears of every part."""
-    check_masks_suffice(engine, masks, token_masks, seed=seed)
-    heads = trace_heads(engine, masks=masks, p=p, seed=seed, adaptive=adaptive)
+    """Heads and what they would say, and with `token_masks` (None: the usual number) also text rows
+    and image tokens: what `seecause lvlm heads` and `lvlm tokens` compute. `how` and `masks` are
+    those of `attribute_heads`; `advance` hears of every part."""
+    token_masks = MASKS.get(how, 0) if token_masks is None else token_masks
+    check_masks_suffice(engine, masks, token_masks, seed=seed, how=how)
+    heads = trace_heads(engine, how=how, masks=masks, p=p, seed=seed, adaptive=adaptive)
     words = head_words(engine, heads.heads)
     advance(1)
     if not token_masks:
         return AnswerTrace(engine, heads, words)
     coefficients, chosen = heads.heads.coefficients, heads.chosen
-    tokens = trace_tokens(engine, coefficients, chosen, masks=token_masks, p=p, seed=seed)
+    tokens = trace_tokens(engine, coefficients, chosen, how=how, masks=token_masks, p=p, seed=seed)
     advance(1)
     return AnswerTrace(engine, heads, words, tokens)
 
 
 def check_masks_suffice(
-    engine: MaskEngine, masks: int, token_masks: int = 0, *, seed: int = 0
+    engine: MaskEngine,
+    masks: int | None,
+    token_masks: int = 0,
+    *,
+    seed: int = 0,
+    how: How = "derivative",
 ) -> None:
-    """Refuse too few masks for the heads or the image tokens (0: none are fitted) before any are
+    """Refuse too few masks for the heads or the image tokens (0: none are asked for) before any are
     asked."""
-    check_sampling(MaskSampling(masks, seed=seed), engine.n_components)
+    count = masks or MASKS.get(how, 0)
+    check_sampling(MaskSampling(count, seed=seed, how=how), engine.n_components)
     if token_masks:
-        check_sampling(MaskSampling(token_masks, seed=seed), engine.n_image)
+        check_sampling(MaskSampling(token_masks, seed=seed, how=how), engine.n_image)
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

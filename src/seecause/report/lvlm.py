@@ -31,7 +31,8 @@ CALLED = {
 WRITTEN = 16  # heads in a row that still have room for their numbers
 HEADS_NOTE = (
     "Each cell is one head. Left, its coefficient: the share of the picture's effect on the answer"
-    " that it brings, other heads seeing the picture or an average picture by lot. Outlined heads"
+    " that it brings, other heads seeing the picture or an average picture by lot; point at it for"
+    " its standard error. Outlined heads"
     " are the fewest, highest first, that alone bring more than 80 % of the effect. Right, the"
     " share of its attention that lies on the picture."
 )
@@ -55,12 +56,21 @@ PICTURE = {
 }
 FIT = {
     "effect": "how far the picture moves the answer's logit, compared with an average picture",
-    "masks": "random choices of what sees the picture; coefficients are fitted to the answers",
+    "masks": (
+        "random choices of what sees the picture. Coefficients are the mean derivative of the"
+        " answer over masks, or fitted to the answers"
+    ),
+    "standard error": "by how much coefficients from other masks would differ",
     "R² on unseen masks": "how well the coefficients foretell the answer under other masks",
-    "agreement of half fits": (
-        "correlation of coefficients fitted to one half of the masks and to the other; near 1, more"
+    "agreement of halves": (
+        "correlation of coefficients from one half of the masks and from the other; near 1, more"
         " masks change little"
     ),
+}
+MADE = {
+    "derivative": "mean derivative over {} masks",
+    "corrected": "mean derivative, corrected by a fit to {} masks",
+    "fit": "fitted to {} masks",
 }
 WORDS_NOTE = (
     "What each head adds where the answer is formed, read through the final norm and the vocabulary"
@@ -70,12 +80,14 @@ WORDS_NOTE = (
 
 @dataclass(frozen=True, eq=False)
 class HeadGrid:
-    """Values [L, H] as a table; `chosen` [L, H] are outlined."""
+    """Values [L, H] as a table; `chosen` [L, H] are outlined, `errors` [L, H] stand beside a value
+    that is pointed at."""
 
     title: str
     values: Tensor
     chosen: Tensor | None = None
     key: str = ""
+    errors: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -95,6 +107,8 @@ class HeadGrid:
             text = text.replace("0.", ".")
         chosen = self.chosen is not None and bool(self.chosen[layer, head])
         title = f"layer {layer}, head {head}: {number(value)}"
+        if self.errors is not None:
+            title += f" ± {number(float(self.errors[layer, head]))}"
         return GridCell(round(90 * abs(value) / most), _sign(value), text, title, chosen)
 
 
@@ -137,14 +151,16 @@ def heads_section(trace: AnswerTrace) -> Section:
     enough = int(chosen.sum())
     key = f"outlined: the {enough} that are enough"
     grids = [
-        HeadGrid("coefficient of each head", fit.coefficients, chosen, key=key),
+        HeadGrid("coefficient of each head", fit.coefficients, chosen, key, fit.standard_error),
         HeadGrid("attention on the picture", attention, chosen),
     ]
     facts = [
         ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
         ("heads that are enough", f"{enough} of {chosen.numel()}"),
+        ("coefficients", MADE[fit.protocol["sampling"]["how"]].format(f"{fit.masks:,}")),
+        ("standard error of a coefficient", errors_text(fit.standard_error)),
         ("R² on unseen masks", f"{fit.r2:.3f} (correlation {fit.pearson:.3f})"),
-        ("agreement of half fits", f"{fit.agreement:.3f} with {fit.masks:,} masks in all"),
+        ("agreement of halves", f"{fit.agreement:.3f}"),
     ]
     return Section(
         "Which heads carry the picture into the answer?",
@@ -198,8 +214,9 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     alone = f"{tokens.sufficiency:.0%} of what these heads bring into all words"
     facts = [
         ("kept words alone bring", alone),
+        ("standard error of an image token", errors_text(tokens.tokens.standard_error)),
         ("R² on unseen masks", f"{tokens.tokens.r2:.3f}"),
-        ("agreement of half fits", f"{tokens.tokens.agreement:.3f}"),
+        ("agreement of halves", f"{tokens.tokens.agreement:.3f}"),
         ("correlation of the two maps", f"{tokens.agreement:.3f}"),
     ]
     pieces, deltas = tokens.effects.pieces, tokens.effects.deltas
@@ -268,7 +285,9 @@ def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
     for what, fit in fits.items():
         how = fit.protocol["sampling"]
         most = f" of at most {how['masks']}" if how["adaptive"] else ""
-        options[what] = f"{fit.masks} masks{most}, p {how['p']}, {how['law']}, seed {how['seed']}"
+        options[what] = (
+            f"{fit.masks} masks{most}, p {how['p']}, {how['law']}, seed {how['seed']}, {how['how']}"
+        )
     return {
         "method": "head attribution (HeAr)",
         "options": options,
@@ -287,6 +306,11 @@ def table(
     rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
 ) -> Markup:
     return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
+
+
+def errors_text(errors: Tensor) -> str:
+    """Of many coefficients, in a few words."""
+    return f"{float(errors.median()):.4f} in the middle, {float(errors.max()):.4f} at most"
 
 
 def one_answer_counts(trace: HeadTrace) -> dict[str, tuple[str, str]]:

@@ -61,7 +61,8 @@ def importance_section(study: LVLMStudy) -> Section:
     facts = [
         ("R² on unseen masks", _mean(study.column("r2"))),
         ("correlation on unseen masks", _mean(study.column("pearson"))),
-        ("agreement of two half fits", _mean(study.column("split_half"))),
+        ("agreement of two halves", _mean(study.column("split_half"))),
+        ("standard error of a coefficient", _mean(study.column("standard_error"), 4)),
         (
             "correlation of coefficients with attention",
             _mean(correlations(coefficients, attention)),
@@ -148,7 +149,7 @@ def gallery_section(study: LVLMStudy, maps: Sequence[TokenMaps]) -> list[Section
     named_columns = {
         "correlation of image tokens with weighted attention": "token_attention",
         "R² on unseen masks": "token_r2",
-        "agreement of two half fits": "token_split_half",
+        "agreement of two halves": "token_split_half",
     }
     if len(study.column("object_share")):
         named_columns |= {
