@@ -29,6 +29,7 @@ from seecause.metrics import (
     part_truth,
     random_logit,
     rank_correlation,
+    single_deletion,
 )
 
 BATCH = 50
@@ -43,15 +44,18 @@ def pictures(
     limit: int | None,
     count: int | None,
     weights: str | None,
+    *,
+    others: bool = False,
 ) -> tuple[Any, Any]:
-    """The model and the pictures: all, `limit` of them spread evenly, or a fixed random `count`."""
-    view = context.load(model, **({} if weights is None else {"weights": weights}))
+    """The model and the pictures: all, `limit` of them spread evenly, or a fixed random `count`;
+    with `others`, those that are not among these."""
+    view = context.load(model, **({"weights": weights} if weights else {}))
     cases = sc.heads.read_pictures(view, context.data(data, limit))
     if count is not None and limit is not None:
         count = math.ceil(count * limit / FULL)
     if count is not None and count < len(cases):
         order = torch.randperm(len(cases), generator=torch.Generator().manual_seed(0))
-        cases = cases.take(order[:count].sort().values)
+        cases = cases.take((order[count:] if others else order[:count]).sort().values)
     return view, cases
 
 
@@ -83,15 +87,16 @@ def scored(
     alike: tuple[str, ...] = (),
     limit: int | None = None,
     count: int | None = None,
+    others: bool = False,
     earlier: dict[str, list[Row]] | None = None,
 ) -> list[Row]:
     """Insertion and deletion, localization where there are masks, and milliseconds for a map.
 
     target = predicted takes rows of the label from `earlier` where that is what the model answers.
     `changes`: maps also on patches, without signs and smoothed. `alike`: Spearman's correlation
-    with CAAP under other tails.
+    with CAAP under other tails. `others`: the pictures that `count` leaves out.
     """
-    view, cases = pictures(context, model, data, limit, count, weights)
+    view, cases = pictures(context, model, data, limit, count, weights, others=others)
     name, asked = named(variant)
     predicted = logits_of(view, cases.images).argmax(dim=1)
     classes = cases.labels if target == "label" else predicted
@@ -126,6 +131,7 @@ def _scores(view: Any, cases: Any, target: Tensor, maps: Tensor, curves: Row | N
         areas = insertion_deletion(view, cases.images, maps, target, **curves)
         columns |= {"insertion": areas.insertion_area, "deletion": areas.deletion_area}
         columns["ins-del"] = areas.difference
+        columns["idsds"] = single_deletion(view, cases.images, maps, target)
     if cases.truth is not None:
         place = localization(maps, cases.truth)
         columns |= {name: getattr(place, name) for name in ("aupr1", "aupr0", "pointing")}
@@ -167,7 +173,7 @@ def sanity(
     limit: int | None = None,
     count: int | None = None,
 ) -> list[Row]:
-    """Is the map another one for a redrawn model, and for another class?"""
+    """Is the map another one for a redrawn model, for another class, for the next likely one?"""
     view, cases = pictures(context, model, data, limit, count, weights)
     name, asked = named(variant)
     redrawn = parameter_randomisation(
@@ -176,7 +182,12 @@ def sanity(
     other = random_logit(
         view, cases.images, lambda x, t: explained(view, x, t, asked)[0], cases.labels
     )
-    columns = {"mprt": redrawn.signed, "mprt-abs": redrawn.absolute}
+    order = logits_of(view, cases.images).argsort(dim=1, descending=True)
+    second = torch.where(order[:, 0] == cases.labels, order[:, 1], order[:, 0])
+    rival = random_logit(
+        view, cases.images, lambda x, t: explained(view, x, t, asked)[0], cases.labels, other=second
+    )
+    columns = {"mprt": redrawn.signed, "mprt-abs": redrawn.absolute, "runner-up": rival.signed}
     columns |= {"random-logit": other.signed, "random-logit-abs": other.absolute}
     return _rows(cases, columns, method=name)
 

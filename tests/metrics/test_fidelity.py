@@ -19,6 +19,7 @@ from seecause.metrics.fidelity import (
     pearson,
     random_subsets,
     sensitivity_n,
+    single_deletion,
 )
 from tests.helpers import noise
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
@@ -45,6 +46,30 @@ def test_the_exact_map_correlates_perfectly(setting, metric, scale):
             atol=1e-9,
             rtol=0,
         )
+
+
+def test_single_deletion_ranks_cells_as_the_logit_falls_without_them(setting):
+    model, images, exact = setting
+    assert_close(single_deletion(model, images, exact, CLASSES, cells=2), ONES)
+    assert_close(single_deletion(model, images, -exact, CLASSES, cells=2), -ONES)
+    maps = noise(2, *SIZE, seed=9)
+    with torch.no_grad():
+        for b, goal in enumerate(CLASSES):
+            sums, drops = [], []
+            for row, column in itertools.product(range(4), range(4)):
+                here = tuple(
+                    slice(place * side // 4, (place + 1) * side // 4)
+                    for place, side in zip((row, column), SIZE, strict=True)
+                )
+                gone = images[b : b + 1].clone()
+                gone[:, :, here[0], here[1]] = 0
+                drops.append(float(model(images[b : b + 1])[0, goal] - model(gone)[0, goal]))
+                sums.append(float(maps[b][here].sum()))
+            expected = torch.tensor(spearmanr(sums, drops).statistic)
+            scores = single_deletion(model, images, maps, CLASSES)
+            assert_close(scores[b], expected, check_dtype=False)
+    with pytest.raises(BadOption, match="cells"):
+        single_deletion(model, images, exact, CLASSES, cells=1)
 
 
 def test_infidelity_of_the_exact_map_is_zero_and_scaling_repairs_a_factor(setting):

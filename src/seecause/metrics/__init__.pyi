@@ -28,6 +28,7 @@ from seecause.metrics.fidelity import (
     infidelity as infidelity,
     mu_fidelity as mu_fidelity,
     sensitivity_n as sensitivity_n,
+    single_deletion as single_deletion,
 )
 from seecause.metrics.groups import (
     GroupAccuracy as GroupAccuracy,

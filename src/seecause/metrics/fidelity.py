@@ -10,6 +10,10 @@ sensitivity_n          the same by Pearson, averaged over set sizes up to 80 % (
 higher is better)
 faithfulness_estimate  Pearson over single patches, S = {j} (Alvarez-Melis & Jaakkola 2018; higher
 is better)
+single_deletion        Spearman over the cells of a coarse grid, S = one cell, of logits (IDSDS:
+Hesse et al. 2024, arXiv 2407.11910; higher
+                       is better). Their models were fine-tuned on pictures without one cell;
+                       on others this is their plain single deletion score
 infidelity             mean (a - d)^2 (Yeh et al. 2019; lower is better), 10 sets as in captum;
 `scaled` first multiplies the map by the best
                        factor sum a d / sum a^2
@@ -28,6 +32,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.metrics._perturbation import patch_counts
+from seecause.metrics._pixels import spread_out, to_pixels
 from seecause.metrics._scorer import Fill, PictureScorer, picture_scorer
 from seecause.metrics.registry import higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
@@ -132,6 +137,38 @@ def faithfulness_estimate(
         None
     ]  # [1, N, gh, gw]
     return pearson(cells.flatten(1).cpu(), scorer.drops(single, fill))
+
+
+@metric(
+    "idsds",
+    family="correlation with the drop of the score",
+    columns={
+        "idsds": higher(
+            "rank correlation of the map's sum over each cell of a coarse grid with the drop of "
+            "the logit without it"
+        ),
+    },
+)
+@torch.no_grad()
+def single_deletion(
+    model: ImageModel,
+    images: Tensor,
+    maps: Tensor,
+    target: Spec = None,
+    *,
+    cells: int = 4,
+    fill: Fill = 0.0,
+    score: Score = "logit",
+) -> Tensor:
+    """[B], -1 to 1: Spearman's correlation of sums over `cells` x `cells` cells and the drops."""
+    scorer = picture_scorer(model, images, target, score=score)
+    if not 2 <= cells <= min(scorer.size):
+        raise BadOption("cells", cells, f"2 to {min(scorer.size)}")
+    pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
+    single = torch.eye(cells**2, dtype=torch.bool, device=pixels.device).unflatten(1, (cells, -1))
+    covers = spread_out(single, scorer.size).to(pixels.dtype)  # [cells^2, H, W]
+    sums = torch.einsum("bhw,chw->bc", pixels, covers)
+    return rank_correlation(sums.cpu(), scorer.drops(single[None], fill))
 
 
 @metric(
