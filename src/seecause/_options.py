@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor
-
 from seecause.errors import BadOption
 
 
@@ -82,6 +80,6 @@ def _words(hint: Any) -> Iterator[str]:
         yield "several values, separated by commas"
     elif hint in (None, type(None)):
         yield "None"
-    elif hint is not Tensor:
+    elif getattr(hint, "__name__", "") != "Tensor":
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
         yield names.get(hint, str(hint))

@@ -13,17 +13,18 @@ from typer.testing import CliRunner
 
 import seecause.cli
 from seecause.cli import COMMANDS, app
+from seecause.cli.progress import starting
 
 FILES = {file.stem for file in Path(seecause.cli.__file__).parent.glob("*.py")}
 LOADED = """
 import json, sys
 {}
-print(json.dumps([name for name in sys.modules if name.startswith("seecause.")]))
+print(json.dumps(list(sys.modules)))
 """
 
 
 def loaded(code: str) -> set[str]:
-    """The modules of this package after some code, in a process of its own."""
+    """The modules after some code, in a process of its own."""
     command = [sys.executable, "-c", LOADED.format(code)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return set(json.loads(output.splitlines()[-1]))
@@ -65,3 +66,19 @@ def test_a_method_is_found_without_loading_the_others():
     modules = loaded("from seecause.attribution.registry import find; find('raw-attention')")
     assert "seecause.attribution.raw_attention" in modules
     assert not modules & {f"seecause.attribution.{name}" for name in ("rollout", "rise", "caap")}
+
+
+def test_a_missing_picture_is_refused_before_torch_is_loaded():
+    modules = loaded(
+        "from typer.testing import CliRunner; from seecause.cli import app\n"
+        "assert CliRunner().invoke(app, ['explain', 'missing.jpg']).exit_code == 2"
+    )
+    assert "seecause.data.images" in modules and "torch" not in modules
+
+
+def test_a_spinner_turns_while_a_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what captures for a terminal
+    with starting("loading builtin:critters-vit"), starting("nothing", quiet=True):
+        shown = capsys.readouterr()
+    assert "loading builtin:critters-vit" in shown.err and "nothing" not in shown.err
+    assert not shown.out

@@ -21,8 +21,14 @@ from seecause.cli.options import (
     Quiet,
     Seed,
     Weights,
+    is_critters,
+    method_options,
     names,
+    open_model,
+    tell_outside,
+    tell_page,
 )
+from seecause.cli.progress import counting, starting
 from seecause.errors import BadImage, BadOption
 
 EXAMPLES = """Examples:
@@ -100,18 +106,8 @@ def explain(
     Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a
     manifest.
     """
-    from seecause.attribution.explain import explain_batches
-    from seecause.cli.options import (
-        is_critters,
-        method_options,
-        open_model,
-        tell_outside,
-        tell_page,
-    )
-    from seecause.cli.progress import counting
     from seecause.data.images import find_pictures, open_pictures, second_versions
-    from seecause.report.explain import answer_text, explain_manifest, write_explanations
-    from seecause.report.folder import check_out, made_names, result_folder
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     methods = names(method)
@@ -120,17 +116,16 @@ def explain(
     files = find_pictures(images)
     others = second_versions(files, without)
     shown = short_names(files)
-    overlays = made_names(shown, ".png")
-    opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
-    options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
-    target = None if class_ is None else opened.class_index(class_)
+    with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
+        from seecause.attribution.explain import explain_batches
+        from seecause.report.explain import answer_text, explain_to_folder
+
+        opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
+        options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
+        target = None if class_ is None else opened.class_index(class_)
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
-    manifest: dict[str, object] = {}
-    with (
-        counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance,
-        result_folder(out, manifest, overwrite=overwrite) as folder,
-    ):
+    with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
         parts = explain_batches(
             opened,
             open_pictures(files),
@@ -140,8 +135,7 @@ def explain(
             others=None if others is None else open_pictures(others, second=True),
             options=options,
         )
-        answers = write_explanations(folder, parts, overlays, advance=advance)
-        manifest |= explain_manifest(files, overlays, answers, methods)
+        answers = explain_to_folder(out, parts, files, shown, overwrite=overwrite, advance=advance)
     if quiet:
         return
     if opened.random_weights:

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.data.dataset import IGNORE, Dataset, Sample
 from seecause.data.images import to_pil
@@ -75,11 +74,7 @@ def framed(frame: Preprocess, sample: Sample) -> Sample:
 def seen(frame: Preprocess, image: Tensor) -> Tensor:
     """The part of a picture that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Other sizes
     pass through 8 bits, which is what photos have."""
-    return (
-        image
-        if tuple(image.shape[1:]) == frame.size
-        else pil_to_tensor(frame.picture(to_pil(image))).float() / 255
-    )
+    return image if tuple(image.shape[1:]) == frame.size else frame.pixels(to_pil(image))
 
 
 def _mask(frame: Preprocess, mask: Tensor | None) -> Tensor:

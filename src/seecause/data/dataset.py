@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
 
-import torch
-from torch import Tensor
-
 from seecause._files import digest
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError, UnknownName
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is not loaded before a path is known to be there
+    import torch
+    from torch import Tensor
+
     from seecause.critters import Latents
 
 T = TypeVar("T")

@@ -9,15 +9,17 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
 from seecause.data.dataset import Dataset, has_pairs
 from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption
@@ -92,6 +91,8 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     if blank == "noise":
         return noise
+    from torchvision.transforms.functional import gaussian_blur  # a second to import
+
     sigma = max(shape[-2:]) / 28
     soft = gaussian_blur(noise, [2 * round(2 * sigma) + 1] * 2, [sigma] * 2)
     return (soft - soft.mean()) / soft.std()

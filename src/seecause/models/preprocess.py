@@ -58,8 +58,12 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """One picture -> [1, 3, H, W], normalised."""
-        raw = torch.from_numpy(np.asarray(self.picture(image)).copy()).permute(2, 0, 1)[None]
-        return self.normalise(raw.float() / 255)
+        return self.normalise(self.pixels(image)[None])
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """The part of the picture the model sees, raw: [3, H, W] in [0, 1]."""
+        seen = torch.from_numpy(np.asarray(self.picture(image)).copy())  # [H, W, 3] uint8
+        return seen.permute(2, 0, 1).float() / 255
 
     def normalise(self, raw: Tensor) -> Tensor:
         """Raw pixels in [0, 1], [B, 3, H, W] -> normalised."""

@@ -15,6 +15,7 @@ from seecause.attribution.explain import Answer, AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.report.cards import Card, CardFile, MapView, Strip, render_cards
+from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section, protocol_section, write_page
 
@@ -28,6 +29,36 @@ HOW_TO_READ = (
 )
 TITLE = "Which patches caused the answer?"
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
+
+
+def explain_to_folder(
+    out: Path,
+    parts: Iterable[Explanation],
+    files: Sequence[str],
+    shown: Sequence[str],
+    *,
+    overwrite: bool = False,
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[list[Answer]]:
+    """A result folder of explained pictures, which are called `shown` and came from `files`: page,
+    overlays, maps and a manifest. The answers."""
+    overlays = made_names(shown, ".png")
+    manifest: dict[str, Any] = {}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        answers = write_explanations(folder, parts, overlays, advance=advance)
+        rows = zip(files, overlays, answers, strict=True)
+        manifest |= {
+            "command": "explain",
+            "page": "index.html",
+            "maps": {
+                path.name: f"maps/{path.name}" for path in sorted((folder / "maps").iterdir())
+            },
+            "images": [
+                {"file": file, "overlay": f"overlays/{png}", "answers": [asdict(a) for a in best]}
+                for file, png, best in rows
+            ],
+        }
+    return answers
 
 
 def write_explanations(
@@ -65,25 +96,6 @@ def write_explanations(
             lead=f"{count}, explained with {', '.join(writers)}.",
         )
     return answers
-
-
-def explain_manifest(
-    files: Sequence[str],
-    overlays: Sequence[str],
-    answers: Sequence[Sequence[Answer]],
-    methods: Sequence[str],
-) -> dict[str, Any]:
-    """What is where in the folder."""
-    rows = zip(files, overlays, answers, strict=True)
-    return {
-        "command": "explain",
-        "page": "index.html",
-        "maps": {method: f"maps/{method}" for method in methods},
-        "images": [
-            {"file": file, "overlay": f"overlays/{png}", "answers": [asdict(a) for a in shown]}
-            for file, png, shown in rows
-        ],
-    }
 
 
 def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
