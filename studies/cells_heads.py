@@ -132,7 +132,7 @@ def open_model(context: StudyContext, model: str) -> Any:
         return context.load(model)
     card = next(Path(model).parent.rglob(f"{Path(model).name}.json"))
     source = saved(card.parent, card.stem)
-    return sc.wrap(source.module.to(context.device), name=card.stem, **source.told)
+    return sc.wrap(source.module.to(context.device), name=card.stem, **source.wrap_options)
 
 
 def audit(context: StudyContext, *, model: str, measured: int, mask_steps: int) -> list[Row]:

@@ -25,7 +25,7 @@ def plugins(group: str) -> MappingProxyType[str, Any]:
         try:
             loaded[entry.name] = entry.load()
         except Exception as error:  # whatever a stranger's code raises
-            _warn(group, entry.name, entry.value, error)
+            warn_of_plugin(group, entry.name, f"({entry.value}) is left out", error)
     return MappingProxyType(loaded)
 
 
@@ -40,7 +40,7 @@ def load_plugins(group: str) -> None:
             if not _required(plugin):
                 plugin()
         except Exception as error:  # whatever a stranger's code raises
-            _warn(group, name, repr(plugin), error)
+            warn_of_plugin(group, name, f"({plugin!r}) is left out", error)
 
 
 def _required(function: Any) -> list[str]:
@@ -53,6 +53,7 @@ def _required(function: Any) -> list[str]:
     ]
 
 
-def _warn(group: str, name: str, value: str, error: Exception) -> None:
+def warn_of_plugin(group: str, name: str, what: str, error: Exception) -> None:
+    """Name a plug-in that broke, and what becomes of it; the rest goes on."""
     reason = f"{type(error).__name__}: {error}"
-    warnings.warn(f"the plug-in {name!r} of {group} ({value}) is left out: {reason}", stacklevel=3)
+    warnings.warn(f"the plug-in {name!r} of {group} {what}: {reason}", stacklevel=4)

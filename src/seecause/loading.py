@@ -55,7 +55,7 @@ def wrap(
         else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
     )
     parts = adapters.find(module, text=text)
-    told: dict[str, Any] = {
+    wrap_options: dict[str, Any] = {
         "name": name or type(module).__name__,
         "mean": mean,
         "std": std,
@@ -67,11 +67,11 @@ def wrap(
         "preprocess": preprocess,
     }
     if isinstance(parts, ConvParts):
-        network = assemble_conv(module, parts, **told)
+        network = assemble_conv(module, parts, **wrap_options)
         if check:
             verify_conv(network)
         return network
-    model = assemble(module, parts, **told)
+    model = assemble(module, parts, **wrap_options)
     if text is not None:
         model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
     if check:
@@ -91,7 +91,7 @@ def rewrap(
             "Use heads.ablate, or lvlm.export for zeroed heads",
         )
     need_own_classes(model, "an edited copy")
-    told: dict[str, Any] = {
+    wrap_options: dict[str, Any] = {
         "name": model.name,
         "preprocess": model.preprocess,
         "classes": model.classes,
@@ -100,10 +100,10 @@ def rewrap(
     }
     if head is None and not isinstance(model.extra, TextHead):
         head = copy.deepcopy(model.extra)
-    told |= (
+    wrap_options |= (
         model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
     )
-    other = wrap(module, **told)
+    other = wrap(module, **wrap_options)
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other
@@ -161,18 +161,18 @@ def load(
                     "the path of a saved folder",
                 ],
             )
-    found = sources.open_source(
+    source = sources.open_source(
         library,
         name,
         weights=weights,
         size=(size, size) if isinstance(size, int) else size,
         classes=classes,
     )
-    found.module.to(device=_device(device), dtype=_dtype(dtype))
-    told = {"classes": classes, **found.told, **options}
+    source.module.to(device=_device(device), dtype=_dtype(dtype))
+    wrap_options = {"classes": classes, **source.wrap_options, **options}
     with usable(Path(name)) if Path(name).is_dir() else nullcontext():
-        model = wrap(found.module, name=spec, **told)
-    model.random_weights, model.origin = weights == "random", found.origin
+        model = wrap(source.module, name=spec, **wrap_options)
+    model.random_weights, model.origin = weights == "random", source.origin
     return model
 
 

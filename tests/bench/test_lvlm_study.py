@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.bench import lvlm_study
-from seecause.bench.lvlm_study import StudyOptions, run_study, seed_of, study_store, to_csv
+from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, seed_of, study_store, to_csv
 from seecause.data import open_data
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption
@@ -39,7 +39,7 @@ def ready():
 
 def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
     lvlm, bank, data = ready
-    study = run_study(lvlm, bank, data, OPTIONS, tmp_path)
+    study = run_lvlm_study(lvlm, bank, data, OPTIONS, tmp_path)
     sample = study.samples[1]
     alone = trace_heads(
         MaskEngine(lvlm, to_pil(data[1].image), QUESTION, bank, floor=None),
@@ -65,7 +65,7 @@ def test_a_study_is_the_sum_of_its_samples(ready, tmp_path):
 def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypatch):
     lvlm, bank, data = ready
     heard: list[int] = []
-    first = run_study(lvlm, bank, data, OPTIONS, tmp_path, advance=heard.append)
+    first = run_lvlm_study(lvlm, bank, data, OPTIONS, tmp_path, advance=heard.append)
     assert sum(heard) == 6
     marks = sorted((tmp_path / "shards").glob("*.json"))
     heads = [
@@ -85,9 +85,9 @@ def test_finished_samples_are_read_and_not_made_again(ready, tmp_path, monkeypat
         "trace_tokens",
         lambda *words, **options: pytest.fail("image tokens were finished"),
     )
-    again = run_study(lvlm, bank, data, OPTIONS, tmp_path)
+    again = run_lvlm_study(lvlm, bank, data, OPTIONS, tmp_path)
     assert len(made) == 1 and to_csv(again) == to_csv(first)
-    run_study(lvlm, bank, data, replace(HEADS_ONLY, masks=101), tmp_path)
+    run_lvlm_study(lvlm, bank, data, replace(HEADS_ONLY, masks=101), tmp_path)
     assert len(made) == 4  # another question is another piece
 
 
@@ -102,18 +102,18 @@ def test_the_seed_of_a_study_reaches_heads_and_image_tokens(ready, tmp_path, mon
             return inner(*words, **options)
 
         monkeypatch.setattr(lvlm_study, name, heard)
-    run_study(lvlm, bank, data, replace(OPTIONS, seed=5), tmp_path)
+    run_lvlm_study(lvlm, bank, data, replace(OPTIONS, seed=5), tmp_path)
     assert seeds == [seed_of(data[index].id, 5) for index in (0, 1, 2)] * 2
 
 
 def test_what_cannot_be_traced_stays_as_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
-    weak = run_study(lvlm, bank, data, replace(OPTIONS, floor=1e6), tmp_path)
+    weak = run_lvlm_study(lvlm, bank, data, replace(OPTIONS, floor=1e6), tmp_path)
     assert not weak.traced and weak.text is None and to_csv(weak).count("floor=1e+06") == 3
     assert all("floor=1e+06" in (sample.skipped or "") for sample in weak.samples)
     with pytest.raises(BadOption, match="masks"):  # the user's mistake, not a sample's
-        run_study(lvlm, bank, data, replace(OPTIONS, masks=9, how="fit"), tmp_path)
-    wrong = run_study(
+        run_lvlm_study(lvlm, bank, data, replace(OPTIONS, masks=9, how="fit"), tmp_path)
+    wrong = run_lvlm_study(
         lvlm,
         bank,
         data,
@@ -154,7 +154,7 @@ class Torn:
 
 def test_an_unreadable_photo_is_a_hole(ready, tmp_path):
     lvlm, bank, data = ready
-    result = run_study(
+    result = run_lvlm_study(
         lvlm,
         bank,
         Torn(data),
@@ -178,7 +178,7 @@ def test_too_few_masks_for_image_tokens_are_noticed_before_any_work(ready, tmp_p
         lvlm_study, "trace_heads", lambda *words, **options: pytest.fail("heads were traced first")
     )
     with pytest.raises(BadOption, match=r"masks=9 .*16 coefficients"):
-        run_study(lvlm, bank, data, replace(OPTIONS, token_masks=9, how="fit"), tmp_path)
+        run_lvlm_study(lvlm, bank, data, replace(OPTIONS, token_masks=9, how="fit"), tmp_path)
 
 
 def test_the_folder_of_something_else_is_refused(tmp_path):

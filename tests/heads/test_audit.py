@@ -27,7 +27,7 @@ from seecause.heads.pictures import (
     imagenet9_model,
     read_pictures,
 )
-from seecause.heads.studies import STUDIES, StudySetup, run_study
+from seecause.heads.studies import STUDIES, StudySetup, ablation_table
 from seecause.metrics import background_gap, in9_answers, in9_right
 from seecause.metrics.sanity import copied
 from seecause.report.heads_audit import verdict
@@ -421,7 +421,7 @@ def test_bad_input_is_named(model, cases):
             [Erasure(sc.heads.Masks.oracle(torch.ones(6, 32, 32, dtype=torch.bool)), "mean")],
         )
     with pytest.raises(BadOption, match="1 to 12 heads"):
-        run_study("k", StudySetup(model, cases, cases, cases.oracle, top=13))
+        ablation_table("k", StudySetup(model, cases, cases, cases.oracle, top=13))
     with pytest.raises(BadOption, match="up to 12"):
         HeadScores(torch.ones(3, 4)).top(13)
 
@@ -478,7 +478,7 @@ def test_every_study_has_a_row_for_each_setting(model, cases, name, monkeypatch,
         draws=2,
         search={"steps": 2, "cache": tmp_path / "masks"},
     )
-    result = run_study(name, setup)
+    result = ablation_table(name, setup)
     assert (
         len(result.rows)
         == {"k": 3, "fraction": 4, "masks": 3, "temperature": 3, "layers": 5, "stability": 6}[name]

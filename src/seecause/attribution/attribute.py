@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seecause import __version__
+from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution
 from seecause.engine.chunks import budget, memory
@@ -110,7 +110,7 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "grid": list(layout.grid),
         "prefix_tokens": layout.prefix,
         "images": list(images.shape),
-        "data_fingerprint": digest(images),
+        "data_fingerprint": pixels_digest(images),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "versions": versions(),
@@ -126,11 +126,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def digest(images: Tensor) -> str:
-    """A short name for the exact pixels."""
-    return hashlib.sha256(
-        images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-    ).hexdigest()[:16]
+def pixels_digest(images: Tensor, before: str = "") -> str:
+    """A short name for the exact pixels, picture by picture, so that `before` can be the name of
+    those that came before them."""
+    for image in images.detach().cpu():
+        before = digest(before, image.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return before
 
 
 def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
@@ -139,8 +140,6 @@ def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return (
-            f"tensor {list(value.shape)}"
-            f" {hashlib.sha256(value.detach().cpu().float().numpy().tobytes()).hexdigest()[:12]}"
-        )
+        values = value.detach().cpu().float().numpy().tobytes()
+        return f"tensor {list(value.shape)} {digest(values, length=12)}"
     return list(value) if isinstance(value, tuple) else value

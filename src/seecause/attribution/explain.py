@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.attribution.attribute import attribute
+from seecause.attribution.attribute import attribute, pixels_digest
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.errors import BadOption
@@ -100,12 +99,12 @@ def explain_batches(
     explained = None if target is None else model.class_index(target)
     if others is not None:
         _need_blanks(model, methods)
-    seen, total, count = hashlib.sha256(), "", 0
+    total, count = "", 0
     blanks = None if others is None else _batches(model, others, batch)
     for images in _batches(model, pictures, batch):
         images = images.to(model.device, model.dtype)
         other = _other_versions(blanks, images)
-        seen.update(images.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        total = pixels_digest(images, total)
         answers = top_answers(model, images, target=explained)
         runs = {}
         for method in methods:
@@ -114,7 +113,6 @@ def explain_batches(
             advance(len(images))
         places = range(count, count + len(images))
         count += len(images)
-        total = seen.copy().hexdigest()[:16]
         part_names = [names[place] if names else f"picture {place}" for place in places]
         yield Explanation(part_names, answers, runs, total)
 

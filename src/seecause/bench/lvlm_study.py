@@ -152,7 +152,7 @@ class TokenMaps:
     weighted: Tensor  # [gh, gw]
 
 
-def run_study(
+def run_lvlm_study(
     lvlm: LVLM,
     bank: MeanBank,
     data: Dataset,

@@ -315,7 +315,7 @@ def study(
     Writes OUT/report.html and samples.csv. Samples that cannot be traced stay in both with the
     reason.
     """
-    from seecause.bench.lvlm_study import StudyOptions, run_study, study_store
+    from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, study_store
     from seecause.cli.progress import counting
     from seecause.data import open_data
     from seecause.lvlm.fit import MASKS
@@ -330,7 +330,7 @@ def study(
     options = StudyOptions(question, masks, count, ablated, floor, right_only, seed, how=how.value)
     with counting("samples", len(samples) * (2 if count else 1), quiet=quiet) as advance:
         means = open_bank(lvlm, bank_folder, calibration)
-        result = run_study(lvlm, means, samples, options, out, advance=advance)
+        result = run_lvlm_study(lvlm, means, samples, options, out, advance=advance)
     pages = write_study(out, result, lvlm=lvlm, question=question, data=samples)
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():

@@ -13,7 +13,6 @@ weight or gate is noticed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -21,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from seecause._files import digest
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption
 from seecause.models.base import ImageModel
@@ -55,7 +55,7 @@ def blank_image(
             return blank.detach().to(model.device, model.dtype)
         pixels = wide(blank).detach().cpu().contiguous()
         key: tuple[Any, ...] = (
-            hashlib.sha256(pixels.numpy().tobytes()).hexdigest(),
+            digest(pixels.numpy().tobytes()),
             size,
             model.dtype,
             model.device,

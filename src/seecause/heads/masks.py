@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seecause._files import digest_json, write_atomic
 from seecause._options import check_options
-from seecause.attribution.attribute import digest, protocol
+from seecause.attribution.attribute import pixels_digest, protocol
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
@@ -175,8 +175,8 @@ class MaskCache:
         own = part(baseline, len(images), rows)
         key = [
             self.stem,
-            digest(images[rows]),
-            "" if inside is None else digest(inside[rows].float()),
-            digest(own) if isinstance(own, Tensor) else "",
+            pixels_digest(images[rows]),
+            "" if inside is None else pixels_digest(inside[rows].float()),
+            pixels_digest(own) if isinstance(own, Tensor) else "",
         ]
         return self.folder / f"{digest_json(key, length=32)}.safetensors"

@@ -188,7 +188,7 @@ def ablation_study(
         seed=seed,
     )
     with progress(f"study {name}", 1) as advance:
-        table = run_study(name, setup)
+        table = ablation_table(name, setup)
         advance(1)
     return table
 
@@ -202,7 +202,7 @@ def check_study(name: str, model: VisionModel, top: int) -> None:
         raise BadOption("top", top, f"a count from 1 to {total} heads, as many as the model has")
 
 
-def run_study(name: str, setup: StudySetup) -> StudyTable:
+def ablation_table(name: str, setup: StudySetup) -> StudyTable:
     """One of `STUDIES`."""
     check_study(name, setup.model, setup.top)
     table = STUDIES[name](setup)

@@ -32,10 +32,10 @@ def usable(path: Path) -> Iterator[None]:
     except (SeecauseError, MemoryError):
         raise
     except Exception as failure:  # whatever a builder makes of words that are not its own
-        said = textwrap.shorten(f"{type(failure).__name__}: {failure}", 200, placeholder=" ...")
+        reason = textwrap.shorten(f"{type(failure).__name__}: {failure}", 200, placeholder=" ...")
         raise MissingWeights(
             str(path),
-            f"no model can be made of it ({said})",
+            f"no model can be made of it ({reason})",
             "Give an intact folder, as its library wrote it",
         ) from failure
 

@@ -11,11 +11,10 @@ either of which it may lack.
 from __future__ import annotations
 
 import importlib
-import warnings
 
 from torch import nn
 
-from seecause._plugins import plugins
+from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models import conv_view
 from seecause.models.conv_view import ConvParts
@@ -68,10 +67,8 @@ def _find_in_plugins(module: nn.Module) -> Parts | ConvParts | None:
         except SeecauseError:
             raise  # it knows the module, and says what is wrong with it
         except Exception as error:  # whatever a stranger's code raises
-            kind, reason = type(module).__name__, f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"the plug-in {name!r} of seecause.models could not look at {kind}: {reason}",
-                stacklevel=4,
+            warn_of_plugin(
+                "seecause.models", name, f"could not look at {type(module).__name__}", error
             )
             continue
         if parts is not None:

@@ -203,6 +203,7 @@ class ImageModel:
         """A digest of the weights, for manifests; taken anew only when they changed."""
         key = ImageModel.state_key(self)
         if self.memo.get("fingerprint", (None,))[0] != key:
+            # not `_files.digest`: published results name these
             digest = hashlib.sha256(self.name.encode())
             for tensor in self._weights():
                 digest.update(

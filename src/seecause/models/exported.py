@@ -108,30 +108,30 @@ def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> 
         key: tuple(value) if isinstance(value, list) else value
         for key, value in card["preprocess"].items()
     }
-    told: dict[str, Any] = {
+    wrap_options: dict[str, Any] = {
         "preprocess": Preprocess(**frame),
         "classes": tuple(classes) if classes is not None else tuple(card["classes"]),
         "sigmoid": card["sigmoid"],
     }
     if card["head"] is not None:
-        told |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+        wrap_options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
     if card["templates"]:
-        told["templates"] = card["templates"]
+        wrap_options["templates"] = card["templates"]
         if (folder / "tokenizer_config.json").is_file():
             from transformers import AutoTokenizer
 
-            told["tokenizer"] = pretrained(AutoTokenizer, folder)
+            wrap_options["tokenizer"] = pretrained(AutoTokenizer, folder)
         elif card["origin"]["library"] == "open_clip":
             import open_clip
 
-            told["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
-    return told
+            wrap_options["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
+    return wrap_options
 
 
-def _head(told: dict[str, Any], folder: Path) -> nn.Module:
+def _head(card: dict[str, Any], folder: Path) -> nn.Module:
     state = read_weights(folder / HEAD)
-    if told["kind"] == "cosine":
-        return CosineHead(state["matrix"], scale=told["scale"])
+    if card["kind"] == "cosine":
+        return CosineHead(state["matrix"], scale=card["scale"])
     head = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
     head.load_state_dict(state)
     return head

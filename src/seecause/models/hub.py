@@ -34,7 +34,7 @@ def fetched(
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError) as failure:
-        raise MissingWeights(what, f"fetching failed ({_said(failure)})", remedy) from failure
+        raise MissingWeights(what, f"fetching failed ({_reason(failure)})", remedy) from failure
     finally:
         hub.setLevel(level)
 
@@ -85,12 +85,12 @@ def _need_hub(what: str, remedy: str) -> None:
     except (OSError, httpx.TransportError) as failure:
         reason = (
             f"they are not on this machine, and {constants.ENDPOINT} cannot be reached"
-            f" ({_said(failure)})"
+            f" ({_reason(failure)})"
         )
         raise MissingWeights(
             what, reason, f"Connect to the network, or: {remedy[0].lower()}{remedy[1:]}"
         ) from failure
 
 
-def _said(failure: Exception) -> str:
+def _reason(failure: Exception) -> str:
     return textwrap.shorten(f"{type(failure).__name__}: {failure}", LONGEST, placeholder=" ...")

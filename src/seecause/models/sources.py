@@ -37,7 +37,7 @@ class Source:
     """A native module, what `wrap` should be told about it, and how its library builds it."""
 
     module: nn.Module
-    told: dict[str, Any] = field(default_factory=dict)
+    wrap_options: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,21 +75,21 @@ def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
         return _from_card(read_card(card), state, name)
 
 
-def _from_card(told: dict[str, Any], state: dict[str, Tensor], name: str) -> Source:
-    builder = BUILDERS.get(told["architecture"]["class"])
+def _from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Source:
+    builder = BUILDERS.get(card["architecture"]["class"])
     if builder is not None:
-        return importlib.import_module(builder).from_card(told, state, name)
+        return importlib.import_module(builder).from_card(card, state, name)
     from timm.models.vision_transformer import VisionTransformer
 
-    module = VisionTransformer(**told["architecture"]["arguments"])
+    module = VisionTransformer(**card["architecture"]["arguments"])
     fill(module, state, name)
     origin = {
         "library": "timm",
         "class": "VisionTransformer",
-        "arguments": told["architecture"]["arguments"],
+        "arguments": card["architecture"]["arguments"],
     }
     return Source(
-        module, {"classes": told["classes"], "mean": told["mean"], "std": told["std"]}, origin
+        module, {"classes": card["classes"], "mean": card["mean"], "std": card["std"]}, origin
     )
 
 
@@ -133,11 +133,11 @@ def _timm(
     )
     if state is not None:
         fill(module, state, str(weights))
-    told: dict[str, Any] = {"size": size} if convolutional else {}
+    wrap_options: dict[str, Any] = {"size": size} if convolutional else {}
     if classes is None:
-        told["classes"] = imagenet_names(module.num_classes)
+        wrap_options["classes"] = imagenet_names(module.num_classes)
     own = {**options, "num_classes": module.num_classes}
-    return Source(module, told, {"library": "timm", "name": name, "options": own})
+    return Source(module, wrap_options, {"library": "timm", "name": name, "options": own})
 
 
 def _hf(
@@ -185,23 +185,23 @@ def _hf_module(
     )
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
-    told: dict[str, Any] = {}
+    wrap_options: dict[str, Any] = {}
     card = Path(where) / "preprocessor_config.json"
     if card.is_file():
         steps = preprocess_from_processor(read_card(card))
-        told = {"preprocess": replace(steps, size=size or steps.size)}
+        wrap_options = {"preprocess": replace(steps, size=size or steps.size)}
     elif not Path(where).is_dir():
         from transformers import AutoImageProcessor
 
         steps = preprocess_from_processor(
             fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
         )
-        told = {"preprocess": replace(steps, size=size or steps.size)}
+        wrap_options = {"preprocess": replace(steps, size=size or steps.size)}
     if dual:
         from transformers import AutoTokenizer
 
-        told["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
-    return Source(module, told)
+        wrap_options["tokenizer"] = fetched(f"hf:{name}", lambda: pretrained(AutoTokenizer, where))
+    return Source(module, wrap_options)
 
 
 def _torchvision(
@@ -239,7 +239,7 @@ def _torchvision(
     steps = default.transforms()
     names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else ()
     side = steps.crop_size[0]
-    told = {
+    wrap_options = {
         "preprocess": Preprocess(
             size or (side, side),
             tuple(steps.mean),
@@ -250,7 +250,9 @@ def _torchvision(
     }
     origin = {"library": "torchvision", "name": name, "options": options}
     return Source(
-        module, told if classes is not None else {**told, "classes": tuple(names)}, origin
+        module,
+        wrap_options if classes is not None else {**wrap_options, "classes": tuple(names)},
+        origin,
     )
 
 

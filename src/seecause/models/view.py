@@ -5,7 +5,6 @@ embed -> blocks -> readout
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from seecause._files import digest
 from seecause.engine.walk import walk
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Block, CompiledBlock
@@ -106,7 +106,7 @@ class VisionModel(ImageModel):
     def fingerprint(self) -> str:
         """Of the weights, of the gates, and of which classes count as one."""
         marks = [
-            hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+            digest(repr(values), length=8)
             for values in (self._gate_values(), self.merged)
             if values
         ]
