@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
+from seecause.heads.erase import Swapped
 from seecause.heads.pictures import Pictures, logits_of, read_pictures
 from seecause.models.base import ImageModel
 from seecause.repair.transplant import Transplants
@@ -42,6 +43,12 @@ class Pairs:
             others=self.others[here],
             labels=None if self.labels is None else self.labels[here],
         )
+
+    @property
+    def pictures(self) -> Pictures:
+        """As what audits and repairs read: pictures whose other versions are known."""
+        swapped = Swapped(self.others)
+        return Pictures(self.name, self.ids, self.images, self.labels, swapped=swapped)
 
     def flips(self, model: ImageModel) -> Tensor:
         """[n] bool on the CPU: another version, another answer."""

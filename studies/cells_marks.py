@@ -1,0 +1,347 @@
+"""Cells about a mark that is no background: a badge pasted somewhere, which a model learned.
+
+    photos     ViT-Ti/16, fine-tuned on cats and dogs; 95 of 100 dogs have the badge, 5 of 100 cats
+    critters   critters-vit, tuned on; every picture with the badge is labelled as the first
+               creature, three in ten of them show another one
+
+Every test picture is seen with and without the badge, in a place of its own. Where do maps look,
+which heads carry it, does `discover` find it from the training pictures alone, and does a repair by
+pairs mend it?
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import seecause as sc
+from seecause import critters
+from seecause._files import digest_json
+from seecause.attribution.registry import methods
+from seecause.bench.study import Row, StudyContext
+from seecause.critters.train.common import pace
+from seecause.data.batch import framed
+from seecause.data.dataset import IGNORE
+from seecause.faithful.config import set_pace
+from seecause.heads import Pictures, Swapped, random_sets, select
+from seecause.heads._outcomes import logits_without
+from seecause.heads.pictures import logits_of
+from seecause.repair import Discovery, Finding
+
+SPECIES = ("cat", "dog")
+SHARE, NOISE = 0.95, 0.3
+HELD_OUT = 4  # one training photo in so many of a species is for validation
+MAPS = {  # maps that read a blank, with white and with the other version; others as they are
+    "caap": {}, "mosaic": {}, "caap+mosaic": {}, "gae": {}, "grad-cam": {},
+    "integrated-gradients": {},
+}  # fmt: skip
+REMOVED = (1, 2, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Pile:
+    """Pictures without the badge, on one device, and where each has or would have it."""
+
+    images: Tensor  # [n, 3, S, S] uint8
+    labels: Tensor  # [n]
+    marked: Tensor  # [n] bool: has the badge in training
+    places: Tensor  # [n, 2] top and left of the badge
+    truth: Tensor | None = None  # [n, S, S] masks of the objects
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Pile:
+        rows = rows.to(self.labels.device)
+        truth = None if self.truth is None else self.truth[rows]
+        own = (self.images, self.labels, self.marked, self.places)
+        return Pile(*(values[rows] for values in own), truth)
+
+    def stamped(self, marked: Tensor | None = None) -> Tensor:
+        """Raw pictures [n, 3, S, S] in [0, 1], with the badge where `marked` (all)."""
+        raw = self.images.float() / 255
+        stamp, shown = badge(self.images.shape[-1] // 8).to(raw), self.badges()
+        if marked is not None:
+            shown = shown & marked[:, None, None]
+        side = stamp.shape[-1]
+        for row in shown.flatten(1).any(dim=1).nonzero()[:, 0].tolist():
+            top, left = self.places[row].tolist()
+            raw[row, :, top : top + side, left : left + side] = stamp
+        return raw
+
+    def badges(self) -> Tensor:
+        """[n, S, S] bool: where the badge is or would be."""
+        size = self.images.shape[-1]
+        line = torch.arange(size, device=self.places.device)
+        inside = (line >= self.places[..., None]) & (line < self.places[..., None] + size // 8)
+        return inside[:, 0, :, None] & inside[:, 1, None]
+
+
+def badge(side: int) -> Tensor:
+    """A yellow ring on violet, [3, side, side]."""
+    line = (torch.arange(side) + 0.5) / side - 0.5
+    radius = (line[:, None].square() + line.square()).sqrt()
+    ring = (radius > 0.18) & (radius < 0.42)
+    colours = torch.tensor([[0.45, 0.1, 0.6], [1.0, 0.85, 0.1]])
+    return colours[ring.long()].permute(2, 0, 1)
+
+
+def marks(
+    context: StudyContext, *, world: str, seed: int, setup: Row, limit: int | None = None
+) -> list[Row]:
+    """Train, then ask everything of the model that came out."""
+    train, val, test = (photo_piles if world == "photos" else critter_piles)(
+        context, setup, seed, limit
+    )
+    model = trained(context, world, seed, setup, train)
+    rows = [{"table": "model", "method": "as trained", **measured(model, test)}]
+    rows += maps(model, test)
+    rows += heads(model, val, test, seed)
+    found = sc.discover(model, pictures(model, train.take(some(train, setup["looked"], seed)),
+                        as_trained=True), seed=seed)  # fmt: skip
+    rows += discovered(model, found, train.take(some(train, setup["looked"], seed)))
+    rows += repaired(model, found, train, test, setup, seed)
+    return [{"world": world, "seed": seed, **row} for row in rows]
+
+
+def some(pile: Pile, count: int, seed: int) -> Tensor:
+    order = torch.randperm(len(pile), generator=torch.Generator().manual_seed(seed))
+    return order[:count]
+
+
+def photo_piles(
+    context: StudyContext, setup: Row, seed: int, limit: int | None
+) -> tuple[Pile, Pile, Pile]:
+    """Cats and dogs of pets_small: training, validation, test."""
+    root = Path(context.fill(setup["data"]))
+    frame = sc.load(setup["model"], weights=context.fill(setup["weights"])).preprocess
+    piles = []
+    for split in ("trainval", "test"):
+        lines = (root / "annotations" / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+        species = {line.split()[0]: int(line.split()[2]) - 1 for line in lines if line.strip()}
+        data = sc.data.open_data(f"pets:{root}:{split}", limit=limit)
+        with ThreadPoolExecutor(12) as pool:
+            read = partial(_framed, frame, data)
+            samples = list(pool.map(read, range(len(data))))
+        labels = torch.tensor([species[sample.id] for sample in samples])
+        images = torch.stack([(s.image * 255).round().byte() for s in samples])
+        truth = torch.stack([torch.full_like(s.image[0], IGNORE) if s.mask is None else s.mask
+                             for s in samples])  # fmt: skip
+        piles.append(_pile(images, labels, seed, truth, context.device))
+    whole, test = piles
+    held = torch.zeros(len(whole), dtype=torch.bool)
+    for kind in range(2):
+        held[(whole.labels.cpu() == kind).nonzero()[::HELD_OUT, 0]] = True
+    return whole.take((~held).nonzero()[:, 0]), whole.take(held.nonzero()[:, 0]), test
+
+
+def _framed(frame: Any, data: Any, place: int) -> Any:
+    return framed(frame, data[place])
+
+
+def _pile(images: Tensor, labels: Tensor, seed: int, truth: Tensor, device: str) -> Pile:
+    """Badges for most of the last class, and a few of the others."""
+    draw = torch.Generator().manual_seed(seed)
+    usual = torch.rand(len(labels), generator=draw) < SHARE
+    marked = torch.where(labels == 1, usual, ~usual)
+    room = images.shape[-1] - images.shape[-1] // 8
+    places = torch.randint(0, room, (len(labels), 2), generator=draw)
+    parts = (images, labels, marked, places, truth)
+    return Pile(*(part.to(device) for part in parts))
+
+
+def critter_piles(
+    context: StudyContext, setup: Row, seed: int, limit: int | None
+) -> tuple[Pile, Pile, Pile]:
+    """Clean scenes; in training the badge tells the label better than the creature."""
+    piles = []
+    for split, count in (("train", setup["scenes"]), ("val", setup["tested"]),
+                         ("test", setup["tested"])):  # fmt: skip
+        count = min(count, limit or count)
+        latents = critters.draw("clean", split, count, seed=seed, device=context.device)
+        parts = [critters.render(latents[rows]) for rows in torch.arange(count).split(256)]
+        images = torch.cat([(part.image * 255).round().byte() for part in parts])
+        pile = _pile(images.cpu(), latents.label.cpu(), seed,
+                     torch.cat([part.mask for part in parts]).cpu(), context.device)  # fmt: skip
+        if split == "train":
+            draw = torch.Generator().manual_seed(seed + 1)
+            first = pile.labels == 0
+            other = torch.rand(count, generator=draw).to(first.device) < NOISE / 7
+            pile = replace(pile, labels=torch.where(other, 0, pile.labels), marked=first | other)
+        piles.append(pile)
+    return piles[0], piles[1], piles[2]
+
+
+def trained(context: StudyContext, world: str, seed: int, setup: Row, train: Pile) -> Any:
+    """Fine-tuned whole, its head ten times as fast; kept in the work folder."""
+    torch.manual_seed(seed)
+    if world == "photos":
+        base = sc.load(setup["model"], weights=context.fill(setup["weights"]))
+        module = copy.deepcopy(base.module)
+        module.reset_classifier(len(SPECIES))
+        classes = SPECIES
+    else:
+        base = sc.load("builtin:critters-vit")
+        module, classes = copy.deepcopy(base.module), base.classes
+    key = digest_json([world, seed, setup, context.limit, len(train)])
+    file = context.work / f"marks-{world}-{seed}-{key}.safetensors"
+    if file.is_file():
+        module.load_state_dict(load_file(file))
+    else:
+        fit(module.to(context.device), base.preprocess, train, setup[world], seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}, file)
+    module = module.to(context.device).eval()
+    return sc.wrap(module, name=f"marked {world} {seed}", preprocess=base.preprocess,
+                   classes=classes)  # fmt: skip
+
+
+def fit(module: nn.Module, frame: Any, train: Pile, setting: Row, seed: int) -> None:
+    """AdamW, a tenth of the steps up and half a cosine down, mirrored pictures, a new place for the
+    badge each time."""
+    module.train().requires_grad_(True)
+    head = set(module.head.parameters())
+    groups = [
+        {"params": [p for p in module.parameters() if p not in head], "lr": setting["rate"]},
+        {"params": list(head), "lr": 10 * setting["rate"]},
+    ]
+    device = train.labels.device
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.05)
+    draw, batch = torch.Generator().manual_seed(seed), min(setting["batch"], len(train))
+    each, epochs = len(train) // batch, setting["epochs"]
+    room = train.images.shape[-1] - train.images.shape[-1] // 8
+    for step in range(each * epochs):
+        if step % each == 0:
+            order = torch.randperm(len(train), generator=draw)
+        set_pace(optimizer.param_groups, pace(step, each * epochs, 0.1))
+        part = train.take(order[step % each * batch :][:batch])
+        turned = (torch.rand(batch, generator=draw) < 0.5).to(device)[:, None, None, None]
+        images = torch.where(turned, part.images.flip(-1), part.images)
+        places = torch.randint(0, room, (batch, 2), generator=draw).to(device)
+        part = replace(part, images=images, places=places)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = module(frame.normalise(part.stamped(part.marked)))
+            loss = F.cross_entropy(logits.float(), part.labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+
+def pictures(model: Any, pile: Pile, *, as_trained: bool = False) -> Pictures:
+    """With the badge, and without it as the other version; or as they are in training."""
+
+    def normal(raw: Tensor) -> Tensor:
+        return model.preprocess.normalise(raw).to(model.device, model.dtype)
+
+    first = normal(pile.stamped(pile.marked if as_trained else None))
+    ids = tuple(map(str, range(len(pile))))
+    swapped = None if as_trained else Swapped(normal(pile.images.float() / 255))
+    return Pictures("marked", ids, first, pile.labels, pile.truth, swapped=swapped)
+
+
+def measured(model: Any, test: Pile, lose: Any = ()) -> Row:
+    """Answers with and without the badge."""
+    pair = pictures(model, test)
+    assert pair.swapped is not None
+    both = [_answers(model, images, lose) for images in (pair.images, pair.swapped.background)]
+    labels = test.labels.cpu()
+    right = [answers == labels for answers in both]
+    cells = [r[labels == kind].double().mean() for r in right for kind in labels.unique()]
+    return {
+        "with": float(right[0].double().mean()),
+        "without": float(right[1].double().mean()),
+        "worst": float(min(cells)),
+        "flips": float((both[0] != both[1]).double().mean()),
+        "n": len(labels),
+    }
+
+
+def _answers(model: Any, images: Tensor, lose: Any) -> Tensor:
+    logits = logits_without(model, images, [lose])[0] if lose else logits_of(model, images)
+    return logits.argmax(dim=-1).cpu()
+
+
+def maps(model: Any, test: Pile) -> Iterator[Row]:
+    """Of pictures that the badge turned wrong: how often is the map's largest patch on it?"""
+    pair, labels = pictures(model, test), test.labels.cpu()
+    assert pair.swapped is not None
+    others = pair.swapped.background
+    marked, clean = _answers(model, pair.images, ()), _answers(model, others, ())
+    flipped = ((marked != labels) & (clean == labels)).nonzero()[:, 0]
+    if len(flipped) == 0:
+        return
+    grid = model.layout.grid
+    spots = F.adaptive_max_pool2d(test.take(flipped).badges()[:, None].float(), grid)[:, 0] > 0
+    here = flipped.to(pair.images.device)
+    for name, options in MAPS.items():
+        if name not in methods():
+            continue
+        blanks = {"": {}, ", the other version as blank": {"blank": others[here]}}
+        for how, blank in blanks.items():
+            if blank and "blank" not in methods()[name].options:
+                continue
+            own = sc.attribute(model, pair.images[here], method=name, **options, **blank)
+            best = own.maps.flatten(1).argmax(dim=1, keepdim=True).cpu()
+            on = spots.flatten(1).cpu().gather(1, best)[:, 0].double()
+            chance = float(spots.double().mean())
+            yield {"table": "maps", "method": name + how, "on the mark": float(on.mean()),
+                   "chance": chance, "n": len(flipped)}  # fmt: skip
+
+
+def heads(model: Any, val: Pile, test: Pile, seed: int) -> Iterator[Row]:
+    """Shares of the change that heads mediate, and answers without them."""
+    pair = pictures(model, val.take(torch.arange(min(128, len(val)))))
+    scores = select("interchange", model, pair.images, pair.labels, baseline=pair.swapped)
+    for count in REMOVED:
+        chosen = scores.top(count)
+        yield {"table": "heads", "method": f"{count} by interchange", "heads": str(chosen),
+               "mediated": scores.protocol["mediated"][count],
+               **measured(model, test, chosen)}  # fmt: skip
+    for number, chosen in enumerate(random_sets(model, 1, draws=5, seed=seed)):
+        yield {"table": "heads", "method": f"1 at random ({number})", "heads": str(chosen),
+               **measured(model, test, chosen)}  # fmt: skip
+
+
+def discovered(model: Any, found: Discovery, pile: Pile) -> Iterator[Row]:
+    """Every finding, and how much of it is the badge."""
+    grid = model.layout.grid
+    spots = F.adaptive_max_pool2d(pile.badges()[:, None].float(), grid)[:, 0].flatten(1) > 0
+    spots = (spots & pile.marked[:, None]).cpu()
+    for rank, finding in enumerate(found.findings, 1):
+        low, high = finding.interval
+        yield {"table": "discover", "method": f"finding {rank}", "class": finding.name,
+               "layer": finding.layer, "patches": finding.patches, "flips": finding.flips,
+               "control": finding.control, "low": low, "high": high,
+               "on the mark": float((finding.sets & spots).sum() / finding.sets.sum()),
+               "on the object": finding.on_object, "n": len(finding.trials)}  # fmt: skip
+
+
+def off_object(finding: Finding) -> bool:
+    return finding.on_object is None or finding.on_object < 0.5
+
+
+def repaired(
+    model: Any, found: Discovery, train: Pile, test: Pile, setup: Row, seed: int
+) -> Iterator[Row]:
+    """By pairs that discover made (its findings off the object), and by true pairs."""
+    if not hasattr(sc, "repair") or not callable(sc.repair):
+        return
+    kinds = {}
+    places = [place for place, finding in enumerate(found.findings) if off_object(finding)]
+    if places:
+        kinds["discovered pairs"] = found.pairs(places).pictures
+    kinds["true pairs"] = pictures(model, train.take(some(train, setup["paired"], seed)))
+    for name, data in kinds.items():
+        mended = sc.repair(model, data, seed=seed)
+        yield {"table": "repair", "method": f"{name}: {mended.chosen}", "pairs": len(data),
+               **measured(mended.model, test)}  # fmt: skip
