@@ -287,3 +287,20 @@ def test_results_keep_errors_and_checks(tmp_path):
     whole = sc.attribute(model, images, 0, "mosaic", law="path", masks=2)
     gaps = [run.manifest["checks"]["completeness gap"] for run in (parts.runs["mosaic"], whole)]
     assert_close(*map(torch.tensor, gaps))
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map", "timm_distilled"])
+@pytest.mark.parametrize("method", ["mosaic", "caap+mosaic"])
+def test_a_blank_for_each_picture_is_the_blank_of_each(family, method):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native, batch=3)
+    others = pictures(native, batch=3, seed=7)
+    whole = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
+    singles = [
+        sc.attribute(model, one[None], 2, method, masks=4, blank=other[None]).maps
+        for one, other in zip(images, others, strict=True)
+    ]
+    assert_close(whole, torch.cat(singles), atol=1e-10, rtol=0)
+    with sc.budget(1):
+        part = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
+    assert_close(part, whole, atol=1e-10, rtol=0)

@@ -111,16 +111,18 @@ def mosaic(
     """What the answer hangs on: slopes of the class score over mixtures of picture and blank."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     how = mixed_tail(model, images, tail), first_layer(model, layers)
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
-    context = blank_trace(model, empty, **recorded(model, *how))
-    need_gradients(model, context, "mosaic")
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
 
     def some_images(a: int, b: int) -> Maps:
+        own = empty if len(empty) == 1 else empty[a:b]
+        context = blank_trace(model, own, **recorded(model, *how))
+        need_gradients(model, context, "mosaic")
         run = Mixture(model, context, record(model, images[a:b], **recorded(model, *how)), *how)
         return mixed_maps(run, target.take(slice(a, b)), plan, score=score, classes=classes)
 
-    size = images_at_once(model, images)
-    return join(list(in_chunks(some_images, len(images), size, what="images")))
+    together = images_at_once(model, images)
+    return join(list(in_chunks(some_images, len(images), together, what="images")))
 
 
 def mixed_maps(
