@@ -46,7 +46,7 @@ def prune(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
         if len(keep[layer]) < model.blocks[layer].heads:
             slice_heads(block, keep[layer])
 
-    pruned = _edited(model, cut)
+    pruned = edited_copy(model, cut)
     pruned.origin = {**model.origin, "kept": original_heads(model, keep)}
     return pruned
 
@@ -77,7 +77,7 @@ def zero(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
             block, [head for at, head in removed if at == layer], of=model.blocks[layer].heads
         )
 
-    return _edited(model, cut)
+    return edited_copy(model, cut)
 
 
 def kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int]]:
@@ -113,8 +113,9 @@ def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
     return removed
 
 
-def _edited(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> VisionModel:
-    """A view of a copy of the native module, after `edit(native block, layer)` of every block."""
+def edited_copy(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> VisionModel:
+    """A verified view of a copy of the native module, after `edit(native block, layer)` of every
+    block."""
     memo: dict[int, Any] = {}
     module = copy.deepcopy(model.module, memo)
     for layer, block in enumerate(model.blocks):

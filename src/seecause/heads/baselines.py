@@ -140,21 +140,39 @@ def retrain_last_layer(
         strengths=strengths,
         seed=seed,
     )
+    return with_last_layer(model, fitted.weight, fitted.bias)
+
+
+def with_last_layer(
+    model: VisionModel, weight: Tensor, bias: Tensor, *, check: bool = True
+) -> VisionModel:
+    """A view of a copy with another last layer, weight [C, P] and bias [C]: in the native one's
+    place where it fits, else as a head of its own."""
     module = copy.deepcopy(model.module)
-    own = _own_classifier(module)
-    if (
-        own is not None
-        and own.weight.shape == fitted.weight.shape
-        and own.bias is not None
-        and model.extra is None
-    ):
+    own = _own_classifier(module) if model.extra is None else None
+    if own is not None and own.weight.shape == weight.shape and own.bias is not None:
         with torch.no_grad():
-            own.weight.copy_(fitted.weight)
-            own.bias.copy_(fitted.bias)
-        return rewrap(model, module)
-    head = nn.Linear(fitted.weight.shape[1], fitted.weight.shape[0], dtype=model.dtype)
-    head.load_state_dict({"weight": fitted.weight, "bias": fitted.bias})
-    return rewrap(model, module, head=head)
+            own.weight.copy_(weight)
+            own.bias.copy_(bias)
+        return rewrap(model, module, check=check)
+    head = nn.Linear(weight.shape[1], weight.shape[0], dtype=model.dtype, device=model.device)
+    head.load_state_dict({"weight": weight, "bias": bias})
+    return rewrap(model, module, head=head, check=check)
+
+
+def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
+    """Weight [C, P] and bias [C] of what reads `features`, float64 on the CPU; refused where it is
+    not one linear layer."""
+    own = _own_classifier(model.module) if model.extra is None else model.extra
+    if not isinstance(own, nn.Linear):
+        raise NotDefined(
+            "the last layer",
+            f"{model.name} does not end in one linear layer",
+            "A new last layer can take its place: retrain it",
+        )
+    weight = own.weight.detach().double().cpu()
+    bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias.detach().double().cpu()
+    return weight, bias
 
 
 @torch.no_grad()

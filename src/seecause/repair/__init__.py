@@ -12,8 +12,31 @@
                `pairs_of(model, data)` of data with a second version (`pairs:WITH:WITHOUT`,
                `sc.data.paired(data, change)`, Critters), `transplant_pairs(moved)`
 `sc.discover`    kinds of patches that turn pictures into a class; their trials are pairs
+
+    mended = sc.repair(model, data, eye=eye)    # remedies side by side, the best of them
+    mended.before.flips, mended.after.flips; mended.export(folder)
+
+`sc.audit`       does the model answer from the background? flips, FIG / BIG / BIR, a verdict
+`sc.repair`      this package, and called, the repair itself (`mend`)
 """
+
+import sys
+from types import ModuleType
+from typing import Any
 
 from seecause._lazy import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+
+
+class _Callable(ModuleType):
+    """`sc.repair(...)`: Python makes a package an attribute of the one above it, so the function of
+    the same name has to be the package, called."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from seecause.repair.mend import repair
+
+        return repair(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

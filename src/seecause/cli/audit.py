@@ -1,0 +1,136 @@
+"""`seecause audit`: does the model answer from the background?"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seecause.cli.heads_options import (
+    BIASED,
+    TEST,
+    AuditData,
+    ClassifyOption,
+    DtypeOption,
+    QuestionOption,
+    ScopeOption,
+    lead_of,
+    open_asked,
+    say,
+)
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+)
+from seecause.cli.progress import counting
+
+if TYPE_CHECKING:
+    from seecause.models.base import ImageModel
+    from seecause.repair.eye import Eye
+
+EyeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--eye",
+        help=(
+            "What finds the objects: another network (timm:NAME, hf:NAME, builtin:NAME, a folder),"
+            " given (masks of the data), or own (the model's maps, not to be trusted)."
+        ),
+        show_default="masks or pairs of the data",
+    ),
+]
+EyeWeights = Annotated[
+    str | None,
+    typer.Option("--eye-weights", help="A weights file for the eye.", show_default="pretrained"),
+]
+EyeMethod = Annotated[
+    str, typer.Option("--eye-method", help="Method of the eye's maps: caap, mosaic and others.")
+]
+EyeCache = Annotated[
+    Path | None, typer.Option("--eye-cache", help="Keep the eye's maps in this folder.")
+]
+PerPicture = Annotated[int, typer.Option(help="Transplants of each picture and kind.", min=1)]
+Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
+
+
+def register(app: typer.Typer) -> None:
+    example = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
+    app.command(epilog=f"Example: {example}")(audit)
+
+
+def audit(
+    model: ModelName = BIASED,
+    weights: Weights = None,
+    data: AuditData = TEST,
+    limit: Limit = 160,
+    eye: EyeOption = None,
+    eye_weights: EyeWeights = None,
+    eye_method: EyeMethod = "caap",
+    eye_cache: EyeCache = None,
+    per_picture: PerPicture = 4,
+    classify: ClassifyOption = None,
+    scope: ScopeOption = None,
+    question: QuestionOption = None,
+    out: Out = Path("audit"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Does the model answer from the background? Objects are put on other backgrounds, and answers
+    that change are counted, beside those that cutting alone changes.
+
+    Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. `seecause heads
+    audit` erases backgrounds instead, and needs no masks.
+    """
+    from seecause.data.registry import open_data
+    from seecause.heads.pictures import model_for
+    from seecause.repair.audit import audit as run
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.page import write_page
+    from seecause.report.repair import audit_csv, audit_lines, audit_sections
+
+    replaces = check_out(out, overwrite=overwrite)
+    opened = open_asked(
+        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
+        classify=classify, scope=scope, question=question,
+    )  # fmt: skip
+    pictures = open_data(data, limit=limit)
+    answering = model_for(opened, pictures)
+    look = open_eye(answering, eye, eye_weights, eye_method, eye_cache)
+    progress = partial(counting, quiet=quiet)
+    result = run(
+        answering, pictures, eye=look, per_picture=per_picture, seed=seed, progress=progress
+    )
+    lines = audit_lines(result)
+    manifest = {"command": "audit", "page": "index.html", "table": "audit.csv"}
+    manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        title = f"Does {opened.name} answer from the background?"
+        lead, sections = lead_of(opened, result.pictures), audit_sections(answering, result)
+        write_page(folder / "index.html", title, sections, lead=lead)
+        (folder / "audit.csv").write_text(audit_csv(result, answering.classes), encoding="utf-8")
+    say(lines, out, replaced=replaces, quiet=quiet)
+
+
+def open_eye(
+    model: ImageModel, name: str | None, weights: str | None, method: str, cache: Path | None
+) -> Eye | str | None:
+    """The eye of that name, or None for what the data brings."""
+    from seecause.errors import BadOption
+    from seecause.repair.eye import eye
+
+    if name in (None, "given"):
+        if weights is not None:
+            raise BadOption("--eye-weights", weights, "--eye NAME beside it")
+        return name
+    return eye(name, model=model, method=method, cache=cache, weights=weights)

@@ -1,0 +1,161 @@
+"""`seecause repair`: remedies side by side, and a checkpoint to ship."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from seecause.cli.audit import EyeMethod, EyeOption, EyeWeights, open_eye
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, DtypeOption, say
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+    named_option,
+    names,
+    open_model,
+)
+from seecause.cli.progress import counting
+from seecause.errors import BadOption
+
+DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to repair with: {KINDS}")]
+TestOption = Annotated[
+    str | None,
+    typer.Option("--test", help="Pictures to report on.", show_default="a fifth of --data"),
+]
+Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
+RemedyNames = Annotated[
+    str,
+    typer.Option(
+        "--remedies",
+        help=(
+            "What to try: last-layer, directions, directions-refit, heads, head-directions,"
+            " fine-tune, ifam; with --groups dfr, group-dro; or all."
+        ),
+    ),
+]
+OptionPairs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="An option of a remedy, such as fine-tune.epochs=3; repeat for more.",
+        metavar="REMEDY.KEY=VALUE",
+    ),
+]
+Groups = Annotated[
+    bool, typer.Option("--groups", help="Use group labels, and choose by the worst group.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Repair also where there is nothing to repair.")
+]
+PerPicture = Annotated[int, typer.Option(help="Transplants of each picture to learn from.", min=1)]
+
+
+def register(app: typer.Typer) -> None:
+    example = (
+        "seecause repair --model FOLDER --data folder:PATH --eye timm:NAME"
+        " --remedies last-layer,fine-tune --out repaired"
+    )
+    app.command(epilog=f"Example: {example}")(repair)
+
+
+def repair(
+    model: ModelName = BIASED,
+    weights: Weights = None,
+    data: DataOption = TRAIN,
+    test: TestOption = None,
+    limit: Limit = 256,
+    eye: EyeOption = None,
+    eye_weights: EyeWeights = None,
+    eye_method: EyeMethod = "caap",
+    remedies: RemedyNames = "last-layer,directions,directions-refit",
+    option: OptionPairs = None,
+    groups: Groups = False,
+    force: Force = False,
+    per_picture: PerPicture = 8,
+    out: Out = Path("repaired"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Mend a model that answers from the background, without group labels: remedies learn from
+    objects on other backgrounds, and the best on held-out ones is kept.
+
+    Writes OUT/model (a native checkpoint, its card, a page with pictures before and after). Killed,
+    the same command goes on: finished remedies wait in OUT.work until the end.
+    """
+    from seecause.data.registry import open_data
+    from seecause.repair.mend import repair as run
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.page import write_page
+    from seecause.report.repair import repair_sections
+
+    replaces = check_out(out, overwrite=overwrite)
+    options = _options(option or [])
+    opened = open_model(
+        model, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
+    )
+    work = out.with_name(f"{out.name}.work")
+    look = open_eye(opened, eye, eye_weights, eye_method, None if eye is None else work / "eye")
+    result = run(
+        opened,
+        open_data(data, limit=limit),
+        eye=look,
+        test=None if test is None else open_data(test, limit=limit),
+        remedies=names(remedies),
+        options=options,
+        groups=groups,
+        force=force,
+        per_picture=per_picture,
+        seed=seed,
+        work=work,
+        progress=partial(counting, quiet=quiet),
+    )
+    manifest = {"command": "repair", "page": "index.html", "model": "model", **result.facts()}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        title = f"{opened.name}: before and after"
+        sections = repair_sections(result)
+        write_page(folder / "index.html", title, sections, lead=result.sentence)
+        if result.remedy != "nothing":
+            result.export(folder / "model")
+    shutil.rmtree(work, ignore_errors=True)
+    lines = [result.sentence, *_lines(result)]
+    lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
+    say(lines, out, replaced=replaces, quiet=quiet)
+
+
+def _options(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    options: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        remedy, key, value = named_option("--option", pair)
+        if not remedy:
+            raise BadOption("--option", pair, "REMEDY.KEY=VALUE, such as fine-tune.epochs=3")
+        options.setdefault(remedy, {})[key] = value
+    return options
+
+
+def _lines(result: Any) -> list[str]:
+    """What every remedy did to held-out pictures."""
+    lines = []
+    for candidate in result.candidates.values():
+        if candidate.failed:
+            lines.append(f"{candidate.name}: not tried: {candidate.failed}")
+            continue
+        numbers = candidate.report
+        lines.append(
+            f"{candidate.name}: transplant-worst {numbers['transplant-worst']:.3f}, flips"
+            f" {numbers['flips']:.3f}, accuracy {numbers['accuracy']:.3f}"
+        )
+    return lines

@@ -1,0 +1,146 @@
+"""Fine-tuning on: the model goes on learning from versions, each labelled as its object is.
+
+AdamW at a low rate, classes balanced, mirrored pictures, bfloat16 on a GPU. Each epoch draws its
+own order; after each, transplant-worst of held-out versions decides whether it is the best yet, and
+training stops when it has not risen for `patience` epochs. With a work folder, a run that was
+killed goes on from its last whole epoch and ends as if it had not been.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seecause._files import write_atomic
+from seecause.errors import Diverged
+from seecause.loading import rewrap
+from seecause.models.view import VisionModel
+from seecause.repair._remedies import Lesson, Mended, remedy
+from seecause.repair.last_layer import class_weights
+from seecause.repair.parts import Judged
+
+DECAY, CLIP = 0.05, 1.0
+
+
+@dataclass
+class _Run:
+    """How far a training is: a view of a copy, all of whose weights learn."""
+
+    view: VisionModel
+    module: nn.Module  # with the head, where that is not part of the native one
+    optimizer: torch.optim.Optimizer
+    epoch: int = 0
+    best: float = -1.0
+    best_state: dict[str, Tensor] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
+
+    def save(self, file: Path) -> None:
+        state = {
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "best": self.best,
+            "best_state": self.best_state,
+            "curve": self.curve,
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomic(file, buffer.getvalue())
+
+    def load(self, file: Path, device: torch.device) -> None:
+        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.best = state["epoch"], state["best"]
+        self.best_state, self.curve = state["best_state"], state["curve"]
+
+
+@remedy("fine-tune", cost="about 15 forwards of each version")
+def fine_tune(
+    model: VisionModel,
+    lesson: Lesson,
+    *,
+    epochs: int = 5,
+    rate: float = 5e-5,
+    batch: int = 64,
+    patience: int = 2,
+) -> Mended:
+    """All weights trained on, on versions; stopped early by transplant-worst."""
+    view = rewrap(model, copy.deepcopy(model.module), check=False)
+    module = nn.ModuleList([view.module] if view.extra is None else [view.module, view.extra])
+    module.requires_grad_(True)
+    fused = view.device.type == "cuda"
+    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=DECAY, fused=fused)
+    run = _Run(view, module, optimizer)
+    file = None if lesson.work is None else lesson.work / "fine-tune.pt"
+    if file is not None and file.is_file():
+        run.load(file, model.device)
+    total = epochs * len(lesson.learn.moved)
+    with lesson.progress("fine-tuning", total) as advance:
+        advance(run.epoch * len(lesson.learn.moved))
+        while run.epoch < epochs and not _stale(run.curve, patience):
+            _epoch(run, lesson, batch, rate, epochs, advance)
+            worst = Judged(lesson.choose, lesson.choose.logits(view)).transplant_worst
+            run.curve.append(worst)
+            if worst > run.best:
+                run.best = worst
+                run.best_state = {k: v.detach().clone() for k, v in module.state_dict().items()}
+            if file is not None:
+                run.save(file)
+    module.load_state_dict(run.best_state)
+    details = {
+        "epochs": len(run.curve),
+        "rate": rate,
+        "versions": len(lesson.learn.moved),
+        "transplant-worst by epoch": [round(value, 4) for value in run.curve],
+    }
+    done = (
+        f"Fine-tuned on {len(lesson.learn.moved)} versions: epoch"
+        f" {1 + run.curve.index(run.best)} of {len(run.curve)} (rate {rate:g})."
+    )
+    module.requires_grad_(False)
+    return Mended(rewrap(model, view.module, head=view.extra), done, details)
+
+
+def _stale(curve: list[float], patience: int) -> bool:
+    """Whether the best epoch is `patience` epochs ago."""
+    return bool(curve) and len(curve) - 1 - curve.index(max(curve)) >= patience
+
+
+def _epoch(
+    run: _Run, lesson: Lesson, batch: int, rate: float, epochs: int, advance: Callable[[int], None]
+) -> None:
+    """Each version once, in an order drawn from (seed, epoch)."""
+    versions, device = lesson.learn.moved, run.view.device
+    draw = torch.Generator().manual_seed(1000 * lesson.seed + run.epoch)
+    order = torch.randperm(len(versions), generator=draw)
+    weights = class_weights(versions.labels.cpu(), run.view.n_classes).float().to(device)
+    rows_of = order.split(batch)
+    for number, rows in enumerate(rows_of):
+        done = (run.epoch + number / len(rows_of)) / epochs
+        for group in run.optimizer.param_groups:
+            group["lr"] = rate * min(1.0, 20 * done + 0.05) * (1 - done)
+        rows = rows.to(versions.labels.device)
+        images, labels = versions[rows], versions.labels[rows].to(device)
+        turned = (torch.rand(len(rows), generator=draw) < 0.5).to(images.device)
+        images = torch.where(turned[:, None, None, None], images.flip(-1), images)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = run.view.native(images.to(device))
+        nll = F.cross_entropy(logits.float(), labels, reduction="none")
+        loss = (weights[rows.to(device)] * nll).mean()
+        if not bool(loss.isfinite()):
+            raise Diverged(number, "the loss of fine-tuning is no number")
+        run.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(run.module.parameters(), CLIP)
+        run.optimizer.step()
+        advance(len(rows))
+    run.epoch += 1

@@ -1,0 +1,210 @@
+"""Remedies inside attention: heads that carry the background removed, or made blind to it.
+
+    heads             the K heads with the highest score go, K from 1 by held-out versions. Scores:
+                      interchange (what each head carries of the change between versions) or CIGMA
+    head-directions   of the head that carries most of the change, the directions in which its
+                      output differs between versions, folded into the output projection:
+                      W_O[:, S_h] <- W_O[:, S_h] (I - V'V)
+
+A removed head carries zero, or its mean, which goes into the bias of the output projection: both
+are plain weights, so every library loads the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seecause.engine.attention import read_rows
+from seecause.engine.walk import walk
+from seecause.errors import NotDefined
+from seecause.heads._interchange import interchange
+from seecause.heads._prune import edited_copy, zero
+from seecause.heads._score import score
+from seecause.heads.cigma import penalised
+from seecause.heads.erase import Swapped
+from seecause.heads.scores import Head, HeadScores, over_images
+from seecause.models.slicing import columns, find_attention, find_output, output_weight
+from seecause.models.view import VisionModel
+from seecause.repair._remedies import Lesson, Mended, remedy
+from seecause.repair.last_layer import Directions, change_directions
+from seecause.repair.parts import Judged
+from seecause.repair.transplant import Transplants
+
+HeadScore = Literal["interchange", "cigma"]
+Removal = Literal["zero", "mean"]
+COUNTS = (1, 2, 4, 8)  # heads that go
+SCORED = 64  # pairs that heads are scored on
+
+
+@remedy("heads", cost="1 forward per head of 64 pairs")
+def remove_heads(
+    model: VisionModel,
+    lesson: Lesson,
+    *,
+    by: HeadScore = "interchange",
+    operator: Removal = "zero",
+    counts: tuple[int, ...] = COUNTS,
+    pairs: int = SCORED,
+) -> Mended:
+    """The heads that carry the change between versions are removed; how many, by held-out
+    versions."""
+    scores = head_scores(model, lesson, by, pairs)
+    order = scores.order()
+    means = mean_carried(model, lesson.learn.pictures.images[:pairs])
+    best: tuple[float, list[Head], VisionModel] | None = None
+    tried = {}
+    with lesson.progress("removing heads", len(counts)) as advance:
+        for count in sorted({min(count, len(order)) for count in counts if order}):
+            heads = order[:count]
+            edited = without(model, heads, operator, means)
+            judged = Judged(lesson.choose, lesson.choose.logits(edited))
+            tried[str(count)] = round(judged.transplant_worst, 4)
+            if best is None or judged.transplant_worst > best[0]:
+                best = judged.transplant_worst, heads, edited
+            advance(1)
+    if best is None:
+        return Mended(model, f"No head was removed: {by} gives none a score above 0.")
+    _, heads, edited = best
+    details = {"heads": heads, "by": by, "operator": operator, "transplant-worst by count": tried}
+    named = ", ".join(f"{layer}.{head}" for layer, head in heads)
+    done = f"{len(heads)} heads removed ({by}, {operator}): {named}."
+    return Mended(edited, done, details)
+
+
+@remedy("head-directions", cost="1 forward per head of 64 pairs, 1 of each version")
+def blind_head(
+    model: VisionModel, lesson: Lesson, *, rank: int | None = None, pairs: int = SCORED
+) -> Mended:
+    """In the head that carries most of the change, the directions in which it differs between
+    versions are folded out of the output projection."""
+    layer, head = head_scores(model, lesson, "interchange", pairs).order(positive=False)[0]
+    outputs = carried_by(model, lesson, layer, head)
+    directions = change_directions(outputs, lesson.learn.moved.source_index)
+    ranks = [rank] if rank is not None else [1, 2, 4]
+    best: tuple[float, int, VisionModel] | None = None
+    tried = {}
+    for count in ranks:
+        edited = edited_copy(model, _fold_into(model, layer, head, directions, count))
+        worst = Judged(lesson.choose, lesson.choose.logits(edited)).transplant_worst
+        tried[str(count)] = round(worst, 4)
+        if best is None or worst > best[0]:
+            best = worst, count, edited
+    assert best is not None
+    width = outputs.shape[1]
+    done = f"{best[1]} of {width} directions folded out of head {layer}.{head}."
+    details = {"head": [layer, head], "rank": best[1], "transplant-worst by rank": tried}
+    return Mended(best[2], done, details)
+
+
+def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -> HeadScores:
+    """[L, H] on pictures beside one version of each."""
+    part = lesson.learn
+    source, first = _first_versions(part.moved.source_index, pairs)
+    images, others = part.pictures.images[source], part.moved[first]
+    with lesson.progress("scoring heads", len(images)) as advance:
+        if by == "interchange":
+            moved = interchange(model, images, Swapped(others), progress=advance)
+            return HeadScores(moved.background, moved.background_error)
+        if not isinstance(part.moved, Transplants):
+            swapped = Swapped(others)
+            return score(model, images, None, baseline=swapped, guard=False)
+        masks = _pixels(part.moved.shapes[source], (images.shape[-2], images.shape[-1]))
+        return penalised(score(model, images, masks, target=part.labels[source]))
+
+
+def _first_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+    """Of up to `pairs` pictures, spread over all: their places, and one version of each."""
+    pictures, which = source.unique(return_inverse=True)
+    last = torch.zeros_like(pictures).scatter(0, which, torch.arange(len(source)).to(source))
+    rows = torch.linspace(0, len(pictures) - 1, min(pairs, len(pictures))).round().long()
+    rows = rows.to(source.device)
+    return pictures[rows], last[rows]
+
+
+def _pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    high, wide = (side // part for side, part in zip(size, masks.shape[1:], strict=True))
+    return masks.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)
+
+
+@torch.no_grad()
+def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
+    """What heads of each block carry on average over pictures and tokens, [H, dh] each."""
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        batch = images[start:stop]
+        steps = walk(model, model.embed(batch), model.at(batch))
+        means = [step.carried.mean(dim=1).flatten(1) for step in steps]  # [b, H * dh] each
+        return torch.cat(means, dim=1)
+
+    rows = over_images(run_chunk, model, images, holds=2).mean(dim=0)
+    widths = [block.heads * block.head_dim for block in model.blocks]
+    parts = zip(rows.split(widths), model.blocks, strict=True)
+    return [part.unflatten(0, (block.heads, block.head_dim)) for part, block in parts]
+
+
+@torch.no_grad()
+def carried_by(model: VisionModel, lesson: Lesson, layer: int, head: int) -> Tensor:
+    """What one head brings to the rows the answer is read from, [M, dh], of all versions."""
+    layout = model.layout
+
+    def run(images: Tensor) -> Tensor:
+        for step in walk(model, model.embed(images), model.at(images), stop=layer + 1):
+            if step.index == layer:
+                rows = step.carried[:, :, head].mT  # [b, dh, T]
+                return read_rows(model, layout, rows.mT)
+        raise AssertionError(layer)
+
+    return torch.cat([run(batch).double().cpu() for batch in lesson.learn.moved.batches(64)])
+
+
+def without(
+    model: VisionModel, heads: Sequence[Head], operator: Removal, means: list[Tensor]
+) -> VisionModel:
+    """A copy in which heads carry zero, or their mean."""
+    if operator == "zero":
+        return zero(model, heads)
+
+    def edit(block: nn.Module, layer: int) -> None:
+        for at, head in heads:
+            if at == layer:
+                own = columns([head], model.blocks[layer].head_dim)
+                _add_to_bias(block, own, means[layer][head])
+                output_weight(block)[:, own.to(model.device)] = 0
+
+    with torch.no_grad():
+        return edited_copy(model, edit)
+
+
+def _fold_into(
+    model: VisionModel, layer: int, head: int, directions: Directions, rank: int
+) -> Callable[[nn.Module, int], None]:
+    vectors = directions.vectors[:rank].to(model.device, model.dtype)
+    mean = directions.mean.to(model.device, model.dtype)
+
+    @torch.no_grad()
+    def edit(block: Any, at: int) -> None:
+        if at != layer:
+            return
+        own = columns([head], model.blocks[layer].head_dim).to(model.device)
+        _add_to_bias(block, own, vectors.T @ (vectors @ mean))
+        weight = output_weight(block)
+        weight[:, own] -= (weight[:, own] @ vectors.T) @ vectors
+
+    return edit
+
+
+@torch.no_grad()
+def _add_to_bias(block: Any, own: Tensor, content: Tensor) -> None:
+    """What the columns `own` of the output projection make of `content` [dh], for good."""
+    out = find_output(find_attention(block)[1])
+    if out.bias is None:
+        raise NotDefined(
+            "a head that carries its mean",
+            "the output projection has no bias to hold it",
+            "Give operator='zero'",
+        )
+    out.bias += out.weight[:, own.to(out.weight.device)] @ content.to(out.weight)

@@ -1,0 +1,253 @@
+"""New last layers, and directions folded out of old ones: pure functions on features [N, P].
+
+Features enter the last layer: logits = features W' + b. All arithmetic is float64.
+
+    ridge logistic   min  C sum_i w_i nll_i + |W|^2 / 2            w: classes balanced
+    least squares    the same with half squared distance to one-hot labels: closed form
+    group DRO        min_W max_q sum_g q_g nll_g (Sagawa et al. 2020), which needs group labels
+    directions       V of the singular vectors of what changes between versions of a picture,
+                     folded in:  W <- W (I - V'V),  b <- b + W V'V mean(features)
+
+Features are standardised before a fit, and that is folded back into the layer, so that C means the
+same whatever the model. With an anchor the penalty is |W - anchor|^2, and classes without a picture
+keep their rows: without one a new layer would forget them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seecause.errors import BadOption
+
+LossForm = Literal["logistic", "squares"]
+STRENGTH = 0.01  # C: of the likelihood against the ridge
+MOST = 8  # directions, at most
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayer:
+    """logits = features @ weight' + bias."""
+
+    weight: Tensor  # [C, P] float64
+    bias: Tensor  # [C]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return features @ self.weight.to(features).T + self.bias.to(features)
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """Standardised features, and the way back."""
+
+    mean: Tensor  # [P]
+    deviation: Tensor  # [P]
+
+    @classmethod
+    def of(cls, features: Tensor) -> _Frame:
+        deviation = features.std(dim=0, correction=0)
+        return cls(features.mean(dim=0), deviation.masked_fill(deviation == 0, 1.0))
+
+    def into(self, features: Tensor) -> Tensor:
+        return (features - self.mean) / self.deviation
+
+    def layer_into(self, layer: LastLayer) -> LastLayer:
+        weight = layer.weight.double()
+        return LastLayer(weight * self.deviation, layer.bias.double() + weight @ self.mean)
+
+    def layer_back(self, weight: Tensor, bias: Tensor) -> LastLayer:
+        weight = weight / self.deviation
+        return LastLayer(weight, bias - weight @ self.mean)
+
+
+def new_layer(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    strength: float = STRENGTH,
+    form: LossForm = "logistic",
+    anchor: LastLayer | None = None,
+) -> LastLayer:
+    """A last layer for features [N, P] and labels [N]; every class counts the same.
+
+    >>> import torch
+    >>> features = torch.tensor([[0.0, 1.0], [0.2, 0.9], [1.0, 0.0], [0.9, 0.1]])
+    >>> layer = new_layer(features, torch.tensor([0, 0, 1, 1]), classes=2)
+    >>> layer(features.double()).argmax(dim=1).tolist()
+    [0, 0, 1, 1]
+    """
+    x, y = _checked(features, labels, classes, strength, anchor)
+    frame = _Frame.of(x)
+    z, weights = frame.into(x), class_weights(y, classes)
+    start = LastLayer(z.new_zeros(classes, z.shape[1]), z.new_zeros(classes))
+    if anchor is not None:
+        start = frame.layer_into(anchor)
+    present = torch.bincount(y, minlength=classes) > 0
+    if form == "squares":
+        return frame.layer_back(*_least_squares(z, y, weights, strength, start, present))
+    return frame.layer_back(*_logistic(z, y, weights, strength, start, present))
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """[N] float64: every class that occurs weighs the same, and the mean is 1."""
+    counts = torch.bincount(labels, minlength=classes)
+    return len(labels) / (int((counts > 0).sum()) * counts.double()[labels])
+
+
+def _checked(
+    features: Tensor, labels: Tensor, classes: int, strength: float, anchor: LastLayer | None
+) -> tuple[Tensor, Tensor]:
+    x, y = features.detach().double().cpu(), labels.detach().long().cpu()
+    if len(x) != len(y) or len(x) == 0:
+        raise BadOption("labels", f"{len(y)} of them", f"one for each of {len(x)} pictures")
+    if strength <= 0:
+        raise BadOption("strength", strength, "a number above 0")
+    occurring = len(y.unique())
+    if occurring < 2:
+        raise BadOption("labels", "one class only", "pictures of two classes at least")
+    if occurring < classes and anchor is None:
+        raise BadOption(
+            "labels",
+            f"{occurring} of {classes} classes",
+            "pictures of every class, or an old last layer to hold on to (anchor)",
+        )
+    return x, y
+
+
+def _logistic(
+    z: Tensor, y: Tensor, weights: Tensor, strength: float, start: LastLayer, present: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Newton-like steps (L-BFGS) on a convex problem: the start does not matter."""
+    weight = start.weight.clone().requires_grad_(True)
+    bias = start.bias.clone().requires_grad_(True)
+    rows = present.double()[:, None]
+    optimizer = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=500,
+        history_size=20,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        w = start.weight + rows * (weight - start.weight)
+        b = start.bias + rows[:, 0] * (bias - start.bias)
+        nll = F.cross_entropy(z @ w.T + b, y, reduction="none")
+        ridge = (w - start.weight).square().sum() / (2 * strength * len(z))
+        total = (weights * nll).mean() + ridge
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    chosen = present[:, None]
+    return (
+        torch.where(chosen, weight.detach(), start.weight),
+        torch.where(present, bias.detach(), start.bias),
+    )
+
+
+def _least_squares(
+    z: Tensor, y: Tensor, weights: Tensor, strength: float, start: LastLayer, present: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ridge regression of what one-hot labels leave over, with an intercept of its own."""
+    rest = F.one_hot(y, len(present)).double() - (z @ start.weight.T + start.bias)
+    share = (weights / weights.sum())[:, None]
+    middle, level = (share * z).sum(dim=0), (share * rest).sum(dim=0)
+    x, r = z - middle, rest - level
+    gram = x.T @ (weights[:, None] * x) + torch.eye(x.shape[1], dtype=x.dtype) / strength
+    change = torch.linalg.solve(gram, x.T @ (weights[:, None] * r)).T  # [C, P]
+    change = torch.where(present[:, None], change, 0.0)
+    moved = torch.where(present, level - change @ middle, 0.0)
+    return start.weight + change, start.bias + moved
+
+
+def group_dro(
+    features: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    *,
+    classes: int,
+    strength: float = STRENGTH,
+    steps: int = 500,
+    rate: float = 0.05,
+    step_size: float = 0.05,
+) -> LastLayer:
+    """A last layer for the worst group: groups [N] or [N, k] with large losses gain weight."""
+    x, y = _checked(features, labels, classes, strength, None)
+    codes = groups.cpu() if groups.ndim > 1 else groups.cpu()[:, None]
+    member = codes.unique(dim=0, return_inverse=True)[1]
+    sizes = torch.bincount(member).double()
+    frame = _Frame.of(x)
+    z = frame.into(x)
+    weight = z.new_zeros(classes, z.shape[1]).requires_grad_(True)
+    bias = z.new_zeros(classes).requires_grad_(True)
+    share = torch.full_like(sizes, 1 / len(sizes))
+    optimizer = torch.optim.Adam([weight, bias], lr=rate)
+    with torch.enable_grad():
+        for _ in range(steps):
+            nll = F.cross_entropy(z @ weight.T + bias, y, reduction="none")
+            means = torch.zeros_like(sizes).index_add(0, member, nll) / sizes
+            share = share * (step_size * means.detach()).exp()
+            share = share / share.sum()
+            ridge = weight.square().sum() / (2 * strength * len(z))
+            optimizer.zero_grad()
+            ((share * means).sum() + ridge).backward()
+            optimizer.step()
+    return frame.layer_back(weight.detach(), bias.detach())
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """In which features change between versions of a picture, the strongest first."""
+
+    vectors: Tensor  # [R, P] float64, orthonormal
+    values: Tensor  # [R] singular values
+    mean: Tensor  # [P], of all features
+
+    @property
+    def rank(self) -> int:
+        """Read off the spectrum: where it falls by the largest factor, among the first `MOST`."""
+        values = self.values[: MOST + 1]
+        if len(values) < 2:
+            return len(values)
+        floor = 1e-12 * values[0].clamp_min(1e-300)
+        return 1 + int((values[:-1] / values[1:].clamp_min(floor)).argmax())
+
+    def fold(self, layer: LastLayer, rank: int) -> LastLayer:
+        """The layer blind to the first `rank` directions: they stay at their mean."""
+        return blind(layer, self.vectors[:rank], self.mean)
+
+
+def change_directions(features: Tensor, pictures: Tensor) -> Directions:
+    """From features [N, P] of versions of pictures [N]: singular vectors of how far each version is
+    from the mean of its picture's versions."""
+    x, pictures = features.detach().double().cpu(), pictures.cpu()
+    which = pictures.unique(return_inverse=True)[1]
+    counts = torch.bincount(which).double()
+    if bool((counts < 2).all()):
+        raise BadOption("pictures", "one version each", "two versions of a picture at least")
+    sums = x.new_zeros(len(counts), x.shape[1]).index_add(0, which, x)
+    moved = x - (sums / counts[:, None])[which]
+    _, values, vectors = torch.linalg.svd(moved, full_matrices=False)
+    return Directions(vectors, values, x.mean(dim=0))
+
+
+def blind(layer: LastLayer, vectors: Tensor, mean: Tensor) -> LastLayer:
+    """The layer with orthonormal vectors [r, P] folded out: W (I - V'V), and the mean kept."""
+    lost = (layer.weight.double() @ vectors.T) @ vectors  # [C, P]
+    return LastLayer(layer.weight.double() - lost, layer.bias.double() + lost @ mean)
+
+
+def random_directions(rank: int, width: int, *, seed: int) -> Tensor:
+    """`rank` orthonormal vectors [r, P], by lot: the control."""
+    draw = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(width, rank, generator=draw, dtype=torch.float64)
+    return torch.linalg.qr(numbers).Q.T

@@ -1,0 +1,326 @@
+"""From a model and pictures to a mended model: remedies side by side, chosen without group labels.
+
+    learn     three fifths of the pictures: remedies learn from versions of these
+    choose    a fifth: which remedy, and its rank, count or epoch, by transplant-worst
+    report    a fifth, or data of its own: what is said before and after
+
+First the verdict (`audit`) on learn and choose together: where it is "no" or "too few", nothing is
+done unless `force`. Else the best remedy by transplant-worst wins (with `groups`, by the worst
+group), if held-out versions are answered better by more than chance would have it.
+
+With a work folder every finished remedy is kept under a digest of all that decides it, and so are
+the eye's maps and the epochs of fine-tuning: a repair that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from seecause import __version__
+from seecause._files import digest, digest_json, write_atomic, write_json
+from seecause.data.dataset import Dataset, evenly
+from seecause.errors import BadOption, NotDefined, SeecauseError
+from seecause.heads.pictures import Pictures, Progress, no_progress
+from seecause.loading import rewrap
+from seecause.metrics.statistics import bootstrap_interval
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.repair._remedies import (
+    Lesson,
+    Mended,
+    Remedy,
+    find_remedy,
+    remedies as all_remedies,
+    with_layer,
+)
+from seecause.repair.audit import PER_PICTURE, audit_part, material_of
+from seecause.repair.eye import Eye, eye as open_eye
+from seecause.repair.last_layer import LastLayer
+from seecause.repair.parts import Judged, Material, split_rows
+from seecause.repair.result import Candidate, Repair
+
+log = logging.getLogger(__name__)
+
+CHEAP = ("nothing", "last-layer", "directions", "directions-refit")
+EVERY = "all"  # instead of names: every remedy that the data allows, but iFAM
+SHARES = (0.6, 0.2, 0.2)
+JUDGED = 400  # pictures that the verdict is taken of, at most
+
+
+def repair(
+    model: ImageModel,
+    data: Dataset | Pictures,
+    *,
+    eye: Eye | ImageModel | Tensor | str | None = None,
+    test: Dataset | Pictures | None = None,
+    remedies: Sequence[str] = CHEAP,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    groups: bool = False,
+    force: bool = False,
+    per_picture: int = 8,
+    seed: int = 0,
+    work: str | Path | None = None,
+    progress: Progress = no_progress,
+) -> Repair:
+    """Try remedies on pictures with masks by `eye` (see `sc.audit`), and keep the best.
+
+    `remedies` by name, or ("all",); `options` of each by its name. `groups` lets remedies learn
+    from group labels and chooses by the worst group. `force` repairs where there is nothing to
+    repair. `test`: pictures to report on instead of a fifth of `data`. `work`: a folder to go on
+    from after a kill.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-biased")
+    >>> data = sc.data.open_data("critters:certified:train", limit=64)
+    >>> mended = sc.repair(model, data, per_picture=3)
+    >>> mended.after.flips < mended.before.flips
+    True
+    """
+    view = _view(model)
+    entries = _entries(remedies, options or {}, groups=groups)
+    folder = None if work is None else _folder(Path(work))
+    if isinstance(eye, str) and folder is not None:
+        eye = open_eye(eye, model=view, cache=folder / "eye")
+    material = material_of(view, data, eye, progress)
+    seen = material if test is None else material_of(view, test, _again(eye), progress)
+    learn, choose, report = _split(material, None if test is None else seen, seed)
+    chosen_by = "worst group" if groups else "transplant-worst"
+    lesson = Lesson(
+        learn.lesson(per_picture, seed=seed),
+        choose.test(view, PER_PICTURE, seed=seed),
+        seed,
+        groups,
+        progress=progress,
+    )
+    tried = _tried(material, learn, choose, seed)
+    verdict = audit_part(
+        view, tried.test(view, PER_PICTURE, seed=seed), tried.masks, progress
+    ).verdict
+    key = [view.fingerprint(), per_picture, seed, groups]
+    key += [] if folder is None else [_content(material), _content(choose)]
+    candidates = {}
+    mended = {}
+    with progress("trying remedies", len(entries)) as advance:
+        for entry, settings in entries:
+            place = None if folder is None else folder / _name(entry, settings, key)
+            candidate, result = _try(view, entry, settings, lesson, place)
+            candidates[entry.name] = candidate
+            if result is not None:
+                mended[entry.name] = result
+            advance(1)
+    name = _choice(candidates, mended, lesson, chosen_by, verdict, force)
+    part = report.test(view, PER_PICTURE, seed=seed + 1)
+    judged = {known: result.judge(part) for known, result in mended.items()}
+    for known, answers in judged.items():
+        candidates[known] = replace(candidates[known], report=answers.numbers(groups=True))
+    before = audit_part(view, part, report.masks, judged=judged["nothing"])
+    after = before
+    if name != "nothing":
+        after = audit_part(mended[name].model, part, report.masks, judged=judged[name])
+    return Repair(
+        mended[name].model, view, name, verdict, before, after, candidates, chosen_by,
+        _record(view, material, learn, choose, report, per_picture, seed),
+    )  # fmt: skip
+
+
+def _view(model: ImageModel) -> VisionModel:
+    if not isinstance(model, VisionModel) or model.architecture == "prompt":
+        raise NotDefined(
+            "repair", f"{model.name} is not a vision transformer classifier", "Use sc.audit"
+        )
+    if model.merged or model.gates is not None:
+        raise NotDefined("repair", "this view changes its module's answers", "Use the plain model")
+    return model
+
+
+def _entries(
+    names: Sequence[str], options: Mapping[str, Mapping[str, Any]], *, groups: bool
+) -> list[tuple[Remedy, dict[str, Any]]]:
+    """Remedies with their options, "nothing" always the first."""
+    if tuple(names) == (EVERY,):
+        known = all_remedies()
+        names = [n for n in known if n != "ifam" and (groups or known[n].needs != "group labels")]
+    names = list(dict.fromkeys(["nothing", *names]))
+    unused = [name for name in options if name not in names]
+    if unused:
+        raise BadOption("options", unused[0], f"options of remedies that are tried: {names}")
+    entries = [find_remedy(name, dict(options.get(name, {}))) for name in names]
+    if not groups and any(entry.needs == "group labels" for entry in entries):
+        raise BadOption("remedies", ", ".join(names), "groups=True (--groups) for dfr, group-dro")
+    return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
+
+
+def _folder(work: Path) -> Path:
+    if work.exists() and not work.is_dir():
+        raise BadOption("work", str(work), "a folder; this is a file")
+    work.mkdir(parents=True, exist_ok=True)
+    return work
+
+
+def _again(eye: Any) -> Any:
+    """An eye for other pictures: given masks belong to theirs."""
+    return None if isinstance(eye, Tensor) else eye
+
+
+def _split(
+    material: Material, test: Material | None, seed: int
+) -> tuple[Material, Material, Material]:
+    assert material.pictures.labels is not None
+    shares = SHARES if test is None else SHARES[:2]
+    rows = split_rows(material.pictures.labels, shares, seed=seed)
+    for part in rows:
+        if len(part) < 2 or len(material.pictures.labels[part].unique()) < 2:
+            raise BadOption(
+                "data",
+                f"{len(material.pictures)} pictures of {material.pictures.name}",
+                "at least five of each class: three parts learn, choose and report",
+            )
+    parts = [material.take(part) for part in rows]
+    return parts[0], parts[1], parts[2] if test is None else test
+
+
+def _tried(material: Material, learn: Material, choose: Material, seed: int) -> Material:
+    """What the verdict is taken of: all that is not reported, spread."""
+    ids = {*learn.pictures.ids, *choose.pictures.ids}
+    rows = [row for row, name in enumerate(material.pictures.ids) if name in ids]
+    return material.take(torch.tensor(evenly(rows, JUDGED)))
+
+
+def _content(material: Material) -> str:
+    """A digest of pixels, labels and masks."""
+    labels = material.pictures.labels
+    tensors = [material.pictures.images, labels]
+    tensors += [] if material.masks is None else [material.masks.cut]
+    if material.masks is None and material.pictures.swapped is not None:
+        tensors.append(material.pictures.swapped.background)
+    bytes_of = [
+        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for t in tensors
+        if t is not None
+    ]
+    return digest(*bytes_of)
+
+
+def _name(entry: Remedy, settings: dict[str, Any], key: list[Any]) -> str:
+    return f"{entry.name}-{digest_json([entry.name, settings, key, __version__])}"
+
+
+def _try(
+    model: VisionModel, entry: Remedy, settings: dict[str, Any], lesson: Lesson, place: Path | None
+) -> tuple[Candidate, Mended | None]:
+    """A remedy, or what an earlier run made of it; one that cannot be done is a hole with its
+    reason."""
+    if place is not None:
+        place.mkdir(exist_ok=True)
+    began, kept = time.perf_counter(), None if place is None else _read(model, place)
+    try:
+        result = kept[0] if kept else entry.fit(model, replace(lesson, work=place), **settings)
+    except SeecauseError as reason:
+        log.warning("%s cannot be tried: %s", entry.name, reason)
+        return Candidate(entry.name, "not tried", failed=str(reason)), None
+    seconds = kept[1] if kept else time.perf_counter() - began
+    numbers = result.judge(lesson.choose).numbers(groups=lesson.groups)
+    candidate = Candidate(entry.name, result.done, result.details, seconds, numbers)
+    if place is not None and not kept:
+        _write(place, result, seconds)
+    return candidate, result
+
+
+def _write(place: Path, result: Mended, seconds: float) -> None:
+    if result.layer is not None:
+        tensors = {"weight": result.layer.weight, "bias": result.layer.bias}
+    elif hasattr(result.model.module, "view_parts"):
+        return  # a network of another shape writes itself, when it is exported
+    else:
+        tensors = {f"module.{k}": v for k, v in result.model.module.state_dict().items()}
+    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    write_atomic(place / "weights.safetensors", save(content))
+    facts = {"done": result.done, "details": result.details, "seconds": seconds}
+    write_json(place / "done.json", {**facts, "layer": result.layer is not None})
+    (place / "fine-tune.pt").unlink(missing_ok=True)
+
+
+def _read(model: VisionModel, place: Path) -> tuple[Mended, float] | None:
+    if not (place / "done.json").is_file():
+        return None
+    facts = json.loads((place / "done.json").read_text(encoding="utf-8"))
+    tensors = load_file(place / "weights.safetensors")
+    if facts["layer"]:
+        layer = LastLayer(tensors["weight"], tensors["bias"])
+        return with_layer(model, layer, facts["done"], facts["details"]), facts["seconds"]
+    module = copy.deepcopy(model.module)
+    module.load_state_dict({k.removeprefix("module."): v for k, v in tensors.items()})
+    return Mended(rewrap(model, module), facts["done"], facts["details"]), facts["seconds"]
+
+
+def _choice(
+    candidates: Mapping[str, Candidate],
+    mended: Mapping[str, Mended],
+    lesson: Lesson,
+    chosen_by: str,
+    verdict: str,
+    force: bool,
+) -> str:
+    names = [name for name in mended if name != "nothing"]
+    if not names or (verdict in ("no", "too few") and not force):
+        return "nothing"
+
+    def key(name: str) -> tuple[float, float]:
+        numbers = candidates[name].choose
+        return numbers[chosen_by], numbers["transplants"]
+
+    best = max(names, key=key)
+    if force:
+        return best
+    before, after = (mended[name].judge(lesson.choose) for name in ("nothing", best))
+    gained = _right_by_picture(after) - _right_by_picture(before)
+    low, _ = bootstrap_interval(gained)
+    return best if key(best) > key("nothing") and low > 0 else "nothing"
+
+
+def _right_by_picture(judged: Judged) -> Tensor:
+    """[n] float64: the share of a picture's versions that is answered right."""
+    versions, answers = judged.part.moved, judged.logits.moved.argmax(dim=1)
+    right, source = (answers == versions.labels.cpu()).double(), versions.source_index.cpu()
+    count = len(judged.logits.plain)
+    sums = torch.zeros(count, dtype=torch.float64).index_add(0, source, right)
+    return sums / torch.bincount(source, minlength=count)
+
+
+def _record(
+    model: VisionModel,
+    material: Material,
+    learn: Material,
+    choose: Material,
+    report: Material,
+    per_picture: int,
+    seed: int,
+) -> dict[str, Any]:
+    masks = material.masks
+    overlap = None if masks is None or masks.overlap is None else masks.overlap
+    return {
+        "model": model.name,
+        "fingerprint": model.fingerprint(),
+        "data": material.pictures.name,
+        "learn": len(learn.pictures),
+        "choose": len(choose.pictures),
+        "report": len(report.pictures),
+        "report data": report.pictures.name,
+        "versions of each picture": per_picture,
+        "eye": "pairs" if masks is None else masks.source,
+        "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
+        "notes": [] if masks is None else list(masks.notes),
+        "seed": seed,
+        "seecause": __version__,
+    }

@@ -1,0 +1,343 @@
+"""What an audit and a repair measure on: pictures, and versions of them that should be answered
+alike.
+
+    moved     each object on backgrounds of pictures that the model answers otherwise (or the other
+              version of a pair)
+    control   each object on backgrounds of pictures that it answers the same: what cutting alone
+              does. By answers and not by labels, so that it is a control also where backgrounds
+              tell nothing of the class
+
+    flips              share of versions whose answer is not the picture's
+    transplant-worst   the lowest accuracy over class x donor class: it needs no group label, and
+                       decides between remedies. Cells of few pictures are pooled by class, then
+                       altogether
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from seecause._random import bits
+from seecause.errors import BadOption
+from seecause.heads.baselines import features
+from seecause.heads.pictures import Pictures, logits_of
+from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.repair.eye import EyeMasks
+from seecause.repair.last_layer import LastLayer
+from seecause.repair.transplant import Donors, transplant
+
+FEWEST = 10  # versions in a cell whose accuracy counts by itself
+AT_ONCE = 256  # versions that are made together
+
+
+class Versions(Protocol):
+    """M versions of n pictures, made when they are asked for: `Transplants`, or those of pairs."""
+
+    @property
+    def labels(self) -> Tensor:
+        """[M]"""
+        ...
+
+    @property
+    def donor_labels(self) -> Tensor:
+        """[M]: which kind of version it is."""
+        ...
+
+    @property
+    def source_index(self) -> Tensor:
+        """[M]: of which picture."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | Tensor, /) -> Tensor: ...
+
+    def batches(self, size: int, /) -> Iterator[Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PairVersions:
+    """Of pairs: the pictures, their other versions, or both."""
+
+    images: Tensor  # [M, 3, H, W]
+    labels: Tensor
+    donor_labels: Tensor
+    source_index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        return self.images[rows]
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        yield from self.images.split(size)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some pictures and their versions; features of one model are kept."""
+
+    pictures: Pictures
+    moved: Versions
+    control: Versions | None = None
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> Tensor:
+        assert self.pictures.labels is not None
+        return self.pictures.labels
+
+    def features(self, model: VisionModel) -> PartLogits:
+        """What enters the last layer, of pictures and versions."""
+        key = model.fingerprint()
+        if self.memo.get("model") != key:
+            self.memo.update(model=key, features=self._over(lambda x: features(model, x)))
+        return self.memo["features"]
+
+    def logits(self, model: ImageModel) -> PartLogits:
+        return self._over(lambda images: logits_of(model, images).cpu())
+
+    def under(self, model: VisionModel, layer: LastLayer) -> PartLogits:
+        """Logits of the model with another last layer: only that layer runs."""
+        return self.features(model).under(layer)
+
+    def _over(self, run: Any) -> PartLogits:
+        control = None
+        if self.control is not None:
+            control = torch.cat([run(batch) for batch in self.control.batches(AT_ONCE)])
+        plain = torch.cat([run(batch) for batch in self.pictures.images.split(AT_ONCE)])
+        return PartLogits(
+            plain, torch.cat([run(batch) for batch in self.moved.batches(AT_ONCE)]), control
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PartLogits:
+    """On the CPU: logits, or features, of a part's pictures and versions."""
+
+    plain: Tensor  # [n, C]
+    moved: Tensor  # [M, C]
+    control: Tensor | None  # [K, C]
+
+    def under(self, layer: LastLayer) -> PartLogits:
+        control = None if self.control is None else layer(self.control)
+        return PartLogits(layer(self.plain), layer(self.moved), control)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Answers to a part, and what follows from them."""
+
+    part: Part
+    logits: PartLogits
+
+    @property
+    def right(self) -> Tensor:
+        """[n] bool."""
+        return self.logits.plain.argmax(dim=1) == self.part.labels.cpu()
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.double().mean())
+
+    def flips_of(self, control: bool = False) -> Tensor:
+        """[n] float64: the share of each picture's versions that is answered otherwise; NaN where
+        it has none."""
+        versions = self.part.control if control else self.part.moved
+        logits = self.logits.control if control else self.logits.moved
+        plain = self.logits.plain.argmax(dim=1)
+        if versions is None or logits is None:
+            return torch.full((len(plain),), torch.nan, dtype=torch.float64)
+        source = versions.source_index.cpu()
+        moved = (logits.argmax(dim=1) != plain[source]).double()
+        return _mean_of(moved, source, len(plain))
+
+    def pulled(self) -> Tensor:
+        """[n] float64: the share of versions that are answered by the class of their donor."""
+        source = self.part.moved.source_index.cpu()
+        answers, donors = self.logits.moved.argmax(dim=1), self.part.moved.donor_labels.cpu()
+        return _mean_of((answers == donors).double(), source, len(self.logits.plain))
+
+    @property
+    def flips(self) -> float:
+        return _mean(self.flips_of())
+
+    @property
+    def control_flips(self) -> float:
+        return _mean(self.flips_of(control=True))
+
+    @property
+    def moved_accuracy(self) -> float:
+        right = self.logits.moved.argmax(dim=1) == self.part.moved.labels.cpu()
+        return float(right.double().mean())
+
+    @property
+    def transplant_worst(self) -> float:
+        right, labels, donors = self._versions()
+        return worst_cell(right, labels, donors)
+
+    @property
+    def groups(self) -> GroupAccuracy | None:
+        pictures = self.part.pictures
+        return group_accuracy(self.right, pictures.groups) if pictures.grouped else None
+
+    def numbers(self, *, groups: bool = False) -> dict[str, float]:
+        """By name, for tables; NaN where the data does not tell."""
+        by_group = self.groups if groups else None
+        return {
+            "accuracy": self.accuracy,
+            "flips": self.flips,
+            "flips, control": self.control_flips,
+            "transplants": self.moved_accuracy,
+            "transplant-worst": self.transplant_worst,
+            "worst group": torch.nan if by_group is None else by_group.worst,
+        }
+
+    def _versions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Right, label and donor label of all versions."""
+        both = [(self.part.moved, self.logits.moved)]
+        if self.part.control is not None and self.logits.control is not None:
+            both.append((self.part.control, self.logits.control))
+        labels = torch.cat([versions.labels.cpu() for versions, _ in both])
+        donors = torch.cat([versions.donor_labels.cpu() for versions, _ in both])
+        answers = torch.cat([logits.argmax(dim=1) for _, logits in both])
+        return answers == labels, labels, donors
+
+
+def worst_cell(right: Tensor, labels: Tensor, donors: Tensor, *, fewest: int = FEWEST) -> float:
+    """The lowest accuracy over (class, donor class) of right [M] bool; cells below `fewest` are
+    pooled by class, and classes below it altogether.
+
+    >>> import torch
+    >>> right, classes = torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 1])
+    >>> worst_cell(right, classes, torch.tensor([0, 0, 1, 1]), fewest=2)
+    0.5
+    """
+    cells = torch.stack([labels, donors], dim=1)
+    sizes = _sizes(cells)
+    cells = torch.where((sizes >= fewest)[:, None], cells, _code(labels, -1))
+    sizes = _sizes(cells)
+    cells = torch.where((sizes >= fewest)[:, None], cells, -1)
+    return group_accuracy(right, cells).worst
+
+
+def _code(labels: Tensor, donor: int) -> Tensor:
+    return torch.stack([labels, torch.full_like(labels, donor)], dim=1)
+
+
+def _sizes(cells: Tensor) -> Tensor:
+    """[M]: how many share each row's cell."""
+    _, member, counts = cells.unique(dim=0, return_inverse=True, return_counts=True)
+    return counts[member]
+
+
+def _mean_of(values: Tensor, source: Tensor, count: int) -> Tensor:
+    sums = torch.zeros(count, dtype=torch.float64).index_add(0, source, values)
+    return sums / torch.bincount(source, minlength=count)  # NaN for 0 of 0
+
+
+def _mean(values: Tensor) -> float:
+    numbers = values[~values.isnan()]
+    return float(numbers.mean()) if len(numbers) else torch.nan
+
+
+def split_rows(labels: Tensor, shares: tuple[float, ...], *, seed: int) -> list[Tensor]:
+    """Places of pictures for each share, class by class, by lot; all places are dealt."""
+    chance = bits(torch.arange(len(labels)), 8 * seed + 5).double()
+    dealt: list[list[Tensor]] = [[] for _ in shares]
+    for kind in labels.cpu().unique().tolist():
+        rows = (labels.cpu() == kind).nonzero()[:, 0]
+        rows = rows[chance[rows].argsort()]
+        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(rows)
+        start = 0
+        for place, end in enumerate(ends.round().long().tolist()):
+            dealt[place].append(rows[start:end])
+            start = end
+    return [torch.cat(parts).sort().values for parts in dealt]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Labelled pictures with masks of their objects; or with another version of each."""
+
+    pictures: Pictures
+    masks: EyeMasks | None  # None: pairs
+
+    def take(self, rows: Tensor) -> Material:
+        pictures = self.pictures.take(rows)
+        if self.masks is None:
+            return Material(pictures, None)
+        here = rows.to(self.masks.masks.device)
+        fine, overlap = self.masks.fine, self.masks.overlap
+        masks = replace(
+            self.masks,
+            masks=self.masks.masks[here],
+            confidence=self.masks.confidence[here.to(self.masks.confidence.device)],
+            fine=None if fine is None else fine[here],
+            overlap=None if overlap is None else overlap[rows],
+        )
+        return Material(pictures, masks)
+
+    def lesson(self, per_picture: int, *, seed: int) -> Part:
+        """To learn from: objects on any background; of pairs, both versions."""
+        if self.masks is None:
+            return Part(self.pictures, self._pair_versions(0, 1))
+        return Part(self.pictures, self._moved("any", per_picture, seed))
+
+    def test(self, model: ImageModel, per_picture: int, *, seed: int) -> Part:
+        """To be judged by: backgrounds of pictures that `model` answers otherwise, and as control
+        of those that it answers the same."""
+        if self.masks is None:
+            return Part(self.pictures, self._pair_versions(1), self._pair_versions(0))
+        answers = logits_of(model, self.pictures.images).argmax(dim=1)
+        if len(answers.unique()) < 2:
+            answers = self._labels  # a model that says one thing only tells no donors apart
+        moved = self._moved("other-class", per_picture, seed, answers)
+        repeated = torch.bincount(answers).max() > 1
+        control = self._moved("same-class", per_picture, seed, answers) if repeated else None
+        return Part(self.pictures, moved, control)
+
+    @property
+    def _labels(self) -> Tensor:
+        if self.pictures.labels is None:
+            raise BadOption("data", self.pictures.name, "data with labels")
+        return self.pictures.labels
+
+    def _moved(
+        self, donors: Donors, per_picture: int, seed: int, answers: Tensor | None = None
+    ) -> Versions:
+        """Transplants by classes, or by the answers of a model [n]."""
+        assert self.masks is not None
+        labels = self._labels
+        kinds = labels if answers is None else answers
+        moved = transplant(
+            self.pictures.images,
+            self.masks.cut,
+            kinds,
+            per_picture=per_picture,
+            donors=donors,
+            seed=seed,
+        )
+        source, donor = moved.source_index, moved.donor_index
+        return replace(moved, labels=labels[source], donor_labels=labels[donor])
+
+    def _pair_versions(self, *which: int) -> PairVersions:
+        """The pictures themselves (0), their other versions (1), or both."""
+        swapped, labels = self.pictures.swapped, self._labels
+        assert swapped is not None
+        both = (self.pictures.images, swapped.background)
+        places = torch.arange(len(labels), device=labels.device)
+        return PairVersions(
+            torch.cat([both[version] for version in which]),
+            labels.repeat(len(which)),
+            torch.cat([torch.full_like(labels, version) for version in which]),
+            places.repeat(len(which)),
+        )

@@ -1,0 +1,249 @@
+"""Pages of an audit by transplants and of a repair: pictures first, then numbers, then how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from seecause.attribution.explain import Answer
+from seecause.heads._outcomes import top_answers
+from seecause.models.base import ImageModel
+from seecause.repair.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
+from seecause.repair.result import NOT_TESTED, Repair
+from seecause.repair.transplant import Transplants
+from seecause.report.heads import GAINS, rows_csv, table
+from seecause.report.heads_audit import Shot, ShotCard, groups_section
+from seecause.report.overlay import data_uri, picture
+from seecause.report.page import Section, fragment, protocol_section
+
+SHOWN = 6
+TERMS = {
+    "flips": "answers that change on the background of a picture that is answered otherwise",
+    "flips, control": "the same where that picture is answered the same: what cutting alone does",
+    "extra flips": "flips less those by cutting alone, over pictures that are answered right",
+    "transplants": "right answers among these",
+    "transplant-worst": "the lowest accuracy over class x class of the background",
+}
+ANSWERS = {
+    "yes": "Yes: the model answers from the background.",
+    "no": "No: these answers hardly follow the background.",
+    "cannot tell": "It cannot be told from these pictures whether the background decides.",
+    "perhaps": "Perhaps: it looks so, but only by the model's own masks.",
+    "too few": f"Too few: fewer than {ENOUGH} right answers tell nothing.",
+}
+PICTURES_NOTE = (
+    "The bold answer is the true class. Bad cuts are seen here at a glance: where the object is not"
+    " what was cut out, the numbers below mean little."
+)
+
+
+def audit_lines(audit: BackgroundAudit) -> list[str]:
+    """The verdict in plain words, the conclusion first."""
+    numbers, (low, high) = audit.numbers(), audit.interval
+    lines = [ANSWERS[audit.verdict]]
+    if low == low:
+        lines.append(
+            "The background of a picture that is answered otherwise changes"
+            f" {audit.flips:.0%} of right answers,"
+            f" {_control(audit)}: {numbers.get('extra flips', 0):+.0%}, 95 % interval {low:+.0%} to"
+            f" {high:+.0%} over {len(audit.extra_flips)} pictures (yes from {SOME:.0%} on)."
+        )
+    if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
+        lines.append("Cutting alone changes most answers: look at the cuts, or give better masks.")
+    worst = f"{audit.transplant_worst:.0%} in the worst class on the worst background"
+    lines.append(f"Accuracy {audit.accuracy:.0%} on plain pictures; {worst}.")
+    if audit.gains is not None:
+        lines.append(
+            f"BIR {audit.gains.bir_or_zero:.2f}: of what right answers lose without object or"
+            " background (filled with grey), that share is the background's."
+        )
+    if audit.masks is not None:
+        lines += [f"Objects: {audit.masks.source}{_overlap(audit)}.", *audit.masks.notes]
+    return lines
+
+
+def _control(audit: BackgroundAudit) -> str:
+    if audit.control_flips != audit.control_flips:
+        return "and no two pictures are answered the same, to tell what cutting alone does"
+    return f"that of one answered the same {audit.control_flips:.0%}"
+
+
+def _overlap(audit: BackgroundAudit) -> str:
+    assert audit.masks is not None
+    if audit.masks.overlap is None:
+        return ""
+    return f" (IoU with known masks {float(audit.masks.overlap.nanmean()):.2f})"
+
+
+def audit_sections(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
+    """Verdict, cuts, the worst pictures, groups and protocol."""
+    body = fragment("heads_verdict.html.j2", verdict=audit_lines(audit))
+    rows = [(name, _number(name, value)) for name, value in audit.numbers().items()]
+    body += table(rows, head=("on these pictures", ""))
+    terms = TERMS | (GAINS if audit.gains is not None else {})
+    return [
+        Section("Does it answer from the background?", body, "", terms, short="Verdict"),
+        worst_section([model], [audit], [""]),
+        *sheet_section(model, audit),
+        *groups_section(audit),  # type: ignore[arg-type]
+        protocol_section([audit.protocol]),
+    ]
+
+
+def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN) -> list[Section]:
+    """Object, background and transplant side by side."""
+    moved = audit.judged.part.moved
+    if not isinstance(moved, Transplants):
+        return []
+    sheet = picture(moved.sheet(count, raw=model.preprocess.raw))
+    sheet.thumbnail((720, 2000))
+    image = Markup('<img class="sheet" alt="objects, backgrounds, transplants" src="{}">')
+    note = "Each row: where the object is from, whose background it gets, and the transplant."
+    return [Section("How were they cut?", image.format(data_uri(sheet, photo=True)), note)]
+
+
+def worst_section(
+    models: Sequence[ImageModel],
+    audits: Sequence[BackgroundAudit],
+    when: Sequence[str],
+    *,
+    title: str = "Where does it happen?",
+    count: int = SHOWN,
+) -> Section:
+    """Right answers that the background changes, with the answers of every model: the pictures that
+    are worst for the first."""
+    model, audit = models[0], audits[0]
+    moved, labels = audit.judged.part.moved, audit.judged.part.labels
+    cards = []
+    for place, version in audit.worst(count):
+        truth = model.class_name(int(labels[place]))
+        plain = [each.judged.logits.plain[place] for each in audits]
+        other = [each.judged.logits.moved[version] for each in audits]
+        image = moved[torch.tensor([version], device=moved.labels.device)][0]
+        donor = model.class_name(int(moved.donor_labels[version]))
+        name = f"on a background of {donor}"
+        if not isinstance(moved, Transplants):
+            name = "its other version"
+        shots = [
+            Shot("as it is", _uri(model, audit.pictures.images[place]), _answers(
+                model, plain, truth, when)),
+            Shot(name, _uri(model, image), _answers(model, other, truth, when)),
+        ]  # fmt: skip
+        cards.append(ShotCard(audit.pictures.ids[place], shots))
+    return Section(title, fragment("shots.html.j2", cards=cards), PICTURES_NOTE)
+
+
+def _answers(
+    model: ImageModel, logits: Sequence[Tensor], truth: str, when: Sequence[str]
+) -> list[tuple[str, Sequence[Answer]]]:
+    answers: list[tuple[str, Sequence[Answer]]] = []
+    for word, row in zip(when, logits, strict=True):
+        (likeliest,) = top_answers(row[None], model.classes)
+        answers.append((word, [Answer(name, p, name == truth) for name, p in likeliest]))
+    return answers
+
+
+def _uri(model: ImageModel, image: Tensor) -> str:
+    raw = model.preprocess.raw(image[None])[0].clamp(0, 1)
+    size = (192, round(192 * raw.shape[1] / raw.shape[2]))
+    return data_uri(picture(raw.cpu()).resize(size), photo=True)
+
+
+def repair_sections(result: Repair) -> list[Section]:
+    """Pictures first: the same before and after; then numbers, remedies, cuts and protocol."""
+    pair = [result.before, result.after]
+    models = [result.original, result.model]
+    return [
+        worst_section(
+            models, pair, ["before", "after"], title="The same pictures, before and after"
+        ),
+        change_section(result),
+        remedies_section(result),
+        *sheet_section(result.original, result.before),
+        not_tested_section(),
+        protocol_section([{**result.before.protocol, "options": _settings(result.record)}]),
+    ]
+
+
+def change_section(result: Repair, *, title: str = "What changed?") -> Section:
+    first, second = result.before.numbers(), result.after.numbers()
+    rows = [
+        (name, _number(name, value), _number(name, second[name]))
+        for name, value in first.items()
+        if name in second
+    ]
+    body = fragment("heads_verdict.html.j2", verdict=[result.sentence])
+    body += table(rows, head=("on pictures nothing was chosen by", "before", "after"))
+    return Section(title, body, "", TERMS)
+
+
+def remedies_section(result: Repair) -> Section:
+    """What was tried, the chosen one marked."""
+    columns = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
+    known = [
+        name
+        for name in columns
+        if any(c.report.get(name, float("nan")) == c.report.get(name) for c in _tried(result))
+    ]
+    rows = []
+    for c in result.candidates.values():
+        numbers = [_share(c.report.get(name, float("nan"))) for name in known]
+        chosen_by = _share(c.choose.get(result.chosen_by, float("nan")))
+        rows.append((c.name, c.failed or c.done, chosen_by, *numbers, f"{c.seconds:.1f}"))
+    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
+    marked = [list(result.candidates).index(result.remedy)]
+    note = (
+        f"The shaded one was taken, by {result.chosen_by} on pictures that are not reported; the"
+        " other numbers are of pictures that chose nothing."
+    )
+    return Section("Which remedy?", table(rows, head=head, marked=marked), note)
+
+
+def _tried(result: Repair) -> list[Any]:
+    return [candidate for candidate in result.candidates.values() if not candidate.failed]
+
+
+def not_tested_section() -> Section:
+    lines = [(line,) for line in NOT_TESTED]
+    return Section("What was not tested", table(lines), "")
+
+
+def audit_csv(audit: BackgroundAudit, names: Sequence[str]) -> str:
+    """One line for each picture."""
+    judged = audit.judged
+    answers, labels = judged.logits.plain.argmax(dim=1), judged.part.labels
+    moved, control = judged.flips_of(), judged.flips_of(control=True)
+    rows = []
+    for place, identity in enumerate(audit.pictures.ids):
+        row: dict[str, str | float] = {"picture": identity}
+        row["answer"] = _named(names, int(answers[place]))
+        row["label"] = _named(names, int(labels[place]))
+        if audit.pictures.grouped:
+            row["group"] = " ".join(map(str, audit.pictures.groups[place] or ()))
+        row["flips"], row["flips, control"] = float(moved[place]), float(control[place])
+        if audit.masks is not None:
+            row["eye's confidence"] = float(audit.masks.confidence[place])
+        rows.append(row)
+    return rows_csv(rows)
+
+
+def _named(names: Sequence[str], place: int) -> str:
+    return names[place] if place < len(names) else str(place)
+
+
+def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value not in (None, [], "")}
+
+
+def _number(name: str, value: float) -> str:
+    if name == "right answers":
+        return f"{value:.0f}"
+    return f"{value:.3f}"
+
+
+def _share(value: float) -> str:
+    return "-" if value != value else f"{value:.3f}"

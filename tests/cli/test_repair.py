@@ -1,0 +1,83 @@
+"""`seecause audit` and `seecause repair` on a tiny model and pictures in folders."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner
+
+from seecause.cli import app
+from seecause.data import to_pil
+from tests.repair.toys import CLASSES, PATCH, SIDE, fitted, scenes
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A model in a folder, and pictures in one folder a class."""
+    from seecause.heads import export
+
+    root = tmp_path_factory.mktemp("repair")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = ViTConfig(
+            image_size=SIDE, patch_size=PATCH, hidden_size=32, num_hidden_layers=2,
+            num_attention_heads=4, intermediate_size=64, num_labels=2,
+        )  # fmt: skip
+        module = ViTForImageClassification(config).eval()
+    export(fitted(scenes(64), module=module), [], root / "model")
+    cases = scenes(60, usual=0.9, seed=1)
+    for place, image in enumerate(cases.images):
+        folder = root / "pictures" / CLASSES[int(cases.labels[place])]
+        folder.mkdir(parents=True, exist_ok=True)
+        to_pil((image / 2 + 0.5).clamp(0, 1)).save(folder / f"{place}.png")
+    return root
+
+
+def run(command, places, out, *more):
+    words = [command, "--model", str(places / "model"), "--data", f"folder:{places / 'pictures'}"]
+    return CliRunner().invoke(app, [*words, "--device", "cpu", "--out", str(out), *more])
+
+
+def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
+    done = run("audit", places, tmp_path / "audit", "--eye", "own", "--per-picture", "2")
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((tmp_path / "audit" / "manifest.json").read_text())
+    assert manifest["verdict"] in ("perhaps", "no", "cannot tell", "too few")  # never yes
+    page = (tmp_path / "audit" / "index.html").read_text()
+    assert "How were they cut?" in page and "Where does it happen?" in page
+    lines = (tmp_path / "audit" / "audit.csv").read_text().splitlines()
+    assert len(lines) == 61 and lines[0].startswith("picture,answer,label,flips")
+
+
+def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
+    out = tmp_path / "repaired"
+    more = ("--eye", "own", "--per-picture", "2", "--remedies", "last-layer", "--force")
+    done = run("repair", places, out, *more)
+    assert done.exit_code == 0, done.output
+    assert "mended by last-layer" in done.output
+    native = ViTForImageClassification.from_pretrained(out / "model")
+    assert native.config.num_labels == 2
+    assert not out.with_name("repaired.work").exists()
+    assert "The same pictures, before and after" in (out / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "line"),
+    [
+        ("audit", (), "neither masks nor"),
+        ("repair", (), "neither masks nor"),
+        ("repair", ("--eye", "own", "--remedies", "last-layr"), "no remedy is called"),
+        ("repair", ("--eye", "own", "--remedies", "dfr"), "groups=True"),
+        ("repair", ("--eye", "own", "--option", "epochs=3"), "REMEDY.KEY=VALUE"),
+        ("repair", ("--eye", "own", "--option", "last-layer.epochs=3"), "one of strength"),
+        ("audit", ("--eye", "builtin:critters-nobody"), "critters-nobody"),
+        ("audit", ("--eye-weights", "x"), "--eye NAME"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_half_written(places, tmp_path, command, more, line):
+    done = run(command, places, tmp_path / "out", *more)
+    assert done.exit_code == 2 and line in done.output, done.output
+    assert "Traceback" not in done.output and not (tmp_path / "out").exists()

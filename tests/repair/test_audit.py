@@ -1,0 +1,94 @@
+"""Audits by transplants: verdicts that heed their interval, and clear refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.repair.audit import verdict_of
+from tests.repair.toys import fitted, scenes
+
+
+def shares(values, count):
+    return torch.tensor(values, dtype=torch.float64).repeat(count)
+
+
+@pytest.mark.parametrize(
+    ("extra", "options", "word"),
+    [
+        (shares([0.9, 1.0], 20), {}, "yes"),
+        (shares([0.9, 1.0], 20), {"own": True}, "perhaps"),
+        (shares([0.0, 0.02], 20), {}, "no"),
+        (shares([0.0, 0.0, 0.0, 0.5], 9), {}, "cannot tell"),  # 0.125, from few
+        (shares([0.9, 1.0], 20), {"control": 0.7}, "cannot tell"),
+        (shares([0.9], 19), {}, "too few"),
+    ],
+)
+def test_the_verdict_heeds_its_interval(extra, options, word):
+    assert verdict_of(extra, **options) == word
+
+
+def test_a_clean_model_is_rarely_called_biased():
+    """A hundred draws of 34 right answers of which 3 % flip more than the control."""
+    draw = torch.Generator().manual_seed(0)
+    pool = torch.zeros(300, dtype=torch.float64)
+    pool[:30] += 0.5
+    pool[30:45] -= 0.4
+    alarms = 0
+    for _ in range(100):
+        rows = torch.randint(300, (34,), generator=draw)
+        alarms += verdict_of(pool[rows]) in ("yes", "perhaps")
+    assert alarms <= 5
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {"biased": fitted(scenes(64)), "fair": fitted(scenes(128, usual=0.5, seed=3))}
+
+
+def test_a_shortcut_is_found_also_where_backgrounds_tell_nothing_of_the_class(models):
+    for usual in (0.95, 0.5):
+        found = sc.audit(models["biased"], scenes(80, usual=usual, seed=2))
+        assert found.verdict == "yes" and found.flips > 0.5
+    numbers = found.numbers()
+    assert numbers["worst group"] < 0.5 and numbers["BIR"] > 0.1
+    picture, version = found.worst(3)[0]
+    assert found.judged.right[picture]
+    assert int(found.judged.part.moved.source_index[version]) == picture
+
+
+def test_a_fair_model_is_not_accused(models):
+    assert sc.audit(models["fair"], scenes(80, usual=0.95, seed=2)).verdict in ("no", "cannot tell")
+
+
+def test_own_masks_say_perhaps_at_most(models):
+    found = sc.audit(models["biased"], scenes(80, seed=2), eye="own")
+    assert found.verdict != "yes"
+
+
+def test_pairs_are_audited_without_an_eye(models):
+    cases = scenes(48, usual=1.0, seed=4)
+    swapped = cases.images.clone()
+    swapped[:, :2] = cases.images[:, [1, 0]]  # green for red
+    pairs = dataclasses.replace(cases, truth=None, swapped=sc.heads.Swapped(swapped))
+    found = sc.audit(models["biased"], pairs)
+    assert found.verdict == "yes" and found.masks is None and found.gains is None
+
+
+def test_bad_input_is_one_clear_line(models):
+    model, cases = models["biased"], scenes(20)
+    with pytest.raises(BadOption, match="neither masks nor"):
+        sc.audit(model, dataclasses.replace(cases, truth=None))
+    with pytest.raises(BadOption, match="one class only"):
+        sc.audit(model, cases.take(torch.arange(0, 20, 2)))
+    with pytest.raises(BadOption, match="labels"):
+        sc.audit(model, dataclasses.replace(cases, labels=None))
+    with pytest.raises(BadOption, match="masks"):
+        sc.audit(model, cases, eye=torch.zeros(20, 5, 5, dtype=torch.bool))
+    empty = dataclasses.replace(cases, truth=torch.zeros_like(cases.truth))
+    with pytest.raises(BadOption, match="0 of 20 with an object"):
+        sc.audit(model, empty)

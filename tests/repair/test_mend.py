@@ -1,0 +1,132 @@
+"""Repairs: chosen without labels, resumed after a kill, exported to plain libraries."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.repair import _remedies, mend
+from tests.repair.toys import PATCH, SIDE, fitted, plain_vit, scenes, wrapped
+
+
+@pytest.fixture(scope="module")
+def biased():
+    return fitted(scenes(64))
+
+
+@pytest.fixture(scope="module")
+def mended(biased):
+    return sc.repair(biased, scenes(80, usual=0.9, seed=1), per_picture=4)
+
+
+def test_a_shortcut_is_mended_and_reported_on_other_pictures(mended):
+    assert mended.remedy != "nothing" and mended.verdict == "yes"
+    assert mended.after.flips < mended.before.flips - 0.3
+    assert mended.after.transplant_worst > mended.before.transplant_worst + 0.3
+    record = mended.record
+    assert record["learn"] + record["choose"] + record["report"] == 80
+    assert "mended by" in mended.sentence
+
+
+def test_nothing_wins_where_there_is_nothing_to_repair_and_a_forced_repair_is_counted():
+    fair, cases = fitted(scenes(256, usual=0.5, seed=3)), scenes(80, usual=0.5, seed=5)
+    left = sc.repair(fair, cases, per_picture=3)
+    assert left.remedy == "nothing" and left.model is fair
+    forced = sc.repair(fair, cases, per_picture=3, force=True)
+    assert forced.remedy != "nothing" and forced.before.accuracy == left.before.accuracy
+
+
+def test_what_is_written_answers_alike_in_plain_timm(mended, tmp_path):
+    folder = mended.export(tmp_path / "model")
+    native = timm.models.VisionTransformer(
+        img_size=SIDE, patch_size=PATCH, embed_dim=32, depth=2, num_heads=4, num_classes=2
+    ).eval()
+    native.load_state_dict(load_file(folder / "model.safetensors"))
+    images = mended.before.pictures.images
+    with torch.no_grad():
+        assert_close(native(images), mended.model(images), atol=1e-5, rtol=1e-5)
+    card = (folder / "README.md").read_text()
+    for title in ("What was done", "On which data", "What it cost", "What was not tested", "Load"):
+        assert title in card
+    page = (folder / "index.html").read_text()
+    assert page.index("The same pictures, before and after") < page.index("What changed?")
+    facts = json.loads((folder / "repair.json").read_text())
+    assert facts["remedy"] == mended.remedy and facts["after"]["flips"] < facts["before"]["flips"]
+
+
+def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=SIDE, patch_size=PATCH, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=64, num_labels=2,
+    )  # fmt: skip
+    model = fitted(scenes(64), module=ViTForImageClassification(config).eval())
+    cases = scenes(60, usual=0.9, seed=1)
+    result = sc.repair(model, cases, per_picture=3, force=True, remedies=("last-layer",))
+    folder = result.export(tmp_path / "model")
+    native = ViTForImageClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert_close(native(cases.images).logits, result.model(cases.images), atol=1e-5, rtol=1e-5)
+
+
+def test_a_killed_repair_goes_on_where_it_stopped(biased, tmp_path, monkeypatch):
+    cases, options = scenes(60, usual=0.9, seed=1), {"per_picture": 3}
+    whole = sc.repair(biased, cases, **options)
+    fits, entry = [], _remedies.remedies()["directions-refit"]
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    broken = _remedies.Remedy("directions-refit", killed, entry.cost, entry.needs, entry.summary)
+    monkeypatch.setitem(_remedies._REMEDIES, "directions-refit", broken)
+    with pytest.raises(KeyboardInterrupt):
+        sc.repair(biased, cases, work=tmp_path, **options)
+    monkeypatch.setitem(_remedies._REMEDIES, "directions-refit", entry)
+    first = _remedies._REMEDIES["last-layer"]
+    watched = _remedies.Remedy(
+        "last-layer", lambda *_, **__: fits.append(1), first.cost, first.needs, first.summary
+    )
+    monkeypatch.setitem(_remedies._REMEDIES, "last-layer", watched)
+    resumed = sc.repair(biased, cases, work=tmp_path, **options)
+    assert not fits and resumed.remedy == whole.remedy
+    assert resumed.after.numbers() == pytest.approx(whole.after.numbers(), abs=1e-6)
+
+
+def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
+    model = wrapped(plain_vit(), head=torch.nn.Sequential(torch.nn.Linear(32, 2)), pool="cls")
+    result = sc.repair(model, scenes(60, seed=1), per_picture=2, remedies=("directions",))
+    assert "linear layer" in result.candidates["directions"].failed
+    assert result.remedy == "nothing"
+
+
+def test_group_labels_choose_only_where_they_are_allowed(biased):
+    cases = scenes(80, usual=0.8, seed=1)
+    with pytest.raises(BadOption, match="groups=True"):
+        sc.repair(biased, cases, remedies=("dfr",))
+    result = sc.repair(biased, cases, remedies=("dfr", "last-layer"), groups=True, per_picture=3)
+    assert result.chosen_by == "worst group" and not result.candidates["dfr"].failed
+    assert result.candidates["last-layer"].choose["worst group"] == pytest.approx(
+        result.candidates["last-layer"].choose["worst group"]
+    )
+
+
+def test_too_few_pictures_are_refused(biased):
+    with pytest.raises(BadOption, match="five of each class"):
+        sc.repair(biased, scenes(6))
+    with pytest.raises(BadOption, match="remedies that are tried"):
+        sc.repair(biased, scenes(60), options={"fine-tune": {"epochs": 1}})
+
+
+def test_a_work_folder_must_be_one(biased, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadOption, match="a folder"):
+        mend.repair(biased, scenes(60), work=tmp_path / "file")

@@ -1,0 +1,171 @@
+"""Remedies on a tiny transformer whose last layer took the shortcut."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption, UnknownName
+from seecause.heads.pictures import logits_of
+from seecause.repair import fine_tune
+from seecause.repair._remedies import Lesson, find_remedy, remedies
+from seecause.repair.head_remedies import mean_carried, without
+from seecause.repair.parts import Judged, Material, split_rows, worst_cell
+from tests.repair.toys import fitted, scenes
+
+
+@pytest.fixture(scope="module")
+def biased():
+    return fitted(scenes(64, usual=1.0))
+
+
+@pytest.fixture(scope="module")
+def lesson(biased):
+    return made_lesson(biased)
+
+
+def made_lesson(model, **options):
+    cases = scenes(64, usual=0.8, seed=1)
+    material = Material(cases, sc.eye("given", model=model).masks(cases))
+    learn, choose = (material.take(rows) for rows in split_rows(cases.labels, (0.6, 0.4), seed=0))
+    return Lesson(learn.lesson(4, seed=0), choose.test(model, 4, seed=0), **options)
+
+
+def test_the_model_under_repair_has_something_to_repair(biased, lesson):
+    judged = Judged(lesson.choose, lesson.choose.logits(biased))
+    assert judged.accuracy > 0.8 and judged.transplant_worst < 0.5
+    assert judged.flips > 0.5 > judged.control_flips
+
+
+@pytest.mark.parametrize("name", ["last-layer", "directions", "directions-refit"])
+def test_last_layers_mend_it_without_a_group_label(biased, lesson, name):
+    mended = find_remedy(name, {}).fit(biased, lesson)
+    before = find_remedy("nothing", {}).fit(biased, lesson).judge(lesson.choose)
+    after = mended.judge(lesson.choose)
+    assert after.transplant_worst > before.transplant_worst + 0.3
+    direct = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    assert_close(after.logits.moved, direct.logits.moved.double(), atol=1e-4, rtol=1e-4)
+
+
+def test_fine_tuning_keeps_the_best_epoch(biased, lesson):
+    mended = find_remedy("fine-tune", {}).fit(biased, lesson, epochs=3, rate=3e-3, batch=32)
+    curve = mended.details["transplant-worst by epoch"]
+    worst = Judged(lesson.choose, lesson.choose.logits(mended.model)).transplant_worst
+    assert worst == pytest.approx(max(curve), abs=1e-4)
+    assert not any(p.requires_grad for p in mended.model.module.parameters())
+    assert worst > Judged(lesson.choose, lesson.choose.logits(biased)).transplant_worst
+
+
+def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, monkeypatch):
+    options = {"epochs": 3, "rate": 1e-3, "batch": 32, "patience": 9}
+    fit = find_remedy("fine-tune", options).fit
+    whole = fit(biased, made_lesson(biased), **options)
+    lesson, save = made_lesson(biased, work=tmp_path), fine_tune._Run.save
+
+    def killed(run, file):
+        save(run, file)
+        if run.epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fine_tune._Run, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(biased, lesson, **options)
+    monkeypatch.setattr(fine_tune._Run, "save", save)
+    resumed = fit(biased, lesson, **options)
+    assert resumed.details == whole.details
+    images = lesson.choose.pictures.images
+    assert_close(logits_of(resumed.model, images), logits_of(whole.model, images))
+
+
+def test_heads_go_by_held_out_versions(biased, lesson):
+    mended = find_remedy("heads", {}).fit(biased, lesson, counts=(1, 2), pairs=8)
+    tried = mended.details["transplant-worst by count"]
+    judged = Judged(lesson.choose, lesson.choose.logits(mended.model))
+    assert judged.transplant_worst == pytest.approx(max(tried.values()), abs=1e-4)
+    by_cigma = find_remedy("heads", {}).fit(biased, lesson, by="cigma", counts=(1,), pairs=8)
+    assert by_cigma.details.get("by", "cigma") == "cigma"
+
+
+def test_a_head_that_carries_its_mean_is_that_head_replaced(biased, lesson):
+    """The last block's heads, whose mean over all tokens goes into the bias."""
+    images = lesson.choose.pictures.images[:4]
+    means = mean_carried(biased, images)
+    edited = without(biased, [(1, 2)], "mean", means)
+    block = biased.module.blocks[1]
+    width = block.attn.head_dim
+    kept = {}
+    hook = block.attn.proj.register_forward_pre_hook(lambda _, x: kept.update(x=x[0].clone()))
+    biased.module(images)
+    hook.remove()
+    own = slice(2 * width, 3 * width)
+    assert_close(means[1][2], kept["x"][:, :, own].mean(dim=(0, 1)))
+
+    def replaced(_, inputs):
+        changed = inputs[0].clone()
+        changed[:, :, own] = means[1][2]
+        return (changed,)
+
+    hook = block.attn.proj.register_forward_pre_hook(replaced)
+    slow = biased.module(images)
+    hook.remove()
+    assert_close(edited.module(images), slow, atol=1e-5, rtol=1e-5)
+
+
+def test_directions_of_a_head_are_folded_into_its_projection(biased, lesson):
+    mended = find_remedy("head-directions", {}).fit(biased, lesson, rank=1, pairs=8)
+    (layer, head), width = mended.details["head"], 8
+    old, new = (m.module.blocks[layer].attn.proj.weight for m in (biased, mended.model))
+    own = slice(head * width, (head + 1) * width)
+    lost = (old - new)[:, own]
+    assert torch.linalg.matrix_rank(lost, atol=1e-5) == 1
+    others = torch.ones(old.shape[1], dtype=torch.bool)
+    others[own] = False
+    assert torch.equal(old[:, others], new[:, others])
+
+
+def test_group_labels_are_used_where_they_may_be(biased, lesson):
+    for name in ("dfr", "group-dro"):
+        entry = find_remedy(name, {})
+        with pytest.raises(BadOption, match="groups"):
+            entry.fit(biased, lesson)
+        mended = entry.fit(biased, dataclasses.replace(lesson, groups=True))
+        assert mended.layer is not None
+
+
+@pytest.mark.slow
+def test_ifam_is_a_remedy_where_it_is_asked_for(biased, lesson):
+    setting = ((2.0, 1.0, True),)
+    mended = find_remedy("ifam", {}).fit(biased, lesson, epochs=1, parts=2, settings=setting)
+    assert mended.judge(lesson.choose).logits.plain.shape[1] == 2
+
+
+def test_remedies_are_known_by_name_and_their_options_checked():
+    assert {"nothing", "last-layer", "fine-tune", "heads", "ifam"} <= set(remedies())
+    with pytest.raises(UnknownName, match="last-layer"):
+        find_remedy("last-layr", {})
+    with pytest.raises(BadOption, match="strength"):
+        find_remedy("last-layer", {"strenght": 1})
+
+
+def test_small_cells_are_pooled_before_the_worst_is_taken():
+    labels = torch.tensor([0] * 10 + [1] * 12)
+    donors = torch.tensor([0] * 10 + [0] * 2 + [1] * 10)
+    right = torch.ones(22, dtype=torch.bool)
+    right[10:12] = False  # a cell of two
+    assert worst_cell(right, labels, donors, fewest=2) == 0.0
+    # pooled by class it would hold two still, so it is pooled with nothing else: all that is left
+    assert worst_cell(right, labels, donors, fewest=3) == 0.0
+    assert worst_cell(right, labels, donors, fewest=11) == pytest.approx(10 / 12)
+
+
+def test_parts_are_dealt_class_by_class_and_leave_nobody_out():
+    labels = torch.tensor([0] * 30 + [1] * 10)
+    parts = split_rows(labels, (0.6, 0.2, 0.2), seed=3)
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(40))
+    assert [int((labels[rows] == 1).sum()) for rows in parts] == [6, 2, 2]
+    again = split_rows(labels, (0.6, 0.2, 0.2), seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))

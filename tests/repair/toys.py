@@ -1,0 +1,60 @@
+"""A tiny transformer that answers from the background, and pictures that show it."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import Tensor
+
+import seecause as sc
+from seecause.heads import Pictures
+from seecause.heads.baselines import features, with_last_layer
+from seecause.repair.last_layer import new_layer
+
+SIDE, PATCH, CLASSES = 32, 8, ("dark", "light")
+
+
+def scenes(count: int, *, usual: float = 1.0, seed: int = 0) -> Pictures:
+    """A square of two by two patches, dark or light, on green or red; `usual` is the share of
+    pictures whose background is that of the class."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    unusual = torch.rand(count, generator=draw) >= usual
+    places = torch.where(unusual, 1 - labels, labels)
+    images = 0.15 * torch.randn(count, 3, SIDE, SIDE, generator=draw)
+    images[torch.arange(count), places] += 1.0  # the channel of the background
+    images[:, 2] -= 0.5
+    masks = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    for place in range(count):
+        row, column = (PATCH * torch.randint(0, 3, (2,), generator=draw)).tolist()
+        box = (slice(row, row + 2 * PATCH), slice(column, column + 2 * PATCH))
+        images[place, :, box[0], box[1]] = 2.0 * float(labels[place]) - 1.0
+        masks[place][box] = True
+    groups = tuple(zip(labels.tolist(), places.tolist(), strict=True))
+    ids = tuple(f"scene {place}" for place in range(count))
+    return Pictures("scenes", ids, images, labels, masks, groups)
+
+
+def plain_vit(seed: int = 0) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return timm.models.VisionTransformer(
+            img_size=SIDE, patch_size=PATCH, embed_dim=32, depth=2, num_heads=4, num_classes=2
+        )
+
+
+def wrapped(module: torch.nn.Module, **options):
+    return sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, classes=CLASSES, **options)
+
+
+def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = None):
+    """A model whose last layer was fitted on pictures, hardly held back: it takes the easiest."""
+    model = wrapped(plain_vit(seed) if module is None else module)
+    assert pictures.labels is not None
+    layer = new_layer(features(model, pictures.images), pictures.labels, classes=2, strength=1.0)
+    return with_last_layer(model, layer.weight, layer.bias)
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw, dtype=torch.float64)
