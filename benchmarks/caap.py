@@ -1,18 +1,19 @@
 """How much does CAAP cost, in plain forward passes of the same model?
 
-    python benchmarks/caap.py --device cuda          # ViT-B/16 and ViT-L/16, bf16, batches 32 and
-    128, eager and compiled
+    python benchmarks/caap.py --device cuda          # ViT-S, B and L, bf16, batches 1 to 128
     python benchmarks/caap.py --device cpu           # float32, batch 1
 
-Prints images/s, ratio to a plain forward, ratio to the slow twin (native model, one forward per
-patch, patches batched as largely), and peak memory. Weights are random: the arithmetic is the same.
-Attributions are read as logits of one class; transfers are excluded.
+Three ways to run, both sides alike: `eager`; `captured` (the plain forward by a CUDA graph too);
+`compiled` (both halves of every block by torch.compile, of both sides, and captured). Beside each:
+ratio to a plain forward of the same way, ratio to the slow twin (native model, one forward per
+patch, patches batched as largely), peak memory. Weights are random: the arithmetic is the same.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -26,126 +27,137 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.select import selection
+from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.loading import wrap
 from seecause.models.view import VisionModel
 from tests.reference import caap as reference
 
-SIZES = {"ViT-B/16": "vit_base_patch16_224", "ViT-L/16": "vit_large_patch16_224"}
+SIZES = {
+    "ViT-S/16": "vit_small_patch16_224",
+    "ViT-B/16": "vit_base_patch16_224",
+    "ViT-L/16": "vit_large_patch16_224",
+}
+PLAIN = "plain forward"
+Run = Callable[[], object]
 
 
 def main(
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    models: str = "ViT-B/16,ViT-L/16",
+    models: str = "",
     batches: str = "",
-    tails: str = "source,blank,patched",
-    compiled: bool = True,
+    tails: str = "source,patched",
+    others: bool = True,
+    ways: str = "",
     slow: bool = True,
     repeats: int = 10,
 ) -> None:
-    """Measure and print one table per model and batch."""
+    """Measure and print one table per model."""
     where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    sizes = [int(b) for b in (batches or ("32,128" if where.type == "cuda" else "1")).split(",")]
+    gpu = where.type == "cuda"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    sizes = [int(b) for b in (batches or ("1,8,32,128" if gpu else "1")).split(",")]
+    chosen_ways = (ways or ("eager,captured,compiled" if gpu else "eager")).split(",")
     print(
         f"# {measured_on(where)}; {str(dtype).removeprefix('torch.')}; medians of {repeats},"
         " contenders interleaved, 3 warm-ups\n"
     )
-    for name in models.split(","):
+    for name in (models or ",".join(SIZES if gpu else ["ViT-B/16"])).split(","):
         module = timm.create_model(SIZES[name], num_classes=1000).to(where, dtype)
         model = wrap(module, name=name)
+        print(f"## {name}\n\n{HEAD}", flush=True)
         for batch in sizes:
             images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
-            print(f"## {name}, batch {batch}\n\n{HEAD}")
-            report(
-                race(
-                    contenders(model, images, tails.split(","), slow=slow), where, repeats=repeats
-                ),
-                batch,
-                "eager",
-                where,
-            )
-            if compiled and where.type == "cuda":
-                eager_blocks = list(model.blocks)
-                model.compile()
-                entries = contenders(
-                    model,
-                    images,
-                    [t for t in tails.split(",") if t != "all"],
-                    slow=False,
-                    plain=partial(model, images),
-                )
-                report(race(entries, where, repeats=repeats), batch, "compiled", where)
-                model.blocks = eager_blocks
-            print()
+            twin = twin_seconds(model, images) if slow else None
+            for way in chosen_ways:
+                with running(model, way):
+                    entries = contenders(model, images, tails.split(","), way, others)
+                    with model.settled(), torch.no_grad():
+                        timings = race(entries, where, repeats=repeats)
+                report(timings, batch, way, twin)
+                if gpu and way != "eager":
+                    print(
+                        f"| {batch} | {way} | memory of all graphs | | | | {pool(where):.2f} | | |"
+                    )
+                graphs.clear()
+        print()
+
+
+def pool(device: torch.device) -> float:
+    """GiB that recordings hold."""
+    return graphs.pool_bytes(torch.device(device.type, device.index or 0)) / 2**30
 
 
 HEAD = (
-    "| mode | contender | images/s | x plain forward | x faster than slow twin | peak GiB | spread"
-    " | |\n|---|---|---|---|---|---|---|---|"
+    "| batch | way | contender | ms | x plain forward | x faster than slow twin | peak GiB | spread"
+    " | |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
+@contextmanager
+def running(model: VisionModel, way: str) -> Iterator[None]:
+    """Eager runs without graphs; captured ones with; compiled ones with compiled blocks, too."""
+    eager_blocks = list(model.blocks)
+    if way == "compiled":
+        model.compile()
+    try:
+        with graphs.without_graphs() if way == "eager" else nullcontext():
+            yield
+    finally:
+        model.blocks = eager_blocks
+
+
 def contenders(
-    model: VisionModel,
-    images: Tensor,
-    tails: list[str],
-    *,
-    slow: bool,
-    plain: Callable[[], object] | None = None,
-) -> dict[str, Callable[[], object]]:
+    model: VisionModel, images: Tensor, tails: list[str], way: str, others: bool
+) -> dict[str, Run]:
     """Everything that is timed on one batch."""
     layout = model.check(images)
     chosen = selection(layout.grid)
     blank = blank_image(model, (images.shape[-2], images.shape[-1]))
 
-    def caap(tail: str, approx: str = "none") -> Callable[[], object]:
+    def caap(tail: str, **options: str) -> Run:
         plan = make_plan(model, layout, tail=tail, layers=None)  # type: ignore[arg-type]
-        return torch.no_grad()(lambda: sweep(model, images, blank, chosen, plan, approx=approx))  # type: ignore[arg-type]
+        return partial(sweep, model, images, blank, chosen, plan, **options)  # type: ignore[arg-type]
 
-    found: dict[str, Callable[[], object]] = {
-        "plain forward": torch.no_grad()(plain or (lambda: model.module(images)))
+    forward = model if way == "compiled" else model.module
+    runs: dict[str, Run] = {
+        PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
     }
-    found |= {f"CAAP {tail}": caap(tail) for tail in tails}
-    found["E-CAAP source"] = caap("source", "e-caap")
-    if slow:
-        found["slow twin (1 image)"] = torch.no_grad()(lambda: slow_twin(model, images, blank))
-    return found
+    runs |= {f"CAAP {tail}": caap(tail) for tail in tails}
+    if others:
+        runs["CAAP source, delete"] = caap("source", direction="delete")
+        runs["E-CAAP source"] = caap("source", approx="e-caap")
+    return runs
 
 
-def slow_twin(model: VisionModel, images: Tensor, blank: Tensor) -> Tensor:
-    """One image by the reference definition, with as many sequences per native forward as the batch
-    has images (at least 32 on a GPU)."""
+def twin_seconds(model: VisionModel, images: Tensor) -> float:
+    """Seconds that the reference definition takes for one image, with as many sequences per native
+    forward as the batch has images (at least 32 on a GPU); on a CPU timed on every sixteenth
+    patch."""
     layout = model.check(images)
-    together = max(len(images), 32) if images.is_cuda else 4
     sets = reference.box(layout.grid)
-    if not images.is_cuda:
-        sets = sets[::16]  # every sixteenth patch; scaled up in the table
-    return reference.caap(
-        model.module, [b.native for b in model.blocks], blank, images[:1], sets,
+    some = sets if images.is_cuda else sets[::16]
+    blank = blank_image(model, (images.shape[-2], images.shape[-1]))
+    run = partial(
+        reference.caap,
+        model.module, [b.native for b in model.blocks], blank, images[:1], some,
         tail="patched", first=1, last=-(-2 * model.n_layers // 3), prefix=layout.prefix, live=[0],
-        together=together,
+        together=max(len(images), 32) if images.is_cuda else 4,
     )  # fmt: skip
+    with torch.no_grad():
+        timing = race({"twin": run}, images.device, warm_ups=1, repeats=3)["twin"]
+    return timing.seconds * len(sets) / len(some)
 
 
-def report(timings: dict[str, Timing], batch: int, mode: str, device: torch.device) -> None:
-    base = "plain forward"
-    per_image = {name: t.seconds / batch for name, t in timings.items()}
-    slow = next((n for n in timings if n.startswith("slow twin")), None)
-    if slow is not None:
-        per_image[slow] = timings[slow].seconds * (
-            1 if device.type == "cuda" else 196 / len(range(0, 196, 16))
-        )
+def report(timings: dict[str, Timing], batch: int, way: str, twin: float | None) -> None:
     for name, timing in timings.items():
-        gain = (
-            f"{per_image[slow] / per_image[name]:.0f}"
-            if slow is not None and name not in (base, slow)
-            else ""
-        )
+        ratio = timing.seconds / timings[PLAIN].seconds
+        gain = "" if twin is None or name == PLAIN else f"{twin * batch / timing.seconds:,.0f}"
         print(
-            f"| {mode} | {name} | {1 / per_image[name]:,.1f} |"
-            f" {per_image[name] / per_image[base]:.2f} | {gain} | {timing.peak_bytes / 2**30:.1f} |"
-            f" {timing.spread:.0%} | {'launch-bound' if timing.launch_bound else ''} |"
+            f"| {batch} | {way} | {name} | {timing.seconds * 1e3:.2f} | {ratio:.2f} | {gain} |"
+            f" {timing.peak_bytes / 2**30:.2f} | {timing.spread:.0%} |"
+            f" {'launch-bound' if timing.launch_bound else ''} |",
+            flush=True,
         )
 
 

@@ -3,6 +3,7 @@ paper."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -484,3 +485,25 @@ def test_targets_come_in_many_types():
             sc.attribute(model, images, target=target)
     with pytest.raises(sc.SeecauseError, match="empty batch"):
         sc.attribute(model, images[:0], target=3)
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_a_stride_is_exact_where_it_computes_and_linear_between(stride):
+    native = tiny(next(iter(FAMILIES)))
+    model, images = view(native, check=False), pictures(native)
+    options = {"target": 2, "score": "logit", "classes": "all"}
+    exact = sc.attribute(model, images, **options)
+    thin = sc.attribute(model, images, stride=stride, **options)
+    rows, columns = model.check(images).grid
+    down, across = (np.arange((side - 1) % stride // 2, side, stride) for side in (rows, columns))
+    for picture, computed in enumerate(exact.maps.numpy()[:, down][:, :, across]):
+        lines = np.stack([np.interp(range(columns), across, line) for line in computed])
+        expected = np.stack([np.interp(range(rows), down, line) for line in lines.T]).T
+        assert_close(thin.maps[picture].numpy(), expected, atol=1e-10, rtol=0)
+    assert_close(thin.class_maps[..., 2], thin.maps, atol=1e-10, rtol=0)
+
+
+def test_a_stride_larger_than_the_grid_is_refused():
+    native = tiny(next(iter(FAMILIES)))
+    with pytest.raises(BadOption, match="stride"):
+        sc.attribute(view(native, check=False), pictures(native), stride=50)

@@ -7,12 +7,26 @@ import weakref
 import pytest
 import timm
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
+import seecause as sc
+from seecause.attribution.caap import make_plan, sweep
+from seecause.attribution.select import selection
 from seecause.engine import graphs
+from seecause.engine.blanks import blank_image
 from seecause.engine.graphs import captured, without_graphs
 from seecause.loading import wrap
 
+SETTINGS = [
+    {"tail": "source"},
+    {"tail": "blank"},
+    {"tail": "patched"},
+    {"tail": "all"},
+    {"tail": "source", "direction": "delete"},
+    {"tail": "patched", "direction": "delete"},
+    {"tail": "source", "approx": "e-caap"},
+]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda:0")
 
@@ -67,7 +81,63 @@ def test_the_third_call_replays_and_its_bits_are_those_of_a_plain_run(dtype):
     for seed in range(4):
         images = pictures(dtype=dtype, seed=seed)
         assert torch.equal(run(images), model(images).detach())
-    assert run.calls == 2  # one plain, one recorded
+    assert run.calls == 3  # two plain, one recorded
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: "-".join(setting.values()))
+def test_caap_by_graph_has_the_bits_of_a_plain_run(dtype, setting):
+    model = tiny(dtype)
+    for seed in range(4):
+        images = pictures(dtype=dtype, seed=seed)
+        got = sc.attribute(model, images, 3, **setting).maps
+        with without_graphs():
+            assert torch.equal(got, sc.attribute(model, images, 3, **setting).maps)
+    assert any(isinstance(held, graphs._Graph) for held in model.memo["graphs"].values())
+
+
+@needs_gpu
+@pytest.mark.parametrize("change", ["weights", "gates"])
+def test_caap_by_graph_notices_a_change(change):
+    model, images = tiny(), pictures()
+    before = [sc.attribute(model, images, 3).maps for _ in range(3)][-1]
+    if change == "weights":
+        with torch.no_grad():
+            model.module.blocks[1].attn.qkv.weight.mul_(1.5)
+    else:
+        model.gates = torch.rand(model.n_layers, model.n_heads)
+    for _ in range(4):
+        after = sc.attribute(model, images, 3).maps
+        with without_graphs():
+            assert torch.equal(after, sc.attribute(model, images, 3).maps)
+    assert not torch.equal(before, after)
+
+
+@needs_gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: "-".join(setting.values()))
+def test_a_sweep_neither_copies_from_the_host_nor_waits(setting, gated):
+    model, images = tiny(), pictures()
+    if gated:
+        model.gates = torch.rand(model.n_layers, model.n_heads)
+    layout = model.check(images)
+    chosen, blank = selection(layout.grid), blank_image(model, (64, 64))
+    options = dict(setting)
+    plan = make_plan(model, layout, tail=options.pop("tail"), layers=None)
+    with without_graphs(), torch.no_grad():
+        for _ in range(2):
+            sweep(model, images, blank, chosen, plan, **options)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                sweep(model, images, blank, chosen, plan, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    copies = [event.key for event in profiled.key_averages() if "HtoD" in event.key]
+    assert not copies and not any("DtoH" in event.key for event in profiled.key_averages())
 
 
 @needs_gpu
@@ -83,9 +153,9 @@ def test_results_are_not_overwritten_by_the_next_replay():
 def test_another_shape_is_another_graph():
     model = tiny()
     run = Counted(model)
-    for count in (1, 2, 1, 2, 1, 2):
+    for count in (1, 2) * 4:
         assert torch.equal(run(pictures(count)), model(pictures(count)).detach())
-    assert run.calls == 4
+    assert run.calls == 6
 
 
 @needs_gpu
@@ -136,7 +206,7 @@ def test_two_models_in_turn_do_not_meet():
         images = pictures(seed=seed)
         for model, run in zip(models, runs, strict=True):
             assert torch.equal(run(images), model(images).detach())
-    assert [run.calls for run in runs] == [2, 2]
+    assert [run.calls for run in runs] == [3, 3]
 
 
 @needs_gpu
@@ -199,9 +269,9 @@ def test_what_cannot_be_captured_runs_plainly_and_the_reason_is_kept():
         assert torch.equal(got, images * images.sum().item())
     assert any("waits" in line for line in graphs.report())
     run = Counted(model)  # the failure harms nothing that comes later
-    for _ in range(3):
+    for _ in range(4):
         assert torch.equal(run(images), model(images).detach())
-    assert run.calls == 2
+    assert run.calls == 3
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 

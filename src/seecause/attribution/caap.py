@@ -13,8 +13,9 @@ tokens are put into the picture's run, and the drop of the score is the attribut
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,11 +23,13 @@ from torch import Tensor
 
 from seecause.attribution.e_caap import Approx, summarise
 from seecause.attribution.registry import Maps, method
-from seecause.attribution.select import Select, selection
+from seecause.attribution.select import Select, interpolate, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import Sweep, SweepPlan, Tail, live_tokens
-from seecause.engine.trace import Trace, record, trace_bytes
+from seecause.engine.token_sets import token_sets
+from seecause.engine.trace import record, trace_bytes
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.layout import TokenLayout
@@ -75,10 +78,14 @@ def caap(
     approx: Approx = "none",
     direction: Direction = "insert",
     propagate_registers: bool = False,
+    stride: int = 1,
     classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
-    """Activation patching into a blank context: the class score each patch causes on its own."""
+    """Activation patching into a blank context: the class score each patch causes on its own.
+
+    `stride=2` does so for every second patch each way and interpolates the others.
+    """
     if direction not in get_args(Direction):
         raise BadOption("direction", direction, "insert or delete")
     plan = make_plan(
@@ -88,11 +95,12 @@ def caap(
         layers=layers,
         propagate_registers=propagate_registers,
     )
-    chosen = selection(model.check(images).grid, select)
+    grid = model.check(images).grid
+    chosen = selection(grid, select, stride=stride)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
-    return to_maps(
+    maps = to_maps(
         model,
         swept,
         target,
@@ -101,6 +109,10 @@ def caap(
         classes=classes,
         used={"tail": plan.tail, "layers": [plan.start, plan.stop]},
     )
+    if stride == 1:
+        return maps
+    every = None if maps.class_maps is None else interpolate(maps.class_maps, grid, stride)
+    return replace(maps, scores=interpolate(maps.scores, grid, stride), class_maps=every)
 
 
 def to_maps(
@@ -178,16 +190,16 @@ def make_plan(
     return SweepPlan(tail, start, stop, live)
 
 
-def _recorded(plan: SweepPlan, depth: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def _recorded(plan: SweepPlan, model: VisionModel) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """States, and blocks whose keys and values are read: of the context, of the donor."""
-    context = (plan.context_states(depth), plan.context_blocks(depth))
-    return context, (plan.donor_states(depth), plan.donor_blocks(depth))
+    context = (plan.context_states(model), plan.context_blocks(model.n_layers))
+    return context, (plan.donor_states(model), plan.donor_blocks(model.n_layers))
 
 
 def _rows_each(plan: SweepPlan, chosen: Tensor, layout: TokenLayout) -> int:
     """Rows that one intervention computes in a block."""
     extra = {"patched": int(chosen.sum(dim=1).max()), "all": layout.tokens}
-    return len(plan.live) + extra.get(plan.tail, 0)
+    return max(1, len(plan.live) + extra.get(plan.tail, 0))
 
 
 def sweep(
@@ -202,52 +214,70 @@ def sweep(
 ) -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
-    layout, insert = model.check(images), direction == "insert"
-    context, donor = _recorded(plan, model.n_layers)
+    layout, shared = model.check(images), len(blank) == 1
+    if approx != "none" and not shared:
+        raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
+    one_blank = (id(blank), blank._version) if shared else ()
+    key = ("caap", plan, approx, direction, id(chosen), chosen._version, *one_blank)
+    tensors = (images,) if shared else (images, blank)
+
+    def some_images(first: int, last: int) -> tuple[Tensor, ...]:
+        some = [tensor[first:last] for tensor in tensors]
+        one = blank if shared else None
+        prepare = partial(
+            _prepare, model, last - first, layout, one, chosen, plan, approx, direction
+        )
+        return captured(model, key, prepare, *some)
+
+    size = len(images)
+    if not ready(model, key, *tensors):
+        each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
+        traces = len(tensors) * trace_bytes(model, layout)
+        size = fit(size, traces + min(len(chosen), 32) * each, images.device)
+    parts = in_chunks(some_images, len(images), size, what="images")
+    interventions, plain, bare = zip(*parts, strict=True)
+    empty = bare[0] if shared else torch.cat(bare)
+    return Swept(torch.cat(interventions), torch.cat(plain), empty)
+
+
+def _prepare(
+    model: VisionModel,
+    count: int,
+    layout: TokenLayout,
+    blank: Tensor | None,
+    chosen: Tensor,
+    plan: SweepPlan,
+    approx: Approx,
+    direction: Direction,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """All that no picture changes. The function turns `count` pictures (and a blank for each, where
+    they do not share one) into the logits of all interventions, of the pictures and of blanks."""
+    insert, (context, donor) = direction == "insert", _recorded(plan, model)
     (blank_states, blank_kv), (image_states, image_kv) = (
         (context, donor) if insert else (donor, context)
     )
     if approx != "none":
         blank_states = {*blank_states, *blank_kv}
-        if len(blank) > 1:
-            raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
+    sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
+    if blank is not None:
+        shared = blank_trace(model, blank, states=blank_states, kv=blank_kv)
+        summary = summarise(model, shared, sets, plan, approx, direction)
+    each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
+    together = fit(len(sets), count * each, model.device, share=0.6)
 
-    def empty_run(first: int, last: int) -> Trace:
-        own = blank if len(blank) == 1 else blank[first:last]
-        return blank_trace(model, own, states=blank_states, kv=blank_kv)
-
-    summary = None
-    if approx != "none":
-        summary = summarise(model, empty_run(0, 1), chosen, plan, approx, direction)
-    bytes_each = max(1, _rows_each(plan, chosen, layout)) * row_bytes(model, layout)
-    interventions: list[Tensor] = []
-    plain: list[Tensor] = []
-    bare: list[Tensor] = []
-
-    def some_images(first: int, last: int) -> None:
-        empty = empty_run(first, last)
-        source = record(model, images[first:last], states=image_states, kv=image_kv)
-        assert source.logits is not None and empty.logits is not None
-        run = Sweep(model, empty, source, plan) if insert else Sweep(model, source, empty, plan)
+    def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        source = record(model, images, states=image_states, kv=image_kv)
+        empty = shared or record(model, blanks[0], states=blank_states, kv=blank_kv)
+        runner = Sweep(model, empty, source, plan) if insert else Sweep(model, source, empty, plan)
 
         def some_patches(a: int, b: int) -> Tensor:
-            return run.logits(chosen[a:b], None if summary is None else summary(a, b))
+            return runner.logits(sets.part(a, b), None if summary is None else summary(a, b))
 
-        together = fit(len(chosen), (last - first) * bytes_each, images.device, share=0.6)
-        interventions.append(
-            torch.cat(list(in_chunks(some_patches, len(chosen), together, what="patches")), dim=1)
-        )
-        plain.append(source.logits)
-        bare.append(empty.logits)
+        logits = list(in_chunks(some_patches, len(sets), together, what="patches"))
+        assert source.logits is not None and empty.logits is not None
+        return torch.cat(logits, dim=1), source.logits, empty.logits
 
-    traces = 1 if len(blank) == 1 else 2  # of every image
-    each = traces * trace_bytes(model, layout) + min(len(chosen), 32) * bytes_each
-    for _ in in_chunks(
-        some_images, len(images), fit(len(images), each, images.device), what="images"
-    ):
-        pass
-    alone = bare[0] if len(blank) == 1 else torch.cat(bare)
-    return Swept(torch.cat(interventions), torch.cat(plain), alone)
+    return run
 
 
 def row_bytes(model: VisionModel, layout: TokenLayout) -> int:

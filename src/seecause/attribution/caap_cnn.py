@@ -14,6 +14,8 @@ costs N runs of that part of the network.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import torch
@@ -25,8 +27,10 @@ from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.graphs import captured, ready
 from seecause.errors import BadOption
 from seecause.models.conv_view import ConvModel
+from seecause.models.layout import TokenLayout
 from seecause.target import Score, Target
 
 
@@ -55,8 +59,7 @@ def caap_cnn(
     if direction not in get_args(Direction):
         raise BadOption("direction", direction, "insert or delete")
     stage = stage or model.cells
-    grid = model.check(images).grid
-    chosen = selection(grid, select).to(images.device).unflatten(1, grid)  # [N, gh, gw]
+    chosen = selection(model.check(images).grid, select)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
@@ -80,36 +83,58 @@ def sweep_features(
     *,
     direction: Direction = "insert",
 ) -> Swept:
-    """Logits of all interventions, in chunks of images and of cells that fit the memory budget.
-    chosen [N, gh, gw]."""
-    layout = model.check(images)
-    shared = model.run_to(stage, blank[:1])  # [1, C, h, w]
-    marks = at_features(chosen, (shared.shape[-2], shared.shape[-1]))
-    each = model.forward_bytes(layout, after=stage)
+    """Logits of all interventions chosen [N, N], in chunks of images and of cells that fit the
+    memory budget."""
+    layout, size, shared = model.check(images), len(images), len(blank) == 1
+    one_blank = (id(blank), blank._version) if shared else ()
+    key = ("conv caap", stage, direction, id(chosen), chosen._version, *one_blank)
+    tensors = (images,) if shared else (images, blank)
 
-    def some_images(first: int, last: int) -> tuple[Tensor, Tensor]:
-        features = model.run_to(stage, images[first:last])  # [b, C, h, w]
-        empty = shared if len(blank) == 1 else model.run_to(stage, blank[first:last])
-        context, donor = (
-            (empty.expand_as(features), features)
-            if direction == "insert"
-            else (features, empty.expand_as(features))
-        )
+    def some_images(first: int, last: int) -> tuple[Tensor, ...]:
+        some = [tensor[first:last] for tensor in tensors]
+        one = blank if shared else None
+        prepare = partial(_prepare, model, last - first, layout, one, chosen, stage, direction)
+        return captured(model, key, prepare, *some)
+
+    if not ready(model, key, *tensors):
+        size = fit(size, model.forward_bytes(layout), images.device, share=0.5)
+    parts = in_chunks(some_images, len(images), size, what="images")
+    logits, plain, bare = zip(*parts, strict=True)
+    return Swept(torch.cat(logits), torch.cat(plain), bare[0] if shared else torch.cat(bare))
+
+
+def _prepare(
+    model: ConvModel,
+    count: int,
+    layout: TokenLayout,
+    blank: Tensor | None,
+    chosen: Tensor,
+    stage: str,
+    direction: Direction,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """All that no picture changes. The function turns `count` pictures (and a blank for each, where
+    they do not share one) into the logits of all interventions, of the pictures and of blanks."""
+    shared = None if blank is None else model.run_to(stage, blank)  # [1, C, h, w]
+    cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
+    each = count * model.forward_bytes(layout, after=stage)
+    together = fit(len(cells), each, model.device, share=0.8)
+
+    def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        features = model.run_to(stage, images)  # [b, C, h, w]
+        empty = model.run_to(stage, blanks[0]) if shared is None else shared
+        marks = at_features(cells, (empty.shape[-2], empty.shape[-1]))
+        context, donor = (empty, features) if direction == "insert" else (features, empty)
 
         def some_cells(a: int, b: int) -> Tensor:
-            mixed = torch.where(
-                marks[None, a:b, None], donor[:, None], context[:, None]
-            )  # [b, n, C, h, w]
-            return model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (last - first, b - a))
+            # [b, n, C, h, w]
+            mixed = torch.where(marks[None, a:b, None], donor[:, None], context[:, None])
+            return model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (len(images), b - a))
 
-        together = fit(len(marks), (last - first) * each, images.device, share=0.8)
-        return torch.cat(
-            list(in_chunks(some_cells, len(marks), together, what="cells")), dim=1
-        ), model.run_from(stage, features)
+        logits = list(in_chunks(some_cells, len(marks), together, what="cells"))
+        plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
+        return torch.cat(logits, dim=1), plain, bare
 
-    at_once = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
-    logits, plain = zip(*in_chunks(some_images, len(images), at_once, what="images"), strict=True)
-    return Swept(torch.cat(logits), torch.cat(plain), model.run_from(stage, shared))
+    return run
 
 
 def at_features(chosen: Tensor, size: tuple[int, int]) -> Tensor:

@@ -15,30 +15,34 @@ of the blank's values; it does not have that property.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
-from seecause.engine.attend import Mask, attend
+from seecause.engine.attend import attend
 from seecause.engine.sweep import BlankSummary, SweepPlan
+from seecause.engine.token_sets import TokenSets
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
+from seecause.models.layout import span
 from seecause.models.view import VisionModel
 
 Approx = Literal["none", "e-caap", "e-caap-printed"]
+_KEPT = 4
 
 
 def summarise(
     model: VisionModel,
     blank: Trace,
-    chosen: Tensor,
+    sets: TokenSets,
     plan: SweepPlan,
     approx: Approx,
     direction: str,
 ) -> Callable[[int, int], BlankSummary] | None:
-    """The blank's parts for any range of patches, or None for exact CAAP."""
+    """The blank's parts for any range of patches, or None for exact CAAP. No picture changes them:
+    they stay in the model's memo."""
     if approx not in get_args(Approx):
         raise BadOption("approx", approx, f"one of {', '.join(get_args(Approx))}")
     if approx == "none":
@@ -49,25 +53,34 @@ def summarise(
             approx,
             "'none': E-CAAP exists for direction=insert, tail=source or blank, and a class token",
         )
-    return lambda start, stop: _parts(
-        model, blank, chosen[start:stop], plan, printed=approx == "e-caap-printed"
-    )
+    known: list[_Held] = model.memo.setdefault("blank summaries", [])
+
+    def summary(start: int, stop: int) -> BlankSummary:
+        key = (plan, approx, start, stop)
+        for held in known:
+            if held.blank is blank and held.sets is sets and held.key == key:
+                return held.summary
+        printed = approx == "e-caap-printed"
+        made = _parts(model, blank, sets.part(start, stop), plan, printed=printed)
+        known[:] = [*known[1 - _KEPT :], _Held(blank, sets, key, made)]
+        return made
+
+    return summary
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    blank: Trace
+    sets: TokenSets
+    key: tuple[object, ...]
+    summary: BlankSummary
 
 
 def _parts(
-    model: VisionModel, blank: Trace, chosen: Tensor, plan: SweepPlan, *, printed: bool
+    model: VisionModel, blank: Trace, sets: TokenSets, plan: SweepPlan, *, printed: bool
 ) -> BlankSummary:
-    layout, n, p, chosen = (
-        blank.layout,
-        len(chosen),
-        len(plan.live),
-        chosen.to(model.device, non_blocking=True),
-    )
-    special = list(plan.live)
-    at = blank.at.take(torch.tensor(special, device=chosen.device))
-    marked = torch.nn.functional.pad(chosen, (layout.prefix, 0))  # [n, T]
-    frozen = torch.ones(layout.tokens, dtype=torch.bool, device=chosen.device)
-    frozen[special] = False
+    special, n = span(plan.live), len(sets)
+    at = blank.at.take(blank.at.index[special])
     donor_blocks = plan.donor_blocks(model.n_layers)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     layers = plan.context_blocks(model.n_layers)
@@ -75,11 +88,10 @@ def _parts(
     for step in walk(model, start, at, start=layers.start, stop=layers.stop):
         index = step.index
         step.h = step.out = blank.states[index][:, special]  # recorded: nothing runs again
-        keep = frozen & ~marked if index in donor_blocks else frozen.expand_as(marked)
-        bank = blank.bank(index, Mask(keep.repeat_interleave(p, dim=0)[None, None]))
+        keep = sets.context_mask if index in donor_blocks else sets.whole_mask
         queries = step.q.repeat(1, 1, n, 1)  # the blank's own class query
-        o, lse = attend(queries, [bank], scale=step.block.scale)
+        o, lse = attend(queries, [blank.bank(index, keep)], scale=step.block.scale)
         if printed:
-            o = blank.kv[index][1][:, :, frozen].mean(dim=2)[:, None].expand_as(o)
+            o = blank.kv[index][1][:, :, ~sets.is_special].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)
     return BlankSummary(parts)

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine import kernel
-from seecause.engine.kernel import KEYS, ROWS
 from seecause.types import wide
 
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
@@ -128,9 +127,12 @@ class Mask:
         then which. int32 [tiles, 1 + blocks]."""
         flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
         rows, keys = flat.shape
-        padded = F.pad(flat, (0, -keys % KEYS, 0, -rows % ROWS))
+        padded = F.pad(flat, (0, -keys % kernel.KEYS, 0, -rows % kernel.ROWS))
         seen = (
-            padded.unflatten(0, (-1, ROWS)).unflatten(2, (-1, KEYS)).any(dim=3).any(dim=1)
+            padded.unflatten(0, (-1, kernel.ROWS))
+            .unflatten(2, (-1, kernel.KEYS))
+            .any(dim=3)
+            .any(dim=1)
         )  # [tiles, blocks]
         order = seen.int().argsort(dim=1, descending=True, stable=True)
         return torch.cat([seen.sum(dim=1, keepdim=True), order], dim=1).int().contiguous()

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from seecause.engine import graphs
 from seecause.errors import BadOption
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Memory:
             return CPU_BUDGET
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        unused = max(0, unused - graphs.pool_bytes(device))
         return int((free + unused) * GPU_SHARE)
 
 
@@ -71,6 +73,8 @@ def budget(limit: int | None = None) -> Iterator[Memory]:
 
 def fit(total: int, bytes_each: int, device: torch.device, *, share: float = 1.0) -> int:
     """How many of `total` equal items run at once."""
+    if total <= 1:  # asking a GPU for its free memory takes longer than launching a graph
+        return 1
     return max(1, min(total, int(memory().bytes(device) * share) // max(1, bytes_each)))
 
 
@@ -93,7 +97,7 @@ def in_chunks(
         try:
             part = run(start, stop)
         except (RuntimeError, MemoryError) as failure:
-            if size == 1 or not out_of_memory(failure):
+            if size == 1 or not out_of_memory(failure) or graphs.recording():
                 raise
         else:
             yield part
@@ -103,6 +107,7 @@ def in_chunks(
         memory().halvings.append(f"{what}: {size}")
         log.warning("out of memory; %s reduced to %d", what, size)
         if torch.cuda.is_available():
+            graphs.clear()
             torch.cuda.empty_cache()
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.walk import Rows, Step, Walk, walk
-from seecause.models.layout import At, TokenLayout, span
+from seecause.engine.walk import Step, Walk, walk
+from seecause.models.layout import At, span
 from seecause.models.view import VisionModel
 from seecause.types import wide_dtype
 
@@ -65,7 +65,7 @@ def fork(
         for logits in in_chunks(run_copies, len(chosen), size, what="heads"):
             each(step.index, chosen[done : done + len(logits)], logits)
             done += len(logits)
-    return _read(model, steps.h, layout)
+    return model.readout.of_rows(steps.h, layout)
 
 
 def gated_logits(
@@ -91,7 +91,7 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     def run_images(a: int, b: int) -> Tensor:
         at, each_set = model.at(images[a:b]), (b - a) * model.forward_bytes(layout)
         logits: dict[int, Tensor] = {}
-        read, steps = _rows_read(model, at), walk(model, model.embed(images[a:b]), at)
+        read, steps = model.readout.rows(layout), walk(model, model.embed(images[a:b]), at)
         for step in steps:
             starting = [kind for kind, start in enumerate(first) if start == step.index]
             if starting:
@@ -101,7 +101,7 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
                 logits.update(zip(starting, torch.cat(list(parts)), strict=True))
             if read is not None and step.index == model.n_layers - 1:
                 step.take(read)
-        plain = _read(model, steps.h, layout)
+        plain = model.readout.of_rows(steps.h, layout)
         return torch.stack([logits.get(kind, plain) for kind in range(len(kinds))])
 
     size = fit(len(images), model.forward_bytes(layout), images.device, share=HELD)
@@ -136,7 +136,7 @@ def _gated_rest(
         )  # [F, 1, H, 1]
         mixed = instead + gate * (carried[:count] - instead)
         step.carried = mixed if count == len(carried) else torch.cat([mixed, carried[count:]])
-    return _read(model, steps.h[:count], at.layout)
+    return model.readout.of_rows(steps.h[:count], at.layout)
 
 
 @torch.no_grad()
@@ -188,8 +188,7 @@ def _without(
     """Logits [k, F, C] of copies of the first `count` rows of a step, each with one of
     `heads[start:stop]` replaced."""
     block, copies, h = step.block, stop - start, step.h[:count]
-    replaced = torch.zeros(copies, block.heads, dtype=torch.bool, device=h.device)
-    replaced[range(copies), heads[start:stop]] = True
+    replaced = torch.eye(block.heads, dtype=torch.bool, device=h.device)[span(heads[start:stop])]
     mixed = torch.where(
         replaced[:, None, None, :, None], instead, step.carried[:count]
     )  # [k, F, T, H, dh]
@@ -197,21 +196,9 @@ def _without(
     states = block.close(rows, mixed.flatten(0, 1), step.gate)
     at = step.keys_at.of(slice(count)).copies(copies)
     rest = _steps(model, states, at, step.index + 1).end()
-    return _read(model, rest, step.at.layout).unflatten(0, (copies, count))
+    return model.readout.of_rows(rest, step.at.layout).unflatten(0, (copies, count))
 
 
 def _steps(model: VisionModel, h: Tensor, at: At, start: int = 0) -> Walk:
     """Blocks from `start` on; of the last, only the rows that are read."""
-    return walk(model, h, at, start=start, last=_rows_read(model, at))
-
-
-def _rows_read(model: VisionModel, at: At) -> Rows | None:
-    """The rows that a class-token readout reads; None where it reads them all."""
-    return span(model.readout.read_prefix(at.layout)) if model.readout.reads_rows else None
-
-
-def _read(model: VisionModel, h: Tensor, layout: TokenLayout) -> Tensor:
-    """Logits of the last block's output, which `_steps` may have narrowed."""
-    if model.readout.reads_rows:
-        return model.readout.head(model.readout.norm(h).flatten(1))
-    return model.readout(h, layout)
+    return walk(model, h, at, start=start, last=model.readout.rows(at.layout))

@@ -7,8 +7,9 @@ them all at once and computes the same bits.
 
 `prepare()` runs on the host and returns the function that runs on the device: tensors in, a tensor
 or a tuple of tensors out. On a CPU, with gradients on, or switched off, that is all: the function
-is called. On CUDA the first call of a kind runs plainly, the second is recorded, and later ones
-copy their tensors in, replay, and copy the results out; `prepare` is not called any more.
+is called. On CUDA the first two calls of a kind run plainly, the second is then recorded (so that
+whatever is made once has been made), and later ones copy their tensors in, replay, and copy the
+results out; `prepare` is not called any more.
 
 What a recorded function must keep to:
 - no copy from or to the host, no waiting (`.item()`, `.cpu()`, an index by a list or by bools);
@@ -72,6 +73,12 @@ def captured(
     return _pool(tensors[0].device).run(model, key, prepare, tensors)
 
 
+def ready(model: Owner, key: Hashable, *tensors: Tensor) -> bool:
+    """Whether a recording of this call exists (it may still turn out to be out of date)."""
+    held = model.memo.get("graphs", {}).get(_place(model, key, tensors))
+    return isinstance(held, _Graph) and held.graph is not None and usable(tensors)
+
+
 def usable(tensors: tuple[Tensor, ...]) -> bool:
     """Whether graphs have a part in this call: on CUDA, nothing to differentiate, not inside
     another recording, and not switched off."""
@@ -82,8 +89,13 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
         and all(tensor.is_cuda for tensor in tensors)
         and not torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
-        and not torch.cuda.is_current_stream_capturing()
+        and not recording()
     )
+
+
+def recording() -> bool:
+    """Whether this call is being recorded."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
@@ -180,7 +192,7 @@ class _Pool:
         tensors: tuple[Tensor, ...],
     ) -> Any:
         graphs: dict[Hashable, _Graph | int] = model.memo.setdefault("graphs", {})
-        place = (key, *_parts(model), *_settings(), *map(_shape, tensors))
+        place = _place(model, key, tensors)
         held = graphs.get(place)
         if isinstance(held, _Graph):
             results = self._launch(held, tensors)  # the check below runs beside it
@@ -188,16 +200,12 @@ class _Pool:
                 return results
             self.drop(held)
         state, function = hash(model.state_key()), prepare()
-        if held != state or place in self._failed:  # not seen yet, or not in this state
-            graphs[place] = state
-            while len(graphs) > 4 * MOST:
-                graphs.pop(next(iter(graphs)))
-            return function(*tensors)
-        graph = self._record(model, state, function, tensors, place)
-        results = None if graph is None else self._launch(graph, tensors)
-        if graph is None or results is None:
-            return function(*tensors)
-        graphs[place] = graph
+        results = function(*tensors)
+        again = held == state and place not in self._failed  # seen before, and in this state
+        graph = self._record(model, state, function, tensors, place) if again else None
+        graphs[place] = state if graph is None else graph
+        while len(graphs) > 4 * MOST:
+            graphs.pop(next(iter(graphs)))
         return results
 
     def _launch(self, graph: _Graph, tensors: tuple[Tensor, ...]) -> Any:
@@ -299,13 +307,11 @@ def _pool(device: torch.device) -> _Pool:
     return _pools.setdefault(device, _Pool(device)) if device not in _pools else _pools[device]
 
 
-def _parts(model: Any) -> tuple[int, ...]:
-    """What of a model is replaced as a whole."""
-    return (id(model), id(getattr(model, "gates", None)), id(getattr(model, "blocks", None)))
-
-
-def _shape(tensor: Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+def _place(model: Any, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """What a recording is good for: parts of the model that are replaced as a whole count, too."""
+    parts = (id(model), id(getattr(model, "gates", None)), id(getattr(model, "blocks", None)))
+    shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    return (key, *parts, *_settings(), *shapes)
 
 
 def _settings() -> tuple[Any, ...]:

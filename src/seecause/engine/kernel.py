@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
 ROWS, KEYS = 64, 32
+WARPS, STAGES = 4, 3
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = 1.4426950408889634  # the kernel works in powers of two
 
@@ -77,7 +78,7 @@ def attend(
             ALONE=alone, OWN=own is not None and not alone,
             SHARE=heads // kv_heads,
             WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), ROWS=ROWS, KEYS=KEYS,
-            EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
+            EXACT=q.dtype == torch.float32, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return o, lse
 

@@ -16,16 +16,16 @@ States are named as in the paper: l = 0 is the embedding, l = 1..L the block out
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.attend import Bank, Groups, Mask, Own, attend, merge
+from seecause.engine.attend import Bank, Mask, Own, attend, merge
+from seecause.engine.token_sets import RowGroups, TokenSets
 from seecause.engine.trace import Trace, suffix
-from seecause.engine.walk import walk
+from seecause.engine.walk import Step, walk
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.types import wide, wide_dtype
@@ -34,59 +34,20 @@ from seecause.types import wide, wide_dtype
 @dataclass(frozen=True, eq=False)
 class LiveRows:
     """Rows that are computed anew for each of n token sets, packed set by set: its special tokens
-    first, then (perhaps) its chosen ones.
+    first, then (perhaps) its chosen ones."""
 
-    Which rows there are is worked out on the CPU, so that nothing waits for the device.
-    """
-
-    sets: Tensor  # [n, T] the chosen tokens of each set, on the CPU
-    marked: Tensor  # the same on the device
-    is_special: Tensor  # [T] on the device
-    special: tuple[int, ...]  # special tokens, alive in every set
-    groups: Groups  # one group of rows per set
-    tokens: Tensor  # [R] which token each row is
-    special_rows: Tensor  # [n * p] where the special tokens are among the rows
+    sets: TokenSets
+    groups: RowGroups
     z: Tensor  # [B, R, D]
 
-    @classmethod
-    def start(cls, sets: Tensor, special: tuple[int, ...], states: Tensor) -> LiveRows:
-        """The special tokens alone, one copy per set, as they are in `states` [b, T, D]."""
-        device, n, p = states.device, len(sets), len(special)
-        is_special = torch.zeros(sets.shape[1], dtype=torch.bool)
-        is_special[list(special)] = True
-        z = torch.cat([states[:, :0], *(states[:, t : t + 1] for t in special)], dim=1).repeat(
-            1, n, 1
-        )
-        tokens, rows = torch.tensor(special, dtype=torch.long).repeat(n), torch.arange(n * p)
-        sent = [t.to(device, non_blocking=True) for t in (sets, is_special, tokens, rows)]
-        return cls(sets, sent[0], sent[1], special, Groups.even(n, p, device), sent[2], sent[3], z)
-
-    def with_chosen(self, states: Tensor) -> LiveRows:
-        """The chosen tokens beside the special ones, as they are in `states` [b, T, D]."""
-        p, device = len(self.special), states.device
-        present = torch.cat(
-            [torch.ones(len(self.sets), p, dtype=torch.bool), self.sets], dim=1
-        )  # [n, p + T]
-        column = present.nonzero()[:, 1]
-        named = torch.cat(
-            [torch.tensor(self.special, dtype=torch.long), torch.arange(self.sets.shape[1])]
-        )
-        tokens, rows = (
-            t.to(device, non_blocking=True) for t in (named[column], (column < p).nonzero()[:, 0])
-        )
-        z = (
-            states[:, tokens].expand(len(self.z), -1, -1).clone()
-            if len(states) < len(self.z)
-            else states[:, tokens]
-        )
-        z[:, rows] = self.z
-        return replace(
-            self, groups=Groups(present.sum(dim=1), device), tokens=tokens, special_rows=rows, z=z
-        )
+    @property
+    def tokens(self) -> Tensor:
+        """Which token each row is, [R]."""
+        return self.groups.tokens
 
     @property
     def has_chosen(self) -> bool:
-        return len(self.tokens) > len(self.special_rows)
+        return len(self.tokens) > len(self.groups.special_rows)
 
 
 def read(
@@ -94,15 +55,14 @@ def read(
 ) -> Tensor:
     """Logits [B, n, C]. `replaced`: the chosen tokens are not the context's; they are live, or else
     the donor's."""
-    readout, layout, n = model.readout, context.layout, len(rows.sets)
+    readout, layout, special = model.readout, context.layout, rows.sets.special
     live = readout.norm(rows.z)
-    gone = rows.marked & replaced
+    gone = rows.sets.marked & replaced
     if readout.latent is not None:
         return _read_latent(model, context, donor, rows, live, gone)
-    special = (
-        live[:, rows.special_rows].unflatten(1, (n, len(rows.special))) if rows.special else live
-    )
-    parts = [special[:, :, rows.special.index(t)] for t in readout.read_prefix(layout)]
+    first = live[:, rows.groups.special_rows] if rows.has_chosen else live
+    copies = first.unflatten(1, (len(rows.sets), len(special))) if special else first
+    parts = [copies[:, :, special.index(t)] for t in readout.read_prefix(layout)]
     if readout.has_mean:
         parts.append(_mean(model, context, donor, rows, live, gone).to(live.dtype))
     return readout.head(torch.cat(parts, dim=-1))
@@ -113,17 +73,18 @@ def _mean(
 ) -> Tensor:
     """The average over tokens with the chosen and the special ones replaced: [B, n, D], summed in
     float32 or better."""
-    readout, final = model.readout, model.n_layers
-    averaged = torch.zeros_like(rows.is_special)
+    readout, final, is_special = model.readout, model.n_layers, rows.sets.is_special
+    averaged = torch.zeros_like(is_special)
     averaged[readout.averaged(context.layout)] = True
     kind = wide_dtype(live.dtype)
-    total = (averaged & ~rows.is_special & ~gone).to(kind) @ wide(
+    total = (averaged & ~is_special & ~gone).to(kind) @ wide(
         readout.norm(context.states[final])
     )  # [b, n, D]
     if not rows.has_chosen:
         total = total + (averaged & gone).to(kind) @ wide(readout.norm(donor.states[final]))
     counted = wide(live) * averaged[rows.tokens, None]
-    return total.expand(len(live), -1, -1).index_add(1, rows.groups.owner, counted) / averaged.sum()
+    total = total.expand(len(live), -1, -1).index_add(1, rows.groups.groups.owner, counted)
+    return total / averaged.sum()
 
 
 def _read_latent(
@@ -143,22 +104,16 @@ def _read_latent(
             Mask(keep[:, part].repeat_interleave(per_set, dim=0)[None, None]),
         )
 
-    banks = [bank(context, ~rows.is_special & ~gone)]
+    banks = [bank(context, ~rows.sets.is_special & ~gone)]
     if not rows.has_chosen:
         banks.append(bank(donor, gone))
-    skipped = (
-        0 if readout.over_prefix else len(rows.special)
-    )  # special tokens the pool does not see
-    seen = torch.ones(len(rows.tokens), dtype=torch.bool)
-    seen[(rows.groups.starts[:-1].cpu()[:, None] + torch.arange(skipped)).flatten().long()] = False
+    # special tokens that the pool does not see
+    skipped = 0 if readout.over_prefix else len(rows.sets.special)
+    seen = rows.sets.seen_rows(rows.groups, skipped)
     own = None
-    if seen.any():
-        kept = seen.nonzero()[:, 0].to(live.device)
-        own = Own(
-            *pool.kv(live[:, kept]),
-            Groups.even(n, per_set, live.device),
-            Groups(rows.groups.sizes - skipped, live.device),
-        )
+    if seen is not None:
+        kv = pool.kv(live[:, seen[0]])
+        own = Own(*kv, rows.sets.even_groups(per_set), seen[1])
     o, _ = attend(q, banks, own, scale=pool.scale)
     return readout.head(pool.finish(o.unflatten(1, (n, per_set)).flatten(0, 1))).unflatten(
         0, (-1, n)
@@ -189,11 +144,21 @@ class SweepPlan:
         """Blocks whose context keys are read."""
         return range(self.start, self.stop if self.tail == "all" else n_layers)
 
-    def context_states(self, n_layers: int) -> set[int]:
-        return {self.start, n_layers} | ({self.stop} if self.tail == "all" else set())
+    def context_states(self, model: VisionModel) -> set[int]:
+        """States of the context that are read; the last only where others than special tokens
+        are."""
+        return {self.start} | self._final(model) | ({self.stop} if self.tail == "all" else set())
 
-    def donor_states(self, n_layers: int) -> set[int]:
-        return {min(self.stop, n_layers), n_layers}
+    def donor_states(self, model: VisionModel) -> set[int]:
+        """States of the donor that are read."""
+        return self._final(model) | ({self.stop} if self.unfinished(model.n_layers) else set())
+
+    def unfinished(self, n_layers: int) -> bool:
+        """Whether chosen tokens are computed again behind `stop`."""
+        return self.stop < n_layers and self.tail in ("patched", "all")
+
+    def _final(self, model: VisionModel) -> set[int]:
+        return set() if model.readout.reads_rows else {model.n_layers}
 
 
 def live_tokens(layout: TokenLayout, *, registers: bool = False) -> tuple[int, ...]:
@@ -221,86 +186,99 @@ class Sweep:
     donor: Trace
     plan: SweepPlan
 
-    def logits(self, chosen: Tensor, summary: BlankSummary | None = None) -> Tensor:
-        """Token sets chosen [n, N] (bool, over patches, on the CPU) -> logits [B, n, C]."""
-        layers, layout, plan = self.model.n_layers, self.context.layout, self.plan
-        marked = F.pad(chosen, (layout.prefix, 0))  # [n, T]
-        unfinished = plan.stop < layers and plan.tail in ("patched", "all")
-        rows = self._class_rows(
-            LiveRows.start(marked, plan.live, self.context.states[plan.start]),
-            plan.stop if unfinished else layers,
-            summary,
-        )
+    def logits(self, sets: TokenSets, summary: BlankSummary | None = None) -> Tensor:
+        """Logits [B, n, C] of n token sets."""
+        layers, plan = self.model.n_layers, self.plan
+        unfinished = plan.unfinished(layers)
+        rows = self._class_rows(sets, plan.stop if unfinished else layers, summary)
         if unfinished and plan.tail == "all":
             return self._recompute(rows)
         if unfinished:
             rows = self._grouped_rows(rows)
-        replaced = (
-            plan.tail != "blank" or plan.stop >= layers
-        )  # the chosen tokens are no longer the context's when the answer is read
+        # the chosen tokens are no longer the context's when the answer is read
+        replaced = plan.tail != "blank" or plan.stop >= layers
         return read(self.model, self.context, self.donor, rows, replaced=replaced)
 
-    def _class_rows(self, rows: LiveRows, until: int, summary: BlankSummary | None) -> LiveRows:
+    def _class_rows(self, sets: TokenSets, until: int, summary: BlankSummary | None) -> LiveRows:
         """The live special tokens from state `start` to state `until`."""
-        plan, z = self.plan, rows.z.expand(self._batch(), -1, -1)
+        plan, n, p, rows = self.plan, len(sets), len(self.plan.live), sets.class_rows
+        states = self.context.states[plan.start]
+        first = torch.cat([states[:, :0], *(states[:, t : t + 1] for t in plan.live)], dim=1)
+        z = _copies(first, n).expand(self._batch(), n * p, -1)  # all sets begin alike
         if not plan.live:
-            return replace(rows, z=z)
-        at = self.context.at.take(rows.tokens)
-        seen = rows.marked.repeat_interleave(len(plan.live), dim=0)[None, None]  # [1, 1, n*p, T]
-        frozen = ~rows.is_special
-        of_donor, beside_donor, without_donor = (
-            Mask(seen),
-            Mask(frozen & ~seen),
-            Mask(frozen.expand_as(seen)),
-        )
+            return LiveRows(sets, rows, z)
         donor_blocks = plan.donor_blocks(self.model.n_layers)
-        steps = walk(self.model, z, at, start=plan.start, stop=until)
+        steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
+            if step.index == plan.start:
+                self._share(step, first, rows.tokens[:p])
             mixed = step.index in donor_blocks
-            banks = [self.donor.bank(step.index, of_donor)] if mixed else []
+            banks = [self.donor.bank(step.index, sets.donor_mask)] if mixed else []
             if summary is None:
-                context = self.context.bank(step.index, beside_donor if mixed else without_donor)
-                banks.insert(0, context)
+                keep = sets.context_mask if mixed else sets.whole_mask
+                banks.insert(0, self.context.bank(step.index, keep))
             own = Own(step.k, step.v, rows.groups, rows.groups)
             step.o, lse = attend(step.q, banks, own, scale=step.block.scale)
             if summary is not None:
                 o, blank_lse = summary.parts[step.index]
                 parts = [step.o.to(lse.dtype), o], [lse, blank_lse.expand_as(lse)]
                 step.o = merge(*parts)[0].to(z.dtype)
-        return replace(rows, z=steps.h)
+        return LiveRows(sets, rows, steps.h)
+
+    def _share(self, step: Step, first: Tensor, tokens: Tensor) -> None:
+        """In the first block all copies ask and tell the same: projected once from the special
+        tokens `first` [b, p, D]."""
+        n, batch = len(step.at.index) // len(tokens), self._batch()
+        projected = step.block.qkv(first, self.context.at.take(tokens))
+        step.q, step.k, step.v = (
+            _copies(x.flatten(0, 1), n).unflatten(0, x.shape[:2]).expand(batch, -1, -1, -1)
+            for x in projected
+        )
 
     def _grouped_rows(self, special: LiveRows) -> LiveRows:
         """Live special tokens and chosen tokens together from state `stop` to the end (in the last
         block only the special ones, where no other row is read)."""
-        stop, last = self.plan.stop, self.model.n_layers - 1
-        rows = special.with_chosen(self.donor.states[stop])
-        at = self.context.at.where(~rows.is_special, self.donor.at).take(rows.tokens)
-        outside = ~(rows.marked | rows.is_special)  # [n, T]
-        keep = Mask(outside[rows.groups.owner][None, None])
-        groups = rows.groups
-        steps = walk(self.model, rows.z, at, start=stop)
+        stop, last, sets = self.plan.stop, self.model.n_layers - 1, special.sets
+        rows, keep = sets.grouped_rows, sets.outside_mask
+        keys, donor = rows.groups, self.donor.states[stop]
+        at = self.context.at.where(~sets.is_special, self.donor.at).take(rows.tokens)
+        steps = walk(self.model, self._gather(donor, special.z, sets, dim=1), at, start=stop)
         for step in steps:
+            if step.index == stop:  # chosen tokens ask and tell as in the donor's own run
+                theirs = step.block.qkv(donor, self.donor.at)
+                own_at = self.context.at.take(special.tokens)
+                ours = step.block.qkv(special.z, own_at) if sets.special else theirs
+                step.q, step.k, step.v = (
+                    self._gather(x, y if sets.special else y[:, :, :0], sets, dim=2)
+                    for x, y in zip(theirs, ours, strict=True)
+                )
             if step.index == last and self.model.readout.reads_rows:
                 step.take(rows.special_rows)
-                rows, keep = special, Mask(outside[special.groups.owner][None, None])
-            own = Own(step.k, step.v, rows.groups, groups)
+                rows, keep = special.groups, sets.special_outside_mask
+            own = Own(step.k, step.v, rows.groups, keys)
             banks = [self.context.bank(step.index, keep)]
             step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
-        return replace(rows, z=steps.h)
+        return LiveRows(sets, rows, steps.h)
+
+    def _gather(self, donor: Tensor, special: Tensor, sets: TokenSets, *, dim: int) -> Tensor:
+        """Grouped rows along `dim`, from those of the donor's tokens and the special ones."""
+        both = [x.expand(self._batch(), *x.shape[1:]) for x in (donor, special)]
+        return torch.cat(both, dim=dim).index_select(dim, sets.origin)
 
     def _recompute(self, rows: LiveRows) -> Tensor:
         """Every token of every copy from state `stop` on."""
-        n, stop = len(rows.marked), self.plan.stop
+        marked, stop = rows.sets.marked, self.plan.stop
         state = torch.where(
-            rows.marked[None, :, :, None],
+            marked[None, :, :, None],
             self.donor.states[stop][:, None],
             self.context.states[stop][:, None],
         )  # [B, n, T, D]
         state = state.expand(self._batch(), -1, -1, -1).clone()
         for place, token in enumerate(self.plan.live):
-            state[:, :, token] = rows.z.unflatten(1, (n, -1))[:, :, place]
-        at = self.context.at.with_facts(lambda facts: self._mixed(facts, rows.marked))
-        return suffix(self.model, state.flatten(0, 1), at, stop).unflatten(0, (self._batch(), n))
+            state[:, :, token] = rows.z.unflatten(1, (len(marked), -1))[:, :, place]
+        at = self.context.at.with_facts(lambda facts: self._mixed(facts, marked))
+        logits = suffix(self.model, state.flatten(0, 1), at, stop)
+        return logits.unflatten(0, (self._batch(), len(marked)))
 
     def _mixed(self, facts: Tensor, marked: Tensor) -> Tensor:
         """Facts [B * n, T, F] of every copy: the donor's where tokens are marked [n, T]."""
@@ -309,4 +287,11 @@ class Sweep:
         return mixed.expand(self._batch(), -1, -1, -1).flatten(0, 1)
 
     def _batch(self) -> int:
-        return max(len(next(iter(trace.states.values()))) for trace in (self.context, self.donor))
+        return max(self.context.batch, self.donor.batch)
+
+
+def _copies(x: Tensor, n: int) -> Tensor:
+    """x [b, p, ..], n times in a row along the second axis; a single row is not even copied."""
+    if x.shape[1] == 1:
+        return x.expand(-1, n, *x.shape[2:])
+    return x.repeat(1, n, *[1] * (x.ndim - 2))

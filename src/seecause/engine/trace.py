@@ -39,6 +39,11 @@ class Trace:
     def layout(self) -> TokenLayout:
         return self.at.layout
 
+    @property
+    def batch(self) -> int:
+        kept = [*self.states.values(), *(k for k, _ in self.kv.values())]
+        return len(kept[0] if self.logits is None else self.logits)
+
     def bank(self, block: int, keep: Mask | None = None) -> Bank:
         k, v = self.kv[block]
         return Bank(k, v, keep)
@@ -56,6 +61,8 @@ def record(
     logits then)."""
     layout = model.check(images)
     trace = Trace(model.at(images), None)
+    # of the last block, only rows that are read
+    narrow = None if model.n_layers in states else model.readout.rows(layout)
     steps = walk(model, model.embed(images), trace.at)
     for step in steps:
         if step.index in states:
@@ -64,10 +71,13 @@ def record(
             trace.kv[step.index] = (step.k, step.v)
         if until is not None and step.index >= until:
             return trace
+        if step.index == model.n_layers - 1 and narrow is not None:
+            step.take(narrow)
     if model.n_layers in states:
         trace.states[model.n_layers] = steps.h
     if until is None:
-        trace.logits = model.readout(steps.h, layout)
+        read = model.readout if narrow is None else model.readout.of_rows
+        trace.logits = read(steps.h, layout)
     return trace
 
 
@@ -86,7 +96,10 @@ def enter(model: VisionModel, images: Tensor) -> tuple[Tensor, At]:
 
 def suffix(model: VisionModel, h: Tensor, at: At, start: int) -> Tensor:
     """Logits of states h [B, T, D] that enter block `start` (0-based)."""
-    return model.readout(walk(model, h, at, start=start).end(), at.layout)
+    if start >= model.n_layers:
+        return model.readout(h, at.layout)
+    steps = walk(model, h, at, start=start, last=model.readout.rows(at.layout))
+    return model.readout.of_rows(steps.end(), at.layout)
 
 
 def trace_bytes(model: VisionModel, layout: TokenLayout) -> int:

@@ -61,6 +61,16 @@ class Readout:
         others."""
         return not self.has_mean and self.latent is None
 
+    def rows(self, layout: TokenLayout) -> slice | list[int] | None:
+        """The only rows that are read; None: all."""
+        return span(self.read_prefix(layout)) if self.reads_rows else None
+
+    def of_rows(self, h: Tensor, layout: TokenLayout) -> Tensor:
+        """Logits of final states that may have been narrowed to `rows`, [B, T or p, D]."""
+        if not self.reads_rows:
+            return self(h, layout)
+        return self.head(self.norm(h).flatten(1))
+
     @property
     def has_mean(self) -> bool:
         return self.kind in ("mean", "cls+mean")
