@@ -76,5 +76,5 @@ def _weights(side: int, stride: int) -> Tensor:
     """How much each computed place counts for each patch of a side, [side, places]: rows sum to
     one."""
     places = _places(side, stride)
-    at = ((torch.arange(side) - places[0]) / stride).clamp(0, len(places) - 1)
+    at = ((torch.arange(side, dtype=torch.float64) - places[0]) / stride).clamp(0, len(places) - 1)
     return (1 - (at[:, None] - torch.arange(len(places))).abs()).clamp_min(0)
