@@ -9,7 +9,7 @@ from torch import nn
 from seecause._plugins import load_plugins, plugins
 from seecause.attribution import registry
 from seecause.attribution.gae import gae
-from seecause.models import adapters
+from seecause.models.parts import find_parts
 from tests.plugins import installed, write_package
 
 MODULE = "calls = []\ndef register():\n    calls.append('registered')\ndef scores(model): ...\n"
@@ -55,7 +55,7 @@ def test_an_adapter_that_breaks_is_named_and_the_next_is_asked(tmp_path, monkeyp
     write_package(tmp_path, files, points)
     told = pytest.warns(UserWarning, match="'bad' of seecause.models .*Linear.*division")
     with installed(tmp_path, monkeypatch), told:
-        assert adapters.find(nn.Linear(2, 2)) == "its parts"
+        assert find_parts(nn.Linear(2, 2)) == "its parts"
 
 
 def test_a_method_of_a_plugin_keeps_its_name(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from seecause._plugins import plugins
 from seecause.engine.verify import verify, verify_conv
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.models import adapters
-from seecause.models._card import usable
-from seecause.models.conv_view import ConvModel, ConvParts, assemble_conv
 from seecause.models.heads import Similarity, TextHead, TextInput
-from seecause.models.parts import assemble
+from seecause.models.hub import usable
+from seecause.models.parts import Parts, assemble, find_parts
 from seecause.models.preprocess import Preprocess
 from seecause.models.readout import Kind
 from seecause.models.view import VisionModel
+
+if TYPE_CHECKING:
+    from seecause.models.conv_view import ConvModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -54,7 +55,7 @@ def wrap(
         if tokenizer is None
         else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
     )
-    parts = adapters.find(module, text=text)
+    parts = find_parts(module, text=text)
     wrap_options: dict[str, Any] = {
         "name": name or type(module).__name__,
         "mean": mean,
@@ -66,7 +67,9 @@ def wrap(
         "sigmoid": sigmoid,
         "preprocess": preprocess,
     }
-    if isinstance(parts, ConvParts):
+    if not isinstance(parts, Parts):
+        from seecause.models.conv_view import assemble_conv
+
         network = assemble_conv(module, parts, **wrap_options)
         if check:
             verify_conv(network)

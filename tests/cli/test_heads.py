@@ -391,7 +391,15 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, folder):
     wrong = photos(tmp_path / "wrong", names=["cat", "dog"])
     cases = {
         "masks='oracle'": ("score", "--data", data, "--masks", "oracle", "--share", 1),
-        "has no exact counterfactuals": ("score", "--data", data, "--fill", "swap", "--share", 1),
+        "has no other versions of its pictures": (
+            "score",
+            "--data",
+            data,
+            "--fill",
+            "swap",
+            "--share",
+            1,
+        ),
         "top=99": ("prune", "--top", 99, "--by", "weight-norm"),
         "--top='many'": ("prune", "--top", "many"),
         "no head selector is called 'cigmo'": ("score", "--by", "cigmo"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -56,6 +56,8 @@ from seecause.cli.progress import counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
+    from seecause.heads import Audit, StudyTable
+    from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
 
 AUDITED = (32, 160)  # pictures: where masks are searched, and five in each group of the default
@@ -151,16 +153,7 @@ def audit(
     """
     from seecause.data.registry import open_data
     from seecause.heads._audit import audit as run
-    from seecause.heads.pictures import model_for
-    from seecause.report.folder import check_out, result_folder
-    from seecause.report.heads_audit import (
-        audit_csv,
-        audit_gallery,
-        groups_section,
-        verdict,
-        verdict_section,
-    )
-    from seecause.report.page import protocol_section, write_page
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     search = search_options(steps, mask_cache, mask_option)
@@ -175,17 +168,33 @@ def audit(
         classify=classify, scope=scope, question=question,
     )  # fmt: skip
     limit = limit or AUDITED[masks is AuditMasks.oracle]
-    pictures = open_data(data, limit=limit)
     result = run(
         opened,
-        pictures,
+        open_data(data, limit=limit),
         masks=masks.value,
         count=count.value,
         same=same_backgrounds(data, limit),
         progress=partial(counting, quiet=quiet),
         **search,
     )
-    answering = model_for(opened, pictures)
+    lines = _write_audit(opened, result, out, overwrite=overwrite)
+    say(lines, out, replaced=replaces, quiet=quiet)
+
+
+def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool) -> list[str]:
+    """Page, table and manifest; the verdict."""
+    from seecause.heads.pictures import model_for
+    from seecause.report.folder import result_folder
+    from seecause.report.heads_audit import (
+        audit_csv,
+        audit_gallery,
+        groups_section,
+        verdict,
+        verdict_section,
+    )
+    from seecause.report.page import protocol_section, write_page
+
+    answering = model_for(model, result.pictures)
     sections = [
         verdict_section(result),
         *groups_section(result),
@@ -201,11 +210,11 @@ def audit(
         "run": result.protocol,
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        title = f"Does {opened.name} answer from the background?"
-        lead = lead_of(opened, result.pictures)
+        title = f"Does {model.name} answer from the background?"
+        lead = lead_of(model, result.pictures)
         write_page(folder / "index.html", title, sections, lead=lead)
         (folder / "audit.csv").write_text(audit_csv(result, answering.classes), encoding="utf-8")
-    say(lines, out, replaced=replaces, quiet=quiet)
+    return lines
 
 
 def ablation_study(
@@ -243,11 +252,8 @@ def ablation_study(
     Writes index.html (table and charts) and table.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads.pictures import AnswerSampling
-    from seecause.heads.studies import ablation_study as run
-    from seecause.report.folder import check_out, result_folder
-    from seecause.report.heads import rows_csv, settings_section, study_section
-    from seecause.report.page import write_page
+    from seecause.heads import AnswerSampling, ablation_study as run
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     if guard is Guard.protect:
@@ -256,38 +262,51 @@ def ablation_study(
         model, data, weights=weights, device=device, dtype=dtype, seed=seed,
         classify=classify, scope=scope, question=question,
     )  # fmt: skip
+    pictures = open_data(data, limit=limit), open_data(test, limit=test_limit)
     result = run(
         study.value,
         cast("VisionModel", opened),  # others are refused there
-        open_data(data, limit=limit),
-        open_data(test, limit=test_limit),
-        top=top,
-        sampling=AnswerSampling(share, cap),
+        *pictures,
+        top=top, draws=draws, seed=seed, sampling=AnswerSampling(share, cap),
         background=background_of(masks, fill, search_options(steps, mask_cache, None)),
         guard=guard is Guard.penalty,
-        draws=draws,
-        seed=seed,
         progress=partial(counting, quiet=quiet),
-    )
+    )  # fmt: skip
+    chosen = {"top": top, "fill": fill.value, "guard": guard.value}
+    _write_study(opened, study.value, result, chosen, out, overwrite=overwrite)
+    say([f"{len(result.rows)} settings"], out, replaced=replaces, quiet=quiet)
+
+
+def _write_study(
+    model: ImageModel,
+    study: str,
+    result: StudyTable,
+    settings: dict[str, Any],
+    out: Path,
+    *,
+    overwrite: bool,
+) -> None:
+    """Page, table and manifest."""
+    from seecause.report.folder import result_folder
+    from seecause.report.heads import rows_csv, settings_section, study_section
+    from seecause.report.page import write_page
+
     assert result.train is not None and result.test is not None and result.masks is not None
     record = {
         "data": result.train.name,
         "pictures": len(result.train),
         "test": result.test.name,
-        "top": top,
         "masks": result.masks.source,
-        "fill": fill.value,
-        "guard": guard.value,
+        **settings,
     }
-    manifest = {"command": "heads ablation-study", "study": study.value}
+    manifest = {"command": "heads ablation-study", "study": study}
     manifest |= {"page": "index.html", "table": "table.csv", **record}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        title = f"CIGMA on {opened.name}: study {study.value}"
-        sections = [study_section(result), settings_section(opened, record)]
-        lead = lead_of(opened, result.test)
+        title = f"CIGMA on {model.name}: study {study}"
+        sections = [study_section(result), settings_section(model, record)]
+        lead = lead_of(model, result.test)
         write_page(folder / "index.html", title, sections, lead=lead)
         (folder / "table.csv").write_text(rows_csv(result.rows), encoding="utf-8")
-    say([f"{len(result.rows)} settings"], out, replaced=replaces, quiet=quiet)
 
 
 def selectors() -> None:

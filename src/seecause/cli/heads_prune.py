@@ -60,7 +60,7 @@ from seecause.cli.progress import counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.heads._prune_and_test import PruneResult
+    from seecause.heads._prune_and_test import PruneResult, ScoredHeads
     from seecause.heads.scores import HeadScores
     from seecause.models.base import ImageModel
 
@@ -121,15 +121,12 @@ def score(
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
     what each removal costs."""
     from seecause.data.registry import open_data
-    from seecause.heads._prune_and_test import score_heads
-    from seecause.heads.pictures import AnswerSampling
-    from seecause.report.folder import check_out, result_folder
-    from seecause.report.heads import scores_csv, scores_section, settings_section
-    from seecause.report.page import write_page
+    from seecause.heads import AnswerSampling, score_heads
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
-    search = search_options(steps, mask_cache, mask_option)
+    background = background_of(masks, fill, search_options(steps, mask_cache, mask_option))
     opened = open_asked(
         model, data, weights=weights, device=device, dtype=dtype, seed=seed,
         classify=classify, scope=scope, question=question,
@@ -140,11 +137,24 @@ def score(
         selector=by,
         options=options,
         sampling=AnswerSampling(share, cap, stratified),
-        background=background_of(masks, fill, search),
+        background=background,
         seed=seed,
         progress=partial(counting, quiet=quiet),
     )
+    _write_scores(opened, result, out, overwrite=overwrite)
     scores = result.scores
+    best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
+    highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
+    say([*_about_lines(scores), highest], out, replaced=replaces, quiet=quiet)
+
+
+def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrite: bool) -> None:
+    """Page, table and manifest."""
+    from seecause.report.folder import result_folder
+    from seecause.report.heads import scores_csv, scores_section, settings_section
+    from seecause.report.page import write_page
+
+    scores, by = result.scores, result.selector
     manifest = {
         "command": "heads score",
         "page": "index.html",
@@ -153,13 +163,10 @@ def score(
         "run": _plain(scores.protocol),
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        sections = [scores_section(scores, by=by), settings_section(opened, result.record)]
-        lead = lead_of(opened, result.pictures)
-        write_page(folder / "index.html", f"{opened.name}: heads by {by}", sections, lead=lead)
+        sections = [scores_section(scores, by=by), settings_section(model, result.record)]
+        lead = lead_of(model, result.pictures)
+        write_page(folder / "index.html", f"{model.name}: heads by {by}", sections, lead=lead)
         (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
-    best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
-    highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    say([*_about_lines(scores), highest], out, replaced=replaces, quiet=quiet)
 
 
 def prune(
@@ -201,46 +208,27 @@ def prune(
     before and after, scores.csv and curve.csv.
     """
     from seecause.data.registry import open_data
-    from seecause.heads._prune_and_test import prune_and_test
-    from seecause.heads.pictures import AnswerSampling
-    from seecause.report.folder import check_out, result_folder
+    from seecause.heads import AnswerSampling, prune_and_test
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     most = head_limit(top)
     options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
-    search = search_options(steps, mask_cache, mask_option)
+    background = background_of(masks, fill, search_options(steps, mask_cache, mask_option))
     opened = open_asked(
         model, data, weights=weights, device=device, dtype=dtype, seed=seed,
         classify=classify, scope=scope, question=question,
     )  # fmt: skip
     _check_form(opened, form.value)
     result = prune_and_test(
-        opened,
-        open_data(data, limit=limit),
-        open_data(test, limit=test_limit),
-        selector=by,
-        options=options,
-        top=most,
-        sampling=AnswerSampling(share, cap, stratified),
-        background=background_of(masks, fill, search),
-        draws=draws,
-        same=same_backgrounds(test, test_limit),
-        seed=seed,
-        progress=partial(counting, quiet=quiet),
-    )
-    manifest = {
-        "command": "heads prune",
-        "page": "index.html",
-        "model": "model",
-        "removed": result.heads,
-        **result.scored.record,
-        "form": form.value,
-        "run": _plain(result.scored.scores.protocol),
-    }
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
-        _write_pruned(result, folder, form)
-    lines = _prune_lines(result)
-    say([*lines, f"checkpoint: {out / 'model'}"], out, replaced=replaces, quiet=quiet)
+        opened, open_data(data, limit=limit), open_data(test, limit=test_limit),
+        selector=by, options=options, top=most, draws=draws, seed=seed,
+        sampling=AnswerSampling(share, cap, stratified), background=background,
+        same=same_backgrounds(test, test_limit), progress=partial(counting, quiet=quiet),
+    )  # fmt: skip
+    _write_pruned(result, form.value, out, overwrite=overwrite)
+    lines = [*_prune_lines(result), f"checkpoint: {out / 'model'}"]
+    say(lines, out, replaced=replaces, quiet=quiet)
 
 
 def _prune_lines(result: PruneResult) -> list[str]:
@@ -254,9 +242,10 @@ def _prune_lines(result: PruneResult) -> list[str]:
     return lines
 
 
-def _write_pruned(result: PruneResult, folder: Path, form: Form) -> None:
-    """The checkpoint, the page and the tables of a prune."""
+def _write_pruned(result: PruneResult, form: str, out: Path, *, overwrite: bool) -> None:
+    """The checkpoint, the page, the tables and the manifest of a prune."""
     from seecause.heads.pictures import model_for
+    from seecause.report.folder import result_folder
     from seecause.report.heads import (
         change_section,
         curves_section,
@@ -269,25 +258,40 @@ def _write_pruned(result: PruneResult, folder: Path, form: Form) -> None:
     from seecause.report.page import write_page
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
-    if model.architecture == "prompt":
-        from seecause.lvlm.prompt_classifier import PromptClassifier, export
-
-        export(cast(PromptClassifier, model), result.heads, folder / "model", note=result.note)
-    else:
-        result.export(folder / "model", form=form.value)
+    record = {**result.scored.record, "form": form}
+    manifest = {
+        "command": "heads prune",
+        "page": "index.html",
+        "model": "model",
+        "removed": result.heads,
+        **record,
+        "run": _plain(scores.protocol),
+    }
     sections = [
         change_section(result.before, result.after, result.test, gaps=result.gaps),
         curves_section(result.curve, by=by),
         scores_section(scores, by=by, chosen=result.heads),
         repair_gallery(model_for(model, result.test), result.examples),
-        settings_section(model, {**result.scored.record, "form": form.value}),
+        settings_section(model, record),
     ]
     title = f"{model.name} without {len(result.heads)} heads"
-    write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))
-    (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
     line = zip(result.curve.ks, result.curve.chosen, strict=True)
     rows = [{"K": k, **outcome.numbers()} for k, outcome in line]
-    (folder / "curve.csv").write_text(rows_csv(rows), encoding="utf-8")
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        _export(result, folder / "model", form)
+        write_page(folder / "index.html", title, sections, lead=lead_of(model, result.test))
+        (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
+        (folder / "curve.csv").write_text(rows_csv(rows), encoding="utf-8")
+
+
+def _export(result: PruneResult, folder: Path, form: str) -> None:
+    """A checkpoint of the model without the heads, whatever kind of model it is."""
+    if result.model.architecture != "prompt":
+        result.export(folder, form=form)
+        return
+    from seecause.lvlm.prompt_classifier import PromptClassifier, export
+
+    export(cast(PromptClassifier, result.model), result.heads, folder, note=result.note)
 
 
 def _check_form(model: ImageModel, form: str) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,10 @@ from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
-from seecause.models.conv_view import ConvModel
 from seecause.models.view import VisionModel
+
+if TYPE_CHECKING:
+    from seecause.models.conv_view import ConvModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 

@@ -22,10 +22,9 @@ from seecause.faithful.parts import (
     dot_products,
     new_prototypes,
 )
-from seecause.models import adapters
 from seecause.models.hf_view import tower_of
 from seecause.models.layout import TokenLayout
-from seecause.models.parts import Parts
+from seecause.models.parts import Parts, find_parts
 
 _TOKENS = re.compile(
     r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)"
@@ -59,7 +58,7 @@ class Backbone(nn.Module):
         """The view of the native module. It points into that module, so every copy of a tower finds
         its own."""
         if self._parts is None:
-            parts = adapters.find(self.native)
+            parts = find_parts(self.native)
             if not isinstance(parts, Parts):
                 name = type(self.native).__name__
                 raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")

@@ -183,7 +183,6 @@ def _vgg(module: Any) -> tuple[list[Stage], list[nn.Module]]:
     return [Stage(f"conv{i}", tuple(block)) for i, block in enumerate(blocks, start=1)], behind
 
 
-LIBRARIES = ("torchvision", "timm")
 SPLITS: dict[str, Callable[[Any], tuple[list[Stage], list[nn.Module]]]] = {
     "ResNet": _resnet,
     "DenseNet": _densenet,

@@ -14,9 +14,8 @@ from typing import Any
 from torch import nn
 
 from seecause.errors import MissingWeights, UnknownName
-from seecause.models._card import read_card, usable
 from seecause.models.heads import CosineHead
-from seecause.models.hub import pretrained, pretrained_model
+from seecause.models.hub import pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import slice_heads
 from seecause.models.sources import Source, fill, read_weights

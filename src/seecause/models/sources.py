@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
-from seecause.models._card import read_card, usable
-from seecause.models.hub import fetched, pretrained, pretrained_model
+from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
