@@ -33,7 +33,7 @@ def main(word: str = "") -> int:
 
 
 def planted(mutant: dict) -> tuple[bool, str]:
-    """Whether a test fails with this bug in place, and which."""
+    """Whether a test fails with this bug in place, and passes without it."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
@@ -42,24 +42,26 @@ def planted(mutant: dict) -> tuple[bool, str]:
         if text.count(mutant["old"]) != 1:
             return False, f"the line stands {text.count(mutant['old'])} times: mend mutants.toml"
         file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        paths = f"{source}{os.pathsep}{ROOT / 'src'}"  # the copy comes first
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         try:
-            done = subprocess.run(
-                [*command, *dict.fromkeys(mutant["tests"])],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-            )
+            done = run_tests(list(dict.fromkeys(mutant["tests"])), source)
         except subprocess.TimeoutExpired:
             return True, f"no end after {LIMIT} s"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode == 1 and failed:
-        return True, failed[0]
-    return False, (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+    if done.returncode != 1 or not failed:
+        return False, (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+    test = failed[0].split(" ", 1)[1].split(" - ")[0]
+    if run_tests([test], ROOT / "src").returncode:
+        return False, f"{test} fails without the bug, too"
+    return True, failed[0]
+
+
+def run_tests(tests: list[str], source: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    paths = f"{source}{os.pathsep}{ROOT / 'src'}"  # the copy comes first
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
 
 
 if __name__ == "__main__":

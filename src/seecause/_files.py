@@ -7,6 +7,7 @@ replacing an earlier one takes two renames, and `mend_folder` undoes a kill betw
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -48,22 +49,50 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to fill, which becomes `path` (instead of what is there) when the block ends
-    well."""
+def draft_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path`, gone when the block ends; where a kill leaves one, the next
+    call for `path` clears it away."""
     path = path.absolute()
     mend_folder(path)
     draft = _draft_of(path)
     try:
         draft.mkdir(parents=True)
         yield draft
-        old = _old_of(path)
-        if path.exists():
-            path.rename(old)
-        draft.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes `path` (instead of what is there) when the block ends
+    well."""
+    with draft_folder(path) as draft:
+        yield draft
+        replace_folder(draft, path)
+
+
+def replace_folder(draft: Path, path: Path) -> None:
+    """Move a folder to `path`, instead of what is there."""
+    path = path.absolute()
+    old = _old_of(path)
+    if path.exists():
+        path.rename(old)
+    draft.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def move_files(draft: Path, folder: Path) -> None:
+    """Move every file of a draft into a folder that holds other things; each is whole, and what has
+    the same name goes."""
+    for file in sorted(path for path in draft.rglob("*") if path.is_file()):
+        place = folder / file.relative_to(draft)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file.replace(place)
+        except OSError as failure:
+            if failure.errno != errno.EXDEV:  # another disk is mounted there
+                raise
+            write_atomic(place, file.read_bytes())
 
 
 def mend_folder(path: Path) -> None:

@@ -10,12 +10,14 @@ import re
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydicom
 import pytest
 from PIL import Image
 
@@ -24,6 +26,7 @@ from seecause.data import open_data
 from seecause.data._pickles import read_pickle
 from seecause.data.imagenet9 import read_in9_map
 from seecause.data.images import FORMATS, decode_image, find_images, read_image
+from seecause.data.siim import read_xray, xray_size
 from seecause.errors import BadImage, DataMissing, SeecauseError
 from tests.data.mutations import mutations
 from tests.data.test_classes_only import batch, python2
@@ -124,6 +127,18 @@ def test_pictures_are_opened_in_one_place_and_by_a_list_of_formats():
             calls[path.relative_to(root).as_posix()] = call
     assert calls == {"data/images.py": "Image.open(source, formats=FORMATS)"}
     assert "EPS" not in FORMATS
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_a_deflated_xray_is_refused_before_it_is_inflated(tmp_path, monkeypatch, pixels):
+    path = tmp_path / "bomb.dcm"
+    xray(path)
+    file = pydicom.dcmread(path)
+    file.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    file.save_as(path)
+    monkeypatch.setattr(zlib, "decompress", lambda *_: pytest.fail("it was inflated"))
+    with pytest.raises(BadImage, match="deflated"):
+        read_xray(path) if pixels else xray_size(path)
 
 
 # names of files in lists

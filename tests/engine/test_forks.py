@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.forks import logits_of_sets
+from seecause.engine.forks import gated_logits, logits_of_sets
 from seecause.heads import ablate
 from seecause.heads.scores import gates_without
 from tests.helpers import hooks, view
@@ -33,3 +33,16 @@ def test_sets_of_heads_are_what_ablated_models_answer_also_inside_an_ablated_one
             logits_of_sets(model, images, gates)[0], native.forward(images), atol=1e-10, rtol=0
         )
     assert model.gates is None and hooks(native.module) == 0
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_gate_may_be_half_open(layer):
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    gates = torch.ones(2, model.n_layers, model.n_heads, dtype=images.dtype)
+    gates[1, layer, 0] = 0.5
+    with torch.no_grad():
+        expected = [gated_logits(model, images, gate.expand(len(images), -1, -1)) for gate in gates]
+        logits = logits_of_sets(model, images, gates)
+    assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
+    assert float((logits[1] - logits[0]).abs().max()) > 1e-4

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.faithful import calibrate, intervene, leave_one_out
+from seecause.faithful.interventions import _thresholds
 from seecause.faithful.parts import (
     Assignment,
     reject_far,
@@ -318,3 +319,15 @@ def test_training_is_not_intervened_on():
 def test_what_cannot_be_done_is_said(call, message):
     with pytest.raises(BadOption, match=message):
         call(tiny_net())
+
+
+@pytest.mark.parametrize("by", ["distance", "dot"])
+def test_a_part_that_no_calibration_picture_has_rejects_nothing(by):
+    (limit, _) = _thresholds(0.9, by, [np.empty(0), np.array([1.0, 2.0])], 1).values
+    assigned = Assignment(torch.randn(1, 2, 5), torch.rand(1, 2, 5))
+    if by == "dot":
+        logits = reject_unlike(assigned, torch.tensor([limit]))
+        assert torch.equal(logits, assigned.dots)
+    else:
+        maps = torch.tensor([0.9, 0.1])[None, :, None].expand(1, 2, 5)
+        assert torch.equal(reject_far(maps, assigned, torch.tensor([limit])), maps)

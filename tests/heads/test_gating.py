@@ -157,6 +157,30 @@ def test_slopes_are_those_of_the_loss_as_written(planted):
         assert_close(gating._slopes(model, tasks, theta)[place], slope, atol=1e-5, rtol=1e-4)
 
 
+def test_a_step_follows_the_loss_as_written_also_where_a_block_has_fewer_heads(
+    planted, monkeypatch
+):
+    """The pressure is on the mean over heads that exist."""
+    model, images, labels = planted
+    missing = torch.tensor([[False, False, True], [False, False, False]])
+    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+    monkeypatch.setattr(gating, "NORM", 1e6)
+    start = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0))
+    strengths, batch = torch.tensor([3.0, -3.0]), 8
+    options = {"steps": 1, "rate": 0.5, "batch": batch, "missing": missing}
+    after = gating._fit(
+        model, [(images, labels)], start, strengths,
+        generator=torch.Generator().manual_seed(0), **options,
+    )  # fmt: skip
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:batch]
+    for place, strength in enumerate(strengths):
+        theta = start[place].clone().requires_grad_()
+        logits = gated_logits(model, images[rows], theta.sigmoid().expand(batch, -1, -1))
+        pressure = strength * theta[~missing].clamp(-gating.CLIP, gating.CLIP).mean()
+        (slope,) = torch.autograd.grad(F.cross_entropy(logits, labels[rows]) - pressure, theta)
+        assert_close(after[place], start[place] - 0.5 * slope, atol=1e-5, rtol=1e-4)
+
+
 def test_running_out_of_memory_counts_nothing_twice(planted, monkeypatch):
     model, images, labels = planted
     tasks, theta = [(images[:8], labels[:8]), (images[8:16], labels[8:16])], torch.zeros(4, 2, 3)

@@ -85,6 +85,16 @@ def test_identities_of_the_definition(family):
     )
 
 
+def test_rows_that_may_not_see_read_the_average_where_all_heads_may():
+    here = scene("llava_grouped")
+    engine, twin = here.engine, twin_of(here.lvlm, here.engine, here.pictures)
+    text = some(3, engine.n_text, seed=1)
+    assert text.any() and not text.all()
+    fast, heads = engine.adjusted(text=text), torch.ones(GRID, dtype=torch.bool)
+    for answer, rows in zip(fast, text, strict=True):
+        assert_close(answer, adjusted(twin.logits(heads, rows)), atol=1e-10, rtol=0)
+
+
 def test_a_mask_counts_alone():
     """Whatever its company, its place and the size of the block."""
     here = scene("llava_grouped")

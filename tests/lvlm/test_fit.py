@@ -150,6 +150,14 @@ def test_asking_stops_when_two_halves_agree():
     assert strict.agreement < 0.99
 
 
+def test_halves_are_compared_as_soon_as_both_together_outnumber_the_coefficients():
+    truth = noise(30)
+    result = regress(
+        lambda x: x.double() @ truth, 30, MaskSampling(masks=400, adaptive=True, step=20)
+    )
+    assert result.history[0]["masks"] == 40  # of which 32 are fitted
+
+
 def test_heads_of_a_model(tmp_path):
     engine = scene("llava").engine
     result = attribute_heads(engine, how="fit", masks=300, seed=3)

@@ -217,6 +217,7 @@ def _read_dicom(path: Path, *, pixels: bool) -> tuple[tuple[int, int], bool, np.
         # pydicom warns about odd identifiers; what matters is checked
         warnings.simplefilter("ignore")
         try:
+            _refuse_deflated(pydicom, path)
             header = pydicom.dcmread(path, stop_before_pixels=not pixels)
             size = _checked_size(header, str(path))
             inverted = header.get("PhotometricInterpretation") == "MONOCHROME1"
@@ -227,6 +228,13 @@ def _read_dicom(path: Path, *, pixels: bool) -> tuple[tuple[int, int], bool, np.
             raise BadImage(
                 str(path), f"damaged or of an unknown kind ({first_line(broken)})", _EXPECTED
             ) from broken
+
+
+def _refuse_deflated(pydicom: ModuleType, path: Path) -> None:
+    """A kilobyte may inflate to a gigabyte before there is a header to look at."""
+    syntax = pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID")
+    if "Deflate" in getattr(syntax, "name", ""):
+        raise BadImage(str(path), "deflated: how large it becomes is not known", _EXPECTED)
 
 
 def _checked_size(header: Any, name: str) -> tuple[int, int]:

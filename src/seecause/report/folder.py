@@ -6,13 +6,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seecause._files import atomic_folder, mend_folder, write_json
+from seecause._files import (
+    draft_folder,
+    mend_folder,
+    move_files,
+    replace_folder,
+    write_json,
+)
 from seecause.errors import BadOption
 
 MANIFEST = "manifest.json"
@@ -56,23 +61,17 @@ def result_folder(
     """
     check_out(out, overwrite=overwrite)
     beside = out.is_dir() and any(out.iterdir()) and not _is_ours(out)
-    target = out.absolute()
-    place = target.with_name(f".{target.name}.{os.getpid()}.new") if beside else target
     try:
-        with atomic_folder(place) as draft:
+        with draft_folder(out) as draft:
             yield draft
             files = [path for path in draft.rglob("*") if path.is_file()]
             names = sorted(str(path.relative_to(draft)) for path in files)
             write_json(draft / MANIFEST, {**manifest, "files": [*names, MANIFEST]})
-        if beside:
-            shutil.copytree(place, target, dirs_exist_ok=True)
+            (move_files if beside else replace_folder)(draft, out)
     except OSError as failure:
         raise BadOption(
             "--out", str(out), f"a place that can be written ({failure.strerror or failure})"
         ) from failure
-    finally:
-        if beside:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 def made_names(names: Sequence[str], suffix: str) -> list[str]:
