@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -84,3 +85,14 @@ def test_a_spinner_turns_while_a_model_is_loaded(monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "loading builtin:critters-vit" in shown.err and "nothing" not in shown.err
     assert not shown.out
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"__init__"}))
+def test_every_option_of_a_command_is_used(name):
+    """An option that is declared and goes nowhere is a promise that is not kept."""
+    tree = ast.parse(Path(seecause.cli.__file__).with_name(f"{name}.py").read_text())
+    for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
+        declared = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+        reads = [node for part in function.body for node in ast.walk(part)]
+        used = {node.id for node in reads if isinstance(node, ast.Name)}
+        assert declared <= used, f"{name}.{function.name}: {sorted(declared - used)}"

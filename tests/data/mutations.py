@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from seecause.errors import SeecauseError
 
 NASTY = (
     b"",
@@ -51,3 +54,25 @@ def mutations(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
             else:
                 changed[place : until if kind == 4 else place] = draw.choice(NASTY)
         yield bytes(changed)
+
+
+def survives(
+    path: Path,
+    read: Callable[[], object],
+    count: int = 40,
+    *,
+    forge: Callable[[bytes], bytes] = lambda content: content,
+) -> int:
+    """How many damaged copies of a file are refused; any error that is not ours ends the test.
+    `forge` makes a file of what was damaged. The file is whole again afterwards."""
+    intact, refused = path.read_bytes(), 0
+    for number, damaged in enumerate(mutations(intact, count)):
+        path.write_bytes(forge(damaged))
+        try:
+            read()
+        except SeecauseError:
+            refused += 1
+        except Exception as foreign:  # what is looked for
+            raise AssertionError(f"{path.name}, mutation {number}: {foreign!r}") from foreign
+    path.write_bytes(intact)
+    return refused

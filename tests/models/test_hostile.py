@@ -19,25 +19,10 @@ from transformers import ViTConfig, ViTForImageClassification
 import seecause as sc
 from seecause.errors import MissingWeights, SeecauseError
 from seecause.models.sources import read_weights
-from tests.data.mutations import mutations
+from tests.data.mutations import survives
 from tests.tiny import scramble
 
 COUNT = 40  # damaged copies of each file
-
-
-def survives(path: Path, call: Callable[[], object], count: int = COUNT) -> int:
-    """How many damaged copies were refused; none may end in an error that is not ours."""
-    intact, refused = path.read_bytes(), 0
-    for number, damaged in enumerate(mutations(intact, count)):
-        path.write_bytes(damaged)
-        try:
-            call()
-        except SeecauseError:
-            refused += 1
-        except Exception as foreign:  # what is looked for
-            raise AssertionError(f"{path.name}, mutation {number}: {foreign!r}") from foreign
-    path.write_bytes(intact)
-    return refused
 
 
 @pytest.fixture

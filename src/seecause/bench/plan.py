@@ -23,13 +23,15 @@ from seecause._files import digest
 from seecause.attribution.registry import find
 from seecause.bench._inputs import joined, plugin_digest, versions
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
-from seecause.bench.store import ShardStore
+from seecause.bench.store import MANIFEST, ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption
 from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 
+MODEL_FACTS = ("fingerprint", "random_weights", "architecture", "classes", "frame")
+DATA_FACTS = ("name", "fingerprint", "classes")
 SCHEMA = 4  # of rows and tensors; a new one makes every shard new
 MEMORY = {
     "cpu": 64 << 20,
@@ -150,7 +152,14 @@ class Store(ShardStore):
 
     def plan(self) -> Plan:
         """The plan in force."""
-        return Plan.read(self.manifest())
+        record = self.manifest()
+        try:
+            plan = Plan.read(record)
+            _check_read(plan)
+        except (KeyError, TypeError, ValueError, AttributeError) as odd:
+            remedy = f"a run folder; its {MANIFEST} holds no plan of this version ({odd})"
+            raise BadOption("run", str(self.folder), remedy) from None
+        return plan
 
     def finished(self, plan: Plan) -> list[Shard]:
         """Shards that are done and intact, in the order of the plan."""
@@ -178,6 +187,26 @@ class Store(ShardStore):
             indices = tensors["index"].tolist()
             maps[shard.method] |= dict(zip(indices, tensors.get("maps", ()), strict=True))
         return maps
+
+
+def _check_read(plan: Plan) -> None:
+    """Whether a manifest, perhaps a stranger's, tells a plan; ValueError if not."""
+    request, places = plan.request, len(plan.samples)
+    texts = (*plan.samples, *request.metrics, request.model, request.data, request.device)
+    odd = [text for text in texts if not isinstance(text, str)]
+    for shard in plan.shards:
+        bounds = isinstance(shard.start, int) and isinstance(shard.stop, int)
+        named = isinstance(shard.id, str) and shard.id.isalnum()
+        if not (named and shard.method in request.methods and bounds):
+            raise ValueError(f"shard {shard.id!r}")
+        if not 0 <= shard.start < shard.stop <= places:
+            raise ValueError(f"samples of shard {shard.id}")
+    options = (request.methods, *request.methods.values(), request.measures, plan.versions)
+    odd += [part for part in options if not isinstance(part, dict)]
+    for part, names in ((plan.model, MODEL_FACTS), (plan.data, DATA_FACTS)):
+        odd += [name for name in names if name not in part]
+    if odd or not request.metrics or not request.methods:
+        raise ValueError(f"{odd[:1] or 'no methods or metrics'}")
 
 
 def make_plan(request: Request, model: ImageModel, data: Dataset) -> Plan:

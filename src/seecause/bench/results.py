@@ -20,6 +20,7 @@ COLUMNS = ("metric", "index", "value", "predicted")  # of rows, that are read
 CURVES = ("insertion", "deletion")
 PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
+ODD = (AssertionError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 
 
@@ -99,16 +100,20 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     method_of = {shard.id: shard.method for shard in plan.shards}
     for shard, result in store.scan(method_of, condition, COLUMNS):
         method, rows = method_of[shard], result.rows
-        assert isinstance(rows, pa.Table)
-        index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
-        column = pc.index_in(rows.column("metric"), metrics).to_numpy()
-        grid[methods.index(method), column, index] = rows.column("value").to_numpy()
-        read = answer == answer  # NaN where a picture could not be read
-        predicted[index[read]] = answer[read]
-        tensors[method].put(result.tensors)
-        if result.metadata["images"]:
-            spent = result.metadata["seconds"]["attribute"]
-            seconds[method].append(spent / result.metadata["images"])
+        try:
+            assert isinstance(rows, pa.Table)
+            index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
+            column = pc.index_in(rows.column("metric"), metrics).to_numpy()
+            grid[methods.index(method), column, index] = rows.column("value").to_numpy()
+            read = answer == answer  # NaN where a picture could not be read
+            predicted[index[read]] = answer[read]
+            tensors[method].put(result.tensors)
+            if result.metadata["images"]:
+                spent = result.metadata["seconds"]["attribute"]
+                seconds[method].append(spent / result.metadata["images"])
+        except ODD as odd:  # written by something else, whose checksums are right
+            del condition.metadata[shard]
+            condition.damaged[shard] = f"{shard} is no shard of this plan ({odd!r})"
     shares = [part.shared["shares"] for part in tensors.values() if "shares" in part.shared]
     scores = {name: part.part_scores() for name, part in tensors.items()}
     return RunResults(

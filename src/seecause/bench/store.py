@@ -250,6 +250,8 @@ class ShardStore:
         mark = read_checked(self.file(shard, "json"))
         if mark.get("shard") != shard:  # a file that was renamed
             raise Damaged(f"{shard}.json", "is that of another shard")
+        if not all(isinstance(mark.get(part), dict) for part in ("checksums", "metadata")):
+            raise Damaged(f"{shard}.json", "does not say what the shard holds")
         return mark
 
     def _contents(self, shard: str) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -309,7 +311,10 @@ def read_checked(path: Path) -> dict[str, Any]:
     start = len(_sealed(b""))
     if content != _sealed(content[start:]):
         raise Damaged(path.name, "is damaged: it is not what was written")
-    value = json.loads(content)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):  # a checksum keeps out accidents, not strangers
+        raise Damaged(path.name, "is not JSON") from None
     del value["checksum"]
     return value
 

@@ -328,7 +328,7 @@ def _run(out: Path, worker: Worker, *, workers: int, cluster: str | None, quiet:
     with counting("images x methods", todo, quiet=quiet, rate="images/s") as advance:
         state = bench.run(out, worker, workers=workers, cluster=cluster, advance=advance)
     tell_status(state, quiet=quiet)
-    return state.complete and not state.stopped
+    return state.complete
 
 
 def tell_status(state: Status, *, quiet: bool = False) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from seecause.data.dataset import evenly, path_and_split
 from seecause.data.photos import Photo, Photos, class_folders, pictures
 from seecause.errors import DataMissing
@@ -11,6 +13,7 @@ SPLITS = ("train", "val")
 _LAYOUT = "expected PATH/val/<wnid>/*.JPEG (or PATH/train/...), one folder for each WordNet id"
 
 
+@cache
 def imagenet_wnids() -> tuple[str, ...]:
     """The 1,000 WordNet ids in the order of the labels."""
     from timm.data import ImageNetInfo
@@ -18,6 +21,7 @@ def imagenet_wnids() -> tuple[str, ...]:
     return tuple(ImageNetInfo("imagenet-1k").label_names())
 
 
+@cache
 def imagenet_classes() -> tuple[str, ...]:
     """The names of the 1,000 classes in the order of the labels."""
     from timm.data import ImageNetInfo

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -87,11 +88,31 @@ class HeadAttribution:
                 f"no {VALUES} and {CARD} there",
                 "give a folder that HeadAttribution.save wrote",
             )
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        values = load_file(folder / VALUES)
-        if "standard_error" not in values:  # written by a version that had none
-            values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
-        return cls(**values, **card)
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            values = load_file(folder / VALUES)
+            if "standard_error" not in values:  # written by a version that had none
+                values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
+            loaded = cls(**values, **card)
+            _check_read(loaded)
+        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as damage:
+            raise DataMissing(
+                str(folder),
+                f"{VALUES} or {CARD} is damaged ({type(damage).__name__})",
+                "give a folder as HeadAttribution.save wrote it",
+            ) from damage
+        return loaded
+
+
+def _check_read(attribution: HeadAttribution) -> None:
+    """What was read from a file has the types it was saved with; ValueError if not."""
+    numbers = [getattr(attribution, name) for name in ("intercept", "r2", "pearson", "agreement")]
+    right = all(type(number) in (int, float) for number in numbers)
+    right &= type(attribution.masks) is int and isinstance(attribution.protocol, dict)
+    for tensor in (attribution.coefficients, attribution.standard_error):
+        right &= tensor.ndim == 2 and tensor.is_floating_point()
+    if not right or attribution.standard_error.shape != attribution.coefficients.shape:
+        raise ValueError("other types than those of an attribution")
 
 
 def attribute_heads(
