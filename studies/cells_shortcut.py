@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -46,9 +45,6 @@ from seecause.faithful.config import set_pace
 from seecause.faithful.images import mask_pixels
 from seecause.faithful.interventions import best_of, packing, try_interventions
 from seecause.faithful.losses import TrainingLosses
-from seecause.heads import Pictures, penalised, score
-from seecause.heads._outcomes import logits_without
-from seecause.heads.pictures import logits_of
 from seecause.metrics import Overlap, group_accuracy, overlap
 from seecause.models.preprocess import Preprocess
 
@@ -60,9 +56,6 @@ TITLES = {
     "centre": "early mask in the centre",
     "scatter": "early mask of random patches",
 }
-DFR = "DFR: ERM with a new last layer"
-PRINTED, GUARDED = "CIGMA as printed", "CIGMA, true masks, guard"
-KS = (1, 2, 4, 8)  # heads that go
 QUANTILES = (0.97, 0.99)
 DECAY, CLIP, WARM_UP, PROTOTYPE_RATE, HEADS_RATE = 0.05, 2.0, 0.1, 3e-2, 1e-2
 ROOM = 8 << 30  # bytes of activations of one cell on a GPU, which it shares with others
@@ -150,7 +143,7 @@ def measured(logits: Tensor, pictures: PaintedPictures) -> Row:
     }
 
 
-def _row(val: Row, test: Row, *, changed: bool = False, **more: Any) -> Row:
+def row_of(val: Row, test: Row, *, changed: bool = False, **more: Any) -> Row:
     return {**test, **{f"val {k}": v for k, v in val.items()}, "changed": changed, **more}
 
 
@@ -170,7 +163,16 @@ def _erm(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[R
         {k: v.detach().cpu().contiguous() for k, v in state.items()}, _file(context, job, setup)
     )
     answers = (measured(over(setup, some, lambda x, _: model(x)), some) for some in (val, test))
-    return [_row(*answers)]
+    return [row_of(*answers)]
+
+
+def tuned_module(context: StudyContext, job: Setting, setup: Row, sets: Three) -> nn.Module:
+    """The fine-tuned transformer of a job, trained now if it was not before."""
+    if not _file(context, job, setup).is_file():
+        _erm(context, job, setup, sets)
+    module = _with_head(backbone(context, setup))
+    module.load_state_dict(load_file(_file(context, job, setup)))
+    return module.to(context.device)
 
 
 def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[Row]:
@@ -205,7 +207,7 @@ def _mask(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list[
         area = mask_pixels(shows(some), (setup["size"], setup["size"]))
         more = {"kept": float(shows(some).float().mean()), "iou": overlap(area, some.masks).iou}
         rows.append(measured(over(setup, some, answer), some) | more)
-    return [_row(*rows)]
+    return [row_of(*rows)]
 
 
 def control_masks(photos: int, grid: int, kept: float, *, by_lot: bool, seed: int) -> Tensor:
@@ -233,7 +235,7 @@ def _parts(context: StudyContext, job: Setting, setup: Row, sets: Three) -> list
 
     fit(job, setup, _groups(net, job), train, loss)
     net.eval()
-    rows = [_row(*(measured_net(setup, net, some) for some in (val, test)))]
+    rows = [row_of(*(measured_net(setup, net, some) for some in (val, test)))]
     calibrate(net, (images for images, _ in slices(setup, train)), list(QUANTILES))
     tried = try_interventions(
         net, lambda: ((x, part.labels, part.groups) for x, part in slices(setup, val)), QUANTILES
@@ -285,89 +287,6 @@ def fit(
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, CLIP)
             optimizer.step()
-
-
-def repaired(
-    context: StudyContext,
-    *,
-    data: str,
-    seed: int,
-    setup: Row,
-    limit: int | None = None,
-    earlier: dict[str, list[Row]],
-) -> list[Row]:
-    """What can be done to a fine-tuned model without training it again: a new last layer (DFR),
-    heads removed (CIGMA), random heads removed.
-
-    Heads are scored on training pictures that are answered right. How many go is decided on
-    validation pictures: worst group, average, the fewest heads; none is allowed.
-    """
-    job = Setting("erm", seed, **best_setting(earlier, "erm"))
-    sets = open_pictures(data, seed, setup["size"], limit, context.device)
-    if not _file(context, job, setup).is_file():
-        _erm(context, job, setup, sets)
-    module = _with_head(backbone(context, setup))
-    module.load_state_dict(load_file(_file(context, job, setup)))
-    module = module.to(context.device)
-    model = sc.wrap(module, name=f"fine-tuned {seed}", classes=SPECIES, preprocess=frame(setup))
-    train, val, test = sets
-    seen = {"val": (val, _seen(model, val)), "test": (test, _seen(model, test))}
-    new = sc.heads.retrain_last_layer(
-        model, seen["val"][1], val.labels, val.groups, seed=seed, refits=20
-    )
-    dfr = {name: measured(logits_of(new, images), some) for name, (some, images) in seen.items()}
-    rows = [_row(dfr["val"], dfr["test"], method=DFR, removed=0)]
-    scores = _cigma(model, seed, train, setup)
-    ks = [k for k in KS if k <= model.n_layers * model.n_heads]
-    whole = outcomes(model, [[]], seen)[0]
-    for name, one in scores.items():
-        best = choose([whole, *outcomes(model, [one.top(k) for k in ks], seen)])
-        rows.append({**best, "method": f"ERM without heads: {name}"})
-        many, draws = best["removed"], setup["draws"]
-        lots = sc.heads.random_sets(model, many, draws=draws, seed=seed + 1000) if many else [[]]
-        rows.append(
-            {
-                **mean_row(outcomes(model, lots, seen)),
-                "method": f"ERM without as many random heads as {name}",
-            }
-        )
-    by_k = [sc.heads.random_sets(model, k, draws=setup["draws"], seed=seed) for k in ks]
-    orders = [outcomes(model, list(nested), seen) for nested in zip(*by_k, strict=True)]
-    lot = mean_row([choose([whole, *order]) for order in orders])
-    return [*rows, {**lot, "method": "ERM without heads: a random order, chosen like CIGMA"}]
-
-
-def _cigma(model: Any, seed: int, train: PaintedPictures, setup: Row) -> dict[str, Any]:
-    """As printed (discovered masks, the mean colour outside, no guard), and guarded (true masks,
-    grey, guard)."""
-    ids = tuple(map(str, train.photos.tolist()))
-    cases = Pictures("train", ids, _seen(model, train), train.labels, train.masks)
-    cases = sc.heads.answered_right(model, cases, share=0.4, cap=setup["scored"], seed=seed)
-    masks = sc.heads.discover_masks(model, cases.images, steps=setup["mask_steps"])
-    own = {"target": cases.labels}
-    printed = score(model, cases.images, masks, baseline="mean", guard=False, **own)
-    guarded = score(model, cases.images, cases.truth, baseline="grey", **own)
-    return {PRINTED: printed, GUARDED: penalised(guarded)}
-
-
-def outcomes(
-    model: Any, sets: list[Any], seen: dict[str, tuple[PaintedPictures, Tensor]]
-) -> list[Row]:
-    """The model without each set of heads."""
-    logits = {name: logits_without(model, images, sets) for name, (_, images) in seen.items()}
-    rows = []
-    for place, heads in enumerate(sets):
-        each = (measured(logits[name][place], seen[name][0]) for name in ("val", "test"))
-        rows.append(_row(*each, removed=len(heads)))
-    return rows
-
-
-def choose(rows: list[Row]) -> Row:
-    return max(rows, key=lambda row: (row["val worst"], row["val average"], -row["removed"]))
-
-
-def mean_row(rows: list[Row]) -> Row:
-    return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
 def backbone(context: StudyContext, setup: Row) -> Any:
@@ -436,8 +355,3 @@ def over(
 ) -> Tensor:
     """Logits [N, C] of all pictures."""
     return torch.cat([answer(images, part) for images, part in slices(setup, pictures)])
-
-
-def _seen(model: Any, pictures: PaintedPictures) -> Tensor:
-    images = model.preprocess.normalise(pictures.images.float() / 255)
-    return images.to(model.device, model.dtype)

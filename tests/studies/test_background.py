@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cells_background
+import cells_intervals
 import numpy as np
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_every_cell_runs_and_its_intervals_hold_their_values(real, model, tmp_pa
     earlier["removals"] = []
     for sets in ("chosen", "random", "single heads"):
         earlier["removals"] += cells_background.removals(context, sets=sets, **options)
-    rows = cells_background.intervals(context, earlier=earlier)
+    rows = cells_intervals.intervals(context, earlier=earlier)
     known = {(row["table"], row["row"], row["measure"]): row for row in rows}
     assert known["composites", "original", "right"]["value"] == 1
     assert ("audit", "control: centre, grey", "BIR, ratio of means") in known

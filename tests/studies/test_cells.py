@@ -6,6 +6,7 @@ import cells_attribution
 import cells_background
 import cells_faithful
 import cells_heads
+import cells_intervals
 import cells_lvlm
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_effects_of_a_removal_are_changes_from_the_whole_model():
     for name in (*cells_background.AFTER, cells_background.SWAP):
         whole |= {f"FIG, {name}": [0.2, 0.4], f"BIG, {name}": [0.2, 0.2]}
     better = whole | {"mixed_rand": [1, 1, 0, 0], "BIG, true masks, grey": [0.0, 0.0]}
-    found = cells_background.effects(better, whole)
+    found = cells_intervals.effects(better, whole)
     value, change = found["BG-gap"]
     assert value == 0 and change.value == -0.5
     value, change = found["BIR, true masks, grey"]

@@ -226,7 +226,7 @@ def prune(
         sampling=AnswerSampling(share, cap, stratified), background=background,
         same=same_backgrounds(test, test_limit), progress=partial(counting, quiet=quiet),
     )  # fmt: skip
-    _write_pruned(result, form.value, out, overwrite=overwrite)
+    _write_pruned(result, form, out, overwrite=overwrite)
     lines = [*_prune_lines(result), f"checkpoint: {out / 'model'}"]
     say(lines, out, replaced=replaces, quiet=quiet)
 
@@ -242,7 +242,7 @@ def _prune_lines(result: PruneResult) -> list[str]:
     return lines
 
 
-def _write_pruned(result: PruneResult, form: str, out: Path, *, overwrite: bool) -> None:
+def _write_pruned(result: PruneResult, form: Form, out: Path, *, overwrite: bool) -> None:
     """The checkpoint, the page, the tables and the manifest of a prune."""
     from seecause.heads.pictures import model_for
     from seecause.report.folder import result_folder
@@ -258,7 +258,7 @@ def _write_pruned(result: PruneResult, form: str, out: Path, *, overwrite: bool)
     from seecause.report.page import write_page
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
-    record = {**result.scored.record, "form": form}
+    record = {**result.scored.record, "form": form.value}
     manifest = {
         "command": "heads prune",
         "page": "index.html",
@@ -284,10 +284,10 @@ def _write_pruned(result: PruneResult, form: str, out: Path, *, overwrite: bool)
         (folder / "curve.csv").write_text(rows_csv(rows), encoding="utf-8")
 
 
-def _export(result: PruneResult, folder: Path, form: str) -> None:
+def _export(result: PruneResult, folder: Path, form: Form) -> None:
     """A checkpoint of the model without the heads, whatever kind of model it is."""
     if result.model.architecture != "prompt":
-        result.export(folder, form=form)
+        result.export(folder, form=form.value)
         return
     from seecause.lvlm.prompt_classifier import PromptClassifier, export
 

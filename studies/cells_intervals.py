@@ -1,0 +1,109 @@
+"""Cells about a real model's background, continued: what single photos say, as means, ratios and
+paired changes with 95 % bootstrap intervals over photos, or over whole breeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cells_background import AFTER, SWAP, Earlier
+from torch import Tensor
+
+from seecause.bench.study import Row, StudyContext
+from seecause.metrics.ratios import (
+    Estimate,
+    ResampledRatio,
+    estimate,
+    ratio_difference,
+    resampled_ratio,
+)
+
+MEANS = "BIR, ratio of means"
+
+
+def bir(fig: Tensor, big: Tensor) -> ResampledRatio:
+    return resampled_ratio(big, fig + big)
+
+
+def effects(row: Row, whole: Row) -> dict[str, tuple[float, Estimate]]:
+    """Every measure of a model without heads, and how far it is from the whole model's."""
+    columns = [
+        {n: tensor(v) for n, v in one.items() if isinstance(v, list)} for one in (row, whole)
+    ]
+    parts: dict[str, list[ResampledRatio]] = {}
+    for one in columns:
+        for name, key in (("ImageNet accuracy", "imagenet"), ("pets accuracy", "pets")):
+            parts.setdefault(name, []).append(resampled_ratio(one[key]))
+        parts.setdefault("BG-gap", []).append(
+            resampled_ratio(one["mixed_same"] - one["mixed_rand"])
+        )
+        for name in (*AFTER, SWAP):
+            gains = bir(one[f"FIG, {name}"], one[f"BIG, {name}"])
+            parts.setdefault(f"BIR, {name}", []).append(gains)
+    return {name: (float(pair[0].value), ratio_difference(*pair)) for name, pair in parts.items()}
+
+
+def tensor(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def intervals(context: StudyContext, *, earlier: Earlier) -> list[Row]:
+    """One row for each number of the page: table, row, measure, value and its interval."""
+    rows: list[Row] = []
+
+    def add(table: str, row: str, measure: str, one: Estimate, **more: Any) -> None:
+        ends = {"value": one.value, "low": one.low, "high": one.high}
+        rows.append({"table": table, "row": row, "measure": measure, **ends, **more})
+
+    kinds = _columns(earlier["answers"], "kind")
+    for kind, columns in kinds.items():
+        for name in ("right", "top 5", "right among breeds", "probability"):
+            if name in columns:
+                add("composites", kind, name, estimate(resampled_ratio(tensor(columns[name]))))
+    for name in ("right", "right among breeds", "probability"):
+        gap = tensor(kinds["mixed_same"][name]) - tensor(kinds["mixed_rand"][name])
+        breeds = kinds["mixed_same"]["breed"]
+        add("composites", "BG-gap", name, estimate(resampled_ratio(gap)))
+        add(
+            "composites",
+            "BG-gap, breeds drawn",
+            name,
+            estimate(resampled_ratio(gap, groups=breeds)),
+        )
+    birs = {}
+    for look, columns in _columns(earlier["audit"], "look").items():
+        if "iou" in columns:
+            add("audit", look, "IoU", estimate(resampled_ratio(tensor(columns["iou"]))))
+        if "fig" in columns:
+            sure = tensor(columns["right"]).bool()
+            fig, big = (tensor(columns[name])[sure] for name in ("fig", "big"))
+            birs[look] = bir(fig, big)
+            for name, part in (
+                ("FIG", resampled_ratio(fig)),
+                ("BIG", resampled_ratio(big)),
+                (MEANS, birs[look]),
+            ):
+                add("audit", look, name, estimate(part))
+    for look in ("discovered masks, grey", "true masks, grey"):
+        for control in ("control: another photo's true mask, grey", "control: centre, grey"):
+            add(
+                "audit",
+                f"{look} less {control}",
+                MEANS,
+                ratio_difference(birs[look], birs[control]),
+            )
+    whole = next(row for row in earlier["removals"] if row["row"] == "the whole model")
+    for row in earlier["removals"]:
+        labels = {name: row.get(name) for name in ("K", "removed", "draw", "heads")}
+        for measure, (value, change) in effects(row, whole).items():
+            add("removal", row["row"], f"change of {measure}", change, after=value, **labels)
+    return rows
+
+
+def _columns(rows: Sequence[Row], by: str) -> dict[str, dict[str, list[float]]]:
+    table: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            table.setdefault(row[by], {}).setdefault(name, []).append(value)
+    return table
