@@ -175,16 +175,26 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
             read_checked(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"[]", b"3", b'{"command": "bench run"}']
-)
-def test_a_damaged_manifest_is_refused_in_words_and_written_anew_by_the_same_command(
-    tmp_path, content
-):
+BROKEN = [b"", b"{", b"\xff\xfe", b"[]", b"3", b'{"command": "bench run"}']
+
+
+@pytest.mark.parametrize("content", [*BROKEN, None])
+def test_a_damaged_manifest_is_read_from_its_copy(store, caplog, content):
+    save(store, SHARD.id, 1.0)
+    path = store.folder / "manifest.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    store.check()
+    assert store.plan().shards == PLAN.shards and inspect(store, store.plan()).done == 1
+    assert "its copy is read instead" in caplog.text
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_damaged_manifest_without_a_copy_is_written_anew_by_the_same_command(tmp_path, content):
     store, work = Store(tmp_path), worker(methods={"sobel": {}})
     run(store, work)
     (tmp_path / "report.html").write_text("an earlier page")
-    (tmp_path / "manifest.json").write_bytes(content)
+    for name in ("manifest.json", "manifest.copy"):
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(BadOption, match=r"manifest\.json is damaged.*same `seecause bench run`"):
         store.plan()
     status = run(store, work)

@@ -1,6 +1,7 @@
 """Finished work in a folder, piece by piece: the one resume store of the package.
 
     manifest.json               what was asked last
+    manifest.copy               the same again, for when the disk damages the first
     shards/ID.parquet           rows, where the shard has some
     shards/ID.safetensors       tensors, likewise
     shards/ID.json              metadata and the checksums of the other two; written last, so this
@@ -16,6 +17,7 @@ is read: JSON files carry their own checksum, and a damaged shard counts as not 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,8 +39,10 @@ try:
 except ImportError:  # Windows: two runs at once are not noticed there
     fcntl = None
 
-MANIFEST, LOG = "manifest.json", "log.jsonl"
-BEGUN = {"lock", "shards", LOG}  # all there is of a run that was stopped before its manifest
+log = logging.getLogger(__name__)
+
+MANIFEST, COPY, LOG = "manifest.json", "manifest.copy", "log.jsonl"
+BEGUN = {"lock", "shards", COPY, LOG}  # all there is of a run that was stopped before its manifest
 
 
 class Damaged(SeecauseError):
@@ -95,15 +99,15 @@ class ShardStore:
     def manifest(self) -> dict[str, Any]:
         """What was asked last."""
         try:
-            record = read_checked(self.folder / MANIFEST)
+            record = self._record()
         except Damaged as damage:
             if (self.folder / MANIFEST).exists() and self._is_ours():
                 raise BadOption(
                     "run",
                     str(self.folder),
-                    f"a run folder; of this one {damage.reason}. Give the same `seecause"
-                    f" {self.command}` command again: it writes a new one and keeps every shard"
-                    " that is intact",
+                    f"a run folder; of this one {damage.reason}, and so is its copy. Give the same"
+                    f" `seecause {self.command}` command again: it writes a new one and keeps every"
+                    " shard that is intact",
                 ) from None
             record = {}
         if record.get("command") != self.command:
@@ -114,7 +118,8 @@ class ShardStore:
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
         self.shards.mkdir(parents=True, exist_ok=True)
-        write_checked(self.folder / MANIFEST, {"command": self.command, **record})
+        for name in (COPY, MANIFEST):
+            write_checked(self.folder / name, {"command": self.command, **record})
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -246,6 +251,20 @@ class ShardStore:
             if event["event"] == "failed"
         }
 
+    def _record(self) -> dict[str, Any]:
+        """The manifest, or its copy where the disk damaged it; `Damaged` if both are."""
+        try:
+            return read_checked(self.folder / MANIFEST)
+        except Damaged as damage:
+            if not (self.folder / COPY).exists():
+                raise
+            try:
+                record = read_checked(self.folder / COPY)
+            except Damaged:
+                raise damage from None
+            log.warning("%s: %s; its copy is read instead", self.folder, damage.reason)
+            return record
+
     def _mark(self, shard: str) -> dict[str, Any]:
         mark = read_checked(self.file(shard, "json"))
         if mark.get("shard") != shard:  # a file that was renamed
@@ -284,7 +303,7 @@ class ShardStore:
         if names <= BEGUN:
             return True
         try:
-            return read_checked(self.folder / MANIFEST).get("command") == self.command
+            return self._record().get("command") == self.command
         except Damaged:
             pass
         try:
