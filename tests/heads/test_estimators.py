@@ -22,7 +22,10 @@ from seecause.heads import (
     regress,
     score,
     screen,
+    second_order,
 )
+from seecause.heads._experiment import HeadExperiment
+from seecause.heads._screen import saturated
 from seecause.heads.joint import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -80,6 +83,43 @@ def test_the_guess_is_exact_where_the_response_is_linear():
     assert (guess[0] - exact[0]).abs().max() > 1e-4
 
 
+def test_the_bent_guess_is_that_of_the_slow_twin():
+    native, model, images, masks = case(batch=3)
+    guess = second_order(model, images, masks, seed=5)
+    chance = torch.Generator().manual_seed(5)
+    signs = torch.randint(0, 2, (3, model.n_classes), generator=chance) * 2.0 - 1
+    slow = [
+        reference.second_order(native.forward, native.blocks, HEADS, WIDTH, *one)
+        for one in zip(images, masks, signs.double(), strict=True)
+    ]
+    assert_close(guess.value, torch.stack(slow).mean(dim=0), atol=1e-10, rtol=0)
+    assert (guess.value - first_order(model, images, masks).value).abs().max() > 1e-4
+
+
+def test_a_guess_knows_operators_and_chunks():
+    _, model, images, masks = case(batch=4)
+    for operator in ("zero", "mean", "resample"):
+        whole = first_order(model, images, masks, operator=operator, response="fig")
+        with sc.budget(1):
+            parts = first_order(model, images, masks, operator=operator, response="fig")
+        assert_close(whole.value, parts.value, atol=1e-12, rtol=0)
+        experiment = HeadExperiment(model, images, masks, operator=operator, response="fig")
+        gates = torch.ones(4, model.n_layers, model.n_heads, dtype=torch.float64)
+        total = experiment.gated(slice(0, 4), gates.requires_grad_())["response"].mean()
+        assert_close(whole.value, torch.autograd.grad(total, gates)[0].sum(dim=0))
+
+
+def test_no_guess_of_a_divergence_leaves_its_range_and_small_ones_are_the_quadratic_form():
+    at, slope, spread = torch.tensor([0.0, 1e-6, 0.3, math.log(2)], dtype=torch.float64), 0.2, 4.0
+    for sign in (-1, 1):
+        guess = saturated(at, torch.full_like(at, sign * slope), torch.full_like(at, spread))
+        assert bool((guess >= 0).all()) and bool((guess <= math.log(2)).all())
+    small = saturated(at[1:2], at[1:2] / 4, at[1:2] / 2)
+    assert small.item() == pytest.approx(1e-6 * (1 - 1 / 4 + 1 / 16), rel=1e-4)
+    with pytest.raises(BadOption, match="big or fig"):
+        second_order(*case()[1:], response="logit")
+
+
 def test_a_screen_measures_the_likeliest_exactly():
     _, model, images, masks = case()
     exact = score(model, images, masks)
@@ -119,8 +159,8 @@ def test_impossible_screens_are_refused():
     for options, message in (
         ({"top": 13}, "1 to 12"),
         ({"top": 2, "verify": 1}, "at least as many"),
-        ({"by": "luck"}, "signed, size"),
-        ({"at": ()}, "gates"),
+        ({"audit": 1.5}, "between 0 and 1"),
+        ({"by": "luck"}, "option 'by' of screen"),
     ):
         with pytest.raises(BadOption, match=message):
             screen(model, images, masks, **options)

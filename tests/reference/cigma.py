@@ -165,3 +165,57 @@ def mask(
             with torch.no_grad():
                 raw.clamp_(0, 1)
     return (raw.sigmoid() if sigmoid else raw).detach()
+
+
+@contextmanager
+def gated(blocks: Sequence[nn.Module], gates: Tensor, width: int) -> Iterator[None]:
+    """Every head of every block multiplied by its gate [L, H] at the output projection."""
+
+    def multiply(level: int) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+        return lambda module, args: (args[0] * gates[level].repeat_interleave(width),)
+
+    handles = [
+        projection(block).register_forward_pre_hook(multiply(level))
+        for level, block in enumerate(blocks)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def second_order(
+    forward: Forward,
+    blocks: Sequence[nn.Module],
+    heads: int,
+    width: int,
+    image: Tensor,
+    keep: Tensor,
+    signs: Tensor,
+) -> Tensor:
+    """What BIG of one image is guessed to lose without each head [L, H], from the whole Jacobian of
+    both answers in all gates and one probe with the given signs [C]."""
+    pair = torch.stack([image, erased(image, keep)])
+
+    def answers(gates: Tensor) -> Tensor:
+        with gated(blocks, gates, width):
+            return torch.log_softmax(forward(pair), dim=-1)
+
+    whole = torch.ones(len(blocks), heads, dtype=image.dtype)
+    log_p, log_q = answers(whole)
+    by_gate = torch.autograd.functional.jacobian(answers, whole)  # [2, C, L, H]
+    p, q = log_p.exp(), log_q.exp()
+    m = (p + q) / 2
+    guesses = torch.zeros_like(whole)
+    now, most = js(p, q), math.log(2)
+    for level in range(len(blocks)):
+        for head in range(heads):
+            of_p, of_q = by_gate[0, :, level, head], by_gate[1, :, level, head]
+            slope = (p * of_p * (log_p - m.log()) + q * of_q * (log_q - m.log())).sum() / 2
+            apart = of_p - of_q
+            probe = (signs * m.sqrt() * (apart - (m * apart).sum())).sum()
+            x = -most * math.log(1 - now / most)
+            moved = max(0.0, x - float(slope) / (1 - now / most) + float(probe) ** 2 / 8)
+            guesses[level, head] = now - most * (1 - math.exp(-moved / most))
+    return guesses

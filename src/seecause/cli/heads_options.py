@@ -302,7 +302,7 @@ def selector_options(
 ) -> dict[str, Any]:
     """What was asked of a selector; what it does not have is refused by the library."""
     from seecause._options import check_options
-    from seecause.heads.cigma import Screening
+    from seecause.heads._screen import Screening
 
     options = _pairs("--option", pairs or [], "temperature=2", FLAGS)
     for name, value, usual in (("operator", operator, "zero"), ("guard", guard, "penalty")):
@@ -310,7 +310,7 @@ def selector_options(
             options[name] = value.value
     if screen is None:
         return options
-    fields = [name for name in ("verify", "audit", "at", "by") if name in options]
+    fields = [name for name in ("verify", "audit") if name in options]
     screening = {name: options.pop(name) for name in fields}
     check_options(f"the screen of {by}", Screening, {"top": screen, **screening})
     return {**options, "screen": Screening(top=screen, **screening)}

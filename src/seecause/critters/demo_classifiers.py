@@ -27,7 +27,8 @@ from seecause.bench.runner import run as run_bench
 from seecause.bench.tables import table_of
 from seecause.heads._audit import audit as audit_model
 from seecause.heads._outcomes import curve, examples
-from seecause.heads.cigma import penalised, screen
+from seecause.heads._screen import screen
+from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import critter_pictures
 from seecause.loading import load

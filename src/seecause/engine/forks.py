@@ -81,6 +81,21 @@ def gated_logits(
     return _gated_rest(model, model.embed(images), model.at(images), gates, 0, content)
 
 
+def carried_logits(
+    model: VisionModel, images: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Logits [R, C] of images and, of each block, what its heads carried [R, T, H, dh] and which
+    tokens those are [T]. Under gradients, logits are differentiable in what was carried, and in
+    nothing that comes before it."""
+    layout, carried = model.check(images), []
+    steps = _steps(model, model.embed(images), model.at(images))
+    for step in steps:
+        if torch.is_grad_enabled() and step.index == 0:
+            step.carried = step.carried.detach().requires_grad_()
+        carried.append((step.carried, step.at.index))
+    return _read(model, steps.h, layout), carried
+
+
 def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     """Logits [S, N, C] of images under each of some gates [S, L, H]. Equal gates run once, and each
     only from the first block that it changes."""

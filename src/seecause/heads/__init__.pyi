@@ -22,15 +22,18 @@ from seecause.heads._prune_and_test import (
     score_heads as score_heads,
 )
 from seecause.heads._score import score as score
-from seecause.heads.baselines import divprune as divprune, retrain_last_layer as retrain_last_layer
-from seecause.heads.cigma import (
+from seecause.heads._screen import (
     Screened as Screened,
     Screening as Screening,
-    above_noise as above_noise,
     first_order as first_order,
+    screen as screen,
+    second_order as second_order,
+)
+from seecause.heads.baselines import divprune as divprune, retrain_last_layer as retrain_last_layer
+from seecause.heads.cigma import (
+    above_noise as above_noise,
     penalised as penalised,
     protected as protected,
-    screen as screen,
 )
 from seecause.heads.erase import Erasure as Erasure, Masks as Masks, Swapped as Swapped
 from seecause.heads.gains import Gains as Gains, information_gains as information_gains

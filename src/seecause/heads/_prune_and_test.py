@@ -28,7 +28,7 @@ from seecause.heads._outcomes import (
     curve,
     examples,
 )
-from seecause.heads.cigma import Screening
+from seecause.heads._screen import Screening
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.masks import check_search, discover_masks
 from seecause.heads.pictures import (
