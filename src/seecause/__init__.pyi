@@ -1,5 +1,10 @@
 from seecause.attribution.attribute import attribute as attribute
+from seecause.attribution.evidence import Evidence as Evidence, evidence as evidence
 from seecause.attribution.explain import explain as explain
+from seecause.attribution.interactions import (
+    Interactions as Interactions,
+    interactions as interactions,
+)
 from seecause.attribution.registry import methods as methods
 from seecause.attribution.result import Attribution as Attribution
 from seecause.engine.chunks import budget as budget

@@ -8,6 +8,7 @@ from PIL import Image
 
 import seecause as sc
 from seecause.attribution.explain import AttributionWriter, explain_batches, top_answers
+from seecause.errors import BadOption
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,22 @@ def test_batches_join_to_one_result(model, images, target):
     }
     assert explanation.runs["sobel"].native.shape == (3, 160, 160)
     assert sum(heard) == 6
+
+
+def test_what_is_asked_for_beside_maps_joins_too(model, images):
+    also = {"methods": ("sobel",), "also": ("evidence", "interactions")}
+    joined = sc.explain(model, images, batch=2, **also)
+    whole = sc.explain(model, images, batch=3, **also)
+    for name in ("enough", "needed"):
+        parts = [getattr(one.evidence, name) for one in (joined, whole)]
+        assert torch.equal(parts[0].patches, parts[1].patches)
+        assert parts[0].labels == parts[1].labels
+    torch.testing.assert_close(joined.interactions.joint, whole.interactions.joint)
+    for one in (joined, whole):
+        assert one.evidence.manifest["data_fingerprint"] == one.first.manifest["data_fingerprint"]
+        assert one.interactions.manifest["images"][0] == 3
+    with pytest.raises(BadOption, match="evidence, interactions"):
+        sc.explain(model, images, also=("miracles",))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

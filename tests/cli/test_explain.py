@@ -72,6 +72,24 @@ def test_everything_is_written_and_said(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
+    out, words = tmp_path / "out", ("--model", "builtin:critters-vit", "--evidence")
+    done = explain("critters:clean:test#3", *words, "--interactions", "--out", out)
+    assert done.exit_code == 0, done.output
+    page = (out / "index.html").read_text()
+    assert "Enough: " in page and "Needed: without these" in page and "only together" in page
+    (finding,) = json.loads((out / "findings.json").read_text())
+    model = sc.load("builtin:critters-vit")
+    images = sc.data.to_batch(model, [open_data("critters:clean:test")[3]]).images
+    both = sc.evidence(model, images)
+    assert finding["evidence"]["enough"]["patches"] == both.enough.patches[0].nonzero().tolist()
+    assert finding["evidence"]["needed"]["answer"] == both.needed.labels[0]
+    assert len(finding["pairs"]) == 50
+    assert not (tmp_path / "plain").exists()
+    explain("critters:clean:test#3", *words[:2], "--out", tmp_path / "plain")
+    assert not (tmp_path / "plain" / "findings.json").exists()
+
+
 def test_the_maps_are_those_of_the_library(tmp_path):
     weights, picture = tmp_path / "weights.safetensors", photo(tmp_path / "a.png")
     model = sc.load("timm:test_vit", weights="random")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import attribute, pixels_digest
+from seecause.attribution.evidence import Evidence, evidence
+from seecause.attribution.interactions import Interactions, interactions
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.errors import BadOption
@@ -22,6 +24,7 @@ from seecause.models.base import ImageModel
 from seecause.target import spread
 
 BATCH = 16
+ALSO = ("evidence", "interactions")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
 
 
@@ -44,6 +47,8 @@ class Explanation:
     answers: Sequence[Sequence[Answer]]
     runs: Mapping[str, Attribution]
     fingerprint: str = ""  # of these pictures and all that were explained before them
+    evidence: Evidence | None = None  # by the order of the first method's maps
+    interactions: Interactions | None = None
 
     @property
     def first(self) -> Attribution:
@@ -59,6 +64,7 @@ def explain(
     target: int | str | None = None,
     others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    also: Collection[str] = (),
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
@@ -67,7 +73,8 @@ def explain(
     `pictures`: any number of PIL pictures, or a normalised tensor [N, 3, H, W]. `target` None
     explains each predicted class. `others`: another version of each picture that should be
     answered alike (without a mark, for one); it is the picture's blank, so maps show what of the
-    difference caused the answer. `options` are by method; `advance` hears of every finished map.
+    difference caused the answer. `options` are by method; `also` may hold "evidence" (in the order
+    of the first method's maps) and "interactions"; `advance` hears of every finished map.
     """
     parts = explain_batches(
         model,
@@ -77,6 +84,7 @@ def explain(
         target=target,
         others=others,
         options=options,
+        also=also,
         batch=batch,
         advance=advance,
     )
@@ -92,10 +100,14 @@ def explain_batches(
     target: int | str | None = None,
     others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    also: Collection[str] = (),
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Explanation]:
     """The same, a few pictures at a time: memory does not grow with their number."""
+    unknown = set(also) - set(ALSO)
+    if unknown:
+        raise BadOption("also", sorted(unknown), f"some of {', '.join(ALSO)}")
     explained = None if target is None else model.class_index(target)
     if others is not None:
         _need_blanks(model, methods)
@@ -114,7 +126,15 @@ def explain_batches(
         places = range(count, count + len(images))
         count += len(images)
         part_names = [names[place] if names else f"picture {place}" for place in places]
-        yield Explanation(part_names, answers, runs, total)
+        first = runs[methods[0]].maps
+        yield Explanation(
+            part_names,
+            answers,
+            runs,
+            total,
+            evidence(model, images, explained, maps=first) if "evidence" in also else None,
+            interactions(model, images, explained) if "interactions" in also else None,
+        )
 
 
 def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:
@@ -241,7 +261,28 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
         names=[name for part in parts for name in part.names],
         answers=[answers for part in parts for answers in part.answers],
         runs=runs,
+        evidence=_joined_extras([part.evidence for part in parts], parts[-1].fingerprint),
+        interactions=_joined_extras([part.interactions for part in parts], parts[-1].fingerprint),
     )
+
+
+def _joined_extras(parts: Sequence[Any], fingerprint: str) -> Any:
+    """Results of several batches as one, field by field; None where there are none."""
+    if parts[0] is None:
+        return None
+    values: dict[str, Any] = {}
+    for name in (field.name for field in fields(parts[0])):
+        column = [getattr(part, name) for part in parts]
+        if isinstance(column[0], Tensor):
+            values[name] = torch.cat(column)
+        elif isinstance(column[0], list):
+            values[name] = [entry for value in column for entry in value]
+        elif is_dataclass(column[0]):
+            values[name] = _joined_extras(column, fingerprint)
+        elif name == "manifest":
+            count = sum(manifest["images"][0] for manifest in column)
+            values[name] = _joined_manifest(column, [count, *column[0]["images"][1:]], fingerprint)
+    return replace(parts[0], **values)
 
 
 def _joined_runs(parts: Sequence[Attribution], fingerprint: str) -> Attribution:

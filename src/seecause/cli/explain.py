@@ -35,7 +35,7 @@ EXAMPLES = """Examples:
 
   seecause explain cat.jpg --model timm:deit3_small_patch16_224
 
-  seecause explain critters:clean:test#3
+  seecause explain critters:clean:test#3 --evidence --interactions
 
   seecause explain photos/ --class "Egyptian cat" --method caap,sobel --out cats
 
@@ -80,6 +80,20 @@ Without = Annotated[
         metavar="FOLDER",
     ),
 ]
+EvidenceFlag = Annotated[
+    bool,
+    typer.Option(
+        "--evidence",
+        help="Also the patches that are enough for the answer, and those that it needs.",
+    ),
+]
+InteractionsFlag = Annotated[
+    bool,
+    typer.Option(
+        "--interactions",
+        help="Also the pairs of places that cause together what neither causes alone.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -94,6 +108,8 @@ def explain(
     method: Methods = "caap",
     option: MethodOption = None,
     without: Without = None,
+    evidence: EvidenceFlag = False,
+    interactions: InteractionsFlag = False,
     out: Out = Path("explained"),
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
@@ -123,6 +139,8 @@ def explain(
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
         target = None if class_ is None else opened.class_index(class_)
+    flags = {"evidence": evidence, "interactions": interactions}
+    also = [name for name, wanted in flags.items() if wanted]
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
@@ -134,6 +152,7 @@ def explain(
             target=target,
             others=None if others is None else open_pictures(others, second=True),
             options=options,
+            also=also,
         )
         answers = explain_to_folder(out, parts, files, shown, overwrite=overwrite, advance=advance)
     if quiet:

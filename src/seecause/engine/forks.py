@@ -93,7 +93,7 @@ def carried_logits(
         if torch.is_grad_enabled() and step.index == 0:
             step.carried = step.carried.detach().requires_grad_()
         carried.append((step.carried, step.at.index))
-    return _read(model, steps.h, layout), carried
+    return model.readout.of_rows(steps.h, layout), carried
 
 
 def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ picture in it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
 from markupsafe import Markup
+from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.explain import Answer
@@ -86,12 +87,26 @@ class Strip:
         return data_uri(picture(self.image), photo=True)
 
 
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A finished picture under a title, with rows of a table below it where it has some."""
+
+    title: str
+    image: Image.Image
+    rows: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def uri(self) -> str:
+        return data_uri(self.image, photo=True)
+
+
 @dataclass(frozen=True)
 class Card:
     title: str
     strips: Sequence[Strip]
     caption: str = ""
     warnings: Sequence[str] = field(default=())
+    shown: Sequence[Shown] = ()
 
     @property
     def columns(self) -> int:

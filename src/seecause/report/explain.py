@@ -11,10 +11,12 @@ from typing import Any
 
 from PIL import Image
 
+from seecause._files import write_json
 from seecause.attribution.explain import Answer, AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
-from seecause.report.cards import Card, CardFile, MapView, Strip, render_cards
+from seecause.report import evidence as evidence_page, interactions as interactions_page
+from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section, protocol_section, write_page
@@ -72,8 +74,10 @@ def write_explanations(
     go. The answers."""
     (folder / "overlays").mkdir()
     answers: list[list[Answer]] = []
+    findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
-    fingerprint = ""
+    fingerprint, notes = "", HOW_TO_READ
+    extras: list[dict[str, Any]] = []
     with CardFile(folder / ".cards.partial") as cards:
         for part in parts:
             for method, run in part.runs.items():
@@ -82,17 +86,23 @@ def write_explanations(
                 cards.add(_card(part, index))
                 explain_panel(part, index).save(folder / "overlays" / overlays[len(answers)])
                 answers.append(list(part.answers[index]))
+                findings.append({"picture": part.names[index], **_findings(part, index)})
                 advance(1)
-            fingerprint = part.fingerprint
+            fingerprint, notes = part.fingerprint, _how_to_read(part)
+            results = (part.evidence, part.interactions)
+            extras = [result.manifest for result in results if result is not None]
         for writer in writers.values():
             writer.close(fingerprint)
+        if any(len(finding) > 1 for finding in findings):
+            write_json(folder / "findings.json", findings)
         files = [folder / "maps" / method / MANIFEST for method in writers]
         manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        manifests += [{**manifest, "data_fingerprint": fingerprint} for manifest in extras]
         count = f"{len(answers)} picture{'s' * (len(answers) != 1)}"
         write_page(
             folder / "index.html",
             f"What {manifests[0]['model']} saw",
-            [Section(TITLE, cards.finish(), HOW_TO_READ), protocol_section(manifests)],
+            [Section(TITLE, cards.finish(), notes), protocol_section(manifests)],
             lead=f"{count}, explained with {', '.join(writers)}.",
         )
     return answers
@@ -101,7 +111,16 @@ def write_explanations(
 def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
     """One card for each picture, one column for each method."""
     cards = [_card(explanation, index) for index in range(len(explanation.names))]
-    return Section(title, render_cards(cards), HOW_TO_READ)
+    return Section(title, render_cards(cards), _how_to_read(explanation))
+
+
+def _how_to_read(explanation: Explanation) -> str:
+    notes = [HOW_TO_READ]
+    if explanation.evidence is not None:
+        notes.append(evidence_page.HOW_TO_READ)
+    if explanation.interactions is not None:
+        notes.append(interactions_page.HOW_TO_READ)
+    return " ".join(notes)
 
 
 def explain_panel(explanation: Explanation, index: int) -> Image.Image:
@@ -135,7 +154,36 @@ def _card(explanation: Explanation, index: int) -> Card:
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index]
     strip = Strip(explanation.first.images[index], maps, answers=answers)
-    return Card(explanation.names[index], [strip], caption=answer_text(answers), warnings=warnings)
+    return Card(
+        explanation.names[index],
+        [strip],
+        caption=answer_text(answers),
+        warnings=warnings,
+        shown=_shown(explanation, index),
+    )
+
+
+def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
+    """The same in numbers."""
+    both, pairs = explanation.evidence, explanation.interactions
+    return {
+        **({} if both is None else {"evidence": evidence_page.numbers(both, index)}),
+        **({} if pairs is None else {"pairs": [asdict(pair) for pair in pairs.pairs(index, 50)]}),
+    }
+
+
+def _shown(explanation: Explanation, index: int) -> list[Shown]:
+    """What is enough, what is needed, and the pairs, where they were asked for."""
+    shown: list[Shown] = []
+    if explanation.evidence is not None:
+        both = explanation.evidence
+        pictures = zip(both.sentence(index), both.overlay(index), strict=True)
+        shown += [Shown(words, image) for words, image in pictures]
+    if explanation.interactions is not None:
+        image = interactions_page.pairs_image(explanation.interactions, index)
+        rows = interactions_page.pair_rows(explanation.interactions, index)
+        shown.append(Shown(interactions_page.TITLE, image, rows))
+    return shown
 
 
 def _view(method: str, run: Attribution, index: int) -> MapView:

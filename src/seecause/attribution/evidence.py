@@ -1,0 +1,264 @@
+"""Enough, and needed: how much of the picture does the answer hang on?
+
+Patches are taken in the order of a map, the highest first: S_k are the first k. Everything else is
+replaced by the pixels of a blank, and the model itself answers:
+
+    enough   the shortest S_k that, alone on the blank, keeps the answer
+    needed   the shortest S_k that, replaced by the blank, breaks it
+
+The answer is kept while the explained class has the highest logit (of a pair: a higher one than the
+other class; of a function of logits: while it is above 0).
+
+Both are found by bisection, `points` lengths at a time: about 2 points log N / log(points + 1)
+forwards instead of 2 N. What it promises: the set it returns was run and keeps (or breaks) the
+answer, and the same set without its last patch was run and does not. What it does not promise: that
+no shorter S_k does. Adding a patch can undo an answer, so the answer may come and go along the
+order; more `points` make a shorter one harder to miss (docs/caap.md says how often one is missed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from seecause.attribution.attribute import attribute, protocol
+from seecause.engine.blanks import Blank, blank_image
+from seecause.engine.chunks import batched, budget, fit, memory
+from seecause.errors import BadOption
+from seecause.metrics._pixels import spread_out
+from seecause.models.base import ImageModel
+from seecause.target import Spec, Target, parse
+from seecause.types import wide
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSet:
+    """One set of patches of each image, and what the model said when it was run."""
+
+    patches: Tensor  # [B, gh, gw] bool; none where no set that does it was found
+    exists: Tensor  # [B] bool: the picture below was run, and does what the set is for
+    probability: (
+        Tensor  # [B] of the explained class in that picture (a pair or function: its value)
+    )
+    labels: list[str]  # what the model answers there
+    pictures: Tensor  # [B, 3, H, W] raw pixels that were run
+
+    @property
+    def count(self) -> Tensor:
+        """Patches of each image, [B]."""
+        return self.patches.flatten(1).sum(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is enough for the answers of some images, and what they need."""
+
+    images: Tensor  # [B, 3, H, W] raw pixels in [0, 1]
+    maps: Tensor  # [B, gh, gw] whose order was taken
+    enough: PatchSet
+    needed: PatchSet
+    probability: Tensor  # [B] of the explained class in the whole picture
+    answered: Tensor  # [B] bool: the whole picture gets the explained answer
+    labels: list[str]  # the explained classes; none for a function
+    manifest: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        total = self.maps[0].numel()
+        enough, needed = self.enough.count.tolist(), self.needed.count.tolist()
+        return f"Evidence(of {total} patches, enough: {enough}, needed: {needed})"
+
+    def overlay(self, index: int = 0) -> tuple[Image.Image, Image.Image]:
+        """The two sets outlined, on the picture that keeps the answer and on the one without it."""
+        from seecause.report.evidence import outlined
+
+        return outlined(self, index, "enough"), outlined(self, index, "needed")
+
+    def sentence(self, index: int = 0) -> tuple[str, str]:
+        """Both findings in words."""
+        from seecause.report.evidence import sentences
+
+        return sentences(self, index)
+
+    def plot(self, axes: tuple[Axes, Axes], index: int = 0) -> None:
+        """Both outlined pictures on two axes of matplotlib."""
+        shown = zip(axes, self.overlay(index), self.sentence(index), strict=True)
+        for axis, picture, words in shown:
+            axis.imshow(picture)
+            axis.set_title(words, fontsize=8, wrap=True)
+            axis.axis("off")
+
+
+@torch.no_grad()
+def evidence(
+    model: ImageModel,
+    images: Tensor,
+    target: Spec = None,
+    *,
+    maps: Tensor | None = None,
+    method: str = "caap",
+    options: Mapping[str, Any] | None = None,
+    blank: Blank | Tensor = "mean",
+    points: int = 7,
+    seed: int = 0,
+) -> Evidence:
+    """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
+
+    `images` are normalised [B, 3, H, W], `target` is as in `sc.attribute`. The order is that of
+    `maps` [B, gh, gw], or of `method` with its `options`. Patches that are not shown have the
+    pixels of `blank`, one for all or one for each. Every view that answers works: only its forward
+    is used.
+
+    >>> import seecause as sc
+    >>> model = sc.load("builtin:critters-vit")
+    >>> images = sc.data.to_batch(model, list(sc.data.open_data("critters:clean", limit=2))).images
+    >>> found = sc.evidence(model, images)
+    >>> found.enough.exists.all(), found.enough.patches.shape
+    (tensor(True), torch.Size([2, 12, 12]))
+    """
+    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
+        raise BadOption("points", points, "a whole number above 0")
+    with model.settled(), budget(memory().limit) as held:
+        images = images.to(model.device, model.dtype)
+        grid = model.check(images).grid
+        if maps is None:
+            maps = attribute(model, images, target, method, **dict(options or {})).maps
+            order = method
+        else:
+            order = "maps that were given"
+        if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
+            expected = f"finite numbers [{len(images)}, {grid[0]}, {grid[1]}]: one map an image"
+            raise BadOption("maps", list(maps.shape), expected)
+        size = (images.shape[-2], images.shape[-1])
+        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        chain = _Chain(model, images, empty, maps.to(images.device), target)
+        found = {"enough": chain.shortest(keep=True, points=points)}
+        found["needed"] = chain.shortest(keep=False, points=points)
+        record = chain.target.record(model)
+        settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
+        return Evidence(
+            images=_raw(model, images),
+            maps=wide(maps).cpu(),
+            **found,
+            probability=chain.score(chain.whole).double().cpu(),
+            answered=chain.kept(chain.whole).cpu(),
+            labels=list(record.get("name", [])),
+            manifest={
+                "method": "evidence",
+                "options": {**settings, "points": points, "seed": seed},
+                "target": record,
+                **protocol(model, images),
+                "memory_halvings": list(held.halvings),
+            },
+        )
+
+
+class _Chain:
+    """Images between a blank and themselves: the first k patches of a map shown, or hidden."""
+
+    def __init__(
+        self, model: ImageModel, images: Tensor, empty: Tensor, maps: Tensor, target: Spec
+    ):
+        self.model, self.images, self.empty = model, images, empty
+        self.grid, self.patches = maps.shape[1:], maps[0].numel()
+        order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
+        self.ranks = order.argsort(dim=1).unflatten(1, self.grid)  # [B, gh, gw]
+        self.chunk = fit(
+            len(images), model.forward_bytes(model.check(images)), images.device, share=0.5
+        )
+        self.whole = batched(model, images, self.chunk)  # [B, C]
+        self.blank = batched(model, empty, self.chunk).expand_as(self.whole)
+        self.target: Target = parse(model, target, len(images)).bind(self.whole)
+
+    def shortest(self, *, keep: bool, points: int) -> PatchSet:
+        """The shortest beginning of the order that keeps the answer alone, or breaks it when it is
+        hidden."""
+        none, every = (self.blank, self.whole) if keep else (self.whole, self.blank)
+        begins = self.kept(none) == keep  # with no patch at all
+
+        def passes(rows: Tensor, lengths: Tensor) -> Tensor:
+            return self.kept(self._run(rows, lengths, keep), rows) == keep
+
+        left = (~begins).nonzero()[:, 0]
+        ends = (self.kept(every) == keep)[left]
+        lengths = torch.zeros_like(begins, dtype=torch.long)
+        lengths[left] = bisect(passes, left, self.patches, ends, points=points)
+        exists = lengths >= 0
+        lengths = lengths.clamp(min=0)
+        rows = torch.arange(len(self.images), device=self.images.device)
+        pictures, logits = self._mixed(rows, lengths, keep), self._run(rows, lengths, keep)
+        shown = exists[:, None, None, None] | torch.tensor(keep, device=exists.device)
+        return PatchSet(
+            patches=(self.ranks < lengths[:, None, None]).cpu(),
+            exists=(exists & (self.kept(logits) == keep)).cpu(),
+            probability=self.score(logits).double().cpu(),
+            labels=[self.model.class_name(c) for c in logits.argmax(dim=-1).tolist()],
+            pictures=_raw(self.model, torch.where(shown, pictures, self.images)),
+        )
+
+    def kept(self, logits: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Whether logits [m, C] of some images give the explained answer, [m]."""
+        goal = self.target.take(rows)
+        if goal.function is not None or goal.against is not None:
+            return goal.score(logits, "logit") > 0
+        assert goal.classes is not None
+        return logits.argmax(dim=-1) == goal.classes.to(logits.device)
+
+    def score(self, logits: Tensor) -> Tensor:
+        return self.target.score(logits, "prob", sigmoid=self.model.sigmoid)
+
+    def _mixed(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
+        """Pictures [m, 3, H, W] with the first patches shown on the blank, or hidden by it."""
+        first = self.ranks[rows] < lengths[:, None, None]  # [m, gh, gw]
+        height, width = self.images.shape[-2:]
+        shown = spread_out(first == keep, (height, width))[:, None]
+        empty = self.empty if len(self.empty) == 1 else self.empty[rows]
+        return torch.where(shown, self.images[rows], empty)
+
+    def _run(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
+        """Logits [m, C] of those pictures, as many at a time as fit."""
+
+        def run_items(items: Tensor) -> Tensor:
+            return self.model(self._mixed(rows[items], lengths[items], keep))
+
+        return batched(run_items, torch.arange(len(rows), device=rows.device), self.chunk)
+
+
+def bisect(
+    passes: Callable[[Tensor, Tensor], Tensor],
+    rows: Tensor,
+    longest: int,
+    ends: Tensor,
+    *,
+    points: int,
+) -> Tensor:
+    """A length [m] for each of `rows` [m] that passes, where one less does not; -1 where none of
+    the first `points` does, nor the longest. `passes(rows, lengths)` is known to be false at 0 and
+    to be `ends` [m] at `longest`."""
+    low, high = torch.zeros_like(rows), torch.full_like(rows, longest)
+    steps = torch.arange(1, points + 1, device=rows.device)
+    known = ends.clone()  # whether `high` passes; if not, no length that does is known
+    while len(left := ((high - low > 1) & (high > 0)).nonzero()[:, 0]):
+        a, b = low[left, None], high[left, None]
+        tried = (a + (b - a) * steps // (points + 1)).clamp(min=a + 1)  # [m, points], rising
+        good = passes(rows[left].repeat_interleave(points), tried.flatten()).view_as(tried)
+        between = torch.cat([a, tried, b], dim=1)
+        good = torch.cat([good, known[left, None]], dim=1)
+        first, known[left] = good.int().argmax(dim=1), good.any(dim=1)
+        low[left] = between.gather(1, first[:, None])[:, 0]
+        high[left] = torch.where(known[left], between.gather(1, first[:, None] + 1)[:, 0], -1)
+    return torch.where(known, high, -1)
+
+
+def _raw(model: ImageModel, images: Tensor) -> Tensor:
+    return wide(model.preprocess.raw(images)).clamp(0, 1).cpu()
