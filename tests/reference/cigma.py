@@ -216,6 +216,6 @@ def second_order(
             apart = of_p - of_q
             probe = (signs * m.sqrt() * (apart - (m * apart).sum())).sum()
             x = -most * math.log(1 - now / most)
-            moved = max(0.0, x - float(slope) / (1 - now / most) + float(probe) ** 2 / 8)
+            moved = max(0.0, x - float(slope) / (1 - now / most) + 0.6 * float(probe) ** 2 / 8)
             guesses[level, head] = now - most * (1 - math.exp(-moved / most))
     return guesses

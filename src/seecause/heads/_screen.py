@@ -13,12 +13,13 @@ second order. With d = log p - log q at the two answers and m = (p + q) / 2, the
 exactly so for small d, and bounded by ln 2 as it must be. Removing head h moves d by -e_h, to first
 order in its gate, and x to
 
-    x'(h) = max(0, x - <d, e_h> / 4 + |e_h|^2 / 8)
+    x'(h) = max(0, x - <d, e_h> / 4 + c |e_h|^2 / 8)
 
 <d, e_h> / 4 is the slope of x, which that of JS gives: dJS / dg = (1 - JS / ln 2) dx / dg. For
 |e_h|^2 one random probe is enough: with random signs s_y, the square of
 sum_y s_y sqrt(m_y) (e_h - m.e_h)_y has that mean, and a second backward pass gives it for all
-heads; images average its noise away.
+heads; images average its noise away. Its weight c would be 1 if answers moved in a straight line
+and the probe had no noise; 0.6 served best on the pictures that chose it (docs/decisions.md).
 
 The `verify` heads with the largest guess are then measured exactly, and a random few of the rest,
 to tell how many good ones the guess may have missed. Guesses of a float32 model on a GPU run in
@@ -28,9 +29,9 @@ TF32; what is measured does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ from seecause.types import wide_dtype
 
 VERIFIED = 3  # heads that are measured for each that is wanted
 MOST = math.log(2)  # no divergence is larger
+BENT = 0.6  # c, the weight of |e_h|^2
 ROOM = 1e-6  # of it, that is always left: the slope of x is that of JS over what is left
 
 
@@ -116,9 +118,10 @@ def screen(
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     if options.get("temperature") == "matched":
         guessing["temperature"] = 1.0  # a slope has no ablated model to match
-    make = second_order if options.get("response", "big") in OF_MASKS else first_order
+    experiment = _experiment("screen", model, images, masks, {"seed": seed, **guessing})
+    make = _second_order if experiment.measure.response in OF_MASKS else _first_order
     with _quick_products(model):
-        guess = make(model, images, masks, seed=seed, **guessing)
+        guess = make(experiment, seed)
     heads = [(int(layer), int(head)) for layer, head in guess.value.isfinite().nonzero()]
     count = VERIFIED * top if verify is None else verify
     if not 0 < top <= len(heads) or count < top:
@@ -139,13 +142,7 @@ def first_order(
     """The slope of the response in every head's gate, averaged over images. Options are those of
     `score`."""
     experiment = _experiment("first_order", model, images, masks, options)
-
-    @torch.enable_grad()
-    def run_chunk(part: slice) -> Tensor:
-        graph = _Graph(experiment, part)
-        return graph.slopes(graph.measured()["response"])
-
-    return _averaged(experiment, "first order", run_chunk)
+    return _described(experiment, _first_order(experiment))
 
 
 def second_order(
@@ -157,9 +154,23 @@ def second_order(
     if response not in OF_MASKS:
         raise BadOption("response", response, "big or fig; first_order takes the others")
     experiment = _experiment("second_order", model, images, masks, options)
-    other: View = "no_background" if response == "big" else "no_foreground"
-    chance = torch.Generator().manual_seed(options.get("seed", 0))
-    signs = torch.randint(0, 2, (len(images), model.n_classes), generator=chance) * 2.0 - 1
+    return _described(experiment, _second_order(experiment, options.get("seed", 0)))
+
+
+def _first_order(experiment: HeadExperiment, seed: int = 0) -> HeadScores:
+    @torch.enable_grad()
+    def run_chunk(part: slice) -> Tensor:
+        graph = _Graph(experiment, part)
+        return graph.slopes(graph.measured()["response"])
+
+    return _averaged(experiment, "first order", run_chunk)
+
+
+def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
+    big = experiment.measure.response == "big"
+    other: View = "no_background" if big else "no_foreground"
+    chance, shape = torch.Generator().manual_seed(seed), experiment.images.shape[:1]
+    signs = torch.randint(0, 2, (*shape, experiment.model.n_classes), generator=chance) * 2.0 - 1
 
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
@@ -181,7 +192,7 @@ def saturated(divergence: Tensor, slope: Tensor, spread: Tensor) -> Tensor:
     """The divergence without a head, from the one with it [b, 1, 1], its slope in the head's gate
     and |e_h|^2 [b, L, H]."""
     left = (1 - divergence / MOST).clamp_min(ROOM)
-    moved = (-MOST * left.log() - slope / left + spread / 8).clamp_min(0)
+    moved = (-MOST * left.log() - slope / left + BENT * spread / 8).clamp_min(0)
     return -MOST * torch.expm1(-moved / MOST)
 
 
@@ -238,7 +249,14 @@ def _experiment(
         return HeadExperiment(model, images, masks, guard=False, **options)
 
 
-def _averaged(experiment: HeadExperiment, estimator: str, run_chunk: Any) -> HeadScores:
+def _described(experiment: HeadExperiment, guess: HeadScores) -> HeadScores:
+    """With everything that a result says of itself; naming the pixels takes as long as a guess."""
+    return replace(guess, protocol={**guess.protocol, **experiment.record()})
+
+
+def _averaged(
+    experiment: HeadExperiment, estimator: str, run_chunk: Callable[[slice], Tensor]
+) -> HeadScores:
     """Guesses [b, L, H] of all images, averaged; heads that are not there are NaN."""
     model = experiment.model
     guesses = torch.cat(experiment.over_images(run_chunk, depth=model.n_layers + 1))
@@ -248,11 +266,7 @@ def _averaged(experiment: HeadExperiment, estimator: str, run_chunk: Any) -> Hea
     return HeadScores(
         guesses.mean(dim=0),
         standard_error(guesses),
-        protocol={
-            "estimator": estimator,
-            "operator": experiment.operator,
-            **experiment.record(),
-        },
+        protocol={"estimator": estimator, "operator": experiment.operator},
         effects=guesses,
     )
 
