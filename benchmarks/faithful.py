@@ -5,17 +5,18 @@
     python benchmarks/faithful.py --device cpu --quick      # a tiny one in float32: that it runs,
     not how fast
 
-Inference: stage 1 on the whole picture, then stage 2 on the patches it kept, masked (all tokens
-run) or packed (only the kept ones). The kept share is drawn for each picture from 15-60 %, so that
-batches are as uneven as real ones. Training: one step with all losses, the warped view and AdamW.
-Weights are random: the arithmetic is the same. Transfers are excluded. Images/s, and time relative
-to a single ViT.
+Inference, eager and captured (both sides by CUDA graphs): stage 1 on the whole picture, then stage
+2 on the patches it kept, masked (all tokens run) or packed (only the kept ones). The kept share is
+drawn for each picture from 15-60 %, so that batches are as uneven as real ones. Training: one step
+with all losses, the warped view and AdamW. Weights are random: the arithmetic is the same.
+Transfers are excluded. Images/s, and time relative to a single ViT.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import timm
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import Timing, measured_on, race
+from seecause.engine import graphs
 from seecause.faithful import IFAM, Affine, Noise, objective, parameter_groups
 
 LEAST, MOST = 0.15, 0.60  # share of patches that a picture keeps
@@ -37,6 +39,7 @@ def main(
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
     quick: bool = False,
     sizes: str = "",
+    batches: str = "",
     repeats: int = 10,
     training: bool = True,
 ) -> None:
@@ -48,27 +51,21 @@ def main(
         " contenders interleaved, 3 warm-ups\n"
     )
     for size in [int(s) for s in (sizes or ("56" if quick else "224,518")).split(",")]:
-        batches = (
-            (2,) if quick else (128, 512) if size <= 224 else (32, 128)
-        )  # the second saturates the GPU
+        usual = "2" if quick else "1,8,32,128" if size <= 224 else "1,32,128"
+        chosen = [int(batch) for batch in (batches or usual).split(",")]
         backbone = _backbone(size, quick)
-        images = torch.randn(batches[-1], 3, size, size, device=where)
+        images = torch.randn(chosen[-1], 3, size, size, device=where)
         mask = _uneven_masks(len(images), size // 14).to(where)
-        for batch in batches:
-            print(
-                f"## {size} pixels, batch {batch}: inference, {mask[:batch].float().mean():.0%} of"
-                " patches kept\n"
-            )
-            report(
-                race(
-                    inference(backbone, images[:batch].to(dtype), mask[:batch]),
-                    where,
-                    repeats=repeats,
-                ),
-                batch,
-            )
+        for batch in chosen:
+            entries = inference(backbone, images[:batch].to(dtype), mask[:batch])
+            share = f"{mask[:batch].float().mean():.0%} of patches kept"
+            for way in ("eager", "captured") if where.type == "cuda" else ("eager",):
+                print(f"## {size} pixels, batch {batch}: inference, {way}, {share}\n")
+                with graphs.without_graphs() if way == "eager" else nullcontext():
+                    report(race(entries, where, repeats=repeats), batch)
+            graphs.clear()
         if training:
-            part = images[: max(2, batches[0] // 2)]
+            part = images[: 64 if size <= 224 else 16]
             print(f"## {size} pixels, batch {len(part)}: training steps\n")
             report(race(steps(backbone, part, dtype), where, repeats=repeats), len(part))
 
@@ -83,8 +80,9 @@ def inference(backbone: nn.Module, images: Tensor, mask: Tensor) -> dict[str, Ca
     )
     net = IFAM(backbone, PARTS, CLASSES).to(images.device, images.dtype).eval()
     parts = IFAM(backbone, PARTS, CLASSES, stages=1).to(images.device, images.dtype).eval()
+    owner = graphs.ModuleOwner(single)
     found: dict[str, Callable[[], object]] = {
-        SINGLE: lambda: single(images),
+        SINGLE: lambda: graphs.captured(owner, SINGLE, lambda: single, images),
         "PDiscoFormer (stage 1)": lambda: parts(images),
         "two stages, masked": lambda: net(images, mask=mask, packed=False),
         "two stages, packed": lambda: net(images, mask=mask, packed=True),

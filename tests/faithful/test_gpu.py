@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.faithful import Noise
+from seecause.engine.graphs import _Graph, report, without_graphs
+from seecause.faithful import Noise, intervene
 from seecause.faithful.attention import reads_straight_through
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
@@ -29,6 +30,27 @@ def test_packed_equals_masked_on_a_gpu():
         )
         assert_close(packed, expected, atol=within, rtol=0)
         assert_close(packed, masked, atol=within, rtol=0)
+
+
+@torch.no_grad()
+def test_both_stages_by_graph_have_the_bits_of_a_plain_run():
+    net = tiny_net().to("cuda", torch.bfloat16)
+
+    def check(images):
+        got = net(images)
+        with without_graphs():
+            plain = net(images)
+        assert torch.equal(got.logits, plain.logits) and torch.equal(got.maps, plain.maps)
+        return got.logits
+
+    given = [pictures(4, seed=seed).to("cuda", torch.bfloat16) for seed in (0, 1, 0, 1, 0, 1)]
+    before = [check(images) for images in given]
+    held = [*net.graphs.memo["graphs"].values(), *net.stage2.graphs.memo["graphs"].values()]
+    assert sum(isinstance(one, _Graph) for one in held) >= 2, report()
+    with intervene(net, drop_parts=[0]):
+        dropped = [check(images) for images in given]
+    assert not torch.equal(dropped[-1], before[-1])
+    assert torch.equal(check(given[-1]), before[-1])
 
 
 def test_packed_training_has_the_masked_gradient_on_a_gpu():

@@ -25,7 +25,7 @@ from seecause.attribution.e_caap import Approx, summarise
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, interpolate, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import Sweep, SweepPlan, Tail, live_tokens
 from seecause.engine.token_sets import token_sets
@@ -236,8 +236,7 @@ def sweep(
         size = fit(size, traces + min(len(chosen), 32) * each, images.device)
     parts = in_chunks(some_images, len(images), size, what="images")
     interventions, plain, bare = zip(*parts, strict=True)
-    empty = bare[0] if shared else torch.cat(bare)
-    return Swept(torch.cat(interventions), torch.cat(plain), empty)
+    return Swept(joined(interventions), joined(plain), bare[0] if shared else joined(bare))
 
 
 def _prepare(
@@ -275,7 +274,7 @@ def _prepare(
 
         logits = list(in_chunks(some_patches, len(sets), together, what="patches"))
         assert source.logits is not None and empty.logits is not None
-        return torch.cat(logits, dim=1), source.logits, empty.logits
+        return joined(logits, dim=1), source.logits, empty.logits
 
     return run
 

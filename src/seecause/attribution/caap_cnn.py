@@ -26,7 +26,7 @@ from seecause.attribution.caap import ONE_CLASS, Classes, Direction, Swept, to_m
 from seecause.attribution.registry import Maps, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.errors import BadOption
 from seecause.models.conv_view import ConvModel
@@ -100,7 +100,7 @@ def sweep_features(
         size = fit(size, model.forward_bytes(layout), images.device, share=0.5)
     parts = in_chunks(some_images, len(images), size, what="images")
     logits, plain, bare = zip(*parts, strict=True)
-    return Swept(torch.cat(logits), torch.cat(plain), bare[0] if shared else torch.cat(bare))
+    return Swept(joined(logits), joined(plain), bare[0] if shared else joined(bare))
 
 
 def _prepare(
@@ -132,7 +132,7 @@ def _prepare(
 
         logits = list(in_chunks(some_cells, len(marks), together, what="cells"))
         plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
-        return torch.cat(logits, dim=1), plain, bare
+        return joined(logits, dim=1), plain, bare
 
     return run
 

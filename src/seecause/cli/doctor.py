@@ -203,7 +203,26 @@ def _caap_cost(model: VisionModel) -> dict[str, Any]:
             layout.n_patches * rows * row_bytes(model, layout)
         ),
         "memory budget": f"{_size(memory().bytes(model.device))} (work is cut to fit it)",
+        **({"CUDA graphs": _graphs(model)} if model.device.type == "cuda" else {}),
     }
+
+
+def _graphs(model: VisionModel) -> str:
+    """Whether CAAP of one picture is replayed, or why not: the third map of a kind is."""
+    import os
+
+    import torch
+
+    from seecause.attribution.attribute import attribute
+    from seecause.engine import graphs
+
+    if os.environ.get(graphs.SWITCH) == "0":
+        return f"off: {graphs.SWITCH}=0"
+    size = (len(model.preprocess.mean), *model.preprocess.size)
+    picture = torch.zeros(1, *size, device=model.device, dtype=model.dtype)
+    for _ in range(3):
+        attribute(model, picture, 0)
+    return "; ".join(graphs.report())
 
 
 def _size(count: int) -> str:

@@ -118,8 +118,11 @@ class Mask:
         self.keep = keep
 
     @cached_property
-    def bytes(self) -> Tensor:
-        return self.keep.contiguous().view(torch.uint8)
+    def words(self) -> Tensor:
+        """The same as bits, one int32 for each row and block of 32 keys: [1|B, 1|H, R, blocks]."""
+        bits = F.pad(self.keep, (0, -self.keep.shape[-1] % 32)).unflatten(-1, (-1, 32))
+        places = torch.arange(32, device=bits.device)
+        return (bits.long() << places).sum(dim=-1).to(torch.int32)
 
     @cached_property
     def worklist(self) -> Tensor:

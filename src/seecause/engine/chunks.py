@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -109,6 +109,11 @@ def in_chunks(
         if torch.cuda.is_available():
             graphs.clear()
             torch.cuda.empty_cache()
+
+
+def joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """All parts as one; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 def batched(

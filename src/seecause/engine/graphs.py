@@ -26,6 +26,7 @@ the other, whichever thread asks. Where recording fails, the plain run stays and
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -40,7 +41,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seecause.models._settled import tensor_key, tensors_of
+from seecause.models._settled import Watch, tensor_key, tensors_of
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
@@ -59,9 +60,9 @@ class Owner(Protocol):
 
     memo: dict[Any, Any]
 
-    def state_tensors(self) -> list[Tensor]: ...
-
     def state_key(self) -> tuple[Any, ...]: ...
+
+    def watch(self) -> Watch: ...
 
 
 def captured(
@@ -89,6 +90,7 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
         and all(tensor.is_cuda for tensor in tensors)
         and not torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
+        and not torch.is_autocast_enabled("cuda")
         and not recording()
     )
 
@@ -138,20 +140,22 @@ class ModuleOwner:
     module: nn.Module
     memo: dict[Any, Any] = field(default_factory=dict)
 
-    def state_tensors(self) -> list[Tensor]:
-        return tensors_of(self.module)
-
     def state_key(self) -> tuple[Any, ...]:
-        return tuple(tensor_key(tensor) for tensor in self.state_tensors())
+        return tuple(tensor_key(tensor) for tensor in tensors_of(self.module))
+
+    def watch(self) -> Watch:
+        return Watch([self.module])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "memo": {}}  # copies make graphs of their own
 
 
 @dataclass(eq=False)
 class _Graph:
     """One recording. What it reads stays alive with it: inputs, the function and what that closes
-    over, and the memory of the weights, which may be replaced at any time."""
+    over, and (by the watch) the memory of weights that are replaced."""
 
-    state: int
-    weights: list[Tensor]
+    watch: Watch | None
     function: Callable[..., Any] | None
     inputs: list[Tensor]
     outputs: Any = None
@@ -168,8 +172,8 @@ class _Graph:
         return tuple(output.clone() for output in self.outputs)
 
     def release(self) -> None:
-        self.function = self.outputs = self.graph = None
-        self.inputs, self.weights = [], []
+        self.watch = self.function = self.outputs = self.graph = None
+        self.inputs = []
 
 
 class _Pool:
@@ -195,14 +199,14 @@ class _Pool:
         place = _place(model, key, tensors)
         held = graphs.get(place)
         if isinstance(held, _Graph):
-            results = self._launch(held, tensors)  # the check below runs beside it
-            if results is not None and held.state == hash(model.state_key()):
+            results, watch = self._launch(held, tensors), held.watch
+            if results is not None and watch is not None and watch.unchanged():  # beside the replay
                 return results
             self.drop(held)
         state, function = hash(model.state_key()), prepare()
         results = function(*tensors)
         again = held == state and place not in self._failed  # seen before, and in this state
-        graph = self._record(model, state, function, tensors, place) if again else None
+        graph = self._record(model, function, tensors, place) if again else None
         graphs[place] = state if graph is None else graph
         while len(graphs) > 4 * MOST:
             graphs.pop(next(iter(graphs)))
@@ -224,14 +228,11 @@ class _Pool:
     def _record(
         self,
         model: Owner,
-        state: int,
         function: Callable[..., Any],
         tensors: tuple[Tensor, ...],
         place: tuple[Any, ...],
     ) -> _Graph | None:
-        weights = [tensor.detach() for tensor in model.state_tensors()]
-        inputs = [tensor.clone() for tensor in tensors]
-        graph = _Graph(state, weights, function, inputs)
+        graph = _Graph(model.watch(), function, [tensor.clone() for tensor in tensors])
         with _capturing, self._lock, torch.cuda.device(self.device):
             before = torch.cuda.current_stream()
             try:
@@ -241,6 +242,7 @@ class _Pool:
                 self._fail(place, str(failure).strip().splitlines()[0])
                 self._handle = None  # torch may believe that it is still being recorded to
                 return None
+            self._order.pop(id(graph), None)  # of one that is gone
             self._order[id(graph)] = weakref.ref(graph)
             self.bytes += grown
             limit = int(SHARE * torch.cuda.get_device_properties(self.device).total_memory)
@@ -260,11 +262,10 @@ class _Pool:
             self._handle = torch.cuda.graph_pool_handle()
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        with torch.cuda.graph(
-            graph.graph,
-            pool=self._handle,
-            stream=self._stream,
-            capture_error_mode="thread_local",
+        options = {"pool": self._handle, "stream": self._stream}
+        with (
+            _no_collection(),  # to destroy an old graph would spoil the new one
+            torch.cuda.graph(graph.graph, capture_error_mode="thread_local", **options),
         ):
             held = torch.cuda.memory_reserved(self.device)
             graph.outputs = graph.function(*graph.inputs)
@@ -301,6 +302,18 @@ class _Pool:
         self._failed[place] = (str(place[0])[:80], why)
         while len(self._failed) > 4 * MOST:
             self._failed.popitem(last=False)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The garbage collector waits."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _pool(device: torch.device) -> _Pool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from seecause.engine.attend import Bank, Own
 
 # a tile of rows, a block of keys: the fastest of those tried (docs/benchmarks.md)
-ROWS, KEYS = 64, 32
-WARPS, STAGES = 4, 3
+ROWS, KEYS = 64, 32  # masks are words of 32 bits
+WARPS, STAGES = 4, 2
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = 1.4426950408889634  # the kernel works in powers of two
 
@@ -106,7 +106,7 @@ def _bank_arguments(bank: Bank | None, q: Tensor) -> list[Any]:
     if bank.keep is None:
         arguments += [q, 0, 0, 0, q, 0]
     else:
-        keep, work = bank.keep.bytes, bank.keep.worklist
+        keep, work = bank.keep.words, bank.keep.worklist
         arguments += [keep, _spread(keep, 0), _spread(keep, 1), keep.stride(2)]
         arguments += [work, work.stride(0)]
     return (

@@ -66,13 +66,9 @@ def _read_bank(
         columns = start + tl.arange(0, KEYS)
         present = columns < n_keys
         visible = (rows[:, None] < n_rows) & present[None, :]
-        if KEEP:
-            visible = (
-                tl.load(
-                    keep_ptr + rows[:, None] * keep_row + columns[None, :], mask=visible, other=0
-                )
-                != 0
-            )
+        if KEEP:  # a word of bits for each row and key block; none is set beyond the last key
+            word = tl.load(keep_ptr + rows * keep_row + start // KEYS, mask=rows < n_rows, other=0)
+            visible = ((word[:, None] >> tl.arange(0, KEYS)[None, :]) & 1) != 0
         peak, total, acc = _absorb(
             q,
             k_ptr,

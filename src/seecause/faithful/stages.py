@@ -9,12 +9,14 @@ import re
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.engine.attend import Groups
+from seecause.engine.graphs import ModuleOwner, captured
 from seecause.engine.walk import walk
 from seecause.errors import BadImage, UnsupportedModel
-from seecause.faithful.attention import Attend, reads_packed
+from seecause.faithful.attention import Attend, has_kernel, reads_packed
 from seecause.faithful.parts import (
     Assignment,
     Modulation,
@@ -30,6 +32,7 @@ _TOKENS = re.compile(
     r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)"
     r"|pos(ition|itional)?_embed\w*)(\.weight)?$"
 )
+_STEP = 32  # packed rows come in multiples of at least so many
 # no path leads from them to a patch or class token
 _UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")
 
@@ -147,6 +150,7 @@ class MaskedStage(nn.Module):
         self.head = new_head(self.tower.width, classes)
         # where a verified view listens
         self.taps = nn.ModuleList(nn.Identity() for _ in self.tower.parts.blocks)
+        self.graphs = ModuleOwner(self)
         # special tokens are always visible
         self.register_buffer("prefix", torch.ones(layout.prefix, dtype=torch.bool))
 
@@ -166,14 +170,27 @@ class MaskedStage(nn.Module):
 
     def packed(self, images: Tensor, visible: Tensor) -> Tensor:
         """Logits [B, C] of a run on tokens visible [B, T] (bool) alone, the rows of all images end
-        to end without padding. Same answer as the masked run, whatever else is in the batch."""
+        to end. Same answer as the masked run, whatever else is in the batch."""
         layout = self.tower.layout(images)
         # the only time that a GPU is waited for, before anything of this stage runs
-        places = visible.flatten().nonzero()[:, 0]
-        groups = Groups(visible.sum(dim=1), images.device, bound=layout.tokens)
+        places, sizes = visible.flatten().nonzero()[:, 0], visible.sum(dim=1)
+        if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
+            return self._packed(images, places, sizes)
+        # rows of no image fill up the last group: totals come again, and their graphs with them
+        step = min(layout.tokens, max(_STEP, visible.numel() // 32))
+        spare = step - len(places) % step
+        places = F.pad(places, (0, spare))
+        sizes = torch.cat([sizes, sizes.new_full((1,), spare)])
+        return captured(self.graphs, "packed", lambda: self._packed, images, places, sizes)
+
+    def _packed(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
+        """Tokens places [R] of images that lie end to end, in groups of these sizes: the first of
+        them are the images."""
+        layout = self.tower.layout(images)
+        groups = Groups(sizes, images.device, bound=layout.tokens)
         h = self.tower.parts.embed(images).flatten(0, 1)[places][None]  # [1, R, D]
         at = layout.at(images.device).take(places % layout.tokens)
-        class_rows = groups.starts[:-1].long() + cast(int, layout.class_index)
+        class_rows = groups.starts[: len(images)].long() + cast(int, layout.class_index)
         attend, last = reads_packed(groups), len(self.tower.parts.blocks) - 1
         steps = walk(self.tower.parts, h, at)
         for step in steps:

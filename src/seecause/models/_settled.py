@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,35 @@ def tensors_of(module: nn.Module) -> list[Tensor]:
         tensors += [t for t in part._parameters.values() if t is not None]
         tensors += [t for t in part._buffers.values() if t is not None]
     return tensors
+
+
+class Watch:
+    """Modules, and tensors beside them, as they are now. Notices in microseconds whether a part, a
+    parameter or a buffer was replaced, moved or changed (edits through `.data` leave no trace), and
+    keeps the memory of all tensors alive."""
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor] = ()):
+        parts = [part for module in modules for part in parts_of(module)]
+        named = [d for part in parts for d in (part._modules, part._parameters, part._buffers)]
+        self._full = [(entries, tuple(entries.values())) for entries in named if entries]
+        self._empty = [entries for entries in named if not entries]
+        self._tensors = [t for module in modules for t in tensors_of(module)] + list(tensors)
+        self._marks = self._mark()
+        self._memory = [tensor.detach() for tensor in self._tensors]
+
+    def unchanged(self) -> bool:
+        if any(map(len, self._empty)):
+            return False
+        for entries, before in self._full:
+            if len(entries) != len(before) or not all(map(is_, entries.values(), before)):
+                return False
+        return self._marks == self._mark()
+
+    def _mark(self) -> list[tuple[int, int]]:
+        return [
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in self._tensors
+        ]
 
 
 def tensor_key(tensor: Tensor) -> tuple[int, int, torch.dtype, torch.device]:

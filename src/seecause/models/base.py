@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadImage, BadOption, UnknownClass
-from seecause.models._settled import need_settled, settled, tensor_key, tensors_of
+from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
@@ -189,11 +189,12 @@ class ImageModel:
     def state_key(self) -> tuple[Any, ...]:
         """Changes whenever a weight or buffer is changed, moved or replaced. Edits through `.data`
         leave no trace: call `forget` after them."""
-        return tuple(map(tensor_key, self.state_tensors()))
+        tensors = [tensor for module in self._modules() for tensor in tensors_of(module)]
+        return tuple(map(tensor_key, tensors))
 
-    def state_tensors(self) -> list[Tensor]:
-        """Every weight and buffer, as it is now."""
-        return [tensor for module in self._modules() for tensor in tensors_of(module)]
+    def watch(self) -> Watch:
+        """Notices changes as `state_key` does, from now on and faster."""
+        return Watch(self._modules())
 
     def forget(self) -> None:
         """Drop everything that is kept between calls (runs of blank images, the fingerprint)."""

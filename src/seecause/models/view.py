@@ -15,8 +15,9 @@ from torch import Tensor
 
 from seecause._files import digest
 from seecause.engine.walk import walk
+from seecause.models._settled import Watch
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Block, CompiledBlock
+from seecause.models.block import Block
 from seecause.models.layout import At, TokenLayout
 from seecause.models.readout import Readout
 
@@ -92,16 +93,12 @@ class VisionModel(ImageModel):
         finally:
             self.gates = before
 
-    def compile(self) -> VisionModel:
-        """Compile both halves of every block, in place; the first run at each shape takes a
-        while."""
-        self.blocks = [CompiledBlock(**vars(block)) for block in self.blocks]
-        self.forget()
-        return self
-
     def state_key(self) -> tuple[Any, ...]:
         """Gates count by value: the next one may well live at the same address."""
         return (*super().state_key(), self._gate_values())
+
+    def watch(self) -> Watch:
+        return Watch(self._modules(), [] if self.gates is None else [self.gates])
 
     def fingerprint(self) -> str:
         """Of the weights, of the gates, and of which classes count as one."""
