@@ -113,11 +113,12 @@ def contenders(
 ) -> dict[str, Run]:
     """Everything that is timed on one batch."""
     layout = model.check(images)
-    chosen = selection(layout.grid)
     blank = blank_image(model, (images.shape[-2], images.shape[-1]))
 
-    def caap(tail: str, **options: str) -> Run:
-        plan = make_plan(model, layout, tail=tail, layers=None)  # type: ignore[arg-type]
+    def caap(tail: str, *, stride: int = 1, start: int = 0, **options: str) -> Run:
+        layers = (start, None) if start else None
+        plan = make_plan(model, layout, tail=tail, layers=layers)  # type: ignore[arg-type]
+        chosen = selection(layout.grid, stride=stride)
         return partial(sweep, model, images, blank, chosen, plan, **options)  # type: ignore[arg-type]
 
     forward = model if way == "compiled" else model.module
@@ -125,8 +126,11 @@ def contenders(
         PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
     }
     runs |= {f"CAAP {tail}": caap(tail) for tail in tails}
-    if others:
+    if others and way == "captured":
+        third = model.n_layers // 3
         runs["CAAP source, delete"] = caap("source", direction="delete")
+        runs["CAAP source, every 2nd patch"] = caap("source", stride=2)
+        runs[f"CAAP source, from block {third}"] = caap("source", start=third)
         runs["E-CAAP source"] = caap("source", approx="e-caap")
     return runs
 

@@ -48,6 +48,7 @@ Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
 
 MOST = 32  # graphs of one device
 SHARE = 0.25  # of a device's memory, for all of them
+TRIES = 2  # recordings that may fail before a call is left alone
 SWITCH = "SEECAUSE_GRAPHS"  # "0" in the environment turns graphs off
 
 _off: ContextVar[bool] = ContextVar("seecause_graphs_off", default=False)
@@ -129,7 +130,7 @@ def report() -> list[str]:
     for pool in _pools.values():
         count = len(pool.living())
         lines.append(f"{pool.device}: {count} graphs, {pool.bytes / 2**20:.0f} MiB")
-        lines += [f"{pool.device}: plain runs of {key}: {why}" for key, why in pool.failures()]
+        lines += [f"{pool.device}: plain runs of {key}: {why}" for key, why in pool.failures]
     return lines
 
 
@@ -159,7 +160,7 @@ class _Graph:
     function: Callable[..., Any] | None
     inputs: list[Tensor]
     outputs: Any = None
-    graph: torch.cuda.CUDAGraph | None = field(default_factory=torch.cuda.CUDAGraph)
+    graph: torch.cuda.CUDAGraph | None = None
 
     def launch(self, tensors: tuple[Tensor, ...]) -> Any:
         """New values in, replay, results out; nothing waits."""
@@ -176,6 +177,14 @@ class _Graph:
         self.inputs = []
 
 
+@dataclass(eq=False)
+class _Seen:
+    """A call that has run in this state of the model, and how often its recording failed."""
+
+    state: int
+    failures: int = 0
+
+
 class _Pool:
     """All graphs of one device: the newest stay, within a bound of number and memory."""
 
@@ -183,7 +192,7 @@ class _Pool:
         self.device, self.bytes = device, 0
         self._lock = threading.RLock()
         self._order: OrderedDict[int, weakref.ref[_Graph]] = OrderedDict()  # by id, oldest first
-        self._failed: OrderedDict[Hashable, tuple[str, str]] = OrderedDict()
+        self.failures: dict[tuple[str, str], None] = {}  # what, and why; in their order
         self._handle: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
@@ -195,7 +204,7 @@ class _Pool:
         prepare: Callable[[], Callable[..., Any]],
         tensors: tuple[Tensor, ...],
     ) -> Any:
-        graphs: dict[Hashable, _Graph | int] = model.memo.setdefault("graphs", {})
+        graphs: dict[Hashable, _Graph | _Seen] = model.memo.setdefault("graphs", {})
         place = _place(model, key, tensors)
         held = graphs.get(place)
         if isinstance(held, _Graph):
@@ -205,9 +214,11 @@ class _Pool:
             self.drop(held)
         state, function = hash(model.state_key()), prepare()
         results = function(*tensors)
-        again = held == state and place not in self._failed  # seen before, and in this state
-        graph = self._record(model, function, tensors, place) if again else None
-        graphs[place] = state if graph is None else graph
+        seen = held if isinstance(held, _Seen) and held.state == state else None
+        graph = None
+        if seen is not None and seen.failures < TRIES:
+            graph = self._record(model, key, function, tensors, seen)
+        graphs[place] = graph or seen or _Seen(state)
         while len(graphs) > 4 * MOST:
             graphs.pop(next(iter(graphs)))
         return results
@@ -228,18 +239,20 @@ class _Pool:
     def _record(
         self,
         model: Owner,
+        key: Hashable,
         function: Callable[..., Any],
         tensors: tuple[Tensor, ...],
-        place: tuple[Any, ...],
+        seen: _Seen,
     ) -> _Graph | None:
         graph = _Graph(model.watch(), function, [tensor.clone() for tensor in tensors])
+        graph.graph = torch.cuda.CUDAGraph()
         with _capturing, self._lock, torch.cuda.device(self.device):
             before = torch.cuda.current_stream()
             try:
                 grown = self._capture(graph)
             except RuntimeError as failure:  # also CUDA's own, and out of memory
                 torch.cuda.set_stream(before)
-                self._fail(place, str(failure).strip().splitlines()[0])
+                self._fail(key, seen, str(failure).strip().splitlines()[0])
                 self._handle = None  # torch may believe that it is still being recorded to
                 return None
             self._order.pop(id(graph), None)  # of one that is gone
@@ -247,9 +260,9 @@ class _Pool:
             self.bytes += grown
             limit = int(SHARE * torch.cuda.get_device_properties(self.device).total_memory)
             if self.bytes > limit:
-                alone = grown > limit
                 self.clear()
-                self._fail(place, f"larger than {limit >> 20} MiB") if alone else None
+                if grown > limit:
+                    self._fail(key, seen, f"larger than {limit >> 20} MiB")
                 return None
         for oldest in self.living()[:-MOST]:
             self.drop(oldest)
@@ -292,16 +305,16 @@ class _Pool:
             for number, graph in alive:
                 if graph is None:
                     del self._order[number]
+            if not self._order:
+                self.bytes, self._handle = 0, None
             return [graph for _, graph in alive if graph is not None]
 
-    def failures(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys(self._failed.values()))
-
-    def _fail(self, place: tuple[Any, ...], why: str) -> None:
-        log.info("no CUDA graph of %s: %s", place[0], why)
-        self._failed[place] = (str(place[0])[:80], why)
-        while len(self._failed) > 4 * MOST:
-            self._failed.popitem(last=False)
+    def _fail(self, key: Hashable, seen: _Seen, why: str) -> None:
+        log.info("no CUDA graph of %s: %s", key, why)
+        seen.failures += 1
+        self.failures[str(key)[:80], why] = None
+        while len(self.failures) > MOST:
+            self.failures.pop(next(iter(self.failures)))
 
 
 @contextmanager
