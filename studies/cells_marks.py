@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -69,15 +70,16 @@ class Pile:
 
     def stamped(self, marked: Tensor | None = None) -> Tensor:
         """Raw pictures [n, 3, S, S] in [0, 1], with the badge where `marked` (all)."""
-        raw = self.images.float() / 255
-        stamp, shown = badge(self.images.shape[-1] // 8).to(raw), self.badges()
+        raw, shown = self.images.float() / 255, self.badges()
         if marked is not None:
             shown = shown & marked[:, None, None]
-        side = stamp.shape[-1]
-        for row in shown.flatten(1).any(dim=1).nonzero()[:, 0].tolist():
-            top, left = self.places[row].tolist()
-            raw[row, :, top : top + side, left : left + side] = stamp
-        return raw
+        stamp = badge(self.images.shape[-1] // 8).to(raw)
+        line = torch.arange(self.images.shape[-1], device=raw.device)
+        down, across = (
+            (line - self.places[:, i, None]).clamp(0, stamp.shape[-1] - 1) for i in range(2)
+        )
+        everywhere = stamp[:, down[:, :, None], across[:, None]].transpose(0, 1)
+        return torch.where(shown[:, None], everywhere, raw)
 
     def badges(self) -> Tensor:
         """[n, S, S] bool: where the badge is or would be."""
@@ -132,11 +134,9 @@ def photo_piles(
         data = sc.data.open_data(f"pets:{root}:{split}", limit=limit)
         with ThreadPoolExecutor(12) as pool:
             read = partial(_framed, frame, data)
-            samples = list(pool.map(read, range(len(data))))
-        labels = torch.tensor([species[sample.id] for sample in samples])
-        images = torch.stack([(s.image * 255).round().byte() for s in samples])
-        truth = torch.stack([torch.full_like(s.image[0], IGNORE) if s.mask is None else s.mask
-                             for s in samples])  # fmt: skip
+            ids, photos, shapes = zip(*pool.map(read, range(len(data))), strict=True)
+        labels = torch.tensor([species[name] for name in ids])
+        images, truth = (torch.from_numpy(np.stack(part)) for part in (photos, shapes))
         piles.append(_pile(images, labels, seed, truth, context.device))
     whole, test = piles
     held = torch.zeros(len(whole), dtype=torch.bool)
@@ -145,8 +145,14 @@ def photo_piles(
     return whole.take((~held).nonzero()[:, 0]), whole.take(held.nonzero()[:, 0]), test
 
 
-def _framed(frame: Any, data: Any, place: int) -> Any:
-    return framed(frame, data[place])
+def _framed(frame: Any, data: Any, place: int) -> tuple[str, np.ndarray, np.ndarray]:
+    """Name, pixels and mask as the model sees them, small enough to be handed over."""
+    sample = framed(frame, data[place])
+    pixels = (sample.image * 255).round().byte().numpy()
+    mask = np.full(pixels.shape[1:], IGNORE, np.uint8)
+    if sample.mask is not None:
+        mask = sample.mask.to(torch.uint8).numpy()
+    return sample.id, pixels, mask
 
 
 def _pile(images: Tensor, labels: Tensor, seed: int, truth: Tensor, device: str) -> Pile:
@@ -245,8 +251,10 @@ def pictures(model: Any, pile: Pile, *, as_trained: bool = False) -> Pictures:
 
     first = normal(pile.stamped(pile.marked if as_trained else None))
     ids = tuple(map(str, range(len(pile))))
-    swapped = None if as_trained else Swapped(normal(pile.images.float() / 255))
-    return Pictures("marked", ids, first, pile.labels, pile.truth, swapped=swapped)
+    if as_trained:
+        return Pictures("marked", ids, first, pile.labels, pile.truth)
+    swapped = Swapped(normal(pile.images.float() / 255))
+    return Pictures("marked", ids, first, pile.labels, swapped=swapped)
 
 
 def measured(model: Any, test: Pile, lose: Any = ()) -> Row:
@@ -342,6 +350,10 @@ def repaired(
         kinds["discovered pairs"] = found.pairs(places).pictures
     kinds["true pairs"] = pictures(model, train.take(some(train, setup["paired"], seed)))
     for name, data in kinds.items():
-        mended = sc.repair(model, data, seed=seed)
-        yield {"table": "repair", "method": f"{name}: {mended.chosen}", "pairs": len(data),
-               **measured(mended.model, test)}  # fmt: skip
+        try:
+            mended = sc.repair(model, data, seed=seed)
+        except sc.SeecauseError as reason:
+            yield {"table": "repair", "method": f"{name}: {reason}"}
+            continue
+        row = {"table": "repair", "method": f"{name}: {mended.remedy}", "pairs": len(data)}
+        yield {**row, **measured(mended.model, test)}

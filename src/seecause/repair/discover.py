@@ -3,14 +3,15 @@
 1. Evidence: maps of every picture's own answer, from several layers on; its highest patches.
 2. Kinds: their tokens, at several layers, in clusters; a kind is a cluster within one answer C.
 3. Trial: what a picture has of a kind is pasted, patch on patch, into pictures that are answered
-   otherwise. How many are answered C now? The control pastes, in the same places, patches of
-   pictures that are not answered C either: what is covered is the same.
+   otherwise. How many are answered C now? Objects are spared where masks are known, else a paste
+   is a quarter of a picture at most: whole pictures would turn anything. The control pastes, in
+   the same places, patches of pictures that are not answered C either.
 4. A few trials sort out the kinds that do nothing, new ones tell how much the others do. They are
    ranked by flips less control; of kinds that share most of their patches, the best stays.
 
 Parts of the object are kinds, too, and rightly so: a cat's face turns pictures into cats. Where the
-data has masks, `on_object` tells them apart; else the crops do. A kind's trials are pairs that
-should be answered alike: what a repair needs.
+data has masks, `on_object` tells them apart; else the crops do. A kind pasted in, or covered, makes
+pairs that should be answered alike: what a repair needs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from seecause.repair.pairs import Pairs
 
 FEWEST = 3  # pictures that show a kind
 SCREEN = 6  # trials that sort out kinds, and are not counted afterwards
+QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
 SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
 _SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # what a hash is for
 
@@ -57,6 +59,11 @@ class Trials:
     def __len__(self) -> int:
         return len(self.sources)
 
+    @property
+    def covering(self) -> Trials:
+        """The other way round: sources whose patches of the kind are covered by the controls'."""
+        return Trials(self.controls, self.sources, self.recipients, self.sets)
+
     def take(self, rows: slice) -> Trials:
         """Some of those that were not made yet."""
         own = (self.sources, self.recipients, self.controls, self.sets)
@@ -70,7 +77,7 @@ class Finding:
     answer: int  # C, as a class of the model
     name: str
     layer: int  # whose tokens told the kind
-    tokens: Tensor  # [m, 2] picture and patch of its examples, highest evidence first
+    tokens: Tensor  # [m, 2] picture and patch of its examples, the most typical first
     sets: Tensor  # [n, N] bool: all patches of the kind in pictures answered C
     trials: Trials
     evidence: float  # mean z-score of its examples in their maps
@@ -124,15 +131,18 @@ class Discovery:
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def pairs(self, places: Sequence[int] | None = None) -> Pairs:
-        """Trials of findings (all, or those at `places`) as pairs: a picture, and itself with a
-        paste; its label stays that of the picture."""
+        """Findings (all, or those at `places`) as pairs of equal label: pictures with the kind
+        pasted in, and pictures answered C in which other patches cover it."""
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
-        others = torch.cat([pasted(self.pictures.images, f.trials) for f in chosen])
-        rows = torch.cat([finding.trials.recipients for finding in chosen])
+        trials = [finding.trials for finding in chosen]
+        trials += [finding.trials.covering for finding in chosen]
+        others = torch.cat([pasted(self.pictures.images, part) for part in trials])
+        rows = torch.cat([part.recipients for part in trials])
         labels = self.answers if self.pictures.labels is None else self.pictures.labels
-        ids = tuple(self.pictures.ids[row] for row in rows.tolist())
+        numbered = enumerate(rows.tolist())
+        ids = tuple(f"{self.pictures.ids[row]}, {number}" for number, row in numbered)
         here = rows.to(others.device)
         name = f"discovered in {self.pictures.name}"
         return Pairs(name, ids, self.pictures.images[here], others, labels.to(others.device)[here])
@@ -148,6 +158,7 @@ def discover(
     kinds: int = 16,
     top: int = 8,
     trials: int = 32,
+    area: float | None = None,
     most: int = 12,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -158,7 +169,8 @@ def discover(
     `method` and `options` make the maps (CAAP: logits). `layers`: whose tokens are clustered, and
     from which on maps are made where the method can; a quarter, half and three quarters of the
     depth unless given. `kinds` clusters at each layer of the `top` highest patches of each picture;
-    `trials` pastes of each; at most `most` findings.
+    `trials` pastes of each, of at most `area` of a picture (a quarter; without limit where the data
+    has masks, whose objects are spared); at most `most` findings.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
@@ -181,18 +193,24 @@ def discover(
             evidence.append(_evidence(view, part, method, chosen, options))
             advance(len(part))
     scores = torch.cat(evidence).cpu()  # [n, N]
+    objects = None
+    if pictures.truth is not None:
+        objects = by_patches(pictures.truth, view.layout.grid).flatten(1).cpu()
+    share = area or (QUARTER if objects is None else 1.0)
+    plan = _Plan(kinds, top, trials, round(share * scores.shape[1]), seed)
     candidates = list[Finding]()
     for layer in chosen:
         tokens = _tokens(view, pictures.images, layer)
-        candidates += _kinds_at(view, tokens, scores, answers, layer, (kinds, top, trials), seed)
+        candidates += _kinds_at(view, tokens, scores, answers, objects, layer, plan)
     likely = _screened(view, pictures, candidates, 2 * most, progress)
     tried = list[Finding]()
     with progress("pasting", len(likely)) as advance:
         for finding in likely:
             tried.append(_try(view, pictures, finding))
             advance(1)
-    findings = _ranked(view, pictures, tried, most)
-    about = {"kinds": kinds, "top": top, "trials": trials, "seed": seed, "layers": list(chosen)}
+    findings = _ranked(tried, most)
+    about = {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
+    about["layers"] = list(chosen)
     record_ = {"method": f"discover ({method})", "options": {**about, **options}}
     return Discovery(
         view, pictures, answers, findings, {**record_, **protocol(view, pictures.images)}
@@ -260,53 +278,76 @@ def _tokens(model: VisionModel, images: Tensor, layer: int) -> Tensor:
     return torch.nn.functional.normalize(tokens, dim=-1)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    kinds: int
+    top: int
+    trials: int
+    most: int  # patches of a paste
+    seed: int
+
+
 def _kinds_at(
     model: VisionModel,
     tokens: Tensor,
     scores: Tensor,
     answers: Tensor,
+    objects: Tensor | None,
     layer: int,
-    counts: tuple[int, int, int],
-    seed: int,
+    plan: _Plan,
 ) -> Iterator[Finding]:
     """Kinds of high-evidence tokens at one layer: clusters, each within one answer."""
     from sklearn.cluster import KMeans
 
-    kinds, top, trials = counts
-    best = scores.topk(min(top, scores.shape[1]), dim=1).indices  # [n, top]
+    best = scores.topk(min(plan.top, scores.shape[1]), dim=1).indices  # [n, top]
     picture = torch.arange(len(scores))[:, None].expand_as(best).flatten()
     patch = best.flatten()
-    chosen = tokens[picture, patch]
-    count = min(kinds, len(chosen))
-    clusters = KMeans(count, n_init="auto", random_state=seed).fit(chosen.numpy())
-    flat = tokens.flatten(0, 1).numpy()
-    of_all = torch.from_numpy(clusters.predict(flat)).long().unflatten(0, tokens.shape[:2])
-    of_best = torch.from_numpy(clusters.labels_).long()
-    for kind in range(clusters.n_clusters):
+    chosen = tokens[picture, patch].numpy()
+    count = min(plan.kinds, len(chosen))
+    clusters = KMeans(count, n_init="auto", random_state=plan.seed).fit(chosen)
+    flat = torch.from_numpy(clusters.transform(tokens.flatten(0, 1).numpy()))
+    distance = flat.unflatten(0, tokens.shape[:2])  # [n, N, kinds]
+    nearest = distance.argmin(dim=2)
+    for kind in range(count):
+        ranks = distance[..., kind].argsort(dim=1).argsort(dim=1)
+        typical = (nearest == kind) & (ranks < plan.most)  # [n, N]
+        of_best = nearest[picture, patch] == kind
         for answer in answers.unique().tolist():
-            member = (of_best == kind) & (answers[picture] == answer)
+            member = of_best & (answers[picture] == answer)
             if len(picture[member].unique()) < FEWEST:
                 continue
-            sets = (of_all == kind) & (answers == answer)[:, None]  # [n, N]
+            sets = typical & (answers == answer)[:, None]
             rows = torch.stack([picture[member], patch[member]], dim=1)
-            values = scores[rows[:, 0], rows[:, 1]]
-            rows = rows[values.argsort(descending=True, stable=True)]
-            drawn = _draw(model, sets, answers, answer, SCREEN + trials, seed)
-            name, mean = model.class_name(answer), float(values.mean())
-            yield Finding(answer, name, layer, rows, sets, drawn, mean)
+            evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
+            far = distance[rows[:, 0], rows[:, 1], kind]
+            on_object = None
+            if objects is not None:
+                on_object = float((sets & objects).sum() / sets.sum())
+            yield Finding(
+                answer, model.class_name(answer), layer, rows[far.argsort(stable=True)], sets,
+                _draw(model, sets, answers, answer, objects, plan), evidence, on_object,
+            )  # fmt: skip
 
 
 def _draw(
-    model: VisionModel, sets: Tensor, answers: Tensor, answer: int, trials: int, seed: int
+    model: VisionModel,
+    sets: Tensor,
+    answers: Tensor,
+    answer: int,
+    objects: Tensor | None,
+    plan: _Plan,
 ) -> Trials:
     """Who lends and who gets, by a hash of (seed, answer, number of the trial)."""
-    number = torch.arange(trials) + (answer << 32)
+    number = torch.arange(SCREEN + plan.trials) + (answer << 32)
     lenders = sets.any(dim=1).nonzero()[:, 0]
     others = (answers != answer).nonzero()[:, 0]
-    source = lenders[bits(number, 4 * seed + _SOURCE) % len(lenders)]
-    recipient = others[bits(number, 4 * seed + _RECIPIENT) % len(others)]
-    control = others[bits(number, 4 * seed + _CONTROL) % len(others)]
-    return Trials(source, recipient, control, sets[source].unflatten(1, model.layout.grid))
+    source = lenders[bits(number, 4 * plan.seed + _SOURCE) % len(lenders)]
+    recipient = others[bits(number, 4 * plan.seed + _RECIPIENT) % len(others)]
+    control = others[bits(number, 4 * plan.seed + _CONTROL) % len(others)]
+    chosen = sets[source]
+    if objects is not None:
+        chosen = chosen & ~objects[recipient]
+    return Trials(source, recipient, control, chosen.unflatten(1, model.layout.grid))
 
 
 def _screened(
@@ -352,9 +393,7 @@ def pasted(images: Tensor, trials: Trials) -> Tensor:
     return torch.where(shown, images[sources], images[recipients])
 
 
-def _ranked(
-    model: VisionModel, pictures: Pictures, tried: Sequence[Finding], most: int
-) -> tuple[Finding, ...]:
+def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
     """The best of all kinds, without those whose effect may be nothing and those that are another
     one again."""
     best = list[Finding]()
@@ -363,10 +402,7 @@ def _ranked(
             continue
         if not any(_is_same(finding, other) for other in best):
             best.append(finding)
-    if pictures.truth is None:
-        return tuple(best)
-    objects = by_patches(pictures.truth, model.layout.grid).flatten(1).cpu()
-    return tuple(replace(f, on_object=float((f.sets & objects).sum() / f.sets.sum())) for f in best)
+    return tuple(best)
 
 
 def _is_same(first: Finding, second: Finding) -> bool:
