@@ -138,8 +138,8 @@ def find_remedy(name: str, options: dict[str, Any]) -> Remedy:
 
 
 def with_layer(model: VisionModel, layer: LastLayer, done: str, details: dict[str, Any]) -> Mended:
-    """The model with another last layer."""
-    view = with_last_layer(model, layer.weight, layer.bias)
+    """The model with another last layer; it is verified when it is chosen."""
+    view = with_last_layer(model, layer.weight, layer.bias, check=False)
     return Mended(view, done, details, layer, model)
 
 

@@ -136,11 +136,11 @@ def _epoch(
             logits = run.view.native(images.to(device))
         nll = F.cross_entropy(logits.float(), labels, reduction="none")
         loss = (weights[rows.to(device)] * nll).mean()
-        if not bool(loss.isfinite()):
-            raise Diverged(number, "the loss of fine-tuning is no number")
         run.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(run.module.parameters(), CLIP)
         run.optimizer.step()
         advance(len(rows))
     run.epoch += 1
+    if not all(bool(value.isfinite().all()) for value in run.module.parameters()):
+        raise Diverged(run.epoch * len(rows_of), "weights of fine-tuning are no numbers")

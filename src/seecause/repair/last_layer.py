@@ -122,10 +122,13 @@ def _checked(
 def _logistic(
     z: Tensor, y: Tensor, weights: Tensor, strength: float, start: LastLayer, present: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Newton-like steps (L-BFGS) on a convex problem: the start does not matter."""
-    weight = start.weight.clone().requires_grad_(True)
-    bias = start.bias.clone().requires_grad_(True)
-    rows = present.double()[:, None]
+    """L-BFGS on a convex problem: the start does not matter. Classes without a picture are one
+    column that does not change: the log-sum-exp of their old logits."""
+    old, shift = start.weight[present], start.bias[present]
+    weight, bias = old.clone().requires_grad_(True), shift.clone().requires_grad_(True)
+    absent = z @ start.weight[~present].T + start.bias[~present]
+    rest = absent.logsumexp(dim=1, keepdim=True) if absent.shape[1] else absent  # [N, 1] or [N, 0]
+    places = present.long().cumsum(0)[y] - 1
     optimizer = torch.optim.LBFGS(
         [weight, bias],
         max_iter=500,
@@ -137,21 +140,18 @@ def _logistic(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        w = start.weight + rows * (weight - start.weight)
-        b = start.bias + rows[:, 0] * (bias - start.bias)
-        nll = F.cross_entropy(z @ w.T + b, y, reduction="none")
-        ridge = (w - start.weight).square().sum() / (2 * strength * len(z))
+        logits = torch.cat([z @ weight.T + bias, rest], dim=1)
+        nll = F.cross_entropy(logits, places, reduction="none")
+        ridge = (weight - old).square().sum() / (2 * strength * len(z))
         total = (weights * nll).mean() + ridge
         total.backward()
         return total
 
     with torch.enable_grad():
         optimizer.step(loss)
-    chosen = present[:, None]
-    return (
-        torch.where(chosen, weight.detach(), start.weight),
-        torch.where(present, bias.detach(), start.bias),
-    )
+    new_weight, new_bias = start.weight.clone(), start.bias.clone()
+    new_weight[present], new_bias[present] = weight.detach(), bias.detach()
+    return new_weight, new_bias
 
 
 def _least_squares(

@@ -30,6 +30,7 @@ from torch import Tensor
 from seecause import __version__
 from seecause._files import digest, digest_json, write_atomic, write_json
 from seecause.data.dataset import Dataset, evenly
+from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.heads.pictures import Pictures, Progress, no_progress
 from seecause.loading import rewrap
@@ -127,6 +128,7 @@ def repair(
     before = audit_part(view, part, report.masks, judged=judged["nothing"])
     after = before
     if name != "nothing":
+        verify(mended[name].model)
         after = audit_part(mended[name].model, part, report.masks, judged=judged[name])
     return Repair(
         mended[name].model, view, name, verdict, before, after, candidates, chosen_by,

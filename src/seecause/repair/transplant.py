@@ -109,15 +109,18 @@ def transplant(
     holes = _holes(masks, images)
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
     grounds = ~holes.flatten(1).all(dim=1)
-    source, donor, number = _draw(labels, objects, grounds, per_picture, donors, seed)
+    # drawn on the CPU: a picture at a time would wait for the device a thousand times
+    drawn_by = (labels.cpu(), objects.cpu(), grounds.cpu())
+    drawn = _draw(*drawn_by, per_picture, donors, seed)
+    source, donor, number = (part.to(images.device) for part in drawn)
     if len(source) == 0:
         raise BadOption(
             "masks",
             f"{int(objects.sum())} of {len(masks)} with an object and a background",
             "at least two such pictures; empty and full masks cannot be cut out",
         )
-    drawn = torch.zeros_like(objects).index_fill(0, source, True)
-    left_out = tuple((~drawn).nonzero()[:, 0].tolist())
+    moved = torch.zeros_like(objects).index_fill(0, source, True)
+    left_out = tuple((~moved).nonzero()[:, 0].tolist())
     if left_out:
         log.warning(
             "%d of %d pictures are not transplanted: no object, no background, or no donor",
