@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
 from seecause.critters import demo_classifiers
-from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, repair
+from seecause.critters.demo import JOBS, DemoSetting, audit, compare, explain, mend, repair
 from seecause.report.page import render_page
 
 ARCHITECTURE = {
@@ -83,3 +83,12 @@ def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
         and "outlined: removed" in page
         and page.count('<p class="when">after</p>') == 6
     )
+
+
+def test_the_demo_ends_with_a_mended_model_and_one_sentence(folder):
+    assert list(JOBS)[-1] == "Mend"
+    shown = mend(DemoSetting(), model=folder, pictures=40, tested=8)
+    page = render_page("Demo", shown.sections)
+    assert "The same pictures, mended" in page and "Which remedy?" in page
+    (sentence,) = shown.lines
+    assert sentence in page or sentence.replace(">", "&gt;") in page

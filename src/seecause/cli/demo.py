@@ -37,11 +37,13 @@ def demo(
     setting = DemoSetting(device=pick_device(device), seed=seed)
     sections: list[Section] = []
     manifests: list[dict[str, Any]] = []
+    lines: list[str] = []
     with counting("running jobs", len(JOBS), quiet=quiet) as advance:
         for chapter in JOBS:
             shown = run_job(chapter, setting)
             sections += shown.sections
             manifests += shown.manifests
+            lines += shown.lines
             advance(1)
     manifest = {"command": "demo", "page": "index.html", "runs": manifests}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
@@ -57,6 +59,8 @@ def demo(
         )
     page = (out / "index.html").absolute()
     if not quiet:
+        for line in lines:
+            typer.echo(line)
         tell_page(out, replaced=replaces)
     if open_page:
         typer.launch(page.as_uri())

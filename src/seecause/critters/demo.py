@@ -13,6 +13,7 @@ from PIL import Image
 from seecause import critters
 from seecause.attribution.attribute import protocol
 from seecause.critters.demo_classifiers import (
+    STRIDE,
     DemoSections,
     DemoSetting,
     audit,
@@ -26,6 +27,7 @@ from seecause.errors import WeakAnswer
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import leave_one_out, network
 from seecause.faithful.net import IFAM
+from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
 from seecause.lvlm import (
     LVLM,
@@ -37,6 +39,7 @@ from seecause.lvlm import (
     trace_answer,
 )
 from seecause.models.sources import ZOO
+from seecause.repair.mend import repair as sc_repair
 from seecause.report.faithful import PartCard, note_of, part_cards, parts_section
 from seecause.report.lvlm import (
     curves_section,
@@ -45,6 +48,7 @@ from seecause.report.lvlm import (
     tokens_section,
     trace_manifest,
 )
+from seecause.report.repair import change_section, remedies_section, worst_section
 
 BUILT = "builtin:critters-ifam"
 BUILD_PICTURES = 4
@@ -167,6 +171,43 @@ def _first_that_sees(
     return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
 
 
+MENDED, MEND_PICTURES, MEND_TESTED = "builtin:critters-biased", 48, 16
+
+
+def mend(
+    setting: DemoSetting,
+    *,
+    model: str = MENDED,
+    pictures: int = MEND_PICTURES,
+    tested: int = MEND_TESTED,
+) -> DemoSections:
+    """A model that answers from the background, mended without a group label; the same balanced
+    pictures before and after. `seecause repair` does the same at any size."""
+    view = load(model, device=setting.device)
+    cases, test = (
+        critter_pictures(view, latents, name=name, swaps=False)
+        for name, latents in {
+            "critters:certified:train": critters.draw(
+                "certified", "train", pictures, seed=setting.seed, device=setting.device
+            ),
+            "critters:balanced:test": critters.draw(
+                "balanced", "test", STRIDE * tested, seed=setting.seed, device=setting.device
+            )[::STRIDE],  # type: ignore[misc]
+        }.items()
+    )
+    result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
+    pair, models = [result.before, result.after], [result.original, result.model]
+    title = "The same pictures, mended"
+    gallery = worst_section(models, pair, ["before", "after"], title=title, count=4)
+    sections = [
+        replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
+        change_section(result, title="What changed when it was mended?"),
+        remedies_section(result),
+    ]
+    manifest = {**result.before.protocol, "method": "repair"}
+    return DemoSections(sections, [manifest], [result.sentence])
+
+
 # chapter -> job
 JOBS: dict[str, Callable[[DemoSetting], DemoSections]] = {
     "Explain": explain,
@@ -175,6 +216,7 @@ JOBS: dict[str, Callable[[DemoSetting], DemoSections]] = {
     "Repair": repair,
     "Build": build,
     "Trace": trace,
+    "Mend": mend,
 }
 
 

@@ -58,6 +58,7 @@ class DemoSections:
 
     sections: Sequence[Section]
     manifests: Sequence[dict[str, Any]]
+    lines: Sequence[str] = ()  # what the command says at its end
 
 
 TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")

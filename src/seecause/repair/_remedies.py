@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from seecause._options import check_options, keyword_options
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.heads.baselines import fit_head, last_layer, with_last_layer
 from seecause.heads.pictures import Progress, no_progress
 from seecause.models.view import VisionModel
@@ -146,7 +146,11 @@ def with_layer(model: VisionModel, layer: LastLayer, done: str, details: dict[st
 @remedy("nothing", cost="nothing", needs="nothing")
 def nothing(model: VisionModel, lesson: Lesson) -> Mended:
     """The model as it is."""
-    return Mended(model, "Nothing was changed.")
+    try:
+        layer = LastLayer(*last_layer(model))
+    except NotDefined:
+        layer = None
+    return Mended(model, "Nothing was changed.", {}, layer, model)
 
 
 @remedy("last-layer", cost="1 forward of each version")

@@ -174,7 +174,12 @@ def audit(
     """
     model = model_for(model, data)
     material = material_of(model, data, eye, progress)
-    return audit_part(model, material.test(model, per_picture, seed=seed), material.masks, progress)
+    result = audit_part(
+        model, material.test(model, per_picture, seed=seed), material.masks, progress
+    )
+    if not bool(result.judged.right.any()):
+        raise NothingRight(f"none of {len(material.pictures)} pictures")
+    return result
 
 
 def material_of(
@@ -220,8 +225,6 @@ def audit_part(
         with progress("answering versions", 1) as advance:
             judged = Judged(part, part.logits(model))
             advance(1)
-    if not bool(judged.right.any()):
-        raise NothingRight(f"none of {len(part.pictures)} pictures")
     gains = _gains(model, part, masks, judged.right)
     options = {"versions": len(part.moved), "eye": "pairs" if masks is None else masks.source}
     record = {"method": "audit", "options": options, **protocol(model, part.pictures.images)}
@@ -229,9 +232,9 @@ def audit_part(
 
 
 def _gains(model: ImageModel, part: Part, masks: EyeMasks | None, right: Tensor) -> Gains | None:
-    """FIG and BIG with the eye's masks and grey; None for pairs, and where classes answer
-    independently."""
-    if masks is None or model.sigmoid:
+    """FIG and BIG with the eye's masks and grey; None for pairs, where classes answer
+    independently, and where no answer is right."""
+    if masks is None or model.sigmoid or not bool(right.any()):
         return None
     images = part.pictures.images
     rows = right.to(images.device).nonzero()[:, 0]

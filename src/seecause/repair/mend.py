@@ -223,7 +223,7 @@ def _try(
 ) -> tuple[Candidate, Mended | None]:
     """A remedy, or what an earlier run made of it; one that cannot be done is a hole with its
     reason."""
-    if place is not None:
+    if place is not None and entry.name != "nothing":
         place.mkdir(exist_ok=True)
     began, kept = time.perf_counter(), None if place is None else _read(model, place)
     try:
@@ -234,7 +234,7 @@ def _try(
     seconds = kept[1] if kept else time.perf_counter() - began
     numbers = result.judge(lesson.choose).numbers(groups=lesson.groups)
     candidate = Candidate(entry.name, result.done, result.details, seconds, numbers)
-    if place is not None and not kept:
+    if place is not None and not kept and entry.name != "nothing":
         _write(place, result, seconds)
     return candidate, result
 
@@ -278,9 +278,9 @@ def _choice(
     if not names or (verdict in ("no", "too few") and not force):
         return "nothing"
 
-    def key(name: str) -> tuple[float, float]:
+    def key(name: str) -> tuple[float, float, float]:
         numbers = candidates[name].choose
-        return numbers[chosen_by], numbers["transplants"]
+        return numbers[chosen_by], numbers["transplants"], -numbers["flips"]
 
     best = max(names, key=key)
     if force:
