@@ -79,7 +79,8 @@ def by_masks(
             part = Part(pictures, moved)
             mended = find_remedy("last-layer", {}).fit(case.model, Lesson(part, part, seed))
             seconds = time.perf_counter() - began
-            own = {"method": "last-layer", "masks": name, "donors": donors, "iou": _iou(masks)}
+            title = f"last layer, {name}" + ", same-class donors" * (donors != "any")
+            own = {"method": title, "masks": name, "donors": donors, "iou": _iou(masks)}
             rows.append({**own, "seconds": seconds, **case.measured(mended.model)})
     return rows
 
@@ -102,6 +103,7 @@ def remedied(
     for row in _remedied(case.model, material, tuple(remedies), options, seed):
         mended = row.pop("model")
         own = {"masks": "eye", "donors": "any", "iou": _iou(masks)}
+        own["method"] = f"{row.pop('method')}, eye"
         rows.append({**own, **row, **case.measured(mended)})
     return rows
 
@@ -125,7 +127,7 @@ def chosen(
         options={"fine-tune": {"epochs": setup["tuned"]}},
         seed=seed,
     )
-    row = {"method": "sc.repair", "masks": "eye", "donors": "any", "done": mended.remedy}
+    row = {"method": "sc.repair, eye", "masks": "eye", "donors": "any", "done": mended.remedy}
     row |= {"verdict": mended.verdict, "seconds": time.perf_counter() - began}
     return [{**row, **case.measured(mended.model)}]
 

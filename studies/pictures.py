@@ -1,8 +1,9 @@
-"""The pictures of the documentation: python studies/pictures.py critters|demo|heads
+"""The pictures of the documentation: python studies/pictures.py critters|demo|heads|repair
 
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: the top of the demo's page, photographed with chromium
-heads      docs/heads.png: the demo's audit and repair of critters-biased
+heads      docs/heads.png: the demo's audit and pruning of critters-biased
+repair     docs/repair.png: the end of the demo, critters-biased mended
 """
 
 from __future__ import annotations
@@ -71,7 +72,20 @@ def heads(out: Path) -> None:
     photograph(lambda folder: write_page(folder / "heads.html", "", sections), shoot, (1100, 900))
 
 
-PICTURES = {"critters": critters_sheet, "demo": demo, "heads": heads}
+def repair(out: Path) -> None:
+    from seecause.critters.demo import DemoSetting, mend
+    from seecause.report.page import write_page
+
+    gallery, *_ = mend(DemoSetting(), shown=3).sections
+
+    def shoot(page: Any) -> None:
+        page.add_style_tag(content=".bar, h1, .note { display: none } h2 { margin-top: 1.2rem }")
+        page.locator("main").screenshot(path=out)
+
+    photograph(lambda folder: write_page(folder / "page.html", "", [gallery]), shoot, (1150, 700))
+
+
+PICTURES = {"critters": critters_sheet, "demo": demo, "heads": heads, "repair": repair}
 
 
 def main(

@@ -171,7 +171,8 @@ def _first_that_sees(
     return MaskEngine(lvlm, pictures[-1], QUESTION, bank, floor=floor), pictures[-1]
 
 
-MENDED, MEND_PICTURES, MEND_TESTED = "builtin:critters-biased", 48, 16
+MENDED = "builtin:critters-biased"
+MEND_PICTURES, MEND_TESTED, MEND_SHOWN = 48, 16, 4
 
 
 def mend(
@@ -180,6 +181,7 @@ def mend(
     model: str = MENDED,
     pictures: int = MEND_PICTURES,
     tested: int = MEND_TESTED,
+    shown: int = MEND_SHOWN,
 ) -> DemoSections:
     """A model that answers from the background, mended without a group label; the same balanced
     pictures before and after. `seecause repair` does the same at any size."""
@@ -198,7 +200,7 @@ def mend(
     result = sc_repair(view, cases, test=test, per_picture=3, seed=setting.seed)
     pair, models = [result.before, result.after], [result.original, result.model]
     title = "The same pictures, mended"
-    gallery = worst_section(models, pair, ["before", "after"], title=title, count=4)
+    gallery = worst_section(models, pair, ["before", "after"], title=title, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
         change_section(result, title="What changed when it was mended?"),
