@@ -36,8 +36,9 @@ ANSWERS = {
     "too few": f"Too few: fewer than {ENOUGH} right answers tell nothing.",
 }
 PICTURES_NOTE = (
-    "The bold answer is the true class. Bad cuts are seen here at a glance: where the object is not"
-    " what was cut out, the numbers below mean little."
+    "Elsewhere: on the background of a picture of that class. The bold answer is the true class."
+    " Bad cuts are seen here at a glance: where the object is not what was cut out, the numbers"
+    " mean little."
 )
 
 
@@ -125,7 +126,7 @@ def worst_section(
         other = [each.judged.logits.moved[version] for each in audits]
         image = moved[torch.tensor([version], device=moved.labels.device)][0]
         donor = model.class_name(int(moved.donor_labels[version]))
-        name = f"on a background of {donor}"
+        name = f"elsewhere: {donor}"
         if not isinstance(moved, Transplants):
             name = "its other version"
         shots = [
