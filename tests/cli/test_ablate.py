@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.bench.plan import Store
-from seecause.cli import app
+from seecause.cli import app, bench as commands
 
 SMALL = (
     "--limit",
@@ -96,3 +96,12 @@ def test_without_masks_the_curves_are_left(tmp_path):
     assert done.exit_code == 0, done.output
     assert "left out: aupr1, aupr0, pointing" in done.stderr
     assert "needs masks and a class token" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_an_ablation_with_holes_leaves_with_1(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_prepare", lambda *_, **__: None)
+    monkeypatch.setattr("seecause.report.ablate.write_report", lambda store: [])
+    for complete, code in ((True, 0), (False, commands.INCOMPLETE)):
+        monkeypatch.setattr(commands, "_run", lambda *_, complete=complete, **__: complete)
+        done = CliRunner().invoke(app, ["bench", "ablate", "tail", "--out", str(tmp_path)])
+        assert done.exit_code == code, done.output
