@@ -20,6 +20,7 @@ COLUMNS = ("metric", "index", "value", "predicted")  # of rows, that are read
 CURVES = ("insertion", "deletion")
 PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
 BY_SAMPLE = {"maps", *CURVES, *(f"parts.{name}" for name in PARTS)}  # tensors with a row for each
+MISSING = ("holes", "undefined")  # of a shard's metadata, that `runner.inspect` tells
 ODD = (AssertionError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 
@@ -111,6 +112,8 @@ def read_results(store: Store, plan: Plan) -> RunResults:
             if result.metadata["images"]:
                 spent = result.metadata["seconds"]["attribute"]
                 seconds[method].append(spent / result.metadata["images"])
+            missing = {name: result.metadata[name] for name in MISSING if result.metadata.get(name)}
+            condition.metadata[shard] = missing
         except ODD as odd:  # written by something else, whose checksums are right
             del condition.metadata[shard]
             condition.damaged[shard] = f"{shard} is no shard of this plan ({odd!r})"
