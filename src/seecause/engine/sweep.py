@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank, Mask, Own, attend, merge
-from seecause.engine.token_sets import RowGroups, TokenSets
+from seecause.engine.token_sets import RowGroups, TokenSets, token_sets
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import Step, walk
 from seecause.models.layout import TokenLayout
@@ -186,9 +186,11 @@ class Sweep:
     donor: Trace
     plan: SweepPlan
 
-    def logits(self, sets: TokenSets, summary: BlankSummary | None = None) -> Tensor:
-        """Logits [B, n, C] of n token sets."""
-        layers, plan = self.model.n_layers, self.plan
+    def logits(self, chosen: TokenSets | Tensor, summary: BlankSummary | None = None) -> Tensor:
+        """Logits [B, n, C] of n token sets, or of patches [n, N] (bool, on the CPU)."""
+        layers, plan, sets = self.model.n_layers, self.plan, chosen
+        if isinstance(sets, Tensor):
+            sets = token_sets(self.model, sets, self.context.layout, plan.live)
         unfinished = plan.unfinished(layers)
         rows = self._class_rows(sets, plan.stop if unfinished else layers, summary)
         if unfinished and plan.tail == "all":
