@@ -81,7 +81,7 @@ def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
     (finding,) = json.loads((out / "findings.json").read_text())
     model = sc.load("builtin:critters-vit")
     images = sc.data.to_batch(model, [open_data("critters:clean:test")[3]]).images
-    both = sc.evidence(model, images)
+    both = sc.evidence(model, images, method="caap")
     assert finding["evidence"]["enough"]["patches"] == both.enough.patches[0].nonzero().tolist()
     assert finding["evidence"]["needed"]["answer"] == both.needed.labels[0]
     assert len(finding["pairs"]) == 50

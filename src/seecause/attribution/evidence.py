@@ -106,7 +106,7 @@ def evidence(
     target: Spec = None,
     *,
     maps: Tensor | None = None,
-    method: str = "caap",
+    method: str | None = None,
     options: Mapping[str, Any] | None = None,
     blank: Blank | Tensor = "mean",
     points: int = 7,
@@ -115,9 +115,9 @@ def evidence(
     """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
 
     `images` are normalised [B, 3, H, W], `target` is as in `sc.attribute`. The order is that of
-    `maps` [B, gh, gw], or of `method` with its `options`. Patches that are not shown have the
-    pixels of `blank`, one for all or one for each. Every view that answers works: only its forward
-    is used.
+    `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, and of
+    CAAP where mosaic is not defined. Patches that are not shown have the pixels of `blank`, one for
+    all or one for each. Every view that answers works: only its forward is used.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -132,8 +132,8 @@ def evidence(
         images = images.to(model.device, model.dtype)
         grid = model.check(images).grid
         if maps is None:
-            maps = attribute(model, images, target, method, **dict(options or {})).maps
-            order = method
+            order = method or ("mosaic" if model.architecture == "transformer" else "caap")
+            maps = attribute(model, images, target, order, **dict(options or {})).maps
         else:
             order = "maps that were given"
         if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
