@@ -18,6 +18,15 @@ Score = Literal["prob", "logprob", "logit"]
 Spec = Any
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A class and its probability."""
+
+    name: str
+    probability: float
+    explained: bool = False  # whether the maps beside it are maps of this class
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All

@@ -12,8 +12,8 @@ from scipy.stats import rankdata, spearmanr
 
 from seecause.errors import BadOption
 from seecause.metrics import statistics
-from seecause.metrics._pixels import average_ranks
 from seecause.metrics.statistics import (
+    average_ranks,
     bootstrap_interval,
     paired_difference,
     rank_correlation,

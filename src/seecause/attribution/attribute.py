@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause import __version__
 from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution
 from seecause.engine.chunks import budget, memory
 from seecause.errors import NotDefined, ViewMismatch
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
@@ -95,43 +92,6 @@ def _checks(maps: Maps) -> dict[str, Any]:
     if not maps.checks:
         return {}
     return {"checks": {name: values.tolist() for name, values in maps.checks.items()}}
-
-
-def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
-    """What every result says about how it came about."""
-    layout = model.layout_at(images.shape[-2], images.shape[-1])
-    return {
-        "model": model.name,
-        "family": model.family,
-        "architecture": model.architecture,
-        "model_fingerprint": model.fingerprint(),
-        "random_weights": model.random_weights,
-        "readout": model.readout_name,
-        "grid": list(layout.grid),
-        "prefix_tokens": layout.prefix,
-        "images": list(images.shape),
-        "data_fingerprint": pixels_digest(images),
-        "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "versions": versions(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python, this package and the libraries that decide numbers."""
-    return {
-        "python": platform.python_version(),
-        "seecause": __version__,
-        **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")},
-    }
-
-
-def pixels_digest(images: Tensor, before: str = "") -> str:
-    """A short name for the exact pixels, picture by picture, so that `before` can be the name of
-    those that came before them."""
-    for image in images.detach().cpu():
-        before = digest(before, image.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return before
 
 
 def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:

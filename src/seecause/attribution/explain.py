@@ -14,27 +14,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.attribution.attribute import attribute, pixels_digest
+from seecause.attribution.attribute import attribute
 from seecause.attribution.evidence import Evidence, evidence
 from seecause.attribution.interactions import Interactions, interactions
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.errors import BadOption
-from seecause.models.base import ImageModel
-from seecause.target import spread
+from seecause.models.base import ImageModel, pixels_digest
+from seecause.target import Answer, spread
 
 BATCH = 16
 ALSO = ("evidence", "interactions")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A class and its probability."""
-
-    name: str
-    probability: float
-    explained: bool = False  # whether the maps beside it are maps of this class
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from seecause import critters
-from seecause.attribution.attribute import protocol
 from seecause.critters.demo_classifiers import (
     STRIDE,
     DemoSections,
@@ -38,6 +37,7 @@ from seecause.lvlm import (
     make_bank,
     trace_answer,
 )
+from seecause.models.base import protocol
 from seecause.models.sources import ZOO
 from seecause.repair.mend import repair as sc_repair
 from seecause.report.faithful import PartCard, note_of, part_cards, parts_section

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from seecause import critters
-from seecause.attribution.attribute import attribute, protocol
-from seecause.attribution.explain import Answer, top_answers
+from seecause.attribution.attribute import attribute
+from seecause.attribution.explain import top_answers
 from seecause.attribution.result import Attribution
 from seecause.bench.plan import Request, Store
 from seecause.bench.results import read_results
@@ -32,7 +32,7 @@ from seecause.heads.cigma import penalised
 from seecause.heads.erase import Erasure
 from seecause.heads.pictures import critter_pictures
 from seecause.loading import load
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.report.bench import curves_section, summaries, table_section
 from seecause.report.cards import Card, MapView, Strip, render_cards
@@ -40,6 +40,7 @@ from seecause.report.heads import change_section, curves_section as removal_sect
 from seecause.report.heads_audit import audit_gallery, repair_gallery, verdict_section
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section
+from seecause.target import Answer
 
 SceneMaps = Mapping[str, tuple[Attribution, list[list[Answer]]]]  # by scene
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 from seecause.data._pickles import read_pickle
 from seecause.data.dataset import evenly, path_and_split
@@ -67,6 +66,8 @@ def open_metashift(rest: str, *, limit: int | None = None) -> Photos:
 
 def part_of_test(photos: list[Animal], split: str) -> list[Animal]:
     """DISC's validation photos, the other ones, or all."""
+    from sklearn.model_selection import train_test_split
+
     if split == "test-all":
         return photos
     if len(photos) < FEWEST:

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from seecause._files import digest
@@ -124,6 +123,8 @@ def _listed(path: Path) -> list[tuple[str, int, str]]:
 def _cut(root: Path, name: str, side: int) -> Tensor | None:
     """[4, side, side] uint8, or None where the trimap has no animal. The border fades out from the
     animal to the background."""
+    from scipy.ndimage import distance_transform_edt
+
     ids = read_ids(root / "annotations" / "trimaps" / f"{name}.png")
     if not (ids == ANIMAL).any():
         return None

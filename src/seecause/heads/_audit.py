@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption
 from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples
@@ -34,7 +33,7 @@ from seecause.heads.pictures import (
     pictures_of,
 )
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 
 MaskSource = Literal["discovered", "oracle", "both"]

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.engine.forks import gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
 from seecause.heads.erase import Baseline, ErasedViews, Masks, Swapped
 from seecause.heads.gains import entropy, jensen_shannon, log_probs, need_distribution
 from seecause.heads.scores import all_heads, need_heads
+from seecause.models.base import protocol
 from seecause.models.view import VisionModel
 from seecause.target import Spec, Target, parse
 from seecause.types import wide

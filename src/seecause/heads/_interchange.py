@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, gated_logits
 from seecause.errors import BadOption
@@ -28,6 +27,7 @@ from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
 from seecause.heads.registry import selector
 from seecause.heads.scores import Head, HeadScores, all_heads, checked_heads, need_heads
 from seecause.metrics import standard_error
+from seecause.models.base import protocol
 from seecause.models.view import VisionModel
 
 Cue = Literal["background", "foreground"]

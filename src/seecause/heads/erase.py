@@ -26,7 +26,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from seecause.data.dataset import IGNORE
 from seecause.engine.blanks import blank_image
@@ -107,6 +106,8 @@ def fill(
     inside: Tensor | None = None,
 ) -> Tensor:
     """The baseline picture of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
+    from torchvision.transforms.functional import gaussian_blur
+
     if isinstance(baseline, Tensor):
         if baseline.shape[1:] != images.shape[1:] or len(baseline) not in (1, len(images)):
             raise BadOption(

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
 from seecause.engine.chunks import batched, fit
 from seecause.errors import NotDefined
 from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.types import wide
 
 FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from seecause._files import digest_json, write_atomic
 from seecause._options import check_options
-from seecause.attribution.attribute import pixels_digest, protocol
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
 from seecause.heads._mask_search import MaskSearch, harden
 from seecause.heads.erase import Fill, Masks, describe, fill, part
 from seecause.heads.gains import need_distribution
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.view import VisionModel
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from seecause.errors import BadOption
@@ -83,6 +82,8 @@ def checked_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def auroc(logits: Tensor, labels: Tensor) -> float:
     """Of logits [N, C] and labels [N]. Two classes: by the probability of class 1. More: the mean
     over classes of one against the rest."""
+    from sklearn.metrics import roc_auc_score
+
     logits, labels = checked_logits(logits, labels)
     missing = [name for name in range(logits.shape[1]) if not (labels == name).any()]
     if missing or logits.shape[1] < 2:

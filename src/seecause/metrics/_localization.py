@@ -20,8 +20,9 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
-from seecause.metrics._pixels import Upsampling, patch_centres, tie_ends, to_pixels
+from seecause.metrics._pixels import Upsampling, patch_centres, to_pixels
 from seecause.metrics.registry import higher, metric
+from seecause.metrics.statistics import tie_ends
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
 

@@ -16,9 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.ndimage import gaussian_filter
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur as truncated_gaussian
 
 from seecause.errors import BadOption
 
@@ -99,26 +97,6 @@ def checked(maps: Tensor) -> Tensor:
     return maps.detach().double()
 
 
-def tie_ends(ordered: Tensor) -> Tensor:
-    """For rows [B, P] whose equal values lie side by side: where the run of equals of each entry
-    ends, [B, P]."""
-    count = ordered.shape[1]
-    ends = torch.ones_like(ordered, dtype=torch.bool)
-    ends[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
-    index = torch.arange(count, device=ordered.device).where(ends, count)
-    return index.flip(1).cummin(dim=1).values.flip(1)
-
-
-def average_ranks(values: Tensor) -> Tensor:
-    """Ranks from 0, ascending, of values [B, P]; equals share the mean of their places. float64."""
-    ordered, order = values.sort(dim=1)
-    last = tie_ends(ordered)
-    first = ordered.shape[1] - 1 - tie_ends(ordered.flip(1)).flip(1)
-    return torch.zeros_like(values, dtype=torch.float64).scatter_(
-        1, order, (first + last).double() / 2
-    )
-
-
 def importance_ranks(
     maps: Tensor,
     size: tuple[int, int],
@@ -188,6 +166,8 @@ def blurred(images: Tensor, blur: Blur = "rise") -> Tensor:
 
 def rise_kernel() -> Tensor:
     """[11, 11], float64; sums to one."""
+    from scipy.ndimage import gaussian_filter
+
     point = np.zeros((WINDOW, WINDOW))
     point[WINDOW // 2, WINDOW // 2] = 1
     return torch.from_numpy(gaussian_filter(point, SIGMA, mode="reflect"))
@@ -202,4 +182,6 @@ def rise_blur(images: Tensor) -> Tensor:
 
 def gaussian_blur(images: Tensor) -> Tensor:
     """Each channel of [B, C, H, W] with a truncated Gaussian."""
+    from torchvision.transforms.functional import gaussian_blur as truncated_gaussian
+
     return truncated_gaussian(images, [WINDOW, WINDOW], [SIGMA, SIGMA])

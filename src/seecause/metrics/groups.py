@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from seecause.errors import BadOption
@@ -136,6 +135,8 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
 def clopper_pearson(right: Tensor, total: Tensor, confidence: float = 0.95) -> Tensor:
     """The exact interval of a share, [..., 2]: it covers the truth at least as often as promised,
     also for few samples and none right."""
+    from scipy.stats import beta
+
     if not 0 < confidence < 1:
         raise BadOption("confidence", confidence, "a share between 0 and 1")
     tail = (1 - confidence) / 2

@@ -25,9 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.linear_model import LinearRegression
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from seecause.data.batch import to_batch
@@ -136,6 +133,8 @@ def keypoint_error(fit: Located, test: Located) -> KeyPointError:
 
 def part_agreement(located: Located) -> tuple[float, float]:
     """NMI and ARI of the winning part and the key point's number, over all visible key points."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
     if not located.visible.any():
         raise BadOption("located", "no visible key point", "photos that show some")
     number = torch.arange(located.visible.shape[1]).expand_as(located.visible)
@@ -147,6 +146,9 @@ def part_agreement(located: Located) -> tuple[float, float]:
 
 def _distance(fit: Located, test: Located, point: int) -> float:
     """Of one key point; NaN where it is never visible in either set."""
+    from sklearn.linear_model import LinearRegression
+    from sklearn.preprocessing import StandardScaler
+
     seen, tested = fit.visible[:, point], test.visible[:, point]
     if not seen.any() or not tested.any():
         return float("nan")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
-from seecause.metrics._pixels import average_ranks
 
 _DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
 _CACHED = 8_000_000  # weights of its resamplings that are kept for the next column
@@ -145,6 +144,26 @@ def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     x, y = (average_ranks(maps.detach().flatten(1)) for maps in (first, second.to(first.device)))
     x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
     return (x * y).sum(dim=1) / (x.square().sum(dim=1) * y.square().sum(dim=1)).sqrt()
+
+
+def tie_ends(ordered: Tensor) -> Tensor:
+    """For rows [B, P] whose equal values lie side by side: where the run of equals of each entry
+    ends, [B, P]."""
+    count = ordered.shape[1]
+    ends = torch.ones_like(ordered, dtype=torch.bool)
+    ends[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
+    index = torch.arange(count, device=ordered.device).where(ends, count)
+    return index.flip(1).cummin(dim=1).values.flip(1)
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """Ranks from 0, ascending, of values [B, P]; equals share the mean of their places. float64."""
+    ordered, order = values.sort(dim=1)
+    last = tie_ends(ordered)
+    first = ordered.shape[1] - 1 - tie_ends(ordered.flip(1)).flip(1)
+    return torch.zeros_like(values, dtype=torch.float64).scatter_(
+        1, order, (first + last).double() / 2
+    )
 
 
 def _numbers(values: Tensor) -> Tensor:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, ClassVar, Literal, SupportsIndex
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from seecause import __version__
+from seecause._files import digest
 from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
 from seecause.models.layout import TokenLayout
@@ -205,12 +209,12 @@ class ImageModel:
         key = ImageModel.state_key(self)
         if self.memo.get("fingerprint", (None,))[0] != key:
             # not `_files.digest`: published results name these
-            digest = hashlib.sha256(self.name.encode())
+            total = hashlib.sha256(self.name.encode())
             for tensor in self._weights():
-                digest.update(
+                total.update(
                     tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
                 )
-            self.memo["fingerprint"] = (key, digest.hexdigest()[:16])
+            self.memo["fingerprint"] = (key, total.hexdigest()[:16])
         return self.memo["fingerprint"][1]
 
     def _modules(self) -> list[nn.Module]:
@@ -224,3 +228,40 @@ class ImageModel:
             for module, state in zip(self._modules(), saved, strict=True)
         ]
         return [tensor for state in (*saved, *unsaved) for tensor in state.values()]
+
+
+def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
+    """What every result says about how it came about."""
+    layout = model.layout_at(images.shape[-2], images.shape[-1])
+    return {
+        "model": model.name,
+        "family": model.family,
+        "architecture": model.architecture,
+        "model_fingerprint": model.fingerprint(),
+        "random_weights": model.random_weights,
+        "readout": model.readout_name,
+        "grid": list(layout.grid),
+        "prefix_tokens": layout.prefix,
+        "images": list(images.shape),
+        "data_fingerprint": pixels_digest(images),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and the libraries that decide numbers."""
+    return {
+        "python": platform.python_version(),
+        "seecause": __version__,
+        **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")},
+    }
+
+
+def pixels_digest(images: Tensor, before: str = "") -> str:
+    """A short name for the exact pixels, picture by picture, so that `before` can be the name of
+    those that came before them."""
+    for image in images.detach().cpu():
+        before = digest(before, image.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return before

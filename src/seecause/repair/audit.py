@@ -25,7 +25,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import protocol
 from seecause.data.dataset import Dataset
 from seecause.errors import BadOption, NothingRight
 from seecause.heads.erase import Masks
@@ -33,7 +32,7 @@ from seecause.heads.gains import Gains, information_gains
 from seecause.heads.pictures import Pictures, Progress, model_for, no_progress, pictures_of
 from seecause.metrics.groups import GroupAccuracy
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.repair.eye import Eye, EyeMasks, eye as open_eye
 from seecause.repair.parts import Judged, Material, Part
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from seecause._random import bits
-from seecause.attribution.attribute import attribute, protocol
+from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset
 from seecause.engine.chunks import fit, in_chunks
@@ -32,7 +32,7 @@ from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.pictures import Pictures, Progress, logits_of, no_progress, pictures_of
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.repair.eye import by_patches
 from seecause.repair.pairs import Pairs

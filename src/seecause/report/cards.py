@@ -14,7 +14,6 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from seecause.attribution.explain import Answer
 from seecause.report.overlay import (
     Scale,
     data_uri,
@@ -25,6 +24,7 @@ from seecause.report.overlay import (
     scale_of,
 )
 from seecause.report.page import HtmlFile, fragment
+from seecause.target import Answer
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from seecause._files import write_json
-from seecause.attribution.explain import Answer, AttributionWriter, Explanation
+from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.report import evidence as evidence_page, interactions as interactions_page
@@ -20,6 +20,7 @@ from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
 from seecause.report.page import Section, protocol_section, write_page
+from seecause.target import Answer
 
 HOW_TO_READ = (
     "Bright patches speak for the explained class: each patch was put, with its neighbours, into a"

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seecause.attribution.explain import Answer
 from seecause.faithful.evaluation import PartExamples
 from seecause.faithful.images import mask_pixels, part_colours, part_picture, part_sheet
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment, write_page
+from seecause.target import Answer
 
 NOTE = (
     "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2"

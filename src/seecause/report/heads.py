@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from markupsafe import Markup
@@ -21,12 +21,14 @@ from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
 from seecause.heads.registry import selectors
 from seecause.heads.scores import Head, HeadScores
-from seecause.heads.studies import StudyTable
 from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
 from seecause.report.charts import COLOURS, DASHES, GREY, Difference, Series, chart, forest
 from seecause.report.overlay import number
 from seecause.report.page import Section, fragment
+
+if TYPE_CHECKING:
+    from seecause.heads.studies import StudyTable
 
 WRITTEN = 16  # heads in a row that still have room for their numbers
 MAIN = ("accuracy", "worst group", "flips")  # what charts show beside BIR

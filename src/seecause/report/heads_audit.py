@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seecause.attribution.explain import Answer
 from seecause.heads._audit import SHOWN, SOME, Audit
 from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.heads.erase import Erasure
@@ -20,6 +19,7 @@ from seecause.report.cards import GridCell
 from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
 from seecause.report.overlay import data_uri, number, picture
 from seecause.report.page import Section, fragment
+from seecause.target import Answer
 
 ERASURES_NOTE = (
     "Object or background are taken away, and the answer is compared. Several ways of doing so"

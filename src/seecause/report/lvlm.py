@@ -12,11 +12,11 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from seecause.attribution.attribute import versions
 from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
 from seecause.lvlm.trace import RANKINGS
 from seecause.metrics import standard_error
+from seecause.models.base import versions
 from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
 from seecause.report.charts import Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of

@@ -9,7 +9,6 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from seecause.attribution.explain import Answer
 from seecause.heads._outcomes import top_answers
 from seecause.models.base import ImageModel
 from seecause.repair.audit import ENOUGH, MOSTLY, SOME, BackgroundAudit
@@ -19,6 +18,7 @@ from seecause.report.heads import GAINS, rows_csv, table
 from seecause.report.heads_audit import Shot, ShotCard, groups_section
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment, protocol_section
+from seecause.target import Answer
 
 SHOWN = 6
 TERMS = {
