@@ -3,6 +3,7 @@ derivatives to a fit of many, and do they find heads that are known to matter?""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,17 +39,18 @@ TOP = 8
 
 
 def ways(
-    context: StudyContext, *, model: str, pictures: int, count: int, truth_masks: int, floor: float
-) -> list[Row]:
+    context: StudyContext, *, model: str, part: int, parts: int, count: int, truth_masks: int,
+    floor: float,
+) -> list[Row]:  # fmt: skip
     """Each way to make coefficients, of heads and of image tokens, against a fit to many masks."""
     lvlm, bank = opened(model, context.device)
     rows: list[Row] = []
-    for case, _ in draw_cases(max(pictures, CHOSEN + 1))[CHOSEN:]:
+    for case, _ in draw_cases(CHOSEN + count)[CHOSEN:][part::parts]:
         engine = engine_of(lvlm, bank, case, floor)
-        if isinstance(engine, str) or len({row["picture"] for row in rows}) == count:
+        if isinstance(engine, str):
+            rows.append({"picture": case.index, "left_out": engine})
             continue
-        seed = seed_of(f"ways {case.index}")
-        truth = attribute_heads(engine, how="fit", masks=truth_masks, seed=seed)
+        truth = attribute_heads(engine, seed=case.index)
         chosen = truth.mask(first_crossing(engine, truth.order()))
         text = rows_of(text_effects(engine, chosen).deltas)
         asks = {
@@ -56,14 +58,20 @@ def ways(
             "tokens": partial(attribute_tokens, engine, chosen, text),
         }
         for kind, ask in asks.items():
-            whole = truth if kind == "heads" else ask(how="fit", masks=truth_masks, seed=seed)
-            for how, counts in WAYS.items():
-                for masks in (
-                    m for m in counts if how != "fit" or 0.8 * m > whole.coefficients.numel()
-                ):
-                    made = ask(how=how, masks=masks, seed=seed + 1)
-                    row = {"picture": case.index, "kind": kind, "how": how, "masks": masks}
-                    rows.append(row | compared(made, whole))
+            made = each_way(kind, ask, truth_masks, seed_of(f"ways {case.index}"))
+            rows += [{"picture": case.index, **row} for row in made]
+    return rows
+
+
+def each_way(kind: str, ask: Callable[..., Any], truth_masks: int, seed: int) -> list[Row]:
+    """Against many masks of one seed, few of another."""
+    whole, rows = ask(how="fit", masks=truth_masks, seed=seed), []
+    for how, counts in WAYS.items():
+        for masks in counts:
+            if how == "fit" and 0.8 * masks <= whole.coefficients.numel():
+                continue  # fewer masks than coefficients
+            made = ask(how=how, masks=masks, seed=seed + 1)
+            rows.append({"kind": kind, "how": how, "masks": masks, **compared(made, whole)})
     return rows
 
 

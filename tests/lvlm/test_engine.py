@@ -273,7 +273,6 @@ def test_fused_attention_is_used_where_there_is_one(monkeypatch):
         dtype=torch.bfloat16,
         shape=(1, 4, 2, 64),
         device=torch.device("cuda"),
-        requires_grad=False,
     )
     for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(_cache, "_capability", lambda device, capability=capability: capability)

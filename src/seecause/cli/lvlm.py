@@ -46,7 +46,7 @@ TOKENS_EXAMPLE = (
 )
 STUDY_EXAMPLE = (
     'Example: seecause lvlm study critters:clean:test --question "Which critter is this?"'
-    " --limit 100 --masks 2000 --out study"
+    " --limit 100 --out study"
 )
 BANK_EXAMPLE = (
     "Example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336"

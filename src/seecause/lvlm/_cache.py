@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,9 @@ def read_shared(
     batch, _, rows, _ = q.shape
     folded = q.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)  # [1, H, B*R, dh]
     if _has_flash(q):
-        o, lse = _flash(folded, k, v, scale)
+        o, lse = (
+            _SharedRead.apply(folded, k, v, scale) if _has_slope(q) else _flash(folded, k, v, scale)
+        )
     else:
         o, lse = attend(folded, [Bank(k, v)], scale=scale)
     return o[0].unflatten(0, (batch, rows)), lse[0].unflatten(0, (batch, rows))
@@ -60,7 +63,7 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
     """The last R rows of each copy over its own text q [B, H, R, dh], k and v [B, Hkv, K, dh],
     looking back only."""
     rows, keys = q.shape[2], k.shape[2]
-    if _has_flash(q) and rows in (1, keys):
+    if _has_flash(q) and not _has_slope(q) and rows in (1, keys):
         return _flash(q, k, v, scale, causal=rows == keys)
     back = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     return attend(q, [Bank(k, v, Mask(back[None, None]))], scale=scale)
@@ -87,10 +90,39 @@ def compiled_blend() -> Callable[..., Tensor]:
     return torch.compile(blend)
 
 
+class _SharedRead(torch.autograd.Function):
+    """The fused read of shared keys with a derivative, also of its log-sum-exp, which torch's own
+    lacks. Keys and values are the same for all rows and have none:
+
+        dS = P * (dO V' - rowsum(dO * O) + dlse),    dq = scale dS K
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
+        o, lse = _flash(q, k, v, scale)  # [1, R, H, dh], [1, R, H]
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.scale = scale
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        d_o, d_lse = grads
+        share = (k.shape[1], q.shape[1] // k.shape[1])  # key heads, queries that share one
+        level = (wide(d_o) * wide(o)).sum(dim=-1) - d_lse  # [1, R, H]
+        rows, d_rows = (x[0].unflatten(0, share).flatten(1, 2) for x in (q, d_o.transpose(1, 2)))
+        lse, level = (x[0].T.unflatten(0, share).flatten(1, 2)[..., None] for x in (lse, level))
+        probs = torch.exp(wide(rows * ctx.scale) @ wide(k[0]).mT - lse)  # [Hkv, g R, K]
+        d_scores = probs * (wide(d_rows @ v[0].mT) - level)
+        d_q = (d_scores.to(k.dtype) @ k[0]) * ctx.scale
+        return d_q.unflatten(1, (share[1], -1)).flatten(0, 1)[None], None, None, None
+
+
+def _has_slope(q: Tensor) -> bool:
+    return torch.is_grad_enabled() and q.requires_grad
+
+
 def _has_flash(q: Tensor) -> bool:
-    """Whether a fused kernel will do: none has a derivative of its log-sum-exp."""
-    if torch.is_grad_enabled() and q.requires_grad:
-        return False
     if not q.is_cuda:
         return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256

@@ -172,9 +172,13 @@ class MaskEngine:
         if of not in widths:
             raise BadOption("of", of, "heads, text or image")
         count = max((len(mask) for mask in given.values() if mask is not None), default=1)
-        leaf = given[of] if given[of] is not None else torch.ones(1, widths[of])
-        given[of] = leaf.expand(count, *leaf.shape[1:])  # a derivative for each mask
-        masks = check_soft_masks(*given.values(), self._grid, self.n_text, self.n_image, dtype)
+        mask = given[of]
+        leaf = torch.ones(1, widths[of]) if mask is None else mask
+        if len(leaf) == 1:
+            leaf = leaf.expand(count, *leaf.shape[1:])  # a derivative for each mask
+        heads, text, image = (given | {of: leaf}).values()
+        shape = (self._grid, self.n_text, self.n_image)
+        masks = check_soft_masks(heads, text, image, *shape, dtype)
         size = self._with_gradient_at_once(len(masks))
         cache = self.cache if of == "text" else self._cache_for(masks.text)
         if any(

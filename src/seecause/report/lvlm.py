@@ -130,7 +130,7 @@ def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: s
     sections = [
         heads_section(trace),
         curves_section(trace.heads.curves, one_answer_counts(trace.heads)),
-        words_section(trace.words),
+        words_section(trace.words, trace.heads.heads.standard_error),
         protocol_section([trace_manifest(trace)]),
     ]
     if trace.tokens is not None:
@@ -192,11 +192,12 @@ def curves_section(
     return Section("Does the ranking hold?", body, CURVES_NOTE)
 
 
-def words_section(words: Sequence[HeadWords]) -> Section:
-    rows = [
-        (f"layer {w.layer}, head {w.head}", f"{w.coefficient:.3f}", ", ".join(w.words))
-        for w in words
-    ]
+def words_section(words: Sequence[HeadWords], errors: Tensor) -> Section:
+    """What the top heads say; `errors` [L, H] are the standard errors of all coefficients."""
+    rows = []
+    for w in words:
+        coefficient = f"{w.coefficient:.3f} ± {float(errors[w.layer, w.head]):.3f}"
+        rows.append((f"layer {w.layer}, head {w.head}", coefficient, ", ".join(w.words)))
     body = table(rows, head=("head", "coefficient", "words"))
     return Section("What would these heads say?", body, WORDS_NOTE)
 
@@ -310,7 +311,7 @@ def table(
 
 def errors_text(errors: Tensor) -> str:
     """Of many coefficients, in a few words."""
-    return f"{float(errors.median()):.4f} in the middle, {float(errors.max()):.4f} at most"
+    return f"{float(errors.median()):.2g} in the middle, {float(errors.max()):.2g} at most"
 
 
 def one_answer_counts(trace: HeadTrace) -> dict[str, tuple[str, str]]:
