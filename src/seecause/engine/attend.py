@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine import kernel
+from seecause.engine import kernel, soft
 from seecause.types import wide
 
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
@@ -171,15 +171,23 @@ class Own:
 
 
 def attend(
-    q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float
+    q: Tensor,
+    banks: Sequence[Bank],
+    own: Own | None = None,
+    *,
+    scale: float,
+    fused: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H]
     (float32 or float64).
 
-    Uses a fused kernel when no gradient is asked for; the explicit form below is its exact,
-    differentiable twin.
+    Uses a fused kernel when no gradient is asked for, and one with a gradient for two banks with
+    log-weights; the explicit form below is their exact, differentiable twin (always, unless
+    `fused`).
     """
-    if kernel.usable(q, banks, own):
+    if fused and own is not None and soft.usable(q, banks, own):
+        return soft.attend(q, banks, own, scale)
+    if fused and kernel.usable(q, banks, own):
         return kernel.attend(q, banks, own, scale)
     parts = [_bank_part(q, bank, scale) for bank in banks]
     if own is not None:

@@ -16,7 +16,7 @@ between them the answer can be differentiated. What is computed anew for each ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -46,6 +46,7 @@ class Mixture:
     picture: Trace
     tail: MixedTail = "source"
     start: int = 0
+    fused: bool = True  # a step back over many classes at once needs explicit attention
 
     def logits(self, masks: Tensor) -> Tensor:
         """Masks [B, n, N] in [0, 1] -> logits [B, n, C], differentiable in the masks."""
@@ -71,7 +72,7 @@ class Mixture:
                 for trace, weight in zip((self.blank, self.picture), weights, strict=True)
             ]
             own = Own(step.k, step.v, groups, groups)
-            step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
+            step.o, _ = attend(step.q, banks, own, scale=step.block.scale, fused=self.fused)
         return steps.h.unflatten(1, (count, p))
 
     def _read(self, masks: Tensor, special: Tensor) -> Tensor:
@@ -168,6 +169,7 @@ def class_slopes(
 ) -> Tensor:
     """The sum over masks [n, N], by their weights [n], of the derivatives of all scores [B, n, C'],
     [B, N, C']: one run for all of them, and one batched step back for each."""
+    run = replace(run, fused=False)
     batch = len(run.picture.states[run.start])
 
     def some_masks(a: int, b: int) -> Tensor:

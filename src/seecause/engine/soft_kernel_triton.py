@@ -1,0 +1,184 @@
+"""The Triton side of attention over weighted banks, forward and back.
+
+One program has a tile of rows that holds whole groups. Pointers come with strides as in
+kernel_triton.py; `w` are log-weights [B, R, K] in float32, `lse` [B, H, R] is in powers of two.
+
+    s = scale q k + w,   p = exp(s - lse),   ds = p (do v - delta),   delta = do o
+    dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
+    dv = p' do
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(ptr, rows, row, real, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, LANES] of a matrix, zeros where nothing is real."""
+    lanes = tl.arange(0, LANES)
+    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    return tl.load(ptr + rows[:, None] * row + lanes[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _scores(q, k, w_ptr, rows, columns, seen, w_row, scale, EXACT: tl.constexpr):
+    """[ROWS, KEYS] in powers of two, -inf where a row does not see a key."""
+    w = tl.load(w_ptr + rows[:, None] * w_row + columns[None, :], mask=seen, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    return tl.where(seen, s + w * 1.4426950408889634, float("-inf"))
+
+
+@triton.jit
+def _absorb(s, v, peak, total, acc, EXACT: tl.constexpr):
+    """Scores and values of some keys into the running softmax."""
+    new = tl.maximum(peak, tl.max(s, axis=1))
+    ground = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2(s - ground[:, None])
+    fade = tl.exp2(peak - ground)
+    acc = acc * fade[:, None] + tl.dot(
+        p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32"
+    )
+    return new, total * fade + tl.sum(p, axis=1), acc
+
+
+@triton.jit
+def forward(
+    q_ptr, q_b, q_h, q_row, o_ptr, o_b, o_row, o_h, lse_ptr, n_rows, n_heads, scale,
+    k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
+    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, w1, n1,
+    ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row,
+    EACH: tl.constexpr, USED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place = tl.arange(0, ROWS)
+    rows = tile * USED + place
+    real = (place < USED) & (rows < n_rows)
+    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    s = tl.where(together, s, float("-inf"))
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, LANES], tl.float32)
+    peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    for start in range(0, n0, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n0
+        k = _tile(k0 + batch * k0_b + head * k0_h, columns, k0_row, present, LANES, WIDTH)
+        v = _tile(v0 + batch * v0_b + head * v0_h, columns, v0_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w0 + batch * n_rows * n0, rows, columns, seen, n0, scale, EXACT)
+        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    for start in range(0, n1, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n1
+        k = _tile(k1 + batch * k1_b + head * k1_h, columns, k1_row, present, LANES, WIDTH)
+        v = _tile(v1 + batch * v1_b + head * v1_h, columns, v1_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w1 + batch * n_rows * n1, rows, columns, seen, n1, scale, EXACT)
+        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    safe = tl.where(total > 0, total, 1.0)
+    lanes = tl.arange(0, LANES)
+    tl.store(
+        o_ptr + batch * o_b + rows[:, None] * o_row + head * o_h + lanes[None, :],
+        (acc / safe[:, None]).to(o_ptr.dtype.element_ty),
+        mask=real[:, None] & (lanes < WIDTH)[None, :],
+    )
+    lse = tl.where(total > 0, peak + tl.log2(safe), float("-inf"))
+    tl.store(lse_ptr + (batch * n_heads + head) * n_rows + rows, lse, mask=real)
+
+
+@triton.jit
+def _slopes(s, v, do, lse, delta, EXACT: tl.constexpr):
+    """Probabilities and the gradient of the scores, both [ROWS, KEYS] in float32."""
+    p = tl.exp2(s - lse[:, None])
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
+    return p, p * (dp - delta[:, None])
+
+
+@triton.jit
+def back_rows(
+    q_ptr, q_b, q_h, q_row, do_ptr, do_b, do_row, do_h, lse_ptr, delta_ptr, n_rows, n_heads, scale,
+    plain, k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
+    k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, w1, n1,
+    ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row, dq_ptr, dk_ptr, dv_ptr,
+    EACH: tl.constexpr, USED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries, own keys and own values, [B, H, R, dh] each."""
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place = tl.arange(0, ROWS)
+    rows = tile * USED + place
+    real = (place < USED) & (rows < n_rows)
+    flat = (batch * n_heads + head) * n_rows
+    q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+    do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+    lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
+    delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
+    k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    p, ds = _slopes(tl.where(together, s, float("-inf")), v, do, lse, delta, EXACT)
+    dq = tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    dk = tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision="ieee" if EXACT else "tf32")
+    dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision="ieee" if EXACT else "tf32")
+    for start in range(0, n0, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n0
+        k = _tile(k0 + batch * k0_b + head * k0_h, columns, k0_row, present, LANES, WIDTH)
+        v = _tile(v0 + batch * v0_b + head * v0_h, columns, v0_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w0 + batch * n_rows * n0, rows, columns, seen, n0, scale, EXACT)
+        _, ds = _slopes(s, v, do, lse, delta, EXACT)
+        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    for start in range(0, n1, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n1
+        k = _tile(k1 + batch * k1_b + head * k1_h, columns, k1_row, present, LANES, WIDTH)
+        v = _tile(v1 + batch * v1_b + head * v1_h, columns, v1_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w1 + batch * n_rows * n1, rows, columns, seen, n1, scale, EXACT)
+        _, ds = _slopes(s, v, do, lse, delta, EXACT)
+        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    lanes = tl.arange(0, LANES)
+    at = (flat + rows)[:, None] * WIDTH + lanes[None, :]
+    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    tl.store(dq_ptr + at, (dq * plain).to(dq_ptr.dtype.element_ty), mask=inside)
+    tl.store(dk_ptr + at, (dk * plain).to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def back_weights(
+    q_ptr, q_b, q_h, q_row, do_ptr, do_b, do_row, do_h, lse_ptr, delta_ptr, n_rows, n_heads, scale,
+    k_ptr, k_b, k_h, k_row, v_ptr, v_b, v_h, v_row, w_ptr, n_keys, dw_ptr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one bank's log-weights [B, R, K]: heads are added in order, so it is always the
+    same."""
+    block, tile, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    real = rows < n_rows
+    columns = block * KEYS + tl.arange(0, KEYS)
+    present = columns < n_keys
+    seen = real[:, None] & present[None, :]
+    at = batch * n_rows * n_keys + rows[:, None] * n_keys + columns[None, :]
+    w = tl.load(w_ptr + at, mask=seen, other=0.0) * 1.4426950408889634
+    acc = tl.zeros([ROWS, KEYS], tl.float32)
+    for head in range(0, n_heads):
+        flat = (batch * n_heads + head) * n_rows
+        q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
+        do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
+        lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
+        delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
+        k = _tile(k_ptr + batch * k_b + head * k_h, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr + batch * v_b + head * v_h, columns, v_row, present, LANES, WIDTH)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale + w
+        _, ds = _slopes(tl.where(seen, s, float("-inf")), v, do, lse, delta, EXACT)
+        acc += ds
+    tl.store(dw_ptr + at, acc, mask=seen)

@@ -1,0 +1,68 @@
+"""The kernels for weighted banks equal the explicit form, forward and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.engine import kernel, soft
+from seecause.engine.attend import Bank, Groups, Own, attend
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # as in test_attend
+
+
+def setting(each, count, dtype, width=24, keys=(37, 70)):
+    """Two images, three heads; the first bank serves both images, as a blank's does."""
+    generator = torch.Generator().manual_seed(each)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    rows = each * count
+    q, ko, vo = (draw(2, 3, rows, width).requires_grad_() for _ in range(3))
+    masks = torch.rand(2, 1, rows, max(keys), generator=generator).to(DEVICE) * 0.9 + 0.05
+    weights = [
+        torch.log1p(-masks[..., : keys[0]]).requires_grad_(),
+        torch.log(masks[..., : keys[1]]).contiguous().requires_grad_(),
+    ]
+    banks = [
+        Bank(draw(1, 3, keys[0] + 1, width)[:, :, 1:], draw(1, 3, keys[0], width), bias=weights[0]),
+        Bank(draw(2, 3, keys[1], width), draw(2, keys[1], 3, width).transpose(1, 2),
+             bias=weights[1]),
+    ]  # fmt: skip
+    groups = Groups.even(count, each, DEVICE)
+    return q, banks, Own(ko, vo, groups, groups), [q, *weights, ko, vo]
+
+
+@pytest.mark.parametrize(("each", "count"), [(1, 24), (1, 40), (2, 5), (5, 13)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_values_and_gradients_equal_the_explicit_form(each, count, dtype):
+    if kernel.triton_modules() is None:
+        pytest.skip("triton is not installed")
+    q, banks, own, leaves = setting(each, count, dtype)
+    assert soft.fits(q, banks, own)
+    slow, slow_lse = attend(q, banks, own, scale=0.3, fused=False)
+    fast, fast_lse = soft.attend(q, banks, own, 0.3)
+    towards = torch.randn(slow.shape, generator=torch.Generator().manual_seed(1)).to(slow)
+    expected = torch.autograd.grad((slow * towards).sum(), leaves)
+    slopes = torch.autograd.grad((fast * towards).sum(), leaves)
+    exact = dtype == torch.float32
+    near = {"atol": 3e-5 if exact else 3e-2, "rtol": 1e-4 if exact else 3e-2}
+    assert_close(fast, slow, **near)
+    assert_close(fast_lse, slow_lse, **near)
+    for name, ours, theirs in zip(("q", "w0", "w1", "k", "v"), slopes, expected, strict=True):
+        assert_close(ours, theirs, **near, msg=lambda words, name=name: f"{name}: {words}")
+
+
+def test_what_the_kernels_do_not_compute_is_left_to_the_explicit_form():
+    q, banks, own, _ = setting(1, 3, torch.float32)
+    uneven = Groups(torch.tensor([1, 1, 1]), DEVICE)
+    assert not soft.fits(q, banks, None)
+    assert not soft.fits(q, banks[:1], own)
+    assert not soft.fits(q.double(), banks, own)
+    assert not soft.fits(q, [banks[0], Bank(banks[1].k, banks[1].v)], own)
+    assert not soft.fits(q, banks, Own(own.k, own.v, uneven, uneven))
+    learning = Bank(banks[1].k.clone().requires_grad_(), banks[1].v, bias=banks[1].bias)
+    assert not soft.fits(q, [banks[0], learning], own)
