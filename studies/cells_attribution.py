@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,13 +51,20 @@ def pictures(
     """The model and the pictures: all, `limit` of them spread evenly, or a fixed random `count`;
     with `others`, those that are not among these."""
     view = context.load(model, **({"weights": weights} if weights else {}))
-    cases = sc.heads.read_pictures(view, context.data(data, limit))
+    context.data(data, limit)
+    cases = read(view, data, limit)
     if count is not None and limit is not None:
         count = math.ceil(count * limit / FULL)
     if count is not None and count < len(cases):
         order = torch.randperm(len(cases), generator=torch.Generator().manual_seed(0))
         cases = cases.take((order[count:] if others else order[:count]).sort().values)
     return view, cases
+
+
+@lru_cache(maxsize=4)
+def read(view: Any, data: str, limit: int | None) -> Any:
+    """Pictures in a model's frame; cells of one process share them."""
+    return sc.heads.read_pictures(view, sc.data.open_data(data, limit=limit))
 
 
 def named(variant: str | Row) -> tuple[str, Row]:

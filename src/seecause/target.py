@@ -45,6 +45,15 @@ class Target:
         """Fill in the predicted class from the plain run's logits [B, C]."""
         return Target(classes=logits.argmax(dim=-1)) if self.open else self
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a target has for each image."""
+        return [t for t in (self.classes, self.against) if t is not None]
+
+    def given(self, *tensors: Tensor) -> Target:
+        """The same with other `tensors`."""
+        return Target(*tensors, function=self.function) if tensors else self
+
     def take(self, rows: Tensor | slice) -> Target:
         """The same for other rows: images of the batch in any order, any of them several times."""
         taken = [None if t is None else t[rows] for t in (self.classes, self.against)]

@@ -14,6 +14,7 @@ from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.blanks import blank_image
 from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from tests.helpers import view
@@ -58,7 +59,9 @@ def test_values_and_slopes_equal_the_slow_twin(family):
     run, blank, images = mixture(native)
     masks = masks_of(run)
     norm = AVERAGES[family](native.module) if family in AVERAGES else None
-    values, slope = slopes(run, masks, lambda logits: logits.sin().sum(dim=-1), bytes_each=1)
+    slope = slopes(run, masks, lambda logits: logits.sin().sum(dim=-1), together=1)
+    with torch.no_grad():
+        values = run.logits(masks.expand(2, -1, -1)).sin().sum(dim=-1)
     for b, picture in enumerate(images):
         for n, mask in enumerate(masks):
             leaf = mask.clone().requires_grad_()
@@ -78,7 +81,7 @@ def test_values_and_slopes_equal_the_slow_twin(family):
 def test_slopes_equal_finite_differences(family, tail):
     run, *_ = mixture(tiny(family), tail)
     masks, step = masks_of(run, 1), 1e-5
-    _, slope = slopes(run, masks, lambda logits: logits[..., 1], bytes_each=1)
+    slope = slopes(run, masks, lambda logits: logits[..., 1], together=1)
     for patch in (0, 7, 19):
         near = masks.repeat(2, 1)
         near[0, patch] += step
@@ -97,7 +100,8 @@ def test_binary_masks_are_the_token_sets_of_caap(family):
     sets = masks_of(run, 5) > 0.5
     sets[0], sets[1] = False, True
     plan = make_plan(run.model, layout, tail="source", layers=None, propagate_registers=True)
-    expected = Sweep(run.model, run.blank, run.picture, plan).logits(sets)
+    tokens = token_sets(run.model, sets, layout, plan.live)
+    expected = Sweep(run.model, run.blank, run.picture, plan).logits(tokens)
     assert_close(run.logits(sets.double().expand(2, -1, -1)), expected, atol=1e-10, rtol=0)
     assert_close(expected[:, 1], run.picture.logits, atol=1e-10, rtol=0)  # m = 1: the plain answer
     assert_close(expected[:, 0], run.blank.logits.expand(2, -1), atol=1e-10, rtol=0)
@@ -108,7 +112,9 @@ def test_all_tokens_equal_the_slow_twin_and_caap(family):
     native = tiny(family)
     run, blank, images = mixture(native, "all")
     masks, prefix = masks_of(run), run.picture.layout.prefix
-    values, slope = slopes(run, masks, lambda logits: logits[..., 2], bytes_each=1)
+    slope = slopes(run, masks, lambda logits: logits[..., 2], together=2)
+    with torch.no_grad():
+        values = run.logits(masks.expand(2, -1, -1))[..., 2]
     leaf = masks[0].clone().requires_grad_()
     expected = reference.mixed_states(
         native.forward, native.blocks, leaf, blank, images[1:], prefix=prefix
@@ -118,7 +124,8 @@ def test_all_tokens_equal_the_slow_twin_and_caap(family):
     assert_close(slope[1, 0], expected_slope, atol=1e-10, rtol=0)
     sets, plan = masks > 0.5, SweepPlan("all", 0, 0, ())
     with torch.no_grad():
-        swept = Sweep(run.model, run.blank, run.picture, plan).logits(sets)
+        tokens = token_sets(run.model, sets, run.picture.layout, ())
+        swept = Sweep(run.model, run.blank, run.picture, plan).logits(tokens)
         assert_close(run.logits(sets.double().expand(2, -1, -1)), swept, atol=1e-10, rtol=0)
 
 
@@ -149,9 +156,7 @@ def test_maps_are_means_of_slopes_with_their_errors():
     native = tiny("timm_deit3")
     run, _, images = mixture(native)
     plan = MaskPlan(masks=6, cells=3, seed=4)
-    _, slope = slopes(
-        run, draw_masks(plan, (4, 6)), lambda x: x.softmax(dim=-1)[..., 3], bytes_each=1
-    )
+    slope = slopes(run, draw_masks(plan, (4, 6)), lambda x: x.softmax(dim=-1)[..., 3], together=6)
     maps = sc.attribute(run.model, images, 3, "mosaic", masks=6, cells=3, seed=4)
     assert_close(maps.maps.flatten(1), slope.mean(dim=1), atol=1e-12, rtol=0)
     assert_close(maps.errors.flatten(1), slope.std(dim=1) / 6**0.5, atol=1e-12, rtol=0)
@@ -163,7 +168,7 @@ def test_antithetic_pairs_count_as_one_draw():
     plan = MaskPlan(masks=6, law="iid", antithetic=True)
     masks = draw_masks(plan, (4, 6))
     assert_close(masks[::2] + masks[1::2], torch.ones(3, 24, dtype=torch.float64))
-    _, slope = slopes(run, masks, lambda x: x[..., 3], bytes_each=1)
+    slope = slopes(run, masks, lambda x: x[..., 3], together=6)
     pairs = (slope[:, ::2] + slope[:, 1::2]) / 2
     maps = sc.attribute(
         run.model, images, 3, "mosaic", masks=6, law="iid", antithetic=True, score="logit"

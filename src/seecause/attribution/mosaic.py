@@ -21,8 +21,9 @@ states; there every token runs (tail=all), one whole run with its derivative for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -34,6 +35,7 @@ from seecause.attribution.gradients import join
 from seecause.attribution.registry import Maps, method
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.graphs import captured
 from seecause.engine.mixture import (
     MixedTail,
     Mixture,
@@ -43,8 +45,9 @@ from seecause.engine.mixture import (
     slopes,
     special_rows,
 )
-from seecause.engine.trace import record, trace_bytes
+from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
+from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target, spread
 from seecause.types import wide, wide_dtype
@@ -79,6 +82,18 @@ class MaskPlan:
                 "antithetic", True, "an even number of drawn masks: law smooth or iid, masks even"
             )
 
+    @property
+    def weights(self) -> Tensor:
+        """Of the masks in a mean, [n] in float64: alike, or the path's dt / du."""
+        u = _midpoints(self.masks)
+        weights = u**2 * (1 - u) ** 2 if self.law == "path" else torch.ones_like(u)
+        return weights / weights.sum()
+
+    @property
+    def draws(self) -> int:
+        """Independent ones."""
+        return 0 if self.law == "path" else self.masks // (2 if self.antithetic else 1)
+
 
 @method(
     "mosaic",
@@ -110,66 +125,111 @@ def mosaic(
 ) -> Maps:
     """What the answer hangs on: slopes of the class score over mixtures of picture and blank."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
-    how = mixed_tail(model, images, tail), first_layer(model, layers)
-    size = (images.shape[-2], images.shape[-1])
+    tail, start = mixed_tail(model, images, tail), first_layer(model, layers)
+    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    need_gradients(model, blank_run(model, empty[:1] if len(empty) > 1 else empty, tail, start))
+    key = ("mosaic", plan, tail, start, score, *one_blank(empty))
 
     def some_images(a: int, b: int) -> Maps:
-        own = empty if len(empty) == 1 else empty[a:b]
-        context = blank_trace(model, own, **recorded(model, *how))
-        need_gradients(model, context, "mosaic")
-        run = Mixture(model, context, record(model, images[a:b], **recorded(model, *how)), *how)
-        return mixed_maps(run, target.take(slice(a, b)), plan, score=score, classes=classes)
+        part, shared = target.take(slice(a, b)), empty if len(empty) == 1 else None
+        prepare = partial(
+            _prepare, model, shared, part, plan, tail, start, score, classes, layout, b - a
+        )
+        tensors = [images[a:b], *([] if shared is not None else [empty[a:b]]), *part.tensors]
+        if classes is None and part.function is None:
+            return _to_maps(part, plan, captured(model, key, prepare, *tensors))
+        return _to_maps(part, plan, prepare()(*tensors))
 
     together = images_at_once(model, images)
-    return join(list(in_chunks(some_images, len(images), together, what="images")))
+    maps = join(list(in_chunks(some_images, len(images), together, what="images")))
+    return replace(maps, used={"tail": tail, "layers": [start, model.n_layers]})
 
 
-def mixed_maps(
-    run: Mixture, target: Target, plan: MaskPlan, *, score: Score, classes: Classes = None
-) -> Maps:
-    """Maps of recorded images: mean slopes over the plan's masks, and their standard errors."""
-    model, plain = run.model, run.picture.logits
-    assert plain is not None
-    bound, grid = target.bind(plain), run.picture.layout.grid
-    mixed, weights = masks_on(plan, grid, wide_dtype(model.dtype), model.device)
-    bytes_each = mask_bytes(model, run.picture.layout, run.tail)
+def one_blank(blank: Tensor) -> tuple[int, ...]:
+    """What a recording hangs on where one blank serves all images; others come with the images."""
+    return (id(blank), blank._version) if len(blank) == 1 else ()
+
+
+def blank_run(model: VisionModel, blank: Tensor, tail: MixedTail, start: int) -> Trace:
+    return blank_trace(model, blank, **blank_recorded(model, tail, start))
+
+
+def _prepare(
+    model: VisionModel,
+    blank: Tensor | None,
+    target: Target,
+    plan: MaskPlan,
+    tail: MixedTail,
+    start: int,
+    score: Score,
+    classes: Classes,
+    layout: TokenLayout,
+    count: int,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """All that no picture changes. The function turns `count` pictures, a blank for each where they
+    do not share one, and the classes to explain into logits and what `mean_slopes` gives."""
+    shared = None if blank is None else blank_run(model, blank, tail, start)
+    masks = Masks.on(plan, layout, model, tail, count)
+
+    def run(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        picture = record(model, images, **picture_recorded(model, tail, start))
+        context, aims = shared, others
+        if context is None:
+            context = record(model, others[0], **blank_recorded(model, tail, start))
+            aims = others[1:]
+        assert picture.logits is not None
+        bound = target.given(*aims).bind(picture.logits)
+        mixture = Mixture(model, context, picture, tail, start)
+        return picture.logits, *mean_slopes(mixture, bound, masks, score, classes)
+
+    return run
+
+
+def _to_maps(target: Target, plan: MaskPlan, outputs: tuple[Tensor, ...]) -> Maps:
+    """What `mean_slopes` returns, by name."""
+    logits, values, *more = outputs
+    errors, checks = None, {}
+    if plan.law == "path":
+        checks = {"completeness gap": more.pop(0), "difference": more.pop(0)}
+    elif plan.draws > 1:
+        errors = more.pop(0)
+    every = more.pop(0) if more else None
+    return Maps(values, target.bind(logits), class_maps=every, errors=errors, checks=checks)
+
+
+def mean_slopes(
+    run: Mixture, bound: Target, masks: Masks, score: Score, classes: Classes = None
+) -> tuple[Tensor, ...]:
+    """Mean slopes [B, N] over masks; then of a path its gap and difference [B], of draws the
+    standard errors [B, N], where there are several; then maps of `classes` [B, N, C']."""
+    model, plan = run.model, masks.plan
 
     def scores(logits: Tensor) -> Tensor:
         return bound.score(logits, score, sigmoid=model.sigmoid)
 
-    _, slope = slopes(run, mixed, scores, bytes_each=bytes_each)  # [B, n, N]
-    values = torch.einsum("n,bnp->bp", weights, slope)
-    checks = {}
+    slope = slopes(run, masks.values, scores, together=masks.together)  # [B, n, N]
+    outputs = [torch.einsum("n,bnp->bp", masks.weights, slope)]
     if plan.law == "path":
-        ends = torch.stack([torch.zeros_like(mixed[0]), torch.ones_like(mixed[0])])
-        start, end = scores(run.logits(ends.expand(len(slope), -1, -1))).unbind(dim=1)
-        checks = {"completeness gap": values.sum(dim=1) - (end - start), "difference": end - start}
-    every = None
+        ends = torch.stack([torch.zeros_like(masks.values[0]), torch.ones_like(masks.values[0])])
+        first, last = scores(run.logits(ends.expand(len(slope), -1, -1))).unbind(dim=1)
+        outputs += [outputs[0].sum(dim=1) - (last - first), last - first]
+    elif plan.draws > 1:
+        outputs.append(standard_error(slope, plan))
     if classes is not None:
 
         def wanted(logits: Tensor) -> Tensor:
             return take_classes(model, spread(wide(logits), score, sigmoid=model.sigmoid), classes)
 
-        every = class_slopes(run, mixed, weights, wanted, bytes_each=bytes_each)
-    used = {"tail": run.tail, "layers": [run.start, model.n_layers]}
-    return Maps(
-        values,
-        bound,
-        class_maps=every,
-        used=used,
-        errors=standard_error(slope, plan),
-        checks=checks,
-    )
+        weighted = masks.values, masks.weights
+        outputs.append(class_slopes(run, *weighted, wanted, bytes_each=masks.bytes_each))
+    return tuple(outputs)
 
 
-def standard_error(slope: Tensor, plan: MaskPlan) -> Tensor | None:
-    """Of the mean over masks of slopes [B, n, N]; pairs of antithetic masks count as one. None for
-    one draw, and for a path, which is not drawn."""
+def standard_error(slope: Tensor, plan: MaskPlan) -> Tensor:
+    """Of the mean over masks of slopes [B, n, N]; pairs of antithetic masks count as one draw."""
     if plan.antithetic:
         slope = slope.unflatten(1, (-1, 2)).mean(dim=2)
-    if plan.law == "path" or slope.shape[1] < 2:
-        return None
     return slope.std(dim=1) / slope.shape[1] ** 0.5
 
 
@@ -193,10 +253,18 @@ def first_layer(model: VisionModel, layers: Layers) -> int:
     return layers[0]
 
 
-def recorded(model: VisionModel, tail: MixedTail, start: int) -> dict[str, Any]:
-    """What is kept of a run."""
-    blocks = range(start, model.n_layers) if tail == "source" else ()
-    return {"states": {start, model.n_layers}, "kv": set(blocks)}
+def blank_recorded(model: VisionModel, tail: MixedTail, start: int) -> dict[str, Any]:
+    """What is kept of the blank's run: where rows start, keys, and final states that are read."""
+    if tail == "all":
+        return {"states": {start}, "kv": ()}
+    final = () if model.readout.reads_rows else (model.n_layers,)
+    return {"states": {start, *final}, "kv": set(range(start, model.n_layers))}
+
+
+def picture_recorded(model: VisionModel, tail: MixedTail, start: int) -> dict[str, Any]:
+    """The same of a picture's; its rows start as the blank's do."""
+    both = blank_recorded(model, tail, start)
+    return both if tail == "all" else {**both, "states": both["states"] - {start}}
 
 
 def images_at_once(model: VisionModel, images: Tensor) -> int:
@@ -206,20 +274,34 @@ def images_at_once(model: VisionModel, images: Tensor) -> int:
     return fit(len(images), each + 8 * mask_bytes(model, layout, "source"), images.device)
 
 
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """A plan's masks [n, N] and their weights [n] on a device, and how many of them run at once."""
+
+    plan: MaskPlan
+    values: Tensor
+    weights: Tensor
+    bytes_each: int
+    together: int
+
+    @classmethod
+    def on(
+        cls, plan: MaskPlan, layout: TokenLayout, model: VisionModel, tail: MixedTail, count: int
+    ) -> Masks:
+        """For `count` images together."""
+        values, weights = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
+        each = mask_bytes(model, layout, tail)
+        together = fit(plan.masks, count * each, model.device, share=0.6)
+        return cls(plan, values, weights, each, together)
+
+
 @lru_cache(maxsize=32)
-def masks_on(
+def _made(
     plan: MaskPlan, grid: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The plan's masks [n, N] and their weights [n] on a device: the same for every image and every
-    machine."""
+    """The same for every image and every machine."""
     with torch.inference_mode(False):
-        masks = draw_masks(plan, grid)
-        weights = torch.full((plan.masks,), 1 / plan.masks, dtype=torch.float64)
-        if plan.law == "path":
-            u = _midpoints(plan.masks)
-            weights = 30 * u**2 * (1 - u) ** 2 / plan.masks  # dt / du
-            weights = weights / weights.sum()
-        return masks.to(device, dtype), weights.to(device, dtype)
+        return draw_masks(plan, grid).to(device, dtype), plan.weights.to(device, dtype)
 
 
 def _midpoints(count: int) -> Tensor:

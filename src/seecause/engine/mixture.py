@@ -39,7 +39,8 @@ Scores = Callable[[Tensor], Tensor]  # logits [B, n, C] -> what is differentiate
 @dataclass(eq=False)
 class Mixture:
     """Two recorded runs and what lies between them; `blank` may serve all images with batch 1.
-    Needs states `start` and the last, and, for source, keys and values from block `start` on."""
+    Needs the blank's state `start`; for all, the picture's, too; for source, keys and values from
+    block `start` on, and both final states where more than rows are read."""
 
     model: VisionModel
     blank: Trace
@@ -147,21 +148,17 @@ def special_rows(model: VisionModel, layout: TokenLayout) -> range:
     return range(layout.prefix if read else 0)
 
 
-def slopes(run: Mixture, masks: Tensor, score: Scores, *, bytes_each: int) -> tuple[Tensor, Tensor]:
-    """Scores [B, n] at masks [n, N], the same for every image, and their derivatives [B, n, N];
-    as many masks at a time as fit."""
-    batch = len(run.picture.states[run.start])
+def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tensor:
+    """Derivatives [B, n, N] of scores [B, n] at masks [n, N], the same for every image; `together`
+    masks at a time."""
 
-    def some_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
+    def some_masks(a: int, b: int) -> Tensor:
         with torch.enable_grad():
-            mixed = masks[a:b].expand(batch, -1, -1).clone().requires_grad_()
-            values = score(run.logits(mixed))
-            (slope,) = torch.autograd.grad(values.sum(), mixed)  # images do not see each other
-        return values.detach(), slope
+            mixed = masks[a:b].expand(run.picture.batch, -1, -1).clone().requires_grad_()
+            total = score(run.logits(mixed)).sum()  # images do not see each other
+            return torch.autograd.grad(total, mixed)[0]
 
-    together = fit(len(masks), batch * bytes_each, masks.device, share=0.6)
-    parts = list(in_chunks(some_masks, len(masks), together, what="masks"))
-    return torch.cat([v for v, _ in parts], dim=1), torch.cat([s for _, s in parts], dim=1)
+    return torch.cat(list(in_chunks(some_masks, len(masks), together, what="masks")), dim=1)
 
 
 def class_slopes(
@@ -170,7 +167,7 @@ def class_slopes(
     """The sum over masks [n, N], by their weights [n], of the derivatives of all scores [B, n, C'],
     [B, N, C']: one run for all of them, and one batched step back for each."""
     run = replace(run, fused=False)
-    batch = len(run.picture.states[run.start])
+    batch = run.picture.batch
 
     def some_masks(a: int, b: int) -> Tensor:
         with torch.enable_grad():
@@ -202,7 +199,7 @@ def mask_bytes(model: VisionModel, layout: TokenLayout, tail: MixedTail) -> int:
     return model.n_layers * rows * (block.heads * block.head_dim * element * 24 + scores)
 
 
-def need_gradients(model: VisionModel, run: Trace, name: str) -> None:
+def need_gradients(model: VisionModel, run: Trace, name: str = "mosaic") -> None:
     """Refuse a model of which some part returns what has no gradient: maps would be wrong, and
     nothing else would tell. Looked at once for each state of the model."""
     key = model.state_key()

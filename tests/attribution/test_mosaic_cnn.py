@@ -1,0 +1,79 @@
+"""Mosaic on convolutional networks: corners are CAAP's cell sets, slopes the native run's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.caap_cnn import sweep_features
+from seecause.attribution.mosaic import MaskPlan, draw_masks
+from seecause.attribution.mosaic_cnn import mixtures
+from seecause.engine.blanks import blank_image
+from seecause.errors import BadOption, NotDefined
+from tests.families.conv import CONV_FAMILIES, tiny_conv
+from tests.helpers import view
+from tests.tiny import pictures
+
+GRID = (3, 5)
+
+
+def setting(family="timm_resnet"):
+    native = tiny_conv(family)
+    model, images = view(native, check=False), pictures(native)
+    return model, images, blank_image(model, (images.shape[-2], images.shape[-1]))
+
+
+@pytest.mark.parametrize("family", CONV_FAMILIES)
+@torch.no_grad()
+def test_binary_masks_are_the_cell_sets_of_caap(family):
+    model, images, blank = setting(family)
+    sets = torch.rand(4, *GRID, generator=torch.Generator().manual_seed(0)) > 0.5
+    for stage in [stage.name for stage in model.stages]:
+        expected = sweep_features(model, images, blank, sets, stage).interventions
+        ends = model.run_to(stage, blank), model.run_to(stage, images)
+        mixed = mixtures(sets.double().expand(2, -1, -1, -1), *ends)
+        logits = model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (2, 4))
+        assert_close(logits, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", CONV_FAMILIES)
+def test_maps_are_mean_slopes_of_the_native_network(family):
+    model, images, blank = setting(family)
+    plan = MaskPlan(masks=3, cells=2, seed=5)
+    masks = draw_masks(plan, GRID)
+    with torch.no_grad():
+        ends = model.run_to(model.cells, blank), model.run_to(model.cells, images)
+    slopes = []
+    for mask in masks:
+        leaf = mask.clone().requires_grad_()
+        share = leaf.view(1, 1, *GRID)
+        logits = model.run_from(model.cells, ends[0] + share * (ends[1][1:] - ends[0]))
+        slopes.append(torch.autograd.grad(logits.softmax(dim=-1)[0, 2], leaf)[0])
+    maps = sc.attribute(model, images, 2, "mosaic", masks=3, cells=2, seed=5)
+    assert_close(maps.maps[1].flatten(), torch.stack(slopes).mean(dim=0), atol=1e-10, rtol=0)
+    expected = torch.stack(slopes).std(dim=0) / 3**0.5
+    assert_close(maps.errors[1].flatten(), expected, atol=1e-10, rtol=0)
+
+
+def test_a_path_is_complete_and_chunks_do_not_matter():
+    model, images, blank = setting()
+    options = {"method": "mosaic", "law": "path", "masks": 256, "score": "logit"}
+    maps = sc.attribute(model, images, 1, **options)
+    with torch.no_grad():
+        difference = model(images)[:, 1] - model(blank)[:, 1]
+    total = maps.maps.sum(dim=(1, 2))
+    assert_close(total, difference, atol=0, rtol=0.01)
+    with sc.budget(1):
+        assert_close(sc.attribute(model, images, 1, **options).maps, maps.maps)
+
+
+def test_what_cannot_be_done_is_said():
+    model, images, _ = setting()
+    with pytest.raises(BadOption, match="masks"):
+        sc.attribute(model, images, 1, "mosaic", masks=0)
+    run = model.rest
+    model.rest = lambda features: run(features.detach())
+    with pytest.raises(NotDefined, match="caap"):
+        sc.attribute(model, images, 1, "mosaic")
