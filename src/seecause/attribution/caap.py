@@ -27,8 +27,8 @@ from seecause.attribution.select import Select, interpolate, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
-from seecause.engine.sweep import Sweep, SweepPlan, Tail, live_tokens
-from seecause.engine.token_sets import token_sets
+from seecause.engine.sweep import BlankSummary, Sweep, SweepPlan, Tail, live_tokens
+from seecause.engine.token_sets import TokenSets, token_sets
 from seecause.engine.trace import record, trace_bytes
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -190,7 +190,7 @@ def make_plan(
     return SweepPlan(tail, start, stop, live)
 
 
-def _recorded(plan: SweepPlan, model: VisionModel) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def recorded(plan: SweepPlan, model: VisionModel) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """States, and blocks whose keys and values are read: of the context, of the donor."""
     context = (plan.context_states(model), plan.context_blocks(model.n_layers))
     return context, (plan.donor_states(model), plan.donor_blocks(model.n_layers))
@@ -251,7 +251,7 @@ def _prepare(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """All that no picture changes. The function turns `count` pictures (and a blank for each, where
     they do not share one) into the logits of all interventions, of the pictures and of blanks."""
-    insert, (context, donor) = direction == "insert", _recorded(plan, model)
+    insert, (context, donor) = direction == "insert", recorded(plan, model)
     (blank_states, blank_kv), (image_states, image_kv) = (
         (context, donor) if insert else (donor, context)
     )
@@ -261,22 +261,38 @@ def _prepare(
     if blank is not None:
         shared = blank_trace(model, blank, states=blank_states, kv=blank_kv)
         summary = summarise(model, shared, sets, plan, approx, direction)
-    each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
-    together = fit(len(sets), count * each, model.device, share=0.6)
+    together = patches_at_once(model, layout, chosen, plan, count)
 
     def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
         source = record(model, images, states=image_states, kv=image_kv)
         empty = shared or record(model, blanks[0], states=blank_states, kv=blank_kv)
         runner = Sweep(model, empty, source, plan) if insert else Sweep(model, source, empty, plan)
-
-        def some_patches(a: int, b: int) -> Tensor:
-            return runner.logits(sets.part(a, b), None if summary is None else summary(a, b))
-
-        logits = list(in_chunks(some_patches, len(sets), together, what="patches"))
         assert source.logits is not None and empty.logits is not None
-        return joined(logits, dim=1), source.logits, empty.logits
+        return swept_logits(runner, sets, together, summary), source.logits, empty.logits
 
     return run
+
+
+def swept_logits(
+    run: Sweep,
+    sets: TokenSets,
+    together: int,
+    summary: Callable[[int, int], BlankSummary] | None = None,
+) -> Tensor:
+    """Logits [B, n, C] of all token sets, `together` at a time."""
+
+    def some_patches(a: int, b: int) -> Tensor:
+        return run.logits(sets.part(a, b), None if summary is None else summary(a, b))
+
+    return joined(list(in_chunks(some_patches, len(sets), together, what="patches")), dim=1)
+
+
+def patches_at_once(
+    model: VisionModel, layout: TokenLayout, chosen: Tensor, plan: SweepPlan, count: int
+) -> int:
+    """How many interventions of `count` images run together."""
+    each = _rows_each(plan, chosen, layout) * row_bytes(model, layout)
+    return fit(len(chosen), count * each, model.device, share=0.6)
 
 
 def row_bytes(model: VisionModel, layout: TokenLayout) -> int:

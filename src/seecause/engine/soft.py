@@ -89,7 +89,7 @@ class _Soft(torch.autograd.Function):
             _kernels().forward[(-(-rows // used), heads, batch)](
                 q, *q.stride()[:3], o, *o.stride()[:3], lse, rows, heads, scale * LOG2_E,
                 *_bank(k0, v0, w0), *_bank(k1, v1, w1), *_strided(ko), *_strided(vo),
-                EACH=each, USED=used, **_shape(q), num_warps=4,
+                EACH=each, USED=used, **_shape(q),
             )  # fmt: skip
         ctx.save_for_backward(q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse)
         ctx.scale, ctx.each = scale, each
@@ -110,11 +110,11 @@ class _Soft(torch.autograd.Function):
             _kernels().back_rows[(-(-rows // used), heads, batch)](
                 *read, ctx.scale * LOG2_E, ctx.scale, *_bank(k0, v0, w0), *_bank(k1, v1, w1),
                 *_strided(ko), *_strided(vo), dq, dk, dv,
-                EACH=ctx.each, USED=used, **_shape(q), num_warps=4,
+                EACH=ctx.each, USED=used, **_shape(q),
             )  # fmt: skip
             for k, v, w, dw in ((k0, v0, w0, slopes[0]), (k1, v1, w1, slopes[1])):
                 _kernels().back_weights[(-(-k.shape[2] // KEYS), -(-rows // ROWS), batch)](
-                    *read, ctx.scale * LOG2_E, *_bank(k, v, w), dw, **_shape(q), num_warps=4
+                    *read, ctx.scale * LOG2_E, *_bank(k, v, w), dw, **_shape(q)
                 )
         return dq, *slopes, dk, dv, None, None, None, None, None, None
 
@@ -123,7 +123,9 @@ def _shape(q: Tensor) -> dict[str, Any]:
     exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     width = q.shape[-1]
     lanes = max(16, 1 << (width - 1).bit_length())
-    return {"ROWS": ROWS, "KEYS": KEYS, "WIDTH": width, "LANES": lanes, "EXACT": exact}
+    stages = 3 if lanes * q.element_size() <= 256 else 2  # what shared memory holds
+    sizes = {"ROWS": ROWS, "KEYS": KEYS, "WIDTH": width, "LANES": lanes, "EXACT": exact}
+    return {**sizes, "num_warps": 4, "num_stages": stages}
 
 
 def _bank(k: Tensor, v: Tensor, w: Tensor) -> list[Any]:

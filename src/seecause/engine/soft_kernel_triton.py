@@ -55,15 +55,15 @@ def forward(
     rows = tile * USED + place
     real = (place < USED) & (rows < n_rows)
     q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
-    k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
-    v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
     together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
-    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
-    s = tl.where(together, s, float("-inf"))
+    own = tl.dot(q, tl.trans(own_k), input_precision="ieee" if EXACT else "tf32") * scale
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
-    peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    own = tl.where(together, own, float("-inf"))
+    peak, total, acc = _absorb(own, own_v, peak, total, acc, EXACT)
     for start in range(0, n0, KEYS):
         columns = start + tl.arange(0, KEYS)
         present = columns < n0
@@ -118,14 +118,15 @@ def back_rows(
     do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
     lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
     delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
-    k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
-    v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
+    own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
+    own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
     together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
-    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
-    p, ds = _slopes(tl.where(together, s, float("-inf")), v, do, lse, delta, EXACT)
-    dq = tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
-    dk = tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision="ieee" if EXACT else "tf32")
-    dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision="ieee" if EXACT else "tf32")
+    own = tl.dot(q, tl.trans(own_k), input_precision="ieee" if EXACT else "tf32") * scale
+    own = tl.where(together, own, float("-inf"))
+    share, slope = _slopes(own, own_v, do, lse, delta, EXACT)
+    dq = tl.dot(slope.to(q.dtype), own_k, input_precision="ieee" if EXACT else "tf32")
+    dk = tl.dot(tl.trans(slope.to(q.dtype)), q, input_precision="ieee" if EXACT else "tf32")
+    dv = tl.dot(tl.trans(share.to(q.dtype)), do, input_precision="ieee" if EXACT else "tf32")
     for start in range(0, n0, KEYS):
         columns = start + tl.arange(0, KEYS)
         present = columns < n0
