@@ -31,7 +31,7 @@ def test_binary_masks_are_the_cell_sets_of_caap(family):
     model, images, blank = setting(family)
     sets = torch.rand(4, *GRID, generator=torch.Generator().manual_seed(0)) > 0.5
     for stage in [stage.name for stage in model.stages]:
-        expected = sweep_features(model, images, blank, sets, stage).interventions
+        expected = sweep_features(model, images, blank, sets.flatten(1), stage).interventions
         ends = model.run_to(stage, blank), model.run_to(stage, images)
         mixed = mixtures(sets.double().expand(2, -1, -1, -1), *ends)
         logits = model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (2, 4))
