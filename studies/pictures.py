@@ -1,7 +1,8 @@
-"""The pictures of the documentation: python studies/pictures.py critters|demo|heads|repair
+"""The pictures of the documentation: python studies/pictures.py critters|demo|discover|heads|repair
 
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: the top of the demo's page, photographed with chromium
+discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
 repair     docs/repair.png: the end of the demo, critters-biased mended
 """
@@ -85,7 +86,28 @@ def repair(out: Path) -> None:
     photograph(lambda folder: write_page(folder / "page.html", "", [gallery]), shoot, (1150, 700))
 
 
-PICTURES = {"critters": critters_sheet, "demo": demo, "heads": heads, "repair": repair}
+def discover(out: Path) -> None:
+    from typer.testing import CliRunner
+
+    from seecause.cli import app
+
+    def make(folder: Path) -> Path:
+        done = CliRunner().invoke(app, ["discover", "--out", str(folder / "kinds")])
+        if done.exit_code:
+            raise typer.Exit(done.exit_code)
+        return folder / "kinds" / "index.html"
+
+    def shoot(page: Any) -> None:
+        page.add_style_tag(content=".bar, h1, h2, .lead, .note { display: none }")
+        page.screenshot(path=out)
+
+    photograph(make, shoot, (1200, 805))
+
+
+PICTURES = {
+    "critters": critters_sheet, "demo": demo, "discover": discover, "heads": heads,
+    "repair": repair,
+}  # fmt: skip
 
 
 def main(
