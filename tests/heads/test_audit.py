@@ -201,19 +201,19 @@ def test_the_audit_has_every_look(model, cases):
     json.dumps(result.protocol)
 
 
-def told(big: dict[str, float], flips: float | None = None) -> list[str]:
+def told(big: dict[str, float], flips: float | None = None, count: int = 24) -> list[str]:
     """The verdict on made-up gains with FIG 0.3."""
     gains = {
         name: Gains(
-            torch.full((4,), 0.3, dtype=torch.float64),
-            torch.full((4,), value, dtype=torch.float64),
+            torch.full((count,), 0.3, dtype=torch.float64),
+            torch.full((count,), value, dtype=torch.float64),
             0.0,
         )
         for name, value in big.items()
     }
-    images = torch.zeros(4, 3, 2, 2)
+    images = torch.zeros(count, 3, 2, 2)
     masks = Erasure(None, Swapped(images))
-    truth = Erasure(sc.heads.Masks.oracle(torch.ones(4, 2, 2, dtype=torch.bool)), "mean")
+    truth = Erasure(sc.heads.Masks.oracle(torch.ones(count, 2, 2, dtype=torch.bool)), "mean")
     searched = Erasure(replace(truth.masks, protocol={"source": "discovered"}), "mean")
     looks = {
         name: (
@@ -221,9 +221,9 @@ def told(big: dict[str, float], flips: float | None = None) -> list[str]:
         )
         for name in big
     }
-    moved = None if flips is None else torch.arange(4) < 4 * flips
-    pictures = Pictures("c", tuple("abcd"), images)
-    return verdict(Audit(pictures, torch.zeros(4, 2), looks, gains, flips=moved))
+    moved = None if flips is None else torch.arange(count) < count * flips
+    pictures = Pictures("c", tuple(map(str, range(count))), images)
+    return verdict(Audit(pictures, torch.zeros(count, 2), looks, gains, flips=moved))
 
 
 def test_the_verdict_says_when_there_is_nothing_to_repair():
@@ -236,7 +236,8 @@ def test_the_verdict_says_when_there_is_nothing_to_repair():
 def test_the_verdict_is_not_fooled_by_a_small_number():
     words = told({"true masks, mean": 0.001, "exact swap": 0.6}, flips=1.0)
     assert (
-        words[0] == "The model answers mostly from the background." and "4 of 4 answers" in words[1]
+        words[0] == "The model answers mostly from the background."
+        and "24 of 24 answers" in words[1]
     )
     assert any(
         line.startswith("Do not be fooled by BIR 0.003 with true masks, mean") for line in words
@@ -253,9 +254,7 @@ def test_true_masks_are_believed_before_discovered_ones():
     assert words[0].startswith("Nothing to repair") and any(
         line.startswith("BIR 0.40 with discovered masks, mean is no proof") for line in words
     )
-    assert (
-        told({"discovered masks, mean": 0.2})[0] == "The model answers partly from the background."
-    )
+    assert told({"discovered masks, mean": 0.2})[0].startswith("Perhaps")  # alone, no more
     assert not any(
         "no proof" in line
         for line in told({"discovered masks, mean": 0.05, "true masks, mean": 0.04})
@@ -302,19 +301,36 @@ def test_means_are_those_of_right_answers(model, cases):
 
 
 def test_the_finding_is_that_of_right_answers():
-    fig = torch.full((4,), 0.3, dtype=torch.float64)
-    big = torch.tensor([0.6, 0.6, 0.6, 0.001], dtype=torch.float64)
-    images = torch.zeros(4, 3, 2, 2)
+    fig = torch.full((80,), 0.3, dtype=torch.float64)
+    big = torch.tensor([0.6, 0.6, 0.6, 0.001], dtype=torch.float64).repeat(20)
+    images = torch.zeros(80, 3, 2, 2)
     result = Audit(
-        Pictures("c", tuple("abcd"), images),
-        torch.zeros(4, 2),
+        Pictures("c", tuple(map(str, range(80))), images),
+        torch.zeros(80, 2),
         {"exact swap": Erasure(None, Swapped(images))},
         {"exact swap": Gains(fig, big, 0.0)},
-        counted=torch.tensor([False, False, False, True]),
+        counted=torch.tensor([False, False, False, True]).repeat(20),
     )
     assert result.background_share == pytest.approx(0.001 / 0.301) and result.finding == "hardly"
     of_all = replace(result, counted=None)
     assert of_all.background_share == pytest.approx(1.801 / 3.001) and of_all.finding == "mostly"
+
+
+def test_the_finding_heeds_its_interval():
+    """One answer in ten hangs on the background: 0.09 of all, between 0.02 and 0.18."""
+    fig, big = torch.full((40,), 0.3).double(), torch.zeros(40).double()
+    big[:4] = 0.3
+    images, masks = torch.zeros(40, 3, 2, 2), torch.ones(40, 2, 2, dtype=torch.bool)
+    truth = {"true masks, grey": Erasure(sc.heads.Masks.oracle(masks), "grey")}
+    ids = tuple(map(str, range(40)))
+    result = Audit(
+        Pictures("c", ids, images),
+        torch.zeros(40, 2),
+        truth,
+        {"true masks, grey": Gains(fig, big, 0.0)},
+    )
+    assert result.interval[0] < 0.1 < result.interval[1] and result.finding == "cannot tell"
+    assert told({"true masks, mean": 0.1}, count=19)[0].startswith("Too few")
 
 
 def test_one_right_answer_has_no_interval(model, cases):

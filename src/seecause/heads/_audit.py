@@ -32,14 +32,16 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.metrics.groups import GroupAccuracy, group_accuracy
+from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 
 MaskSource = Literal["discovered", "oracle", "both"]
 Counted = Literal["right", "all"]
 SOME, MUCH = 0.1, 0.5  # BIR, or share of flips, from which the background matters some, and mostly
+ENOUGH = 20  # answers that an interval can be believed of
 SHOWN = 6  # pictures
+Finding = Literal["hardly", "partly", "mostly", "perhaps", "cannot tell", "too few"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +86,32 @@ class Audit:
         return ratio if self.flips is None else max(ratio, float(self.flips.double().mean()))
 
     @property
-    def finding(self) -> Literal["hardly", "partly", "mostly"]:
-        """How far the model answers from the background."""
-        share = self.background_share
-        return "hardly" if share < SOME else "partly" if share < MUCH else "mostly"
+    def interval(self) -> tuple[float, float]:
+        """95 % of `background_share`: of BIR by bootstrap, or of flips (Clopper-Pearson) if they
+        are more."""
+        gains = self.means[self.trusted]
+        if self.flips is not None and float(self.flips.double().mean()) > gains.bir_or_zero:
+            total = torch.tensor([len(self.flips)])
+            low, high = clopper_pearson(self.flips.sum()[None], total)[0].tolist()
+            return low, high
+        low, high = gains.interval
+        return (low, high) if low == low else (gains.bir_or_zero, gains.bir_or_zero)
+
+    @property
+    def finding(self) -> Finding:
+        """How far the model answers from the background, where the interval tells. Masks of the
+        model's own say "perhaps" at most, and fewer than `ENOUGH` answers nothing, unless there are
+        exact swaps."""
+        if self.trusted != SWAP and len(self.means[self.trusted].big) < ENOUGH:
+            return "too few"
+        low, high = self.interval
+        if high < SOME:
+            return "hardly"
+        if low < SOME:
+            return "cannot tell"
+        if self.is_discovered(self.trusted):
+            return "perhaps"
+        return "partly" if self.background_share < MUCH else "mostly"
 
     def is_discovered(self, name: str) -> bool:
         """Whether an erasure has masks of the model's own."""

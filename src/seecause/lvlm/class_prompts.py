@@ -275,10 +275,10 @@ class PromptLayout(TokenLayout):
 class TokenReadout(Readout):
     """Reads some rows of the decoder: the words they would say next."""
 
-    rows: tuple[int, ...] = ()
+    words: tuple[int, ...] = ()  # rows that speak
 
     def read_prefix(self, layout: TokenLayout) -> tuple[int, ...]:
-        return self.rows
+        return self.words
 
 
 @dataclass(eq=False)

@@ -234,7 +234,7 @@ def _view(
         embed=lambda images: enter(tower.tokens(images)),
         layout_at=lambda height, width: layout,
         blocks=separated.blocks,
-        readout=TokenReadout("words", speak, norm=decoder.norm, rows=rows),
+        readout=TokenReadout("words", speak, norm=decoder.norm, words=rows),
     )
 
 

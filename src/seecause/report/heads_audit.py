@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seecause.heads._audit import SHOWN, SOME, Audit
+from seecause.heads._audit import ENOUGH, SHOWN, SOME, Audit
 from seecause.heads._outcomes import ELSEWHERE, SWAP, Examples, top_answers
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import FEW
@@ -38,6 +38,18 @@ AUDIT_NOTE = (
     " without the object."
 )
 REPAIR_NOTE = "The bold answer is the true class: a repair keeps it whatever the background."
+FINDINGS = {
+    "hardly": "Nothing to repair: these answers hardly depend on the background.",
+    "perhaps": (
+        "Perhaps the model answers from the background: only masks of its own say so. Give data"
+        " with masks, or `seecause audit --eye`."
+    ),
+    "cannot tell": (
+        f"It cannot be told whether the background decides: the interval holds {SOME:g}. Give more"
+        " pictures."
+    ),
+    "too few": f"Too few answers to tell: fewer than {ENOUGH}.",
+}
 EVIDENCE = "its evidence"
 VERSIONS = {
     EVIDENCE: "the discovered mask: the part of the picture that the model keeps its answer with",
@@ -50,9 +62,7 @@ def verdict(audit: Audit) -> list[str]:
     """In plain words, the conclusion first."""
     means, trusted = audit.means, audit.trusted
     ratio, share = means[trusted].bir_or_zero, audit.background_share
-    lines = [f"The model answers {audit.finding} from the background."]
-    if share < SOME:
-        lines = ["Nothing to repair: these answers hardly depend on the background."]
+    lines = [FINDINGS.get(audit.finding, f"The model answers {audit.finding} from the background.")]
     if audit.flips is not None:
         lines.append(
             f"Another background behind the same object changes {int(audit.flips.sum())} of"
