@@ -8,20 +8,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import attribute
-from seecause.attribution.evidence import Evidence, evidence
-from seecause.attribution.interactions import Interactions, interactions
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.target import Answer, spread
+
+if TYPE_CHECKING:
+    from seecause.attribution.evidence import Evidence
+    from seecause.attribution.interactions import Interactions
 
 BATCH = 16
 ALSO = ("evidence", "interactions")
@@ -117,15 +119,24 @@ def explain_batches(
         places = range(count, count + len(images))
         count += len(images)
         part_names = [names[place] if names else f"picture {place}" for place in places]
-        first = runs[methods[0]].maps
-        yield Explanation(
-            part_names,
-            answers,
-            runs,
-            total,
-            evidence(model, images, explained, maps=first) if "evidence" in also else None,
-            interactions(model, images, explained) if "interactions" in also else None,
-        )
+        more = _beside(model, images, explained, runs[methods[0]].maps, also)
+        yield Explanation(part_names, answers, runs, total, *more)
+
+
+def _beside(
+    model: ImageModel, images: Tensor, target: int | None, maps: Tensor, also: Collection[str]
+) -> tuple[Evidence | None, Interactions | None]:
+    """What is wanted beside the maps, imported where it is."""
+    enough, pairs = None, None
+    if "evidence" in also:
+        from seecause.attribution.evidence import evidence
+
+        enough = evidence(model, images, target, maps=maps)
+    if "interactions" in also:
+        from seecause.attribution.interactions import interactions
+
+        pairs = interactions(model, images, target)
+    return enough, pairs
 
 
 def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from seecause._files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
-from seecause.report import evidence as evidence_page, interactions as interactions_page
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
@@ -118,9 +117,13 @@ def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
 def _how_to_read(explanation: Explanation) -> str:
     notes = [HOW_TO_READ]
     if explanation.evidence is not None:
-        notes.append(evidence_page.HOW_TO_READ)
+        from seecause.report import evidence
+
+        notes.append(evidence.HOW_TO_READ)
     if explanation.interactions is not None:
-        notes.append(interactions_page.HOW_TO_READ)
+        from seecause.report import interactions
+
+        notes.append(interactions.HOW_TO_READ)
     return " ".join(notes)
 
 
@@ -167,10 +170,14 @@ def _card(explanation: Explanation, index: int) -> Card:
 def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
     """The same in numbers."""
     both, pairs = explanation.evidence, explanation.interactions
-    return {
-        **({} if both is None else {"evidence": evidence_page.numbers(both, index)}),
-        **({} if pairs is None else {"pairs": [asdict(pair) for pair in pairs.pairs(index, 50)]}),
-    }
+    numbers: dict[str, Any] = {}
+    if both is not None:
+        from seecause.report import evidence
+
+        numbers["evidence"] = evidence.numbers(both, index)
+    if pairs is not None:
+        numbers["pairs"] = [asdict(pair) for pair in pairs.pairs(index, 50)]
+    return numbers
 
 
 def _shown(explanation: Explanation, index: int) -> list[Shown]:
@@ -181,9 +188,11 @@ def _shown(explanation: Explanation, index: int) -> list[Shown]:
         pictures = zip(both.sentence(index), both.overlay(index), strict=True)
         shown += [Shown(words, image) for words, image in pictures]
     if explanation.interactions is not None:
-        image = interactions_page.pairs_image(explanation.interactions, index)
-        rows = interactions_page.pair_rows(explanation.interactions, index)
-        shown.append(Shown(interactions_page.TITLE, image, rows))
+        from seecause.report import interactions
+
+        image = interactions.pairs_image(explanation.interactions, index)
+        rows = interactions.pair_rows(explanation.interactions, index)
+        shown.append(Shown(interactions.TITLE, image, rows))
     return shown
 
 
