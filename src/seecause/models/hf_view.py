@@ -33,20 +33,9 @@ from seecause.models.readout import Kind, LatentPool
 Rotate = Callable[[Tensor, At], Tensor]
 
 
-def first_or_none(module: Any, *names: str) -> Any:
-    """The first attribute that exists, under any of the names it has had; dots reach inside."""
-    for name in names:
-        part = module
-        for step in name.split("."):
-            part = getattr(part, step, None)
-        if part is not None:
-            return part
-    return None
-
-
 def first(module: Any, *names: str) -> Any:
     """The same where one of them must be there."""
-    part = first_or_none(module, *names)
+    part = multihead.first_or_none(module, *names)
     if part is not None:
         return part
     raise UnsupportedModel(

@@ -94,3 +94,14 @@ class Packed(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in project(self, query))
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
         return self.out_proj(o.transpose(1, 2).flatten(2)), None
+
+
+def first_or_none(module: Any, *names: str) -> Any:
+    """The first attribute that exists, under any of the names it has had; dots reach inside."""
+    for name in names:
+        part = module
+        for step in name.split("."):
+            part = getattr(part, step, None)
+        if part is not None:
+            return part
+    return None

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import Constant
-from seecause.models.hf_view import first_or_none
-from seecause.models.multihead import Packed
+from seecause.models.multihead import Packed, first_or_none
 
 PLACES = ("attn", "attention", "self_attn", "self_attention")
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
