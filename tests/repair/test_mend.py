@@ -119,6 +119,17 @@ def test_group_labels_choose_only_where_they_are_allowed(biased):
     )
 
 
+def test_classes_without_pictures_are_warned_of():
+    model = wrapped(plain_vit(), head=torch.nn.Linear(32, 5), pool="cls")
+    result = sc.repair(
+        model, scenes(60, seed=1), per_picture=2, remedies=("last-layer",), force=True
+    )
+    assert any("2 of the model's 5 classes" in note for note in result.record["notes"])
+    new, old = result.model.extra.weight, model.extra.weight
+    assert_close(new[2:], old[2:])
+    assert not torch.allclose(new[:2], old[:2])
+
+
 def test_too_few_pictures_are_refused(biased):
     with pytest.raises(BadOption, match="five of each class"):
         sc.repair(biased, scenes(6))

@@ -147,8 +147,8 @@ def _options(pairs: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _lines(result: Any) -> list[str]:
-    """What every remedy did to held-out pictures."""
-    lines = []
+    """What a reader must know, and what every remedy did to held-out pictures."""
+    lines = [f"note: {note}" for note in result.record["notes"]]
     for candidate in result.candidates.values():
         if candidate.failed:
             lines.append(f"{candidate.name}: not tried: {candidate.failed}")

@@ -300,6 +300,18 @@ def _right_by_picture(judged: Judged) -> Tensor:
     return sums / torch.bincount(source, minlength=count)
 
 
+def _lacking(model: VisionModel, material: Material) -> list[str]:
+    """A warning where a repair can make the model forget classes that it saw no picture of."""
+    assert material.pictures.labels is not None
+    occurring, known = len(material.pictures.labels.unique()), model.n_classes
+    if occurring == known:
+        return []
+    return [
+        f"{occurring} of the model's {known} classes have pictures here: a mended model may answer"
+        " these for all others too. Test it on the others before it ships"
+    ]
+
+
 def _record(
     model: VisionModel,
     material: Material,
@@ -322,7 +334,7 @@ def _record(
         "versions of each picture": per_picture,
         "eye": "pairs" if masks is None else masks.source,
         "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
-        "notes": [] if masks is None else list(masks.notes),
+        "notes": [*([] if masks is None else masks.notes), *_lacking(model, material)],
         "seed": seed,
         "seecause": __version__,
     }
