@@ -17,8 +17,11 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
-from seecause.errors import BadOption
+from seecause.engine.blanks import blank_image, blank_trace
+from seecause.engine.mixture import need_gradients
+from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel, pixels_digest
+from seecause.models.view import VisionModel
 from seecause.target import Answer, spread
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def explain(
     pictures: Tensor | Iterable[Image.Image],
     *,
     names: Sequence[str] | None = None,
-    methods: Sequence[str] = ("caap",),
+    methods: Sequence[str] | None = None,
     target: int | str | None = None,
     others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -64,10 +67,11 @@ def explain(
     """What does the model answer, and which patches caused it?
 
     `pictures`: any number of PIL pictures, or a normalised tensor [N, 3, H, W]. `target` None
-    explains each predicted class. `others`: another version of each picture that should be
-    answered alike (without a mark, for one); it is the picture's blank, so maps show what of the
-    difference caused the answer. `options` are by method; `also` may hold "evidence" (in the order
-    of the first method's maps) and "interactions"; `advance` hears of every finished map.
+    explains each predicted class; without `methods`, `default_methods` are meant. `others`: another
+    version of each picture that should be answered alike (without a mark, for one); it is the
+    picture's blank, so maps show what of the difference caused the answer. `options` are by method;
+    `also` may hold "evidence" (in the order of the first method's maps) and "interactions";
+    `advance` hears of every finished map.
     """
     parts = explain_batches(
         model,
@@ -89,7 +93,7 @@ def explain_batches(
     pictures: Tensor | Iterable[Image.Image],
     *,
     names: Sequence[str] | None = None,
-    methods: Sequence[str] = ("caap",),
+    methods: Sequence[str] | None = None,
     target: int | str | None = None,
     others: Tensor | Iterable[Image.Image] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -102,6 +106,7 @@ def explain_batches(
     if unknown:
         raise BadOption("also", sorted(unknown), f"some of {', '.join(ALSO)}")
     explained = None if target is None else model.class_index(target)
+    methods = default_methods(model) if methods is None else methods
     if others is not None:
         _need_blanks(model, methods)
     total, count = "", 0
@@ -137,6 +142,21 @@ def _beside(
 
         pairs = interactions(model, images, target)
     return enough, pairs
+
+
+@torch.no_grad()
+def default_methods(model: ImageModel) -> tuple[str, ...]:
+    """Where is it (CAAP), and what does the answer hang on (mosaic)? CAAP alone where mosaic is not
+    defined, or no gradient passes the model."""
+    try:
+        find("mosaic", model.architecture)
+        if isinstance(model, VisionModel):
+            with model.settled():
+                blank = blank_image(model, model.preprocess.size)
+                need_gradients(model, blank_trace(model, blank, states={0}, kv=()))
+    except (NotDefined, RuntimeError):  # of inference tensors torch says so
+        return ("caap",)
+    return ("caap", "mosaic")
 
 
 def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:

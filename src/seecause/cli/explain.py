@@ -59,7 +59,14 @@ ClassName = Annotated[
         show_default="the predicted one",
     ),
 ]
-Methods = Annotated[str, typer.Option("--method", help="Attribution methods, separated by commas.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="Attribution methods, separated by commas.",
+        show_default="caap,mosaic; caap where no gradient passes, and with --option",
+    ),
+]
 MethodOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -105,7 +112,7 @@ def explain(
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     class_: ClassName = None,
-    method: Methods = "caap",
+    method: Methods = None,
     option: MethodOption = None,
     without: Without = None,
     evidence: EvidenceFlag = False,
@@ -126,17 +133,19 @@ def explain(
     from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
-    methods = names(method)
-    if not methods:
+    methods = None if method is None else names(method)
+    if methods is not None and not methods:
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     others = second_versions(files, without)
     shown = short_names(files)
     with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
-        from seecause.attribution.explain import explain_batches
+        from seecause.attribution.explain import default_methods, explain_batches
         from seecause.report.explain import answer_text, explain_to_folder
 
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
+        if methods is None:
+            methods = ["caap"] if option else list(default_methods(opened))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
         target = None if class_ is None else opened.class_index(class_)
     flags = {"evidence": evidence, "interactions": interactions}

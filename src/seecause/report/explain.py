@@ -29,7 +29,13 @@ HOW_TO_READ = (
     " numbers between maps. Move over a picture to read a patch, by its row and column counted from"
     " 0 at the top left; the same patch lights up in every map of its card."
 )
+BOTH = (
+    "Two questions: caap asks where it is (what a patch causes alone), mosaic what the answer hangs"
+    " on (how the score changes with a patch, over many half-shown pictures; patches below 0 speak"
+    " against the class)."
+)
 TITLE = "Which patches caused the answer?"
+UNITS = {"mosaic": "slope of the {}", "caap+mosaic": "deviations in {} and logit"}
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
 
 
@@ -116,6 +122,8 @@ def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
 
 def _how_to_read(explanation: Explanation) -> str:
     notes = [HOW_TO_READ]
+    if {"caap", "mosaic"} <= set(explanation.runs):
+        notes.append(BOTH)
     if explanation.evidence is not None:
         from seecause.report import evidence
 
@@ -210,7 +218,8 @@ def _title(method: str, run: Attribution, index: int) -> str:
     if not find(method, run.manifest["architecture"]).class_specific:
         return f"{method}: the same for every class"
     score = SCORES.get(run.manifest["options"].get("score"), "score")
-    return f"{method}: {score} of {run.labels[index]}" if run.labels else method
+    values = UNITS.get(method, "{}").format(score)
+    return f"{method}: {values} of {run.labels[index]}" if run.labels else method
 
 
 def _scale(run: Attribution, index: int) -> Scale:
