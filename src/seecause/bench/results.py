@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -100,11 +101,12 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     tensors = {name: _MethodTensors(torch.zeros(samples, dtype=torch.bool)) for name in methods}
     method_of = {shard.id: shard.method for shard in plan.shards}
     for shard, result in store.scan(method_of, condition, COLUMNS):
-        method, rows = method_of[shard], result.rows
+        method = method_of[shard]
+        rows: Any = result.rows
         try:
             assert isinstance(rows, pa.Table)
             index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
-            column = pc.index_in(rows.column("metric"), metrics).to_numpy()
+            column = pc.index_in(rows.column("metric"), metrics).to_numpy()  # pyright: ignore
             grid[methods.index(method), column, index] = rows.column("value").to_numpy()
             read = answer == answer  # NaN where a picture could not be read
             predicted[index[read]] = answer[read]
