@@ -148,8 +148,7 @@ def explain(
             methods = ["caap"] if option else list(default_methods(opened))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
         target = None if class_ is None else opened.class_index(class_)
-    flags = {"evidence": evidence, "interactions": interactions}
-    also = [name for name, wanted in flags.items() if wanted]
+    also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
     with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
@@ -164,13 +163,12 @@ def explain(
             also=also,
         )
         answers = explain_to_folder(out, parts, files, shown, overwrite=overwrite, advance=advance)
-    if quiet:
-        return
+    lines = [f"{name}: {answer_text(a)}" for name, a in zip(shown, answers, strict=True)]
     if opened.random_weights:
-        typer.echo(f"{opened.name} has random weights: its answers mean nothing")
-    for name, answer in zip(shown, answers, strict=True):
-        typer.echo(f"{name}: {answer_text(answer)}")
-    tell_page(out, replaced=replaces)
+        lines.insert(0, f"{opened.name} has random weights: its answers mean nothing")
+    if not quiet:
+        typer.echo("\n".join(lines))
+        tell_page(out, replaced=replaces)
 
 
 def short_names(files: Sequence[str]) -> list[str]:
