@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -81,3 +82,14 @@ def test_bad_input_is_one_line_and_nothing_is_half_written(places, tmp_path, com
     done = run(command, places, tmp_path / "out", *more)
     assert done.exit_code == 2 and line in done.output, done.output
     assert "Traceback" not in done.output and not (tmp_path / "out").exists()
+
+
+def test_a_corrupted_picture_is_one_line(places, tmp_path):
+    broken = tmp_path / "pictures" / CLASSES[0]
+    shutil.copytree(places / "pictures", tmp_path / "pictures")
+    (broken / "a.png").write_bytes(b"no picture")
+    words = ["--model", str(places / "model"), "--data", f"folder:{tmp_path / 'pictures'}"]
+    more = ["--eye", "own", "--device", "cpu", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["audit", *words, *more])
+    assert done.exit_code == 2 and "a.png" in done.output and "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()

@@ -83,8 +83,8 @@ def repair(
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
-    >>> data = sc.data.open_data("critters:certified:train", limit=64)
-    >>> mended = sc.repair(model, data, per_picture=3)
+    >>> data = sc.data.open_data("critters:certified:train", limit=48)
+    >>> mended = sc.repair(model, data, per_picture=2, remedies=("directions",))
     >>> mended.after.flips < mended.before.flips
     True
     """
