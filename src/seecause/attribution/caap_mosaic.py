@@ -25,7 +25,6 @@ from seecause.attribution.mosaic import (
     blank_recorded,
     images_at_once,
     mean_slopes,
-    mixed_tail,
     one_blank,
     picture_recorded,
 )
@@ -34,7 +33,7 @@ from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import in_chunks
 from seecause.engine.graphs import captured
-from seecause.engine.mixture import MixedTail, Mixture, need_gradients
+from seecause.engine.mixture import Mixture, need_gradients
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import record
@@ -43,7 +42,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("caap+mosaic", forwards="2.5 (24 masks)", needs="activations, gradients")
+@method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients")
 @torch.no_grad()
 def caap_mosaic(
     model: VisionModel,
@@ -61,19 +60,17 @@ def caap_mosaic(
     seed: int = 0,
 ) -> Maps:
     """Where it is and what the answer hangs on: z-scored CAAP (logit) plus z-scored mosaic."""
-    plan, tail = MaskPlan(masks, law, cells, eps, antithetic, seed), mixed_tail(model, images, None)
+    plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     sweep, chosen = make_plan(model, layout, tail=None, layers=None), selection(layout.grid, select)
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     first = empty if len(empty) == 1 else empty[:1]
     need_gradients(model, blank_trace(model, first, states={0}, kv=()), "caap+mosaic")
-    key = ("caap+mosaic", plan, tail, score, id(chosen), chosen._version, *one_blank(empty))
+    key = ("caap+mosaic", plan, score, id(chosen), chosen._version, *one_blank(empty))
 
     def some_images(a: int, b: int) -> Maps:
         part, shared = target.take(slice(a, b)), empty if len(empty) == 1 else None
-        prepare = partial(
-            _prepare, model, shared, part, plan, tail, score, sweep, chosen, layout, b - a
-        )
+        prepare = partial(_prepare, model, shared, part, plan, score, sweep, chosen, layout, b - a)
         tensors = [images[a:b], *([] if shared is not None else [empty[a:b]]), *part.tensors]
         logits, scores = (
             captured(model, key, prepare, *tensors)
@@ -91,7 +88,6 @@ def _prepare(
     blank: Tensor | None,
     target: Target,
     plan: MaskPlan,
-    tail: MixedTail,
     score: Score,
     sweep: SweepPlan,
     chosen: Tensor,
@@ -101,12 +97,12 @@ def _prepare(
     """All that no picture changes. The function turns `count` pictures, a blank for each where they
     do not share one, and the classes to explain into logits and maps."""
     of_context, of_donor = recorded(sweep, model)
-    of_blank = _both(of_context, blank_recorded(model, tail, 0))
-    of_picture = _both(of_donor, picture_recorded(model, tail, 0))
+    of_blank = _both(of_context, blank_recorded(model, "source", 0))
+    of_picture = _both(of_donor, picture_recorded(model, "source", 0))
     shared = None if blank is None else blank_trace(model, blank, **of_blank)
     sets = token_sets(model, chosen, layout, sweep.live)
     together = patches_at_once(model, layout, chosen, sweep, count)
-    masks = Masks.on(plan, layout, model, tail, count)
+    masks = Masks.on(plan, layout, model, "source", count)
 
     def run(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         picture = record(model, images, **of_picture)
@@ -115,7 +111,7 @@ def _prepare(
         bound = target.given(*(others if shared else others[1:])).bind(picture.logits)
         logits = swept_logits(Sweep(model, context, picture, sweep), sets, together)
         place = bound.score(logits, "logit", sigmoid=model.sigmoid)
-        slope = mean_slopes(Mixture(model, context, picture, tail), bound, masks, score)[0]
+        slope = mean_slopes(Mixture(model, context, picture), bound, masks, score)[0]
         return picture.logits, standardised(place) + standardised(slope)
 
     return run

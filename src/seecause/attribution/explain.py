@@ -18,7 +18,7 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.engine.blanks import blank_image, blank_trace
-from seecause.engine.mixture import need_gradients
+from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.view import VisionModel
@@ -147,10 +147,12 @@ def _beside(
 @torch.no_grad()
 def default_methods(model: ImageModel) -> tuple[str, ...]:
     """Where is it (CAAP), and what does the answer hang on (mosaic)? CAAP alone where mosaic is not
-    defined, or no gradient passes the model."""
+    defined or does no good (no class token is read), or no gradient passes the model."""
     try:
         find("mosaic", model.architecture)
         if isinstance(model, VisionModel):
+            if not special_rows(model, model.layout):
+                return ("caap",)
             with model.settled():
                 blank = blank_image(model, model.preprocess.size)
                 need_gradients(model, blank_trace(model, blank, states={0}, kv=()))

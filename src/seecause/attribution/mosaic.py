@@ -15,8 +15,9 @@ that CAAP's `source` tail reads (engine/mixture.py); f(m) is the score of the cl
              over from the other's
 
 A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
-its derivative. Where no special token is read, an average or a latent query would read frozen final
-states; there every token runs (tail=all), one whole run with its derivative for each mask.
+its derivative. Where no special token is read, the average or the latent query is the row and reads
+final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there. tail=all
+runs every token, one whole run with its derivative for each mask, and was worse still.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from seecause.engine.mixture import (
     mask_bytes,
     need_gradients,
     slopes,
-    special_rows,
 )
 from seecause.engine.trace import Trace, record, trace_bytes
 from seecause.errors import BadOption
@@ -97,10 +97,9 @@ class MaskPlan:
 
 @method(
     "mosaic",
-    forwards="1.4 (24 masks); 1 + 3 x masks where no class token is read",
+    forwards="1.8 (24 masks); 1 + 3 x masks with tail=all",
     needs="gradients",
     unset={
-        "tail": "source; all where the model reads no class token",
         "layers": "0 (embedding) to the last block",
         "classes": ONE_CLASS,
     },
@@ -119,13 +118,15 @@ def mosaic(
     score: Score = "prob",
     blank: Blank | Tensor = "white",
     layers: Layers = None,
-    tail: MixedTail | None = None,
+    tail: MixedTail = "source",
     classes: Classes = None,
     seed: int = 0,
 ) -> Maps:
     """What the answer hangs on: slopes of the class score over mixtures of picture and blank."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
-    tail, start = mixed_tail(model, images, tail), first_layer(model, layers)
+    if tail not in get_args(MixedTail):
+        raise BadOption("tail", tail, f"one of {', '.join(get_args(MixedTail))}")
+    start = first_layer(model, layers)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     need_gradients(model, blank_run(model, empty[:1] if len(empty) > 1 else empty, tail, start))
@@ -231,15 +232,6 @@ def standard_error(slope: Tensor, plan: MaskPlan) -> Tensor:
     if plan.antithetic:
         slope = slope.unflatten(1, (-1, 2)).mean(dim=2)
     return slope.std(dim=1) / slope.shape[1] ** 0.5
-
-
-def mixed_tail(model: VisionModel, images: Tensor, tail: MixedTail | None) -> MixedTail:
-    """The tail that was asked for; else all tokens run where no special one is read."""
-    if tail is None:
-        return "source" if special_rows(model, model.check(images)) else "all"
-    if tail not in get_args(MixedTail):
-        raise BadOption("tail", tail, f"one of {', '.join(get_args(MixedTail))}")
-    return tail
 
 
 def first_layer(model: VisionModel, layers: Layers) -> int:
