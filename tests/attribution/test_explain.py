@@ -7,8 +7,16 @@ import torch
 from PIL import Image
 
 import seecause as sc
-from seecause.attribution.explain import AttributionWriter, explain_batches, top_answers
+from seecause.attribution.explain import (
+    AttributionWriter,
+    default_methods,
+    explain_batches,
+    top_answers,
+)
 from seecause.errors import BadOption
+from tests.families.conv import tiny_conv
+from tests.helpers import view
+from tests.tiny import pictures, tiny
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +122,14 @@ def test_the_explained_class_is_always_among_the_answers(model, images):
         (a.probability for a in answers), reverse=True
     )
     assert top_answers(model, images[:1])[0][0].explained
+
+
+def test_without_methods_mosaic_stands_beside_caap_where_it_does_good():
+    images = pictures(tiny("timm_deit3"), batch=1)
+    assert list(sc.explain(view(tiny("timm_deit3")), images).runs) == ["caap", "mosaic"]
+    assert default_methods(view(tiny("timm_mean"))) == ("caap",)  # no class token is read
+    cut = tiny("timm_deit3")
+    layer = cut.module.blocks[1].mlp.fc2
+    layer.register_forward_hook(lambda module, args, out: out.detach())  # as quantised layers do
+    assert default_methods(view(cut, check=False)) == ("caap",)
+    assert default_methods(view(tiny_conv("timm_resnet"), check=False)) == ("caap", "mosaic")
