@@ -1,0 +1,42 @@
+"""Cells about marks: the badge is where it is said to be, and nowhere else."""
+
+from __future__ import annotations
+
+import cells_marks as marks
+import pytest
+import torch
+
+
+@pytest.fixture
+def pile():
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3, 3, 32, 32), generator=draw).byte()
+    places = torch.tensor([[0, 28], [5, 7], [28, 0]])
+    marked = torch.tensor([True, False, True])
+    return marks.Pile(images, torch.tensor([1, 0, 1]), marked, places)
+
+
+def test_badges_are_pasted_in_their_places(pile):
+    stamp = marks.badge(4)
+    stamped, plain = pile.stamped(), pile.images.float() / 255
+    for row, (top, left) in enumerate(pile.places.tolist()):
+        assert stamped[row, :, top : top + 4, left : left + 4].equal(stamp)
+        shown = pile.badges()[row]
+        assert shown.sum() == 16 and shown[top : top + 4, left : left + 4].all()
+        assert stamped[row][:, ~shown].equal(plain[row][:, ~shown])
+
+
+def test_only_marked_pictures_have_a_badge_in_training(pile):
+    seen, plain = pile.stamped(pile.marked), pile.images.float() / 255
+    assert seen[1].equal(plain[1]) and not seen[0].equal(plain[0])
+    assert pile.take(torch.tensor([2, 1])).stamped()[0].equal(pile.stamped()[2])
+
+
+def test_most_of_the_last_class_and_few_of_the_other_are_marked():
+    labels = torch.arange(2).repeat(500)
+    images = torch.zeros(1000, 3, 16, 16, dtype=torch.uint8)
+    pile = marks._pile(images, labels, 1, torch.zeros(1000, 16, 16), "cpu")
+    shares = [float(pile.marked[labels == kind].double().mean()) for kind in range(2)]
+    assert shares[0] == pytest.approx(0.05, abs=0.03)
+    assert shares[1] == pytest.approx(0.95, abs=0.03)
+    assert pile.places.min() >= 0 and pile.places.max() <= 14
