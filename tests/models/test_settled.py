@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 import seecause as sc
 from seecause.attribution.registry import methods
 from seecause.errors import BadOption, NotDefined
+from seecause.models._settled import Watch
 from seecause.models.view import VisionModel
 from tests.tiny import scramble
 
@@ -171,3 +172,42 @@ def test_weights_made_in_inference_mode_are_refused_in_words():
     with pytest.raises(NotDefined, match=r"torch\.inference_mode"):
         sc.attribute(model, images(), 1, "gae")
     assert sc.attribute(model, images(), 1, "rollout").maps.isfinite().all()
+
+
+def _edit_in_place(module):
+    with torch.no_grad():
+        module[0].weight.add_(1)
+
+
+def _replace_a_part(module):
+    module[1] = torch.nn.ReLU()
+
+
+def _replace_a_parameter(module):
+    module[0].bias = torch.nn.Parameter(module[0].bias.detach().clone())
+
+
+def _move(module):
+    module.double()
+
+
+def _add_a_buffer(module):
+    module[1].register_buffer("scale", torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "change", [_edit_in_place, _replace_a_part, _replace_a_parameter, _move, _add_a_buffer]
+)
+def test_a_watch_notices_every_change(change):
+    module, gates = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.ones(3)
+    watch = Watch([module], [gates])
+    assert watch.unchanged()
+    change(module)
+    assert not watch.unchanged()
+
+
+def test_a_watch_notices_gates_edited_in_place():
+    gates = torch.ones(3)
+    watch = Watch([], [gates])
+    gates[0] = 0
+    assert not watch.unchanged()
