@@ -2,6 +2,9 @@
 
 Pointers come with their strides: `_b` per image, `_h` per head, `_row` per row; a stride of 0
 shares an axis. Scores are in powers of two.
+
+Below it, two for the text rows of a vision-language model (`kernel_text.py`), which are few and
+have thousands of copies.
 """
 
 import triton
@@ -172,3 +175,82 @@ def banked(
     )
     lse = tl.where(total > 0, (peak + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
     tl.store(lse_ptr + batch * lse_b + rows * lse_row + head * lse_h, lse, mask=rows < n_rows)
+
+
+@triton.jit
+def rotated(
+    x_ptr, x_b, x_h, x_r, out_ptr, out_b, out_h, out_r, table_ptr, table_r, sine, n_rows, n_heads,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """All heads of one row: left and right halves turn by the row's cosines and sines, `sine`
+    entries behind them in the table."""
+    batch, row = (tl.program_id(0) // n_rows).to(tl.int64), tl.program_id(0) % n_rows
+    heads, lanes = tl.arange(0, HEADS), tl.arange(0, HALF)
+    real = (heads < n_heads)[:, None] & (lanes < HALF)[None, :]
+    table_ptr += row * table_r + lanes
+    cos_left = tl.load(table_ptr).to(tl.float32)
+    cos_right = tl.load(table_ptr + HALF).to(tl.float32)
+    sin_left = tl.load(table_ptr + sine).to(tl.float32)
+    sin_right = tl.load(table_ptr + sine + HALF).to(tl.float32)
+    place = x_ptr + batch * x_b + row * x_r + heads[:, None] * x_h + lanes[None, :]
+    left = tl.load(place, mask=real, other=0.0).to(tl.float32)
+    right = tl.load(place + HALF, mask=real, other=0.0).to(tl.float32)
+    out = out_ptr + batch * out_b + row * out_r + heads[:, None] * out_h + lanes[None, :]
+    kind = out_ptr.dtype.element_ty
+    new_left = left * cos_left[None, :] - right * sin_left[None, :]
+    new_right = right * cos_right[None, :] + left * sin_right[None, :]
+    tl.store(out, new_left.to(kind), mask=real)
+    tl.store(out + HALF, new_right.to(kind), mask=real)
+
+
+@triton.jit
+def own_text(
+    q_ptr, q_b, q_h, q_r, k_ptr, k_b, k_h, k_r, v_ptr, v_b, v_h, v_r,
+    seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
+    blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
+    choose_ptr, choose_b, choose_r, choose_h, out_ptr, out_b, out_r, out_h, n_rows, scale,
+    SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One head of one copy: its rows look back at themselves, and take in what they saw of the
+    picture, or of the average."""
+    head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    real = rows < n_rows
+    inside = real[:, None] & (lanes < WIDTH)[None, :]
+    q_ptr += batch * q_b + head * q_h
+    k_ptr += batch * k_b + (head // SHARE) * k_h
+    v_ptr += batch * v_b + (head // SHARE) * v_h
+    q = tl.load(q_ptr + rows[:, None] * q_r + lanes[None, :], mask=inside, other=0.0)
+    k = tl.load(k_ptr + rows[:, None] * k_r + lanes[None, :], mask=inside, other=0.0)
+    v = tl.load(v_ptr + rows[:, None] * v_r + lanes[None, :], mask=inside, other=0.0)
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+    scores = tl.where(rows[None, :] <= rows[:, None], scores, float("-inf"))
+    peak = tl.max(scores, axis=1)
+    weights = tl.exp(scores - peak[:, None])
+    total = tl.sum(weights, axis=1)
+    own = tl.dot(weights.to(v.dtype), v, input_precision=precision) / total[:, None]
+    own_lse = peak + tl.log(total)
+    choose = tl.load(
+        choose_ptr + batch * choose_b + rows * choose_r + head * choose_h, mask=real, other=0
+    )
+    sees = real & (choose != 0)
+    not_sees = real & (choose == 0)
+    seen_ptr += batch * seen_b + head * seen_h
+    blind_ptr += batch * blind_b + head * blind_h
+    seen_at = seen_ptr + rows[:, None] * seen_r + lanes[None, :]
+    blind_at = blind_ptr + rows[:, None] * blind_r + lanes[None, :]
+    other = tl.load(seen_at, mask=inside & sees[:, None], other=0.0).to(tl.float32)
+    other += tl.load(blind_at, mask=inside & not_sees[:, None], other=0.0).to(tl.float32)
+    lse = tl.load(
+        seen_lse + batch * seen_lse_b + head * seen_lse_h + rows * seen_lse_r, mask=sees, other=0.0
+    )
+    lse += tl.load(
+        blind_lse + batch * blind_lse_b + head * blind_lse_h + rows * blind_lse_r,
+        mask=not_sees,
+        other=0.0,
+    )
+    share = 1 / (1 + tl.exp(own_lse - lse))
+    merged = own + share[:, None] * (other - own)
+    out = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_r + lanes[None, :]
+    tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=inside)

@@ -18,7 +18,7 @@ At 0 and 1 both are what a mask does; between, they have a derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.engine import kernel_text
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
@@ -84,10 +85,29 @@ def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor)
     return merge_pair(own, (seen, lse))
 
 
-@cache
-def compiled_blend() -> Callable[..., Tensor]:
-    """The same in one kernel."""
-    return torch.compile(blend)
+def rotate_rows(x: Tensor, at: At) -> Tensor:
+    """The decoder's rotation of rows x [B, H, R, dh], in one kernel where there is one."""
+    if kernel_text.usable(x):
+        return kernel_text.rotate(x, at.memo["rope"][:, at.index])
+    return rotate(x, at)
+
+
+def with_own_text(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    picture: Part | None,
+    average: Part | None,
+    choose: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh];
+    one kernel where there is one."""
+    few = q.shape[2] == k.shape[2] <= kernel_text.MOST_ROWS and choose.dtype == torch.bool
+    if few and picture is not None and average is not None and kernel_text.usable(q):
+        return kernel_text.own_text(q, k, v, picture, average, choose, scale=scale)
+    return blend(read_own(q, k, v, scale=scale), picture, average, choose)
 
 
 class _SharedRead(torch.autograd.Function):

@@ -31,11 +31,9 @@ from seecause.errors import BadOption, NotDefined, WeakAnswer
 from seecause.lvlm._cache import (
     Part,
     PrefixCache,
-    blend,
-    compiled_blend,
     prefix_cache,
-    read_own,
     read_shared,
+    with_own_text,
 )
 from seecause.lvlm.activations import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank
@@ -240,9 +238,8 @@ class MaskEngine:
             index, last = step.index, step.index == self.lvlm.n_layers - 1
             both = sees_picture[index] and sees_average[index]
             # one shape, one graph
-            usual = bool(self.compiled) and 8 < len(step.h) == len(masks) and not last and both
-            usual = usual and not soft
-            if usual:
+            usual = 8 < len(step.h) == len(masks) and not last and both and not soft
+            if self.compiled and usual:
                 step.block = self.compiled[index]
             masks_here = slice(0, 1 if index < shared else None)
             choose = sent.heads[masks_here, index, None, :]  # [1|B, 1, H]
@@ -257,9 +254,8 @@ class MaskEngine:
             average = None
             if sees_average[index]:
                 average = read_shared(q, *cache.average[index], scale=scale, bias=bias)
-            own = read_own(q, step.k, step.v, scale=scale)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
-            step.o = (compiled_blend() if usual else blend)(own, picture, average, choose)
+            step.o = with_own_text(q, step.k, step.v, picture, average, choose, scale=scale)
         states = wide(self.lvlm.decoder.norm(steps.h[:, -1]))
         return (states @ self.readout).expand(len(masks))
 

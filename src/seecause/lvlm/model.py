@@ -24,7 +24,7 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, ViewMismatch
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm._cache import blend, read_own, read_shared
+from seecause.lvlm._cache import read_shared, rotate_rows, with_own_text
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.block import Block
@@ -203,6 +203,8 @@ def wrap(
         processor=processor,
         template=template,
     )
+    for block in view.blocks:
+        block.rotate = rotate_rows
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view
@@ -328,7 +330,7 @@ def _text_rows(
         bias = None if block.additive is causal else block.bias(rows, before)
         shared = read_shared(q, rotate(old_k, before), old_v, scale=block.scale, bias=bias)
         choose = torch.ones(shared[1].shape, dtype=torch.bool, device=q.device)
-        o = blend(read_own(q, k, v, scale=block.scale), shared, None, choose)
+        o = with_own_text(q, k, v, shared, shared, choose, scale=block.scale)
         got = block.finish(states, o)
         probe = compare("attention", block.name, got, expected[:, text], 2 * tolerance, "")
         banked = max(banked, probe.worst)

@@ -1,0 +1,69 @@
+"""The text-row kernels, interpreted where there is no GPU, against the plain functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seecause.engine import kernel_text
+from seecause.engine.kernel import triton_modules
+from seecause.lvlm._cache import with_own_text
+from seecause.models.decoder import rotate
+from seecause.models.layout import At, TokenLayout
+from tests.helpers import noise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+# Triton's interpreter has no bfloat16 products
+DTYPES = list(CLOSE) if torch.cuda.is_available() else [torch.float32]
+pytestmark = pytest.mark.skipif(triton_modules() is None, reason="needs triton")
+
+
+def rows_of(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
+    return noise(*shape, seed=seed).to(DEVICE, dtype)
+
+
+def single(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """In float32, which takes the plain way."""
+    return [x.float() for x in tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotating_rows_equals_the_plain_way(dtype):
+    x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)  # heads are no power of two
+    table = rows_of(dtype, 2, 9, 32, seed=2)
+    rows = torch.tensor([2, 3, 5, 6, 8], device=DEVICE)
+    at = At(rows, TokenLayout(grid=(0, 0), prefix=9), {"rope": table.float()})
+    fast = kernel_text.rotate(x, table[:, rows])
+    assert_close(fast.float(), rotate(x.float(), at), atol=CLOSE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("shared", [False, True], ids=["copies", "one for all"])
+def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
+    batch, heads, rows, width = 3, 4, 5, 32
+    first = 1 if shared else batch
+    q = rows_of(dtype, first, rows, heads, width, seed=1).transpose(1, 2)
+    k, v = (
+        rows_of(dtype, first, rows, heads // share, width, seed=s).transpose(1, 2) for s in (2, 3)
+    )
+    picture, average = (
+        (
+            rows_of(dtype, first, rows, heads, width, seed=s),
+            rows_of(torch.float32, first, heads, rows, seed=s + 1).mT,
+        )
+        for s in (4, 6)
+    )
+    choose = torch.rand(batch, rows, heads, generator=torch.Generator().manual_seed(0)) < 0.4
+    choose = choose.to(DEVICE)
+    plain = (*single(q, k, v), tuple(single(*picture)), tuple(single(*average)), choose)
+    expected = with_own_text(*plain, scale=0.3)
+    fast = kernel_text.own_text(q, k, v, picture, average, choose, scale=0.3)
+    assert_close(fast.float(), expected.expand_as(fast), atol=CLOSE[dtype], rtol=0)
+
+
+def test_only_half_precision_on_a_gpu_without_a_derivative():
+    x = torch.zeros(1, 2, 3, 32)
+    assert not kernel_text.usable(x) and not kernel_text.usable(x.bfloat16())
