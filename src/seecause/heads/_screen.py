@@ -226,7 +226,9 @@ class _Graph:
     def slopes(self, values: Tensor, *, again: bool = False) -> Tensor:
         """Of values [b], each of its own image, in the gates that its versions share: [b, L, H],
         float64 on the CPU."""
-        grads = torch.autograd.grad(values.sum(), self.carried, retain_graph=again)
+        grads = torch.autograd.grad(
+            values.sum(), self.carried, retain_graph=again, materialize_grads=True
+        )  # a model that reads an earlier block's output does not hang on the last heads at all
         by_block = [
             (removed * grad[: self.count]).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
             for removed, grad in zip(self.removed, grads, strict=True)
