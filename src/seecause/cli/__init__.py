@@ -19,7 +19,10 @@ COMMANDS = {  # the file of each, and its line in `seecause --help`
     "explain": "Which patches of each picture caused the model's answer?",
     "bench": "Compare attribution methods over a dataset; runs can be stopped and continued.",
     "audit": "Does the model answer from the background? Objects are put on other backgrounds.",
-    "discover": "Which kinds of patches turn pictures into which class? Finds unnamed shortcuts.",
+    "discover": (
+        "Which kinds of patches turn pictures into which class? Nobody has to name a shortcut"
+        " first."
+    ),
     "repair": "Mend a model that answers from the background; writes a checkpoint to ship.",
     "heads": "Does the model answer from the background, which heads do it, and what if they go?",
     "faithful": (

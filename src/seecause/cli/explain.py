@@ -126,8 +126,7 @@ def explain(
 ) -> None:
     """Which patches of each picture caused the model's answer?
 
-    Writes a page (index.html), one overlay PNG for each picture, the raw maps (safetensors) and a
-    manifest.
+    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest.
     """
     from seecause.data.images import find_pictures, open_pictures, second_versions
     from seecause.report.folder import check_out
@@ -137,8 +136,7 @@ def explain(
     if methods is not None and not methods:
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
-    others = second_versions(files, without)
-    shown = short_names(files)
+    others, shown = second_versions(files, without), short_names(files)
     with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
         from seecause.attribution.explain import default_methods, explain_batches
         from seecause.report.explain import answer_text, explain_to_folder
