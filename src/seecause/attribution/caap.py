@@ -222,12 +222,12 @@ def sweep(
     tensors = (images,) if shared else (images, blank)
 
     def some_images(first: int, last: int) -> tuple[Tensor, ...]:
-        some = [tensor[first:last] for tensor in tensors]
-        one = blank if shared else None
+        parts = [tensor[first:last] for tensor in tensors]
+        same_blank = blank if shared else None
         prepare = partial(
-            _prepare, model, last - first, layout, one, chosen, plan, approx, direction
+            _prepare, model, last - first, layout, same_blank, chosen, plan, approx, direction
         )
-        return captured(model, key, prepare, *some)
+        return captured(model, key, prepare, *parts)
 
     size = len(images)
     if not ready(model, key, *tensors):

@@ -91,10 +91,12 @@ def sweep_features(
     tensors = (images,) if shared else (images, blank)
 
     def some_images(first: int, last: int) -> tuple[Tensor, ...]:
-        some = [tensor[first:last] for tensor in tensors]
-        one = blank if shared else None
-        prepare = partial(_prepare, model, last - first, layout, one, chosen, stage, direction)
-        return captured(model, key, prepare, *some)
+        parts = [tensor[first:last] for tensor in tensors]
+        same_blank = blank if shared else None
+        prepare = partial(
+            _prepare, model, last - first, layout, same_blank, chosen, stage, direction
+        )
+        return captured(model, key, prepare, *parts)
 
     if not ready(model, key, *tensors):
         size = fit(size, model.forward_bytes(layout), images.device, share=0.5)

@@ -122,8 +122,8 @@ def evidence(
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
     >>> images = sc.data.to_batch(model, list(sc.data.open_data("critters:clean", limit=2))).images
-    >>> found = sc.evidence(model, images)
-    >>> found.enough.exists.all(), found.enough.patches.shape
+    >>> sets = sc.evidence(model, images)
+    >>> sets.enough.exists.all(), sets.enough.patches.shape
     (tensor(True), torch.Size([2, 12, 12]))
     """
     if isinstance(points, bool) or not isinstance(points, int) or points < 1:
@@ -142,14 +142,15 @@ def evidence(
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
         chain = _Chain(model, images, empty, maps.to(images.device), target)
-        found = {"enough": chain.shortest(keep=True, points=points)}
-        found["needed"] = chain.shortest(keep=False, points=points)
+        enough = chain.shortest(keep=True, points=points)
+        needed = chain.shortest(keep=False, points=points)
         record = chain.target.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
             images=_raw(model, images),
             maps=wide(maps).cpu(),
-            **found,
+            enough=enough,
+            needed=needed,
             probability=chain.score(chain.whole).double().cpu(),
             answered=chain.kept(chain.whole).cpu(),
             labels=list(record.get("name", [])),

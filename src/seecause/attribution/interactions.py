@@ -138,8 +138,8 @@ def interactions(
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
     >>> images = sc.data.to_batch(model, list(sc.data.open_data("critters:clean", limit=1))).images
-    >>> found = sc.interactions(model, images, regions=4)
-    >>> found.values.shape, len(found.pairs(0, count=3))
+    >>> pairs = sc.interactions(model, images, regions=4)
+    >>> pairs.values.shape, len(pairs.pairs(0, count=3))
     (torch.Size([1, 16, 16]), 3)
     """
     with model.settled(), budget(memory().limit) as held:

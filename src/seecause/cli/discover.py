@@ -123,9 +123,9 @@ def discover(
         (folder / "findings.csv").write_text(rows_csv(findings_rows(result)), encoding="utf-8")
         if places:
             count = write_pairs(result, places, folder / "pairs")
-            told = ", ".join(str(place + 1) for place in places)
+            numbers = ", ".join(str(place + 1) for place in places)
             spec = f"pairs:{out / 'pairs' / 'with'}:{out / 'pairs' / 'without'}"
-            lines.append(f"{count} pairs of finding {told} to repair by: --data {spec}")
+            lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
     say(lines, out, replaced=replaces, quiet=quiet)
 
 

@@ -223,13 +223,14 @@ def own_text(
     q = tl.load(q_ptr + rows[:, None] * q_r + lanes[None, :], mask=inside, other=0.0)
     k = tl.load(k_ptr + rows[:, None] * k_r + lanes[None, :], mask=inside, other=0.0)
     v = tl.load(v_ptr + rows[:, None] * v_r + lanes[None, :], mask=inside, other=0.0)
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
     scores = tl.where(rows[None, :] <= rows[:, None], scores, float("-inf"))
     peak = tl.max(scores, axis=1)
     weights = tl.exp(scores - peak[:, None])
     total = tl.sum(weights, axis=1)
-    own = tl.dot(weights.to(v.dtype), v, input_precision=precision) / total[:, None]
+    own = (
+        tl.dot(weights.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32") / total[:, None]
+    )
     own_lse = peak + tl.log(total)
     choose = tl.load(
         choose_ptr + batch * choose_b + rows * choose_r + head * choose_h, mask=real, other=0

@@ -170,8 +170,8 @@ class Eye:
         maps = wide(maps)[:, None]
         if maps.shape[-2:] != grid:
             maps = F.interpolate(maps, grid, mode="bilinear", antialias=True, align_corners=False)
-        found = {"maps": maps[:, 0], "confidence": chances.amax(dim=1)}
-        return {name: value.to(self.model.device) for name, value in found.items()}
+        seen_by = {"maps": maps[:, 0], "confidence": chances.amax(dim=1)}
+        return {name: value.to(self.model.device) for name, value in seen_by.items()}
 
     def _file(self, images: Tensor, grid: tuple[int, int]) -> Path | None:
         if self.cache is None or self.network is None:

@@ -48,16 +48,16 @@ def _card(result: Discovery, rank: int, finding: Finding) -> ShotCard:
     flipped = finding.trials.flipped
     assert flipped is not None
     trial = int(flipped.double().argmax())  # the first that flipped
-    one = finding.trials.take(slice(trial, trial + 1))
-    source, recipient = int(one.sources[0]), int(one.recipients[0])
+    shown = finding.trials.take(slice(trial, trial + 1))
+    source, recipient = int(shown.sources[0]), int(shown.recipients[0])
     images, raw = result.pictures.images, result.model.preprocess.raw
-    after = pasted(images, one)
+    after = pasted(images, shown)
     before = images[recipient : recipient + 1]
     answers = top_answers(result.model, torch.cat([before, after]))
     where = result.pictures.ids[source]
     shots = [
         Shot("examples", _uri(_crops(result, finding))),
-        Shot(f"in {where}", _uri(_faded(raw(images[source]), one.sets[0]))),
+        Shot(f"in {where}", _uri(_faded(raw(images[source]), shown.sets[0]))),
         Shot("before", _uri(raw(before)[0]), [("", _shown(answers[0], finding.name))]),
         Shot("with it", _uri(raw(after)[0]), [("", _shown(answers[1], finding.name))]),
     ]

@@ -63,16 +63,16 @@ def sentences(evidence: Evidence, index: int) -> tuple[str, str]:
 
 def numbers(evidence: Evidence, index: int) -> dict[str, Any]:
     """The same for a file."""
-    found = {}
+    sets = {}
     for part in ("enough", "needed"):
         chosen: PatchSet = getattr(evidence, part)
-        found[part] = {
+        sets[part] = {
             "exists": bool(chosen.exists[index]),
             "patches": chosen.patches[index].nonzero().tolist(),
             "probability": float(chosen.probability[index]),
             "answer": chosen.labels[index],
         }
-    return {"probability": float(evidence.probability[index]), **found}
+    return {"probability": float(evidence.probability[index]), **sets}
 
 
 def _mask(patches: Tensor, size: tuple[int, int]) -> Image.Image:
