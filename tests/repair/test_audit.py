@@ -75,8 +75,12 @@ def test_pairs_are_audited_without_an_eye(models):
     swapped = cases.images.clone()
     swapped[:, :2] = cases.images[:, [1, 0]]  # green for red
     pairs = dataclasses.replace(cases, truth=None, swapped=sc.heads.Swapped(swapped))
-    found = sc.audit(models["biased"], pairs)
-    assert found.verdict == "yes" and found.masks is None and found.gains is None
+    result = sc.audit(models["biased"], pairs)
+    assert result.verdict == "yes" and result.masks is None and result.gains is None
+    # the other way round every answer is wrong as it is, and just these are turned by the mark
+    turned = dataclasses.replace(pairs, images=swapped, swapped=sc.heads.Swapped(cases.images))
+    other = sc.audit(models["biased"], turned)
+    assert other.verdict == "yes" and other.flips == result.flips > 0.5
 
 
 def test_bad_input_is_one_clear_line(models):

@@ -57,11 +57,17 @@ class BackgroundAudit:
         return self.judged.part.pictures
 
     @cached_property
+    def counted(self) -> Tensor:
+        """[n] bool: pictures whose flips count, those that are answered right. Of pairs, in either
+        version: a mark flips just those answers that are wrong with it."""
+        return self.judged.right if self.masks is not None else self.judged.right_somewhere
+
+    @cached_property
     def extra_flips(self) -> Tensor:
         """Of right answers with versions of both kinds: the share that flips on backgrounds of
         pictures answered otherwise, less that on those answered the same. Without a control, the
         share that becomes the donor's class."""
-        right, moved = self.judged.right, self.judged.flips_of()
+        right, moved = self.counted, self.judged.flips_of()
         control = self.judged.flips_of(control=True)
         if bool(control.isnan().all()):
             return _known(self.judged.pulled()[right])
@@ -70,13 +76,13 @@ class BackgroundAudit:
     @property
     def flips(self) -> float:
         """Of right answers, on backgrounds of pictures that are answered otherwise."""
-        return _mean(self.judged.flips_of()[self.judged.right])
+        return _mean(self.judged.flips_of()[self.counted])
 
     @property
     def control_flips(self) -> float:
         """Of right answers, on backgrounds of pictures that are answered the same; NaN where there
         are none."""
-        return _mean(self.judged.flips_of(control=True)[self.judged.right])
+        return _mean(self.judged.flips_of(control=True)[self.counted])
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -106,7 +112,7 @@ class BackgroundAudit:
         """Pictures that are answered right and most of whose versions are not: their place, and
         that of a version that is answered otherwise."""
         shares = self.judged.flips_of().nan_to_num(nan=-1.0)
-        shares = torch.where(self.judged.right, shares, -1.0)
+        shares = torch.where(self.counted, shares, -1.0)
         order = shares.argsort(descending=True, stable=True)[:count].tolist()
         answers = self.judged.logits.moved.argmax(dim=1)
         source = self.judged.part.moved.source_index.cpu()
@@ -125,7 +131,7 @@ class BackgroundAudit:
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": _mean(self.extra_flips), "low 95%": low, "high 95%": high}
-        numbers |= {"right answers": int(self.judged.right.sum())}
+        numbers |= {"right answers": int(self.counted.sum())}
         if self.gains is not None:
             numbers |= {
                 "FIG": float(self.gains.fig.mean()),
@@ -176,7 +182,7 @@ def audit(
     result = audit_part(
         model, material.test(model, per_picture, seed=seed), material.masks, progress
     )
-    if not bool(result.judged.right.any()):
+    if not bool(result.counted.any()):
         raise NothingRight(f"none of {len(material.pictures)} pictures")
     return result
 

@@ -48,7 +48,7 @@ from seecause.repair._remedies import (
 from seecause.repair.audit import PER_PICTURE, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
 from seecause.repair.last_layer import LastLayer
-from seecause.repair.parts import Judged, Material, split_rows
+from seecause.repair.parts import Material, split_rows
 from seecause.repair.result import Candidate, Repair
 
 log = logging.getLogger(__name__)
@@ -286,18 +286,9 @@ def _choice(
     if force:
         return best
     before, after = (mended[name].judge(lesson.choose) for name in ("nothing", best))
-    gained = _right_by_picture(after) - _right_by_picture(before)
+    gained = after.right_by_picture() - before.right_by_picture()
     low, _ = bootstrap_interval(gained)
     return best if key(best) > key("nothing") and low > 0 else "nothing"
-
-
-def _right_by_picture(judged: Judged) -> Tensor:
-    """[n] float64: the share of a picture's versions that is answered right."""
-    versions, answers = judged.part.moved, judged.logits.moved.argmax(dim=1)
-    right, source = (answers == versions.labels.cpu()).double(), versions.source_index.cpu()
-    count = len(judged.logits.plain)
-    sums = torch.zeros(count, dtype=torch.float64).index_add(0, source, right)
-    return sums / torch.bincount(source, minlength=count)
 
 
 def _lacking(model: VisionModel, material: Material) -> list[str]:

@@ -144,6 +144,19 @@ class Judged:
         """[n] bool."""
         return self.logits.plain.argmax(dim=1) == self.part.labels.cpu()
 
+    def right_by_picture(self) -> Tensor:
+        """[n] float64: the share of a picture's versions, of both kinds, that is answered right;
+        NaN where it has none."""
+        right, _, _ = self._versions()
+        control = self.part.control
+        source = [v.source_index.cpu() for v in (self.part.moved, control) if v is not None]
+        return _mean_of(right.double(), torch.cat(source), len(self.logits.plain))
+
+    @property
+    def right_somewhere(self) -> Tensor:
+        """[n] bool: answered right as they are, or in one of their versions."""
+        return self.right | (self.right_by_picture() > 0)
+
     @property
     def accuracy(self) -> float:
         return float(self.right.double().mean())
