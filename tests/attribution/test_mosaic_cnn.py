@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.mosaic import MaskPlan, draw_masks
-from seecause.attribution.mosaic_cnn import mixtures
+from seecause.attribution.mosaic_cnn import largest_weights, mixtures
 from seecause.engine.blanks import blank_image
 from seecause.errors import BadOption, NotDefined
 from tests.families.conv import CONV_FAMILIES, tiny_conv
@@ -67,6 +68,34 @@ def test_a_path_is_complete_and_chunks_do_not_matter():
     assert_close(total, difference, atol=0, rtol=0.01)
     with sc.budget(1):
         assert_close(sc.attribute(model, images, 1, **options).maps, maps.maps)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (1, 2), (2, 3), (4, 7), (6, 10)])
+def test_features_have_the_largest_weight_and_equal_cells_share_its_slope(size):
+    masks = torch.rand(2, 3, *GRID, generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(largest_weights(masks, size), F.adaptive_max_pool2d(masks, size))
+    ties = torch.full((1, 1, *GRID), 0.5, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(GRID, dtype=torch.float64)
+    for i in range(size[0]):
+        for j in range(size[1]):
+            cells = [
+                (y, x)
+                for y in range(GRID[0])
+                for x in range(GRID[1])
+                if y * size[0] < (i + 1) * GRID[0] and (y + 1) * size[0] > i * GRID[0]
+                if x * size[1] < (j + 1) * GRID[1] and (x + 1) * size[1] > j * GRID[1]
+            ]
+            for y, x in cells:
+                expected[y, x] += 1 / len(cells)
+    slopes = torch.autograd.grad(largest_weights(ties, size).sum(), ties)[0]
+    assert_close(slopes[0, 0], expected, atol=1e-12, rtol=0)
+
+
+def test_a_stage_coarser_than_the_cells_leaves_no_cell_out_of_a_path():
+    model, images, _ = setting()
+    coarsest = model.stages[-1].name
+    maps = sc.attribute(model, images, 1, "mosaic", law="path", masks=4, stage=coarsest)
+    assert maps.maps.ne(0).all()
 
 
 def test_what_cannot_be_done_is_said():

@@ -12,7 +12,6 @@ each costs a run of that part and its derivative.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.gradients import join
@@ -99,5 +98,28 @@ def mixtures(masks: Tensor, blank: Tensor, picture: Tensor) -> Tensor:
     """Feature maps [B, n, C, h, w] between the blank's [1, C, h, w] and the picture's [B, C, h, w],
     by masks [B, n, gh, gw] of cells."""
     size = (picture.shape[-2], picture.shape[-1])
-    share = F.adaptive_max_pool2d(masks, size)[:, :, None].to(picture.dtype)
+    share = largest_weights(masks, size)[:, :, None].to(picture.dtype)
     return blank[:, None] + share * (picture - blank)[:, None]
+
+
+def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Weights [B, n, h, w] of features, each the largest of the cells [B, n, gh, gw] it overlaps.
+    Cells of equal weight share its slope, which `adaptive_max_pool2d` gives to one of them."""
+    if masks.shape[-2:] == size:
+        return masks
+    (rows, tall), (columns, broad) = (
+        _overlaps(cells, features, masks.device)
+        for cells, features in zip(masks.shape[-2:], size, strict=True)
+    )
+    windows = masks[:, :, rows[:, None, :, None], columns[None, :, None, :]]  # [B, n, h, w, kh, kw]
+    inside = tall[:, None, :, None] & broad[None, :, None, :]
+    return windows.masked_fill(~inside, -torch.inf).amax(dim=(-2, -1))
+
+
+def _overlaps(cells: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which cells [features, k] each feature of one axis overlaps; k is the most any does, and the
+    second tensor says which of them are real."""
+    index = torch.arange(features)[:, None]
+    first, end = index * cells // features, -((-(index + 1) * cells) // features)
+    which = first + torch.arange(int((end - first).max()))
+    return which.clamp(max=cells - 1).to(device), (which < end).to(device)
