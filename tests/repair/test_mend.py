@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import timm
@@ -141,3 +142,35 @@ def test_a_work_folder_must_be_one(biased, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadOption, match="a folder"):
         mend.repair(biased, scenes(60), work=tmp_path / "file")
+
+
+def test_a_resumed_remedy_has_the_head_that_was_trained_with_it(tmp_path):
+    model = wrapped(plain_vit(), head=torch.nn.Linear(32, 2), pool="cls")
+    cases = scenes(60, seed=1)
+    options = {
+        "per_picture": 2, "remedies": ("fine-tune",), "force": True, "work": tmp_path,
+        "options": {"fine-tune": {"epochs": 1, "rate": 1e-2}},
+    }  # fmt: skip
+    first, again = (sc.repair(model, cases, **options) for _ in range(2))
+    assert not torch.allclose(first.model.extra.weight, model.extra.weight)
+    assert_close(again.model.extra.state_dict(), first.model.extra.state_dict(), atol=0, rtol=0)
+    assert again.candidates["fine-tune"].seconds == first.candidates["fine-tune"].seconds
+
+
+def test_given_masks_stay_with_their_own_pictures(biased):
+    cases, test = scenes(60, usual=0.9, seed=1), scenes(40, usual=0.5, seed=2)
+    look = sc.eye(cases.truth, model=biased)
+    result = sc.repair(biased, cases, eye=look, test=test, per_picture=2, remedies=("last-layer",))
+    assert result.record["report"] == 40
+    assert torch.equal(result.before.masks.fine, test.truth)
+
+
+def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(biased):
+    cases = scenes(60, seed=1)
+    for groups in ((), (None, *cases.groups[1:])):
+        with pytest.raises(BadOption, match="group for every picture"):
+            sc.repair(biased, replace(cases, groups=groups), groups=True)
+    turned = replace(cases, groups=cases.groups[::-1])
+    plain, other = (mend.Material(pictures, None) for pictures in (cases, turned))
+    assert mend._content(plain, groups=False) == mend._content(other, groups=False)
+    assert mend._content(plain, groups=True) != mend._content(other, groups=True)

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption, UnknownName
 from seecause.heads.pictures import logits_of
-from seecause.repair import fine_tune
+from seecause.repair import fine_tune, head_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
-from seecause.repair.head_remedies import mean_carried, without
+from seecause.repair.head_remedies import _last_versions, mean_carried, without
 from seecause.repair.parts import Judged, Material, split_rows, worst_cell
 from tests.repair.toys import fitted, scenes
 
@@ -169,3 +169,21 @@ def test_parts_are_dealt_class_by_class_and_leave_nobody_out():
     assert [int((labels[rows] == 1).sum()) for rows in parts] == [6, 2, 2]
     again = split_rows(labels, (0.6, 0.2, 0.2), seed=3)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_heads_are_scored_on_versions_that_differ_from_their_pictures():
+    source = torch.arange(6).repeat(2)  # of pairs: the pictures, then their other versions
+    pictures, versions = _last_versions(source, 3)
+    assert pictures.tolist() == [0, 2, 5] and versions.tolist() == [6, 8, 11]
+
+
+def test_mean_heads_are_measured_on_pictures_spread_over_all(biased, lesson, monkeypatch):
+    seen, images = [], lesson.learn.pictures.images
+    monkeypatch.setattr(
+        head_remedies, "mean_carried", lambda m, x: seen.append(x) or mean_carried(m, x)
+    )
+    fit = find_remedy("heads", {}).fit
+    fit(biased, lesson, counts=(1,), pairs=2)
+    assert not seen
+    fit(biased, lesson, counts=(1,), pairs=2, operator="mean")
+    assert torch.equal(seen[0], images[[0, len(images) - 1]])

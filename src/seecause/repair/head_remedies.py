@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from seecause.engine.attention import read_rows
 from seecause.engine.walk import walk
-from seecause.errors import NotDefined
+from seecause.errors import BadOption, NotDefined
 from seecause.heads._interchange import interchange
 from seecause.heads._prune import edited_copy, zero
 from seecause.heads._score import score
@@ -52,9 +52,13 @@ def remove_heads(
 ) -> Mended:
     """The heads that carry the change between versions are removed; how many, by held-out
     versions."""
+    if not counts or min(counts) < 1 or pairs < 1:
+        raise BadOption("counts, pairs", [*counts, pairs], "whole numbers from 1")
     scores = head_scores(model, lesson, by, pairs)
     order = scores.order()
-    means = mean_carried(model, lesson.learn.pictures.images[:pairs])
+    images, means = lesson.learn.pictures.images, list[Tensor]()
+    if operator == "mean":
+        means = mean_carried(model, images[_spread(len(images), pairs).to(images.device)])
     best: tuple[float, list[Head], VisionModel] | None = None
     tried = {}
     with lesson.progress("removing heads", len(counts)) as advance:
@@ -81,6 +85,11 @@ def blind_head(
 ) -> Mended:
     """In the head that carries most of the change, the directions in which it differs between
     versions are folded out of the output projection."""
+    most = min(block.head_dim for block in model.blocks)
+    if rank is not None and not 1 <= rank <= most:
+        raise BadOption("rank", rank, f"1 to {most} directions of a head")
+    if pairs < 1:
+        raise BadOption("pairs", pairs, "a whole number from 1")
     layer, head = head_scores(model, lesson, "interchange", pairs).order(positive=False)[0]
     outputs = carried_by(model, lesson, layer, head)
     directions = change_directions(outputs, lesson.learn.moved.source_index)
@@ -103,8 +112,8 @@ def blind_head(
 def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -> HeadScores:
     """[L, H] on pictures beside one version of each."""
     part = lesson.learn
-    source, first = _first_versions(part.moved.source_index, pairs)
-    images, others = part.pictures.images[source], part.moved[first]
+    source, last = _last_versions(part.moved.source_index, pairs)
+    images, others = part.pictures.images[source], part.moved[last]
     with lesson.progress("scoring heads", len(images)) as advance:
         if by == "interchange":
             moved = interchange(model, images, Swapped(others), progress=advance)
@@ -116,13 +125,19 @@ def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -
         return penalised(score(model, images, masks, target=part.labels[source]))
 
 
-def _first_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
-    """Of up to `pairs` pictures, spread over all: their places, and one version of each."""
+def _last_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+    """Of up to `pairs` pictures, spread over all: their places, and the last version of each, which
+    of pairs is the other one: the first is the picture itself."""
     pictures, which = source.unique(return_inverse=True)
-    last = torch.zeros_like(pictures).scatter(0, which, torch.arange(len(source)).to(source))
-    rows = torch.linspace(0, len(pictures) - 1, min(pairs, len(pictures))).round().long()
-    rows = rows.to(source.device)
+    number = torch.arange(len(source), device=source.device)
+    last = torch.zeros_like(pictures).scatter_reduce(0, which, number, "amax")
+    rows = _spread(len(pictures), pairs).to(source.device)
     return pictures[rows], last[rows]
+
+
+def _spread(length: int, count: int) -> Tensor:
+    """Up to `count` places of `length`, evenly."""
+    return torch.linspace(0, length - 1, min(count, length)).round().long()
 
 
 def _pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:

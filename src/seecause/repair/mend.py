@@ -8,8 +8,8 @@ First the verdict (`audit`) on learn and choose together: where it is "no" or "t
 done unless `force`. Else the best remedy by transplant-worst wins (with `groups`, by the worst
 group), if held-out versions are answered better by more than chance would have it.
 
-With a work folder every finished remedy is kept under a digest of all that decides it, and so are
-the eye's maps and the epochs of fine-tuning: a repair that was killed goes on.
+With a work folder every finished remedy but iFAM is kept under a digest of all that decides it, and
+so are the eye's maps and the epochs of fine-tuning: a repair that was killed goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause import __version__
 from seecause._files import digest, digest_json, write_atomic, write_json
@@ -36,6 +36,7 @@ from seecause.heads.pictures import Pictures, Progress, no_progress
 from seecause.loading import rewrap
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel
+from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import (
     Lesson,
@@ -94,6 +95,8 @@ def repair(
     if isinstance(eye, str) and folder is not None:
         eye = open_eye(eye, model=view, cache=folder / "eye")
     material = material_of(view, data, eye, progress)
+    if groups:
+        _need_groups(material)
     seen = material if test is None else material_of(view, test, _again(eye), progress)
     learn, choose, report = _split(material, None if test is None else seen, seed)
     chosen_by = "worst group" if groups else "transplant-worst"
@@ -109,7 +112,7 @@ def repair(
         view, tried.test(view, PER_PICTURE, seed=seed), tried.masks, progress
     ).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
-    key += [] if folder is None else [_content(material), _content(choose)]
+    key += [] if folder is None else [_content(part, groups=groups) for part in (material, choose)]
     candidates = {}
     mended = {}
     with progress("trying remedies", len(entries)) as advance:
@@ -172,7 +175,20 @@ def _folder(work: Path) -> Path:
 
 def _again(eye: Any) -> Any:
     """An eye for other pictures: given masks belong to theirs."""
-    return None if isinstance(eye, Tensor) else eye
+    of_pictures = isinstance(eye, Tensor) or (isinstance(eye, Eye) and eye.given is not None)
+    return None if of_pictures else eye
+
+
+def _need_groups(material: Material) -> None:
+    pictures = material.pictures
+    lacking = len(pictures) - sum(group is not None for group in pictures.groups)
+    if lacking:
+        raise BadOption(
+            "groups",
+            True,
+            f"data with a group for every picture: {lacking} of {len(pictures)} of {pictures.name}"
+            " have none",
+        )
 
 
 def _split(
@@ -199,8 +215,8 @@ def _tried(material: Material, learn: Material, choose: Material, seed: int) -> 
     return material.take(torch.tensor(evenly(rows, JUDGED)))
 
 
-def _content(material: Material) -> str:
-    """A digest of pixels, labels and masks."""
+def _content(material: Material, *, groups: bool) -> str:
+    """A digest of pixels, labels and masks, and of group labels where they are used."""
     labels = material.pictures.labels
     tensors = [material.pictures.images, labels]
     tensors += [] if material.masks is None else [material.masks.cut]
@@ -211,7 +227,7 @@ def _content(material: Material) -> str:
         for t in tensors
         if t is not None
     ]
-    return digest(*bytes_of)
+    return digest(*bytes_of, repr(material.pictures.groups if groups else ()))
 
 
 def _name(entry: Remedy, settings: dict[str, Any], key: list[Any]) -> str:
@@ -246,6 +262,8 @@ def _write(place: Path, result: Mended, seconds: float) -> None:
         return  # a network of another shape writes itself, when it is exported
     else:
         tensors = {f"module.{k}": v for k, v in result.model.module.state_dict().items()}
+        if (head := _own_head(result.model)) is not None:
+            tensors |= {f"extra.{k}": v for k, v in head.state_dict().items()}
     content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_atomic(place / "weights.safetensors", save(content))
     facts = {"done": result.done, "details": result.details, "seconds": seconds}
@@ -261,9 +279,21 @@ def _read(model: VisionModel, place: Path) -> tuple[Mended, float] | None:
     if facts["layer"]:
         layer = LastLayer(tensors["weight"], tensors["bias"])
         return with_layer(model, layer, facts["done"], facts["details"]), facts["seconds"]
-    module = copy.deepcopy(model.module)
-    module.load_state_dict({k.removeprefix("module."): v for k, v in tensors.items()})
-    return Mended(rewrap(model, module), facts["done"], facts["details"]), facts["seconds"]
+    module, head = copy.deepcopy((model.module, _own_head(model)))
+    module.load_state_dict(_under("module.", tensors))
+    if head is not None:
+        head.load_state_dict(_under("extra.", tensors))
+    view = rewrap(model, module, head=head)
+    return Mended(view, facts["done"], facts["details"]), facts["seconds"]
+
+
+def _own_head(model: VisionModel) -> nn.Module | None:
+    """A head beside the module with weights of its own: one of texts shares the module's."""
+    return None if isinstance(model.extra, TextHead) else model.extra
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _choice(
