@@ -98,6 +98,22 @@ def test_a_stage_coarser_than_the_cells_leaves_no_cell_out_of_a_path():
     assert maps.maps.ne(0).all()
 
 
+@pytest.mark.parametrize("law", ["smooth", "path"])
+def test_a_blank_for_each_picture_is_the_blank_of_each(law):
+    model, images, _ = setting()
+    blanks = images.flip(0, 3) * 0.5
+    options = {"method": "mosaic", "law": law, "masks": 3}
+    singles = [
+        sc.attribute(model, images[i : i + 1], 1, blank=blanks[i : i + 1], **options).maps[0]
+        for i in range(len(images))
+    ]
+    maps = sc.attribute(model, images, 1, blank=blanks, **options).maps
+    assert_close(maps, torch.stack(singles), atol=1e-10, rtol=0)
+    with sc.budget(1):
+        again = sc.attribute(model, images, 1, blank=blanks, **options).maps
+    assert_close(again, maps, atol=1e-10, rtol=0)
+
+
 def test_what_cannot_be_done_is_said():
     model, images, _ = setting()
     with pytest.raises(BadOption, match="masks"):

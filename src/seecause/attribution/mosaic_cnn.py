@@ -53,12 +53,14 @@ def mosaic_cnn(
     layout = model.check(images)
     mixed = draw_masks(plan, layout.grid).to(images)
     weights = plan.weights.to(wide(mixed))
-    empty = blank_image(model, (images.shape[-2], images.shape[-1]), blank, seed=seed)
-    ground = model.run_to(stage, empty)  # [1, C, h, w]
+    size = (images.shape[-2], images.shape[-1])
+    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    shared = model.run_to(stage, empty) if len(empty) == 1 else None  # [1, C, h, w]
     each = 4 * model.forward_bytes(layout, after=stage)  # with what the step back needs
 
     def some_images(a: int, b: int) -> Maps:
         features = model.run_to(stage, images[a:b])
+        ground = model.run_to(stage, empty[a:b]) if shared is None else shared
         plain = model.run_from(stage, features)
         bound = target.take(slice(a, b)).bind(plain)
 
@@ -95,8 +97,8 @@ def mosaic_cnn(
 
 
 def mixtures(masks: Tensor, blank: Tensor, picture: Tensor) -> Tensor:
-    """Feature maps [B, n, C, h, w] between the blank's [1, C, h, w] and the picture's [B, C, h, w],
-    by masks [B, n, gh, gw] of cells."""
+    """Feature maps [B, n, C, h, w] between those of blanks [1 or B, C, h, w] and of pictures
+    [B, C, h, w], by masks [B, n, gh, gw] of cells."""
     size = (picture.shape[-2], picture.shape[-1])
     share = largest_weights(masks, size)[:, :, None].to(picture.dtype)
     return blank[:, None] + share * (picture - blank)[:, None]
