@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.attribution.attribute import attribute, protocol
+from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, budget, fit, memory
 from seecause.errors import BadOption
@@ -117,7 +118,8 @@ def evidence(
     `images` are normalised [B, 3, H, W], `target` is as in `sc.attribute`. The order is that of
     `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, and of
     CAAP where mosaic is not defined. Patches that are not shown have the pixels of `blank`, one for
-    all or one for each. Every view that answers works: only its forward is used.
+    all or one for each. `seed` is also the method's, unless its options name one.
+    Every view that answers works: only its forward is used.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -133,7 +135,8 @@ def evidence(
         grid = model.check(images).grid
         if maps is None:
             order = method or ("mosaic" if model.architecture == "transformer" else "caap")
-            maps = attribute(model, images, target, order, **dict(options or {})).maps
+            drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
+            maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
         else:
             order = "maps that were given"
         if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
