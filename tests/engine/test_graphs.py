@@ -393,3 +393,14 @@ def test_graphs_go_with_their_model():
     del model, run
     gc.collect()
     assert gone() is None
+
+
+@needs_gpu
+def test_a_blank_that_is_gone_leaves_no_graph_to_another_with_its_id():
+    model, images = tiny(), pictures()
+    for seed in [*range(24), *range(24)]:  # more blanks than any cache holds
+        options = {"blank": "noise", "seed": seed}
+        with without_graphs():
+            plain = sc.attribute(model, images, **options).maps
+        for _ in range(3):
+            assert torch.equal(sc.attribute(model, images, **options).maps, plain), seed

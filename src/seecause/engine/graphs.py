@@ -13,7 +13,8 @@ results out; `prepare` is not called any more.
 
 What a recorded function must keep to:
 - no copy from or to the host, no waiting (`.item()`, `.cpu()`, an index by a list or by bools);
-- `key` says everything that its result hangs on besides the model, shapes and dtypes;
+- `key` says everything that its result hangs on besides the model, shapes and dtypes; what it names
+  by `id` is held by `prepare`, which the graph keeps, so that nothing else can take that id;
 - whatever else it reads it closes over (the graph keeps it alive), or the model's memo holds.
 
 It may differentiate inside: called under `no_grad`, it runs `with torch.enable_grad()` a forward
@@ -154,13 +155,14 @@ class ModuleOwner:
 @dataclass(eq=False)
 class _Graph:
     """One recording. What it reads stays alive with it: inputs, the function and what that closes
-    over, and (by the watch) the memory of weights that are replaced."""
+    over, what it was prepared from, and (by the watch) the memory of weights that are replaced."""
 
     watch: Watch | None
     function: Callable[..., Any] | None
     inputs: list[Tensor]
     outputs: Any = None
     graph: torch.cuda.CUDAGraph | None = None
+    prepare: Callable[[], Any] | None = None
 
     def launch(self, tensors: tuple[Tensor, ...]) -> Any:
         """New values in, replay, results out; nothing waits."""
@@ -173,7 +175,7 @@ class _Graph:
         return tuple(output.clone() for output in self.outputs)
 
     def release(self) -> None:
-        self.watch = self.function = self.outputs = self.graph = None
+        self.watch = self.function = self.outputs = self.graph = self.prepare = None
         self.inputs = []
 
 
@@ -218,6 +220,8 @@ class _Pool:
         graph = None
         if seen is not None and seen.failures < TRIES:
             graph = self._record(model, key, function, tensors, seen)
+            if graph is not None:
+                graph.prepare = prepare
         graphs[place] = graph or seen or _Seen(state)
         while len(graphs) > 4 * MOST:
             graphs.pop(next(iter(graphs)))

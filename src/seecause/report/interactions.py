@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import TYPE_CHECKING
 
+import numpy as np
 from PIL import Image
 
 from seecause.report.overlay import number, picture
@@ -52,11 +52,10 @@ def pairs_image(result: Interactions, index: int = 0, *, count: int = LINES) -> 
 
     width, height = picture(result.images[index]).size
     figure = Figure(figsize=(width / 100, height / 100), dpi=100)
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     draw_pairs(figure.add_axes((0, 0, 1, 1)), result, index, count=count)
-    drawn = BytesIO()
-    figure.savefig(drawn, format="png")
-    return Image.open(drawn).convert("RGB")
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
 def pair_rows(result: Interactions, index: int = 0, *, count: int = 5) -> list[dict[str, str]]:
