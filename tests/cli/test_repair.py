@@ -76,6 +76,11 @@ def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
         ("repair", ("--eye", "own", "--option", "last-layer.epochs=3"), "one of strength"),
         ("audit", ("--eye", "builtin:critters-nobody"), "critters-nobody"),
         ("audit", ("--eye-weights", "x"), "--eye NAME"),
+        ("audit", ("--eye", "own", "--eye-weights", "x"), "--eye NAME"),
+        ("audit", ("--eye-cache", "x"), "--eye NAME"),
+        ("audit", ("--eye", "given", "--eye-method", "mosaic"), "--eye NAME"),
+        ("repair", ("--eye-method", "mosaic"), "--eye NAME"),
+        ("repair", ("--eye", "own", "--groups"), "group for every picture"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_half_written(places, tmp_path, command, more, line):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
+from seecause.errors import BadOption
 from seecause.heads import Pictures
 from seecause.repair.discover import pasted
 
@@ -176,3 +177,11 @@ def test_the_command_writes_a_page_a_table_and_pairs(tmp_path):
     assert done.exit_code == 2 and "ranks from 1 to" in done.output
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "no"), "--pairs", "a"])
     assert done.exit_code == 2 and not (tmp_path / "no").exists()
+
+
+def test_an_area_is_a_share_and_the_smallest_pastes_one_patch(model, pictures):
+    for area in (0.0, -1.0, 1.5):
+        with pytest.raises(BadOption, match="share of the picture"):
+            sc.discover(model, pictures, area=area)
+    findings = sc.discover(model, pictures, area=1e-6, top=16, trials=16, layers=[1]).findings
+    assert findings and all(finding.patches <= 1 for finding in findings)

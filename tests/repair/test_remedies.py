@@ -187,3 +187,18 @@ def test_mean_heads_are_measured_on_pictures_spread_over_all(biased, lesson, mon
     assert not seen
     fit(biased, lesson, counts=(1,), pairs=2, operator="mean")
     assert torch.equal(seen[0], images[[0, len(images) - 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fine-tune", {"epochs": 0}),
+        ("fine-tune", {"batch": 0}),
+        ("heads", {"counts": (0, 1)}),
+        ("heads", {"counts": ()}),
+        ("head-directions", {"rank": 0}),
+    ],
+)
+def test_counts_start_at_one(biased, lesson, name, options):
+    with pytest.raises(BadOption, match=next(iter(options))):
+        find_remedy(name, options).fit(biased, lesson, **options)

@@ -52,7 +52,12 @@ EyeWeights = Annotated[
     typer.Option("--eye-weights", help="A weights file for the eye.", show_default="pretrained"),
 ]
 EyeMethod = Annotated[
-    str, typer.Option("--eye-method", help="Method of the eye's maps: caap, mosaic and others.")
+    str | None,
+    typer.Option(
+        "--eye-method",
+        help="Method of the eye's maps: caap, mosaic and others.",
+        show_default="caap",
+    ),
 ]
 EyeCache = Annotated[
     Path | None, typer.Option("--eye-cache", help="Keep the eye's maps in this folder.")
@@ -73,7 +78,7 @@ def audit(
     limit: Limit = 160,
     eye: EyeOption = None,
     eye_weights: EyeWeights = None,
-    eye_method: EyeMethod = "caap",
+    eye_method: EyeMethod = None,
     eye_cache: EyeCache = None,
     per_picture: PerPicture = 4,
     classify: ClassifyOption = None,
@@ -123,14 +128,18 @@ def audit(
 
 
 def open_eye(
-    model: ImageModel, name: str | None, weights: str | None, method: str, cache: Path | None
+    model: ImageModel, name: str | None, weights: str | None, method: str | None, cache: Path | None
 ) -> Eye | str | None:
     """The eye of that name, or None for what the data brings."""
     from seecause.errors import BadOption
     from seecause.repair.eye import eye
 
-    if name in (None, "given"):
-        if weights is not None:
-            raise BadOption("--eye-weights", weights, "--eye NAME beside it")
+    looks = name not in (None, "given")  # masks of the data are not looked for
+    unused = {"--eye-weights": None if looks and name != "own" else weights}
+    unused |= {} if looks else {"--eye-method": method, "--eye-cache": cache}
+    for option, value in unused.items():
+        if value is not None:
+            raise BadOption(option, str(value), "--eye NAME of another network beside it")
+    if not looks:
         return name
-    return eye(name, model=model, method=method, cache=cache, weights=weights)
+    return eye(name, model=model, method=method or "caap", cache=cache, weights=weights)

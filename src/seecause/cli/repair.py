@@ -77,7 +77,7 @@ def repair(
     limit: Limit = 256,
     eye: EyeOption = None,
     eye_weights: EyeWeights = None,
-    eye_method: EyeMethod = "caap",
+    eye_method: EyeMethod = None,
     remedies: RemedyNames = "last-layer,directions,directions-refit",
     option: OptionPairs = None,
     groups: Groups = False,
@@ -94,7 +94,7 @@ def repair(
     objects on other backgrounds, and the best on held-out ones is kept.
 
     Writes OUT/model (a native checkpoint, its card, a page with pictures before and after). Killed,
-    the same command goes on: finished remedies wait in OUT.work until the end.
+    the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
     """
     from seecause.data.registry import open_data
     from seecause.repair.mend import repair as run
@@ -108,7 +108,8 @@ def repair(
         model, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
     )
     work = out.with_name(f"{out.name}.work")
-    look = open_eye(opened, eye, eye_weights, eye_method, None if eye is None else work / "eye")
+    cache = None if eye in (None, "given") else work / "eye"
+    look = open_eye(opened, eye, eye_weights, eye_method, cache)
     result = run(
         opened,
         open_data(data, limit=limit),

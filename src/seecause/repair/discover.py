@@ -179,7 +179,7 @@ def discover(
     >>> all(0 <= finding.flips <= 1 for finding in findings)
     True
     """
-    view = _checked(model, layers, kinds=kinds, top=top, trials=trials, most=most)
+    view = _checked(model, layers, area, kinds=kinds, top=top, trials=trials, most=most)
     chosen = _layers(view, layers)
     if method == "caap":
         options = {"score": "logit", **options}
@@ -197,7 +197,7 @@ def discover(
     if pictures.truth is not None:
         objects = by_patches(pictures.truth, view.layout.grid).flatten(1).cpu()
     share = area or (QUARTER if objects is None else 1.0)
-    plan = _Plan(kinds, top, trials, round(share * scores.shape[1]), seed)
+    plan = _Plan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
     candidates = list[Finding]()
     for layer in chosen:
         tokens = _tokens(view, pictures.images, layer)
@@ -217,12 +217,16 @@ def discover(
     )
 
 
-def _checked(model: ImageModel, layers: Sequence[int] | None, **counts: int) -> VisionModel:
+def _checked(
+    model: ImageModel, layers: Sequence[int] | None, area: float | None, **counts: int
+) -> VisionModel:
     if not isinstance(model, VisionModel):
         raise NotDefined("discover", f"{model.family} has no tokens", "Use a vision transformer")
     for name, count in counts.items():
         if count < 1:
             raise BadOption(name, count, "a count from 1")
+    if area is not None and not 0 < area <= 1:
+        raise BadOption("area", area, "a share of the picture: above 0, at most 1")
     wrong = [layer for layer in layers or () if not 0 <= layer <= model.n_layers]
     if wrong or layers == []:
         raise BadOption("layers", list(layers or ()), f"layers from 0 to {model.n_layers}")
@@ -314,9 +318,9 @@ def _kinds_at(
         of_best = nearest[picture, patch] == kind
         for answer in answers.unique().tolist():
             member = of_best & (answers[picture] == answer)
-            if len(picture[member].unique()) < FEWEST:
-                continue
             sets = typical & (answers == answer)[:, None]
+            if len(picture[member].unique()) < FEWEST or not bool(sets.any()):
+                continue
             rows = torch.stack([picture[member], patch[member]], dim=1)
             evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
             far = distance[rows[:, 0], rows[:, 1], kind]
