@@ -132,7 +132,7 @@ def test_all_tokens_equal_the_slow_twin_and_caap(family):
 @pytest.mark.parametrize("score", ["prob", "logit"])
 def test_a_path_is_complete_at_256_steps(score):
     model = sc.load("builtin:critters-vit")
-    cases = list(sc.data.open_data("critters:clean:test", limit=2))
+    cases = list(sc.data.open_data("critters:clean:test", limit=4))
     images = sc.data.to_batch(model, cases).images
     options = {"method": "mosaic", "law": "path", "score": score}
     maps = sc.attribute(model, images, masks=256, **options)
