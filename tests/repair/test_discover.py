@@ -15,7 +15,7 @@ import seecause as sc
 from seecause.cli import app
 from seecause.errors import BadOption
 from seecause.heads import Pictures
-from seecause.repair.discover import pasted
+from seecause.repair.discover import _kinds_at, _Plan, pasted
 
 RED, SIDE = 2, 32  # a class, and pixels of a picture
 
@@ -185,3 +185,11 @@ def test_an_area_is_a_share_and_the_smallest_pastes_one_patch(model, pictures):
             sc.discover(model, pictures, area=area)
     findings = sc.discover(model, pictures, area=1e-6, top=16, trials=16, layers=[1]).findings
     assert findings and all(finding.patches <= 1 for finding in findings)
+
+
+def test_a_kind_that_no_picture_lends_is_left_out(model):
+    draw = torch.Generator().manual_seed(0)
+    tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
+    answers, plan = torch.arange(12) % 3, _Plan(4, 8, 4, 0, 0)  # no patch is typical
+    assert not list(_kinds_at(model, tokens, scores, answers, None, 1, plan))
+    assert list(_kinds_at(model, tokens, scores, answers, None, 1, replace(plan, most=4)))
