@@ -21,7 +21,7 @@ from seecause.attribution.gradients import join
 from seecause.attribution.mosaic import (
     Law,
     MaskPlan,
-    Masks,
+    PlannedMasks,
     blank_recorded,
     images_at_once,
     mean_slopes,
@@ -102,7 +102,7 @@ def _prepare(
     shared = None if blank is None else blank_trace(model, blank, **of_blank)
     sets = token_sets(model, chosen, layout, sweep.live)
     together = patches_at_once(model, layout, chosen, sweep, count)
-    masks = Masks.on(plan, layout, model, "source", count)
+    masks = PlannedMasks.on(plan, layout, model, "source", count)
 
     def run(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         picture = record(model, images, **of_picture)

@@ -53,7 +53,7 @@ def summarise(
             approx,
             "'none': E-CAAP exists for direction=insert, tail=source or blank, and a class token",
         )
-    known: list[_Held] = model.memo.setdefault("blank summaries", [])
+    known: list[_HeldTerms] = model.memo.setdefault("blank summaries", [])
 
     def summary(start: int, stop: int) -> BlankSummary:
         key = (plan, approx, start, stop)
@@ -62,14 +62,14 @@ def summarise(
                 return held.summary
         printed = approx == "e-caap-printed"
         made = _parts(model, blank, sets.part(start, stop), plan, printed=printed)
-        known[:] = [*known[1 - _KEPT :], _Held(blank, sets, key, made)]
+        known[:] = [*known[1 - _KEPT :], _HeldTerms(blank, sets, key, made)]
         return made
 
     return summary
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _HeldTerms:
     blank: Trace
     sets: TokenSets
     key: tuple[object, ...]

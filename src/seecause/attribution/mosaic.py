@@ -171,7 +171,7 @@ def _prepare(
     """All that no picture changes. The function turns `count` pictures, a blank for each where they
     do not share one, and the classes to explain into logits and what `mean_slopes` gives."""
     shared = None if blank is None else blank_run(model, blank, tail, start)
-    masks = Masks.on(plan, layout, model, tail, count)
+    masks = PlannedMasks.on(plan, layout, model, tail, count)
 
     def run(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         picture = record(model, images, **picture_recorded(model, tail, start))
@@ -200,7 +200,7 @@ def _to_maps(target: Target, plan: MaskPlan, outputs: tuple[Tensor, ...]) -> Map
 
 
 def mean_slopes(
-    run: Mixture, bound: Target, masks: Masks, score: Score, classes: Classes = None
+    run: Mixture, bound: Target, masks: PlannedMasks, score: Score, classes: Classes = None
 ) -> tuple[Tensor, ...]:
     """Mean slopes [B, N] over masks; then of a path its gap and difference [B], of draws the
     standard errors [B, N], where there are several; then maps of `classes` [B, N, C']."""
@@ -267,7 +267,7 @@ def images_at_once(model: VisionModel, images: Tensor) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class PlannedMasks:
     """A plan's masks [n, N] and their weights [n] on a device, and how many of them run at once."""
 
     plan: MaskPlan
@@ -279,7 +279,7 @@ class Masks:
     @classmethod
     def on(
         cls, plan: MaskPlan, layout: TokenLayout, model: VisionModel, tail: MixedTail, count: int
-    ) -> Masks:
+    ) -> PlannedMasks:
         """For `count` images together."""
         values, weights = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
         each = mask_bytes(model, layout, tail)

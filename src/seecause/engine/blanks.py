@@ -107,7 +107,7 @@ def blank_trace(
     model changes. Blanks of single images [B, 3, H, W] are run and let go."""
     if len(blank) > 1:
         return record(model, blank, states=set(states), kv=set(kv))
-    known: list[_Held] = model.memo.setdefault("blanks", [])
+    known: list[_HeldBlank] = model.memo.setdefault("blanks", [])
     key = (model.state_key(), blank._version)
     held = next((h for h in known if h.blank is blank and h.key == key), None)
     if held is not None and set(states) <= set(held.trace.states) and set(kv) <= set(held.trace.kv):
@@ -117,12 +117,12 @@ def blank_trace(
     known[:] = [h for h in known if h.key[0] == key[0] and h.blank is not blank][
         1 - _KEPT // 2 :
     ]  # all of this state of the model
-    known.append(_Held(blank, key, record(model, blank, states=set(states), kv=set(kv))))
+    known.append(_HeldBlank(blank, key, record(model, blank, states=set(states), kv=set(kv))))
     return known[-1].trace
 
 
 @dataclass(eq=False)
-class _Held:
+class _HeldBlank:
     blank: Tensor  # kept alive, so that `is` means the same pixels
     key: tuple[Any, ...]
     trace: Trace

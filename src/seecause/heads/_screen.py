@@ -160,7 +160,7 @@ def second_order(
 def _first_order(experiment: HeadExperiment, seed: int = 0) -> HeadScores:
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
-        graph = _Graph(experiment, part)
+        graph = _TracedImages(experiment, part)
         return graph.slopes(graph.measured()["response"])
 
     return _averaged(experiment, "first order", run_chunk)
@@ -174,7 +174,7 @@ def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
 
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
-        graph = _Graph(experiment, part)
+        graph = _TracedImages(experiment, part)
         divergence = graph.measured()["response"]
         slopes = graph.slopes(divergence, again=True)
         answers = [
@@ -204,7 +204,7 @@ def _probe(log_p: Tensor, log_q: Tensor, signs: Tensor) -> Tensor:
     return (signs * mean.sqrt() * apart).sum(dim=-1)
 
 
-class _Graph:
+class _TracedImages:
     """Some images run once, with every head's content in reach of gradients."""
 
     def __init__(self, experiment: HeadExperiment, part: slice):
