@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.bench.study import (
@@ -215,3 +216,11 @@ def test_a_figure_is_drawn_from_the_csv(tmp_path, long):
     path.write_text(head + body)
     spec = {"label": "method", "values": {"x": "how much"}, "marked": ["a"], "controls": ["b"]}
     assert draw_figure(spec, path).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_is_published_names_no_folder_of_the_run(tmp_path):
+    context = StudyContext("cpu", tmp_path / "work", real=tmp_path / "photos")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (32, 32)).save(tmp_path / "photos/a.png")
+    context.data(context.fill("folder:{real}"))
+    assert list(context.fingerprints) == ["folder:{real}"]

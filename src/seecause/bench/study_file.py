@@ -95,13 +95,20 @@ class StudyContext:
     def load(self, name: str, **options: Any) -> Any:
         """A wrapped model, once in a process."""
         model = _model(name, self.device, tuple(sorted(options.items())))
-        self.fingerprints[name] = model.fingerprint()
+        self.fingerprints[self.published(name)] = model.fingerprint()
         return model
 
     def data(self, spec: str, limit: int | None = None) -> Any:
         data = open_data(spec, limit=limit)
-        self.fingerprints[data.name] = data.fingerprint
+        self.fingerprints[self.published(data.name)] = data.fingerprint
         return data
+
+    def published(self, name: str) -> str:
+        """A name as the study file has it: without the folders of this run."""
+        for place in ("real", "models"):
+            if (folder := getattr(self, place)) is not None:
+                name = name.replace(str(folder), f"{{{place}}}")
+        return name
 
     def fill(self, value: Any) -> Any:
         """Options with the folders of this run in the place of {real} and {models}."""

@@ -14,6 +14,7 @@ from seecause.cli.heads_options import (
     AuditData,
     ClassifyOption,
     DtypeOption,
+    Limit,
     QuestionOption,
     ScopeOption,
     lead_of,
@@ -63,7 +64,6 @@ EyeCache = Annotated[
     Path | None, typer.Option("--eye-cache", help="Keep the eye's maps in this folder.")
 ]
 PerPicture = Annotated[int, typer.Option(help="Transplants of each picture and kind.", min=1)]
-Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seecause.cli.heads_options import BIASED, KINDS, TRAIN, lead_of, say
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, Limit, lead_of, say
 from seecause.cli.options import (
     Device,
     DeviceOption,
@@ -38,7 +38,6 @@ EXAMPLES = """Examples:
   seecause repair --model hf:FOLDER --data pairs:kinds/pairs/with:kinds/pairs/without
 """
 Data = Annotated[str, typer.Option("--data", help=f"Pictures to look for shortcuts in: {KINDS}")]
-Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 MethodName = Annotated[
     str, typer.Option("--method", help="What finds evidence: caap, caap+mosaic.")
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from seecause.cli.audit import EyeMethod, EyeOption, EyeWeights, open_eye
-from seecause.cli.heads_options import BIASED, KINDS, TRAIN, DtypeOption, say
+from seecause.cli.heads_options import BIASED, KINDS, TRAIN, DtypeOption, Limit, say
 from seecause.cli.options import (
     Device,
     DeviceOption,
@@ -33,7 +33,6 @@ TestOption = Annotated[
     str | None,
     typer.Option("--test", help="Pictures to report on.", show_default="a fifth of --data"),
 ]
-Limit = Annotated[int, typer.Option(help="Read so many pictures, spread evenly.", min=1)]
 RemedyNames = Annotated[
     str,
     typer.Option(
