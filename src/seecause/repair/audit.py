@@ -35,6 +35,7 @@ from seecause.metrics.statistics import bootstrap_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.repair.eye import Eye, EyeMasks, eye as open_eye
 from seecause.repair.parts import Judged, Material, Part
+from seecause.repair.transplant import on_pixels
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
 SOME = 0.1  # extra flips from which the background matters
@@ -244,10 +245,8 @@ def _gains(model: ImageModel, part: Part, masks: EyeMasks | None, right: Tensor)
     images = part.pictures.images
     rows = right.to(images.device).nonzero()[:, 0]
     hard = masks.cut.to(images.device)[rows]
-    if hard.shape[-2:] != images.shape[-2:]:
-        high, wide = (images.shape[-2] // hard.shape[-2], images.shape[-1] // hard.shape[-1])
-        hard = hard.repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
-    region = Masks(hard, protocol={"source": masks.source})
+    pixels = on_pixels(hard, (images.shape[-2], images.shape[-1]))
+    region = Masks(pixels, protocol={"source": masks.source})
     return information_gains(model, images[rows], region, baseline="grey")
 
 

@@ -36,6 +36,7 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.repair.eye import by_patches
 from seecause.repair.pairs import Pairs
+from seecause.repair.transplant import on_pixels
 
 FEWEST = 3  # pictures that show a kind
 SCREEN = 6  # trials that sort out kinds, and are not counted afterwards
@@ -388,11 +389,8 @@ def _try(model: VisionModel, pictures: Pictures, finding: Finding) -> Finding:
 
 def pasted(images: Tensor, trials: Trials) -> Tensor:
     """Recipients [n, 3, H, W] with patches of their sources."""
-    high, wide = (
-        size // cells for size, cells in zip(images.shape[-2:], trials.sets.shape[1:], strict=True)
-    )
     sets = trials.sets.to(images.device)[:, None]
-    shown = sets.repeat_interleave(high, dim=2).repeat_interleave(wide, dim=3)
+    shown = on_pixels(sets, (images.shape[-2], images.shape[-1]))
     sources, recipients = (x.to(images.device) for x in (trials.sources, trials.recipients))
     return torch.where(shown, images[sources], images[recipients])
 

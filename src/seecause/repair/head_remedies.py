@@ -32,7 +32,7 @@ from seecause.models.view import VisionModel
 from seecause.repair._remedies import Lesson, Mended, remedy
 from seecause.repair.last_layer import Directions, change_directions
 from seecause.repair.parts import Judged
-from seecause.repair.transplant import Transplants
+from seecause.repair.transplant import Transplants, on_pixels
 
 HeadScore = Literal["interchange", "cigma"]
 Removal = Literal["zero", "mean"]
@@ -121,7 +121,7 @@ def head_scores(model: VisionModel, lesson: Lesson, by: HeadScore, pairs: int) -
         if not isinstance(part.moved, Transplants):
             swapped = Swapped(others)
             return score(model, images, None, baseline=swapped, guard=False)
-        masks = _pixels(part.moved.shapes[source], (images.shape[-2], images.shape[-1]))
+        masks = on_pixels(part.moved.shapes[source], (images.shape[-2], images.shape[-1]))
         return penalised(score(model, images, masks, target=part.labels[source]))
 
 
@@ -138,11 +138,6 @@ def _last_versions(source: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
 def _spread(length: int, count: int) -> Tensor:
     """Up to `count` places of `length`, evenly."""
     return torch.linspace(0, length - 1, min(count, length)).round().long()
-
-
-def _pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    high, wide = (side // part for side, part in zip(size, masks.shape[1:], strict=True))
-    return masks.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)
 
 
 @torch.no_grad()

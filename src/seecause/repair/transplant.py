@@ -224,9 +224,13 @@ def _render(rows: Transplants) -> Tensor:
     if shapes.shape[-2:] == (height, width):
         share = _softened(shapes.to(pictures.dtype))
         return share * pictures + (1 - share) * background
-    high, wide = height // shapes.shape[-2], width // shapes.shape[-1]
-    shown = shapes.repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
-    return torch.where(shown, pictures, background)
+    return torch.where(on_pixels(shapes, (height, width)), pictures, background)
+
+
+def on_pixels(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks [.., gh, gw] of patches as masks [.., H, W] of their pixels."""
+    high, wide = size[0] // masks.shape[-2], size[1] // masks.shape[-1]
+    return masks.repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
 
 
 def _filled(pictures: Tensor, holes: Tensor, seed: int, source: Tensor, number: Tensor) -> Tensor:
