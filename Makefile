@@ -2,21 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-cpus test-mutants test-oldest test-newest lint install browser clean study
+.PHONY: demo test test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
 
 install: $(STAMP)
 
-# Quantus brings the OpenCV that draws windows and needs a display's libraries; the headless one, put in its place, has all that is used.
-$(STAMP): pyproject.toml constraints.txt
+# The package without extras: all that the demo needs.
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --constraint constraints.txt
+	touch $(CORE)
+
+# Quantus brings the OpenCV that draws windows and needs a display's libraries; the headless one, put in its place, has all that is used.
+$(STAMP): $(CORE)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless --constraint constraints.txt
 	touch $(STAMP)
 
-demo: install
+demo: $(CORE)
 	$(BIN)/seecause demo --out demo
 
 test: install browser lint
@@ -45,6 +51,23 @@ test-oldest:
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -q -W default -k 'not (slow_twin and qwen2)' \
 		tests/models tests/engine tests/attribution tests/lvlm tests/cli/test_explain.py
 
+# The wheel, built and installed without extras into an environment of its own, answers from outside of this folder.
+test-wheel:
+	rm -rf dist .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --upgrade pip
+	.venv-wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	.venv-wheel/bin/python -m pip install --quiet dist/*.whl --constraint constraints.txt
+	cd dist && ../.venv-wheel/bin/seecause demo --out demo && ../.venv-wheel/bin/seecause explain 'critters:clean:test#3' --out explained
+	.venv-wheel/bin/python tests/without_extras.py
+
+# Tools whose own dependencies are pinned otherwise than ours, in an environment of their own.
+test-tools:
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install --quiet --upgrade pip
+	.venv-tools/bin/python -m pip install --quiet --editable '.[tools]' pytest mlflow-skinny wandb fiftyone
+	OMP_NUM_THREADS=1 .venv-tools/bin/python -m pytest -q -W default tests/integrations
+
 # The view tests on the newest releases of the model libraries, in a virtual environment of their own.
 test-newest: browser
 	$(PYTHON) -m venv .venv-newest
@@ -66,4 +89,4 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest demo
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel .venv-tools dist demo

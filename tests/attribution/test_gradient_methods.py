@@ -119,7 +119,7 @@ def test_a_batch_of_eight_makes_at_most_twice_the_calls_of_one(name):
 @pytest.fixture
 def captum():
     return pytest.importorskip(
-        "captum.attr", reason="captum is not installed; run: pip install 'seecause[peers]'"
+        "captum.attr", reason="captum is not installed; run: pip install 'seecause[tools]'"
     )
 
 
@@ -133,7 +133,7 @@ def unit(maps):
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean"])
 def test_grad_cam_is_pytorch_grad_cam(family):
     library = pytest.importorskip(
-        "pytorch_grad_cam", reason="grad-cam is not installed; run: pip install 'seecause[peers]'"
+        "pytorch_grad_cam", reason="grad-cam is not installed; run: pip install 'seecause[dev]'"
     )
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 

@@ -425,7 +425,7 @@ def test_pictures_are_framed_as_the_paper_has_them(tmp_path):
 
 def test_tensorboard_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtra, match="logs"):
+    with pytest.raises(MissingExtra, match="tools"):
         train(tiny_config(tmp_path, tensorboard=True))
 
 

@@ -30,8 +30,11 @@ LIBRARIES = (
     "open_clip_torch",
 )
 EXTRAS = {
+    "app": "fastapi",
+    "cluster": "ray",
     "clip": "open_clip",
-    "peers": "captum",
+    "medical": "pydicom",
+    "tools": "captum",
 }  # the optional groups of pyproject.toml and the module that shows each is there
 EXAMPLES = """Examples:
 

@@ -243,7 +243,7 @@ class ScalarBoard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise MissingExtra("tensorboard", "logs") from None
+                raise MissingExtra("tensorboard", "tools") from None
             self.writer = SummaryWriter(str(folder))
 
     def add(self, kind: str, row: dict[str, Any]) -> None:

@@ -1,0 +1,38 @@
+"""What `make test-wheel` asks of an installed wheel: every module imports without extras, and what
+needs one says which."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+
+import seecause
+from seecause.errors import MissingExtra
+
+EXTRAS = ("captum", "quantus", "ray", "open_clip", "pydicom", "tensorboard", "torchmetrics")
+EXTRAS += ("fastapi", "mlflow", "wandb", "fiftyone", "pytorch_grad_cam")
+
+
+def main() -> int:
+    """How many modules were imported."""
+    there = [name for name in EXTRAS if importlib.util.find_spec(name)]
+    if there:
+        sys.exit(f"these are extras, and installed: {', '.join(there)}")
+    names = [module.name for module in pkgutil.walk_packages(seecause.__path__, "seecause.")]
+    imported = 0
+    for name in names:
+        if name.endswith(("kernel_triton", "__main__")):
+            continue
+        try:
+            importlib.import_module(name)
+        except MissingExtra:
+            if not name.startswith("seecause.integrations."):
+                raise
+        imported += 1
+    return imported
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{main()} modules import without extras\n")
