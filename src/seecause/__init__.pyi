@@ -23,6 +23,7 @@ from . import (
     data as data,
     faithful as faithful,
     heads as heads,
+    integrations as integrations,
     lvlm as lvlm,
     metrics as metrics,
 )

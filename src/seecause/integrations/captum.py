@@ -1,0 +1,108 @@
+"""Attribution classes for captum: what takes an `Attribution` of captum takes these.
+
+    from captum.attr import NoiseTunnel
+    caap = sc.integrations.captum.CAAP(model)
+    caap.attribute(images, target=3)                           # [B, 3, H, W], like the images
+    NoiseTunnel(caap).attribute(images, nt_samples=4, stdevs=0.1, target=3)
+
+Attributions have the shape of the inputs, as captum's have: the score of a patch is shared out
+evenly to its pixels and channels, so their sum is that of the map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import find
+from seecause.errors import BadOption, MissingExtra
+from seecause.integrations._common import shares, view_of
+from seecause.models.base import ImageModel
+
+try:
+    from captum.attr import Attribution
+    from captum.log import log_usage  # type: ignore[attr-defined]
+except ImportError:
+    raise MissingExtra("captum", "tools") from None
+
+
+class ByMethod(Attribution):
+    """Any method of `sc.methods()` as an attribution of captum; `options` are the method's own."""
+
+    def __init__(self, model: ImageModel | nn.Module, method: str, **options: Any) -> None:
+        self.view, self.method, self.options = view_of(model), method, options
+        find(method, self.view.architecture).check(options)
+        super().__init__(self.view)
+
+    @log_usage()  # NoiseTunnel looks for what this wraps
+    def attribute(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Attributions in the shape of `inputs`, normalised images [B, 3, H, W] or a tuple of one
+        such tensor. `target` as in captum: a class, or one for each image; None for the predicted.
+        """
+        images = inputs if isinstance(inputs, Tensor) else _only(inputs)
+        if additional_forward_args is not None:
+            raise BadOption("additional_forward_args", "values", "None: a view takes images alone")
+        result = attribute(
+            self.view,
+            images.detach(),
+            target=_classes(target),
+            method=self.method,
+            **{**self.options, **options},
+        )
+        attributions = shares(result, images.detach())
+        return attributions if isinstance(inputs, Tensor) else (attributions,)
+
+
+class CAAP(ByMethod):
+    """Which patches carry the answer into a blank picture? One sweep, no gradient.
+
+    >>> import torch
+    >>> import seecause as sc
+    >>> caap = sc.integrations.captum.CAAP(sc.load("builtin:critters-vit"))
+    >>> caap.attribute(torch.zeros(1, 3, 96, 96), target=2).shape
+    torch.Size([1, 3, 96, 96])
+    """
+
+    def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
+        super().__init__(model, "caap", **options)
+
+
+class Mosaic(ByMethod):
+    """What does the answer hang on? Slopes over mixtures of the picture and a blank one."""
+
+    def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
+        super().__init__(model, "mosaic", **options)
+
+
+def _only(inputs: tuple[Tensor, ...]) -> Tensor:
+    if len(inputs) != 1:
+        raise BadOption("inputs", f"{len(inputs)} tensors", "one: a batch of images")
+    return inputs[0]
+
+
+def _classes(target: Any) -> Any:
+    """A target of captum: a tuple names a place in the output, which has one axis here."""
+    if isinstance(target, tuple):
+        target = [target]
+    if isinstance(target, list):
+        target = [_place(entry) for entry in target]
+        return target[0] if len(target) == 1 else target
+    if isinstance(target, Tensor) and target.numel() == 1:
+        return int(target)
+    return target
+
+
+def _place(entry: Any) -> Any:
+    if not isinstance(entry, tuple):
+        return entry
+    if len(entry) != 1:
+        raise BadOption("target", entry, "one class: logits have one axis beside the batch")
+    return entry[0]

@@ -1,0 +1,87 @@
+"""captum's own tools on our attributions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from tests.helpers import view
+from tests.tiny import pictures, tiny
+
+captum = pytest.importorskip(
+    "captum", reason="captum is not installed; run: pip install 'seecause[tools]'"
+)
+
+
+@pytest.fixture(scope="module")
+def case():
+    native = tiny("timm_registers")
+    return view(native), pictures(native, batch=2)
+
+
+def test_attributions_have_the_shape_of_the_images_and_the_sum_of_the_map(case):
+    model, images = case
+    maps = sc.attribute(model, images, target=[1, 2]).maps
+    ours = sc.integrations.captum.CAAP(model).attribute(images, target=[1, 2])
+    assert ours.shape == images.shape and ours.dtype == images.dtype
+    high, wide = (images.shape[2] // maps.shape[1], images.shape[3] // maps.shape[2])
+    patches = ours.sum(dim=1).unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
+    assert_close(patches, maps, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["CAAP", "Mosaic"])
+def test_a_noise_tunnel_without_noise_changes_nothing(case, name):
+    model, images = case
+    ours = getattr(sc.integrations.captum, name)(model)
+    tunnel = captum.attr.NoiseTunnel(ours)
+    smooth = tunnel.attribute(images, nt_samples=3, stdevs=0.0, target=torch.tensor([1, 2]))
+    assert_close(smooth, ours.attribute(images, target=[1, 2]), atol=1e-10, rtol=0)
+
+
+def test_infidelity_of_captum_is_that_of_its_definition(case):
+    model, images = case
+    attributions = sc.integrations.captum.CAAP(model).attribute(images, target=1)
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(3)).to(images) / 10
+
+    theirs = captum.metrics.infidelity(
+        model, lambda inputs: (noise, inputs - noise), images, attributions, target=1,
+        n_perturb_samples=1,
+    )  # fmt: skip
+    change = (model(images) - model(images - noise))[:, 1]
+    ours = ((noise * attributions).flatten(1).sum(dim=1) - change).square()
+    assert_close(theirs, ours, atol=1e-10, rtol=1e-8)
+
+
+def test_sensitivity_of_captum_runs_our_attribute(case):
+    model, images = case
+    ours = sc.integrations.captum.ByMethod(model, "rollout")
+    most = captum.metrics.sensitivity_max(ours.attribute, images, target=1, n_perturb_samples=2)
+    assert most.shape == (2,) and bool((most > 0).all())
+
+
+def test_targets_and_tuples_as_captum_has_them(case):
+    model, images = case
+    caap = sc.integrations.captum.CAAP(model, score="logit")
+    plain = caap.attribute(images, target=1)
+    for same in (torch.tensor(1), torch.tensor([1]), [1, 1], [(1,), (1,)], (1,)):
+        assert torch.equal(caap.attribute(images, target=same), plain)
+    (alone,) = caap.attribute((images,), target=1)
+    assert torch.equal(alone, plain)
+    predicted = model(images).argmax(dim=1)
+    assert torch.equal(caap.attribute(images), caap.attribute(images, target=predicted))
+
+
+def test_what_captum_may_ask_and_a_view_cannot_answer_is_refused(case):
+    model, images = case
+    caap = sc.integrations.captum.CAAP(model)
+    with pytest.raises(BadOption, match="one class"):
+        caap.attribute(images, target=(1, 2))
+    with pytest.raises(BadOption, match="one: a batch"):
+        caap.attribute((images, images), target=1)
+    with pytest.raises(BadOption, match="additional_forward_args"):
+        caap.attribute(images, target=1, additional_forward_args=(3,))
+    with pytest.raises(BadOption, match="tial"):
+        sc.integrations.captum.CAAP(model, tial="patched")
