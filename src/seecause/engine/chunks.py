@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from seecause._stop import may_stop
 from seecause.engine import graphs
 from seecause.errors import BadOption
 
@@ -93,6 +94,7 @@ def in_chunks(
     repeats the part."""
     start = 0
     while start < total:
+        may_stop()
         stop = min(total, start + size)
         try:
             part = run(start, stop)

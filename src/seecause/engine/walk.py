@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from seecause._stop import may_stop
 from seecause.models.block import Block, fused
 from seecause.models.layout import At
 
@@ -183,6 +184,7 @@ class Walk:
 
     def __iter__(self) -> Iterator[Step]:
         for index in self.layers:
+            may_stop()
             step = Step(index, self.blocks[index], self.h, self.at, self._gate(index))
             if self.last is not None and index == len(self.blocks) - 1:
                 step.take(self.last)
