@@ -31,6 +31,7 @@ COMMANDS = {  # the file of each, and its line in `seecause --help`
     ),
     "lvlm": "Trace a vision-language model's answer: heads, words and image tokens.",
     "study": "Run what is missing of a study: one CSV, one figure, and where they come from.",
+    "serve": "A page on which patches, heads and parts can be touched: see what happens.",
     "doctor": "Check a model's view against the model itself, or describe this machine.",
     "demo": "Run every job on the embedded Critters models and write one page. Needs no download.",
     "zoo": "The embedded Critters models: list them, or train one from its recipe.",

@@ -1,0 +1,39 @@
+"""`seecause serve`: a page that people touch. Everything runs on the models it was started with.
+
+    server.py     routes; guard.py who may ask; files.py what the browser loads
+    workshop.py   models and pictures that are served, recorded runs
+    sessions.py   what each user has: pictures, jobs; jobs.py one fair queue for each model
+    panels/       one module for each panel; static/ one ES module for each panel, no build step
+
+How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the examples):
+
+1. `panels/NAME.py` with pure functions from a checked request to an answer that JSON can hold:
+
+       @checked(frozen=True, config=STRICT)
+       class Brush(OnPicture):                # fields: model, picture (requests.py)
+           patches: Patches = ()
+
+       def brush(desk: Desk, request: Brush) -> Answer: ...
+
+       PANEL = Panel("explain", "Explain", "Which patches caused the answer?",
+                     actions=(look, draw, brush), copy=copy, kinds=("classifier",))
+
+   `desk` (workshop.py) is all that an action may touch: the view of the model, pictures of this
+   session as tensors, their recorded runs, `desk.tell(share, words)` for progress. An action that
+   takes long needs nothing else to be stopped: every walk over blocks asks whether it should go on.
+   Raise errors of `errors.py`; others reach the user as one sentence without details.
+   `copy(desk, request)` gives {"python": ..., "command": ...} that do the same without the page.
+   A field called `model` names the queue that a request waits in; without one it is the house's.
+
+2. Name it in `PANELS` (panels/__init__.py): its place is its tab.
+
+3. `static/panel-NAME.js` exports `panel = {defaults, mount(root, tools)}`. `defaults` are the
+   fields of the panel's part of the state; state.js writes those that differ into the URL's hash.
+   `mount` builds the panel once and returns `{update(state, changed)}`, which is called with every
+   new state, also when a link is opened. `tools` has `set(changes)`, `ask(action, request,
+   {slot})`, `hello`, and the parts that panels share (parts.js): pictures with a grid of patches,
+   answers as bars, the chooser of pictures, the bar of a job with its cancel button, copy buttons.
+
+4. Tests: `tests/app/test_NAME.py` calls the functions; `tests/app/test_browser.py` has one test of
+   the panel's main act, on numbers.
+"""

@@ -1,0 +1,316 @@
+"""Explain: which patches caused the answer, and what if only these, or all but these, were there?
+
+Brushed patches are put into the run of a blank ("only these"), or replaced by the blank's in the
+run of the picture ("without these"): rows of special tokens are computed, never a forward. All
+patches brushed give the answer of the whole picture, none gives the blank's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from typing import Any
+
+import torch
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import (
+    STRICT,
+    Name,
+    OnPicture,
+    Patches,
+    Patching,
+    checked_patches,
+    checked_target,
+)
+from seecause.app.panels.show import (
+    answers,
+    call,
+    class_word,
+    command,
+    heat,
+    opening_lines,
+    rounded,
+)
+from seecause.app.workshop import Desk
+from seecause.attribution.attribute import attribute
+from seecause.attribution.caap import make_plan
+from seecause.attribution.caap_cnn import sweep_features
+from seecause.attribution.evidence import PatchSet, evidence as find_evidence
+from seecause.attribution.registry import find
+from seecause.data.images import to_pil
+from seecause.engine.blanks import blank_image
+from seecause.engine.sweep import Sweep, SweepPlan
+from seecause.errors import BadOption
+from seecause.models.conv_view import ConvModel
+from seecause.models.view import VisionModel
+from seecause.report.overlay import data_uri
+from seecause.types import wide
+
+SHOWN = 5  # classes
+
+
+@checked(frozen=True, config=STRICT)
+class Draw(Patching):
+    method: Name = "caap"
+
+
+@checked(frozen=True, config=STRICT)
+class Brush(Patching):
+    patches: Patches = ()
+
+
+@checked(frozen=True, config=STRICT)
+class Regions(Patching):
+    """Two sets of patches."""
+
+    one: Patches = ()
+    other: Patches = ()
+
+
+@checked(frozen=True, config=STRICT)
+class Shown(Patching):
+    """All that the panel shows, for `copy`."""
+
+    methods: tuple[Name, ...] = ("caap",)
+    patches: Patches = ()
+
+
+@torch.no_grad()
+def look(desk: Desk, request: OnPicture) -> Answer:
+    """The picture as the model takes it, and what the model answers."""
+    model, image = desk.model, desk.image(request.picture)
+    raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
+    logits = _plain_logits(desk, request)
+    sides = list(raw.shape[-2:])
+    return {
+        "picture": data_uri(to_pil(raw), photo=max(sides) > 160),
+        "size": sides,
+        "grid": list(model.layout_at(*sides).grid),
+        "name": desk.picture(request.picture).name,
+        "answers": answers(model, logits, logits, count=SHOWN),
+        "predicted": int(logits.argmax()),
+    }
+
+
+def draw(desk: Desk, request: Draw) -> Answer:
+    """One map, with values of every patch for the most probable classes where the method gives
+    them."""
+    model = desk.model
+    entry = find(request.method, model.architecture)
+    options = method_options(desk, request)
+    plain_logits = _plain_logits(desk, request)
+    top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
+    classes = {"classes": top} if "classes" in entry.options else {}
+    target = checked_target(model, request.target)
+    start = time.perf_counter()
+    drawn = attribute(
+        model,
+        desk.image(request.picture),
+        target=target,
+        method=request.method,
+        **options,
+        **classes,
+    )
+    taken = time.perf_counter() - start
+    every = None if drawn.class_maps is None else drawn.class_maps[0].flatten(0, 1).T  # [C', N]
+    return {
+        **heat(drawn.maps[0]),
+        "method": request.method,
+        "summary": entry.summary,
+        "label": drawn.labels[0] if drawn.labels else "",
+        "seconds": round(taken, 3),
+        "classes": [] if every is None else [model.class_name(index) for index in top],
+        "by_class": [] if every is None else [rounded(row) for row in every],
+    }
+
+
+@torch.no_grad()
+def brush(desk: Desk, request: Brush) -> Answer:
+    """Answers with only these patches, and without them."""
+    model, target = desk.model, checked_target(desk.model, request.target)
+    checked_patches(model, request.patches)
+    chosen = _chosen(model.layout.n_patches, [request.patches])
+    whole = _plain_logits(desk, request)
+    only, without = (
+        sets_logits(desk, request, chosen, insert=insert)[0] for insert in (True, False)
+    )
+    return {
+        "patches": len(request.patches),
+        "only": answers(model, only, whole, count=SHOWN, target=target),
+        "without": answers(model, without, whole, count=SHOWN, target=target),
+    }
+
+
+@torch.no_grad()
+def pair(desk: Desk, request: Regions) -> Answer:
+    """What two regions cause together that neither causes alone, in logits."""
+    model = desk.model
+    for name, patches in (("one", request.one), ("other", request.other)):
+        checked_patches(model, patches, name)
+        if not patches:
+            raise BadOption(name, "no patch", "at least one patch in each region")
+    both = tuple({*request.one, *request.other})
+    chosen = _chosen(model.layout.n_patches, [request.one, request.other, both, ()])
+    logits = sets_logits(desk, request, chosen, insert=True)  # [4, C]
+    target = checked_target(model, request.target)
+    target = int(_plain_logits(desk, request).argmax()) if target is None else target
+    one, other, joint = (logits[:3, target] - logits[3, target]).tolist()
+    return {
+        "label": model.class_name(target),
+        "one": round(one, 4),
+        "other": round(other, 4),
+        "joint": round(joint, 4),
+        "interaction": round(joint - one - other, 4),
+    }
+
+
+def evidence(desk: Desk, request: Draw) -> Answer:
+    """The patches that are enough for the answer, and those it needs, in the order of a map."""
+    model = desk.model
+    desk.tell(0.1, "drawing the map whose order is taken")
+    sets = find_evidence(
+        model,
+        desk.image(request.picture),
+        target=checked_target(model, request.target),
+        method=request.method,
+        options=method_options(desk, request),
+        blank=request.blank,
+    )
+    return {
+        "label": sets.labels[0],
+        "probability": float(sets.probability[0]),
+        "enough": _patch_set(sets.enough),
+        "needed": _patch_set(sets.needed),
+        "sentences": list(sets.sentence(0)),
+    }
+
+
+def copy(desk: Desk, request: Shown) -> Answer:
+    """The same without the page."""
+    assert desk.served is not None
+    model, target = desk.model, checked_target(desk.model, request.target)
+    named = None if target is None else class_word(model, target)
+    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(Patching)}
+    options = {m: method_options(desk, Draw(**fields, method=m)) for m in request.methods}
+    lines = opening_lines(desk, request.picture)
+    for method in request.methods:
+        drawn = call(
+            "sc.attribute", "model", "images", target=named, method=method, **options[method]
+        )
+        lines.append(f"maps_{re.sub(r'[^a-z0-9]+', '_', method)} = {drawn}.maps")
+    lines += _brush_lines(desk, request) if request.patches else []
+    words = ["seecause", "explain", desk.picture(request.picture).name, "--model"]
+    words += [desk.served.spec, *(["--class", str(named)] if named is not None else [])]
+    words += ["--method", ",".join(request.methods)]
+    shared = options[request.methods[0]] if len(request.methods) == 1 else {}
+    return {"python": "\n".join(lines) + "\n", "command": command(words, shared)}
+
+
+def _brush_lines(desk: Desk, request: Shown) -> list[str]:
+    """The brushed patches by CAAP, every patch standing for the same set."""
+    model = desk.model
+    target = (
+        int(_plain_logits(desk, request).argmax()) if request.target is None else request.target
+    )
+    options: dict[str, Any] = {"target": model.class_name(target), "blank": request.blank}
+    if isinstance(model, VisionModel):
+        plan = sweep_plan(desk, request)
+        layers = (plan.start, None if plan.tail == "source" else plan.stop)
+        options |= {"tail": plan.tail, "layers": layers, "propagate_registers": True}
+    count = model.layout.n_patches
+    inserted = call("sc.attribute", "model", "images", "select=brushed", **options)
+    removed = call(
+        "sc.attribute", "model", "images", "select=brushed", direction="delete", **options
+    )
+    return [
+        "",
+        "import torch",
+        f"brushed = torch.zeros({count}, {count}, dtype=torch.bool)",
+        f"brushed[:, {sorted(request.patches)}] = True  # every row is the brushed set",
+        f"only_these = {inserted}.maps[0, 0, 0]  # probability",
+        f"drop_without_these = {removed}.maps[0, 0, 0]",
+    ]
+
+
+def method_options(desk: Desk, request: Draw) -> dict[str, Any]:
+    """What of the panel's settings a method takes; settings that it has not are left out."""
+    known = find(request.method, desk.model.architecture).options
+    options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
+    if not isinstance(desk.model, VisionModel):
+        return options
+    if request.method == "caap":
+        plan = sweep_plan(desk, request)
+        last = None if plan.tail == "source" else plan.stop
+        options |= {"tail": plan.tail, "layers": (plan.start, last)}
+    elif request.method == "mosaic":
+        options |= {"layers": (request.first, None)}
+        options |= {"tail": "all"} if request.tail == "all" else {}
+    return options
+
+
+def sweep_plan(desk: Desk, request: Patching, *, registers: bool = False) -> SweepPlan:
+    """Layers and tail of the settings. Where patches stay the source's to the end, the last layer
+    has no effect."""
+    model = desk.transformer
+    layout = model.layout
+    tail = make_plan(model, layout, tail=request.tail, layers=None).tail
+    layers = (request.first, None if tail == "source" else request.last)
+    return make_plan(model, layout, tail=tail, layers=layers, propagate_registers=registers)
+
+
+def sets_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) -> Tensor:
+    """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the picture."""
+    model = desk.model
+    if isinstance(model, ConvModel):
+        empty = blank_image(model, model.preprocess.size, request.blank)
+        image = desk.image(request.picture)
+        pair = (image, empty) if insert else (empty, image)
+        with model.settled():
+            return sweep_features(model, *pair, chosen, model.cells).interventions[0]
+    plan = sweep_plan(desk, request, registers=True)
+    picture, blank = desk.run(request.picture), desk.blank(request.blank)
+    context, donor = (blank, picture) if insert else (picture, blank)
+    with desk.transformer.settled():
+        return Sweep(desk.transformer, context, donor, plan).logits(chosen)[0]
+
+
+def _plain_logits(desk: Desk, request: OnPicture) -> Tensor:
+    """Of the whole picture, [C]."""
+    if isinstance(desk.model, VisionModel):
+        logits = desk.run(request.picture).logits
+        assert logits is not None
+        return logits[0]
+    with torch.no_grad():
+        return desk.model(desk.image(request.picture))[0]
+
+
+def _chosen(count: int, sets: list[tuple[int, ...]]) -> Tensor:
+    """Bool [n, N]."""
+    chosen = torch.zeros(len(sets), count, dtype=torch.bool)
+    for row, patches in zip(chosen, sets, strict=True):
+        row[list(patches)] = True
+    return chosen
+
+
+def _patch_set(found: PatchSet) -> dict[str, Any]:
+    patches = found.patches[0].flatten().nonzero()[:, 0].tolist()
+    return {
+        "patches": patches,
+        "exists": bool(found.exists[0]),
+        "answer": found.labels[0],
+        "probability": float(found.probability[0]),
+    }
+
+
+PANEL = Panel(
+    "explain",
+    "Explain",
+    "Which patches caused the answer?",
+    actions=(look, draw, brush, pair, evidence),
+    copy=copy,
+)

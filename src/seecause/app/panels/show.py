@@ -1,0 +1,93 @@
+"""What panels have in common when they answer: classes as bars, maps as layers, and the lines that
+do the same without the page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from seecause.app.workshop import Desk
+from seecause.models.base import ImageModel
+from seecause.report.overlay import SEQUENTIAL, data_uri, heat_layer, number, scale_of
+from seecause.target import spread
+from seecause.types import wide
+
+
+def answers(
+    model: ImageModel, logits: Tensor, whole: Tensor, *, count: int, target: int | None = None
+) -> list[dict[str, Any]]:
+    """The `count` most probable classes of the whole picture, in that order, so that rows stay
+    where they are while values move; then the target and the two that lead now, if they are not
+    among them."""
+    values = spread(wide(logits), "prob", sigmoid=model.sigmoid)
+    places = whole.topk(min(count, whole.numel())).indices.tolist()
+    places += [] if target is None else [target]
+    places += values.topk(min(2, values.numel())).indices.tolist()
+    best = int(values.argmax())
+    return [
+        {
+            "class": place,
+            "name": model.class_name(place),
+            "probability": round(float(values[place]), 6),
+            "leads": place == best,
+        }
+        for place in dict.fromkeys(places)
+    ]
+
+
+def heat(values: Tensor) -> dict[str, Any]:
+    """A map [gh, gw]: its numbers, and how it is drawn."""
+    scale = scale_of(values)
+    return {
+        "grid": list(values.shape),
+        "values": rounded(values),
+        "layer": data_uri(heat_layer(values, scale)),
+        "low": number(scale.low),
+        "high": number(scale.high),
+        "signed": scale.colormap != SEQUENTIAL,
+    }
+
+
+def rounded(values: Tensor) -> list[float | None]:
+    """Four digits each; None where there is no number, which JSON has no word for."""
+    listed = values.detach().double().flatten().tolist()
+    return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
+
+
+def opening_lines(desk: Desk, *pictures: str) -> list[str]:
+    """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
+    and `others` for two."""
+    assert desk.served is not None
+    lines = ["import seecause as sc", "from seecause.data.images import open_picture", ""]
+    lines.append(f"model = sc.load({desk.served.spec!r})")
+    for variable, id in zip(("images", "others"), pictures, strict=False):
+        lines.append(f"{variable} = model.prepare(open_picture({desk.picture(id).name!r}))")
+    return lines
+
+
+def class_word(model: ImageModel, index: int) -> str | int:
+    """The name of a class, where it is enough to find it again; else its index."""
+    name = model.class_name(index)
+    alone = [known.casefold() for known in model.classes].count(name.casefold()) == 1
+    return name if alone else index
+
+
+def call(function: str, *given: str, **options: Any) -> str:
+    """A call in Python; options are written as they are typed."""
+    words = [*given, *(f"{name}={value!r}" for name, value in options.items())]
+    return f"{function}({', '.join(words)})"
+
+
+def command(words: Sequence[str], options: Mapping[str, Any] | None = None) -> str:
+    """A line for a shell, every word quoted where it must be; `options` become --option."""
+    extra = [f"{name}={_typed(value)}" for name, value in (options or {}).items()]
+    every = [*words, *(word for option in extra for word in ("--option", option))]
+    return " ".join(shlex.quote(word) for word in every)
+
+
+def _typed(value: Any) -> str:
+    """A value as the command line reads it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,238 @@
+"""Routes of `seecause serve`. A request is read, checked and queued here; panels compute.
+
+POST   /api/session                 a session of one's own
+POST   /api/pictures                the bytes of a picture
+POST   /api/run/PANEL/ACTION        a job: its answer, or how far it is
+GET    /api/jobs/ID                 the same, later
+DELETE /api/jobs/ID                 cancel it
+GET    /api/files/ID                what a job made for download
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from seecause import __version__
+from seecause._stop import Stopped
+from seecause.app.files import HTML, static_files
+from seecause.app.guard import Guard
+from seecause.app.jobs import Answer, Job, Queue, Tell, TooBusy
+from seecause.app.panels import find_panel, panels
+from seecause.app.panels.registry import Action, read_request
+from seecause.app.sessions import NoJob, NoSession, Session, Sessions
+from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop
+from seecause.errors import BadImage, SeecauseError, UnknownName
+
+log = logging.getLogger(__name__)
+REQUEST_BYTES = 1 << 20
+WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
+DECODING = 2  # uploads that are decoded at once
+SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
+STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, UnknownName: 404}
+# absolute paths in the words of an error, whatever wrote them
+_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/)(?:[^\s'\",;:]+[/\\])+([^\s'\",;:/\\]*)")
+
+
+def create_app(
+    shop: Workshop, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
+) -> Guard:
+    """The whole application, guarded."""
+    sessions, decoding = sessions or Sessions(), asyncio.Semaphore(DECODING)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        shop.close()
+
+    # the pages that FastAPI makes load scripts from elsewhere
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_exception_handler(SeecauseError, _tell_error)
+    app.add_exception_handler(HTTPException, _tell_http)
+    app.add_exception_handler(Exception, _tell_failure)
+    files = static_files()
+    hello = {
+        "version": __version__,
+        "models": [served.facts() for served in shop.models.values()],
+        "panels": [panel.facts() for panel in panels().values()],
+        "data": list(shop.data),
+        "runs": list(shop.runs),
+        "upload_bytes": UPLOAD_BYTES,
+    }
+
+    @app.get("/")
+    async def page() -> Response:
+        return Response(files[HTML].content, media_type="text/html")
+
+    @app.get("/static/{name}")
+    async def static(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return Response(files[name].content, media_type=files[name].media_type)
+
+    @app.get("/api/hello")
+    async def greet() -> Response:
+        samples = [{"id": id, "name": _sample_name(text)} for id, text in shop.samples.items()]
+        return JSONResponse({**hello, "samples": samples})
+
+    @app.get("/api/samples/{id}")
+    async def sample(id: str) -> Response:
+        if id not in shop.samples:
+            raise HTTPException(404)
+        picture = await asyncio.to_thread(shop.sample, id)
+        return JSONResponse(picture.facts(), headers={"cache-control": "private, max-age=3600"})
+
+    @app.post("/api/session")
+    async def session() -> Response:
+        return JSONResponse({"session": sessions.open().id})
+
+    @app.post("/api/pictures")
+    async def upload(request: Request) -> Response:
+        own = _session(sessions, request)
+        content = await _body(request, UPLOAD_BYTES, "your picture")
+        name = _name_of(request.headers.get(NAME, ""))
+        async with decoding:
+            picture = await asyncio.to_thread(shop.upload, content, name)
+        own.add_picture(picture)
+        return JSONResponse(picture.facts())
+
+    @app.post("/api/run/{panel}/{action}")
+    async def run(panel: str, action: str, request: Request) -> Response:
+        own = _session(sessions, request)
+        function, reader = find_panel(panel).find(action)
+        parsed = read_request(reader, await _body(request, REQUEST_BYTES, "the request"))
+        job, queue = _submit(shop, own, function, parsed, request.headers.get(SLOT, "")[:64])
+        return await _state(own, job, queue)
+
+    @app.get("/api/jobs/{id}")
+    async def progress(id: str, request: Request) -> Response:
+        own = _session(sessions, request)
+        return await _state(own, *own.job(id))
+
+    @app.delete("/api/jobs/{id}")
+    async def cancel(id: str, request: Request) -> Response:
+        own = _session(sessions, request)
+        job, queue = own.job(id)
+        queue.cancel(job)
+        return JSONResponse({"job": id, "state": "cancelled"})
+
+    @app.get("/api/files/{id}")
+    async def download(id: str, request: Request) -> Response:
+        own = _session(sessions, request)
+        if id not in own.files:
+            raise HTTPException(404)
+        name, content = own.files[id]
+        heading = {"content-disposition": f'attachment; filename="{_file_name(name)}"'}
+        return Response(content, media_type="application/octet-stream", headers=heading)
+
+    return Guard(app, token=token, port=port)
+
+
+def _submit(
+    shop: Workshop, own: Session, action: Action, request: Any, slot: str
+) -> tuple[Job, Queue]:
+    key = getattr(request, "model", None)
+    served = None if key is None else shop.served(key)
+    queue = shop.queue if served is None else served.queue
+
+    def work(tell: Tell) -> Answer:
+        return action(Desk(shop, own, served, tell), request)
+
+    job = Job(own.id, work, slot=slot)
+    own.add_job(job, queue)
+    try:
+        return queue.submit(job), queue
+    except TooBusy:
+        own.drop_job(job.id)
+        raise
+
+
+async def _state(own: Session, job: Job, queue: Queue) -> Response:
+    """Where a job stands; waits a moment for its end. An answer is fetched once."""
+    await asyncio.wait([asyncio.wrap_future(job.future)], timeout=WAIT)
+    if not job.done:
+        ahead = queue.ahead(job)
+        return JSONResponse(
+            {
+                "job": job.id,
+                "state": "running" if job.running else "waiting",
+                "share": job.share,
+                "words": job.words,
+                "ahead": ahead,
+            }
+        )
+    own.drop_job(job.id)
+    failure = job.future.exception()
+    if isinstance(failure, Stopped):
+        return JSONResponse({"job": job.id, "state": "cancelled"})
+    if failure is not None:
+        words, status = error_words(failure)
+        return JSONResponse({"job": job.id, "state": "failed", "error": words}, status_code=status)
+    return JSONResponse({"job": job.id, "state": "done", "answer": job.future.result()})
+
+
+def error_words(failure: BaseException) -> tuple[str, int]:
+    """What a user may read, and the status. Details of what nobody expected stay in the log."""
+    if isinstance(failure, SeecauseError):
+        words = _PATH.sub(lambda match: match[1] or "a folder", " ".join(str(failure).split()))
+        return words[:600], STATUS.get(type(failure), 400)
+    reference = secrets.token_hex(4)
+    log.error("request failed, reference %s", reference, exc_info=failure)
+    return f"something went wrong on the server; its log says what, reference {reference}.", 500
+
+
+async def _tell_error(_: Request, failure: Exception) -> Response:
+    words, status = error_words(failure)
+    return JSONResponse({"error": words}, status_code=status)
+
+
+async def _tell_failure(_: Request, failure: Exception) -> Response:
+    words, status = error_words(failure)
+    return JSONResponse({"error": words}, status_code=status)
+
+
+async def _tell_http(_: Request, failure: Exception) -> Response:
+    assert isinstance(failure, HTTPException)
+    words = {404: "there is nothing here.", 405: "this cannot be asked that way."}
+    text = words.get(failure.status_code, "this cannot be answered.")
+    return JSONResponse({"error": text}, status_code=failure.status_code)
+
+
+def _session(sessions: Sessions, request: Request) -> Session:
+    return sessions.get(request.headers.get(SESSION, ""))
+
+
+async def _body(request: Request, most: int, what: str) -> bytes:
+    """The body, as far as it is not too long: it is never held whole before that is known."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise BadImage(what, f"more than {most >> 20} MB", "make it smaller and try again")
+    return b"".join(parts)
+
+
+def _sample_name(text: str) -> str:
+    return text if text.startswith("critters:") else re.split(r"[/\\]", text)[-1]
+
+
+def _name_of(header: str) -> str:
+    """What a user's file is called: the last part, printable, short."""
+    from urllib.parse import unquote
+
+    last = re.split(r"[/\\]", unquote(header))[-1]
+    return "".join(letter for letter in last if letter.isprintable())[:80] or "your-picture.png"
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)

@@ -1,0 +1,147 @@
+// A picture with its grid of patches: a map over it, sets of patches outlined, a brush, a cursor
+// that the keyboard moves.
+
+import { h } from "./parts.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export class PatchPicture {
+  // onhover(place or null), onpaint(places, {first, last}): patches under the pointer while it is
+  // down, one call for each move; `label` names the picture to a screen reader.
+  constructor({ label, onhover = () => {}, onpaint = null, caption = "" }) {
+    this.onhover = onhover;
+    this.onpaint = onpaint;
+    this.label = label;
+    this.rows = this.columns = 1;
+    this.cursor = null;
+    this.image = h("img", { alt: "", class: "base", draggable: "false" });
+    this.heat = h("img", { alt: "", class: "heat", hidden: true, draggable: "false" });
+    this.svg = document.createElementNS(SVG, "svg");
+    this.svg.setAttribute("preserveAspectRatio", "none");
+    this.svg.setAttribute("aria-hidden", "true");
+    this.paths = new Map();
+    this.stack = h("div", { class: "stack touch", tabindex: "0", role: "application", "aria-label": label }, this.image, this.heat);
+    this.stack.append(this.svg);
+    this.caption = h("figcaption", {}, caption);
+    this.element = h("figure", { class: "patch-picture" }, this.caption, this.stack);
+    this.listen();
+  }
+
+  setPicture(uri, [rows, columns], [height, width]) {
+    Object.assign(this, { rows, columns });
+    this.image.src = uri;
+    this.image.classList.toggle("pixelated", Math.max(height, width) <= 128);
+    this.stack.style.setProperty("--ratio", `${width} / ${height}`);
+    this.svg.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
+  }
+
+  setHeat(uri) {
+    this.heat.hidden = !uri;
+    if (uri) this.heat.src = uri;
+    this.stack.classList.toggle("with-heat", Boolean(uri));
+  }
+
+  // A named set of patches: `kind` is its class (brush, enough, needed, one, other, cursor).
+  setPatches(kind, places, { fill = false } = {}) {
+    let path = this.paths.get(kind);
+    if (!path) {
+      path = document.createElementNS(SVG, "path");
+      path.setAttribute("class", `set ${kind}`);
+      path.setAttribute("vector-effect", "non-scaling-stroke");
+      this.svg.append(path);
+      this.paths.set(kind, path);
+    }
+    path.setAttribute("d", fill ? this.squares(places) : this.outline(places));
+    this.stack.setAttribute(`data-${kind}`, String(places.length));
+  }
+
+  squares(places) {
+    return places.map((place) => `M${place % this.columns} ${Math.floor(place / this.columns)}h1v1h-1z`).join("");
+  }
+
+  outline(places) {
+    const inside = new Set(places);
+    const lines = [];
+    for (const place of inside) {
+      const column = place % this.columns;
+      const row = Math.floor(place / this.columns);
+      if (row === 0 || !inside.has(place - this.columns)) lines.push(`M${column} ${row}h1`);
+      if (row === this.rows - 1 || !inside.has(place + this.columns)) lines.push(`M${column} ${row + 1}h1`);
+      if (column === 0 || !inside.has(place - 1)) lines.push(`M${column} ${row}v1`);
+      if (column === this.columns - 1 || !inside.has(place + 1)) lines.push(`M${column + 1} ${row}v1`);
+    }
+    return lines.join("");
+  }
+
+  placeAt(event) {
+    const box = this.stack.getBoundingClientRect();
+    const within = (share, many) => Math.min(many - 1, Math.max(0, Math.floor(share * many)));
+    const row = within((event.clientY - box.top) / box.height, this.rows);
+    return row * this.columns + within((event.clientX - box.left) / box.width, this.columns);
+  }
+
+  // All places between two: a quick pointer skips patches.
+  between(from, to) {
+    const [c0, r0, c1, r1] = [from % this.columns, Math.floor(from / this.columns), to % this.columns, Math.floor(to / this.columns)];
+    const steps = Math.max(Math.abs(c1 - c0), Math.abs(r1 - r0), 1);
+    return Array.from({ length: steps + 1 }, (_, step) => {
+      const column = Math.round(c0 + ((c1 - c0) * step) / steps);
+      return Math.round(r0 + ((r1 - r0) * step) / steps) * this.columns + column;
+    });
+  }
+
+  point(place) {
+    this.cursor = place;
+    this.setPatches("cursor", place === null ? [] : [place]);
+    this.onhover(place);
+  }
+
+  listen() {
+    let last = null;
+    const paint = (event, first) => {
+      const place = this.placeAt(event);
+      this.onpaint(first ? [place] : this.between(last, place), { first });
+      last = place;
+    };
+    this.stack.addEventListener("pointermove", (event) => {
+      const place = this.placeAt(event);
+      if (place !== this.cursor) this.point(place);
+      if (last !== null && this.onpaint && place !== last) paint(event, false);
+    });
+    this.stack.addEventListener("pointerleave", () => { if (last === null) this.point(null); });
+    this.stack.addEventListener("pointerdown", (event) => {
+      if (!this.onpaint || event.button !== 0) return;
+      this.stack.setPointerCapture(event.pointerId);
+      paint(event, true);
+    });
+    for (const name of ["pointerup", "pointercancel"]) this.stack.addEventListener(name, () => { last = null; });
+    this.stack.addEventListener("keydown", (event) => this.key(event));
+    this.stack.addEventListener("blur", () => this.point(null));
+  }
+
+  key(event) {
+    const place = this.cursor ?? 0;
+    const [row, column] = [Math.floor(place / this.columns), place % this.columns];
+    const moves = {
+      ArrowUp: row > 0 ? place - this.columns : place,
+      ArrowDown: row < this.rows - 1 ? place + this.columns : place,
+      ArrowLeft: column > 0 ? place - 1 : place,
+      ArrowRight: column < this.columns - 1 ? place + 1 : place,
+      Home: row * this.columns,
+      End: row * this.columns + this.columns - 1,
+    };
+    if (event.key in moves) {
+      event.preventDefault();
+      const next = this.cursor === null ? place : moves[event.key];
+      if (event.shiftKey && this.onpaint) this.onpaint([next], { first: false, key: true });
+      this.point(next);
+    } else if ((event.key === " " || event.key === "Enter") && this.onpaint && this.cursor !== null) {
+      event.preventDefault();
+      this.onpaint([place], { first: true, key: true });
+    }
+  }
+
+  where(place) {
+    return `row ${Math.floor(place / this.columns) + 1}, column ${(place % this.columns) + 1}`;
+  }
+}

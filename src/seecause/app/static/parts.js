@@ -1,0 +1,247 @@
+// Parts that panels share: elements, bars of answers, the chooser of pictures, jobs, copy buttons.
+
+import { Cancelled, sample, upload } from "./api.js";
+
+// h("p", {class: "note"}, "words", child): properties that begin with "on" are listeners.
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+let count = 0;
+export const uid = (name) => `${name}-${(count += 1)}`;
+
+export function field(label, control, note = "") {
+  control.id ||= uid("field");
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, note ? h("small", {}, note) : null);
+}
+
+export function select(options, { value = "", onchange, ...rest } = {}) {
+  const element = h("select", { ...rest, onchange: () => onchange?.(element.value) });
+  element.append(...options.map(([key, words]) => h("option", { value: key }, words)));
+  element.value = value;
+  return element;
+}
+
+export function slider(label, { min = 0, max, value, oninput, text = String }) {
+  const shown = h("output", {}, text(value));
+  const input = h("input", { type: "range", min: `${min}`, max: `${max}`, step: "1" });
+  input.value = value;
+  input.addEventListener("input", () => {
+    shown.textContent = text(+input.value);
+    input.setAttribute("aria-valuetext", text(+input.value));
+    oninput(+input.value);
+  });
+  const part = field(label, input);
+  part.classList.add("slider");
+  part.append(shown);
+  part.set = (next, most = max) => {
+    input.max = most;
+    input.value = next;
+    shown.textContent = text(next);
+    input.setAttribute("aria-valuetext", text(next));
+  };
+  part.input = input;
+  return part;
+}
+
+// Classes as bars. Rows stay while their values move.
+export class Answers {
+  constructor(title, note = "") {
+    this.list = h("ol", { class: "answers" });
+    this.title = h("h3", {}, title);
+    this.note = h("p", { class: "small" }, note);
+    this.element = h("section", { class: "answer-card" }, this.title, this.note, this.list);
+    this.rows = new Map();
+  }
+
+  say(words) {
+    this.note.textContent = words;
+  }
+
+  show(answers, target = null) {
+    const wanted = new Set(answers.map((answer) => answer.class));
+    for (const [key, row] of this.rows) {
+      if (!wanted.has(key)) {
+        row.element.remove();
+        this.rows.delete(key);
+      }
+    }
+    for (const answer of answers) {
+      let row = this.rows.get(answer.class);
+      if (!row) {
+        const bar = h("span");
+        const value = h("span", { class: "value" });
+        const name = h("span", { class: "name", title: answer.name }, answer.name);
+        row = { bar, value, element: h("li", {}, name, value, h("span", { class: "track" }, bar)) };
+        this.rows.set(answer.class, row);
+      }
+      row.value.textContent = answer.probability.toFixed(3);
+      row.bar.style.width = `${100 * answer.probability}%`;
+      row.element.classList.toggle("explained", answer.class === target);
+      row.element.classList.toggle("leads", answer.leads);
+      this.list.append(row.element);
+    }
+  }
+
+  clear() {
+    this.rows.clear();
+    this.list.replaceChildren();
+  }
+}
+
+// What a job says of itself, with a button that cancels it. `watch` wraps a question.
+export class JobBar {
+  constructor() {
+    this.words = h("span", {});
+    this.meter = h("progress", { max: 1, "aria-label": "how far it is" });
+    this.stop = h("button", { type: "button", class: "plain" }, "Cancel");
+    this.element = h("div", { class: "job", role: "status", hidden: true }, this.words, this.meter, this.stop);
+    this.error = h("p", { class: "notice", role: "alert", hidden: true });
+    this.running = 0;
+  }
+
+  progress = ({ state, share, words, ahead, cancel }) => {
+    this.element.hidden = cancel === null;
+    if (cancel === null) return;
+    const waits = ahead ? `waiting, ${ahead} ahead` : "waiting";
+    this.words.textContent = state === "waiting" ? waits : words || "working";
+    if (share > 0) this.meter.value = share;
+    else this.meter.removeAttribute("value");
+    this.stop.onclick = () => {
+      this.words.textContent = "cancelling";
+      cancel();
+    };
+  };
+
+  // Run a question; errors are said, a cancelled one gives undefined.
+  async watch(run) {
+    this.error.hidden = true;
+    try {
+      return await run(this.progress);
+    } catch (failure) {
+      this.element.hidden = true;
+      if (!(failure instanceof Cancelled)) {
+        this.error.textContent = failure.message;
+        this.error.hidden = false;
+      }
+      return undefined;
+    }
+  }
+}
+
+// Samples, and pictures of one's own by file, drop or paste.
+export class Chooser {
+  constructor(hello, { label = "Picture", pastes = true, onchoose }) {
+    this.onchoose = onchoose;
+    this.grid = h("div", { class: "thumbs", role: "radiogroup", "aria-label": label });
+    this.input = h("input", { type: "file", accept: "image/*", class: "quiet", tabindex: "-1", "aria-label": `${label}: a file` });
+    this.input.addEventListener("change", () => this.take(this.input.files[0]));
+    this.button = h("button", { type: "button", onclick: () => this.input.click() }, "Open a picture");
+    this.error = h("p", { class: "notice", role: "alert", hidden: true });
+    const hint = h("small", {}, "or drop it here, or paste it");
+    this.element = h("div", { class: "chooser" }, this.grid, h("div", { class: "open" }, this.button, hint, this.input), this.error);
+    this.element.addEventListener("dragover", (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      this.element.classList.add("over");
+    });
+    this.element.addEventListener("dragleave", () => this.element.classList.remove("over"));
+    this.element.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.element.classList.remove("over");
+      this.take(event.dataTransfer.files[0]);
+    });
+    window.addEventListener("paste", (event) => {
+      const [file] = event.clipboardData?.files ?? [];
+      if (file && this.pastes && this.element.offsetParent !== null) this.take(file);
+    });
+    this.pastes = pastes;
+    this.limit = hello.upload_bytes;
+    for (const { id, name } of hello.samples) this.add({ id, name });
+  }
+
+  add({ id, name, thumb = null }) {
+    if (this.grid.querySelector(`[data-id="${CSS.escape(id)}"]`)) return;
+    const image = h("img", { alt: "", loading: "lazy" });
+    if (thumb) image.src = thumb;
+    else sample(id).then((facts) => { image.src = facts.thumb; });
+    const button = h("button", {
+      type: "button", role: "radio", "aria-checked": "false", "aria-label": name, title: name, "data-id": id,
+      onclick: () => this.onchoose(id), onkeydown: (event) => this.move(event, button),
+    }, image);
+    if (thumb) this.grid.prepend(button);
+    else this.grid.append(button);
+  }
+
+  move(event, button) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = [...this.grid.children];
+    const next = all[(all.indexOf(button) + step + all.length) % all.length];
+    next.focus();
+    next.click();
+  }
+
+  choose(id) {
+    const known = [...this.grid.children];
+    for (const button of known) {
+      const chosen = button.dataset.id === id;
+      button.setAttribute("aria-checked", String(chosen));
+      button.tabIndex = chosen || (!known.some((other) => other.dataset.id === id) && button === known[0]) ? 0 : -1;
+    }
+  }
+
+  async take(file) {
+    this.error.hidden = true;
+    if (!file) return;
+    try {
+      if (file.size > this.limit) throw new Error(`your picture: more than ${this.limit >> 20} MB; save it smaller and try again.`);
+      const facts = await upload(file);
+      this.add(facts);
+      this.onchoose(facts.id);
+    } catch (failure) {
+      this.error.textContent = failure.message;
+      this.error.hidden = false;
+    }
+    this.input.value = "";
+  }
+}
+
+// "Copy as Python" and "Copy as command": `texts()` gives both.
+export function copyButtons(texts) {
+  const shown = h("pre", { class: "copied", tabindex: "0", hidden: true, "aria-label": "what was copied" });
+  const word = h("span", { class: "small", role: "status" });
+  const button = (kind, words) => h("button", {
+    type: "button", class: "plain",
+    onclick: async () => {
+      try {
+        const text = (await texts())[kind];
+        shown.textContent = text;
+        shown.hidden = false;
+        await navigator.clipboard.writeText(text).then(
+          () => { word.textContent = "copied"; },
+          () => { word.textContent = "select and copy the text below"; },
+        );
+      } catch (failure) {
+        word.textContent = failure.message;
+      }
+    },
+  }, words);
+  const link = h("button", {
+    type: "button", class: "plain",
+    onclick: () => navigator.clipboard.writeText(location.href).then(
+      () => { word.textContent = "link copied"; },
+      () => { word.textContent = "copy the address of this page"; },
+    ),
+  }, "Copy link");
+  return h("div", { class: "copying" }, h("div", { class: "buttons" }, button("python", "Copy as Python"), button("command", "Copy as command"), link, word), shown);
+}

@@ -1,0 +1,304 @@
+"""What is served: models chosen at the start, sample pictures, and recorded runs of pictures, so
+that an answer costs a few rows instead of a forward."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from seecause._files import digest
+from seecause.app.jobs import Job, Queue, Tell
+from seecause.data.images import decode_image, open_picture, sample_of
+from seecause.engine.blanks import Blank, blank_image, blank_trace
+from seecause.engine.trace import Trace, record
+from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.report.overlay import data_uri
+
+if TYPE_CHECKING:
+    from seecause.app.sessions import Session
+
+T = TypeVar("T")
+Kind = Literal["classifier", "ifam", "lvlm"]
+
+UPLOAD_BYTES = 20 << 20
+UPLOAD_PIXELS = 40_000_000
+SHOWN_SIDE = 768  # pixels of the longer side of what is kept to be looked at
+THUMB_SIDE = 112
+RUN_BYTES = 384 << 20  # recorded runs of one model
+HOUSE = "house"  # the queue of requests that name no model
+
+
+@dataclass(eq=False)
+class Picture:
+    """A picture of a session, or a sample. Only what is shown and what the models take is kept."""
+
+    id: str
+    name: str  # what the user calls it, or a sample of a dataset; never a path
+    shown: Image.Image
+    inputs: Mapping[str, Tensor]  # by model, normalised [1, 3, H, W] on its device
+    mask: Tensor | None = None  # [H, W] of `shown`, where the data knows: 1 object, 0 background
+    own: bool = True  # uploaded, not a sample
+
+    def facts(self) -> dict[str, Any]:
+        """What a chooser shows."""
+        small = self.shown.copy()
+        small.thumbnail((THUMB_SIDE, THUMB_SIDE), Image.Resampling.LANCZOS)
+        return {"id": self.id, "name": self.name, "thumb": data_uri(small, photo=True)}
+
+
+class Recent(dict[Any, Any]):
+    """The latest values by key, as many as `most` bytes hold."""
+
+    def __init__(self, most: int, size: Callable[[Any], int]):
+        super().__init__()
+        self.most, self.size, self.held = most, size, 0
+
+    def get_or_make(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key in self:
+            value = self.pop(key)  # to the end: dictionaries are in order
+        else:
+            value = make()
+            self.held += self.size(value)
+        self[key] = value
+        while self.held > self.most and len(self) > 1:
+            self.held -= self.size(self.pop(next(iter(self))))
+        return value
+
+
+@dataclass(eq=False)
+class Served:
+    """One model and its queue. Only its worker touches `view` and `runs`."""
+
+    key: str  # what the page and links call it
+    spec: str  # what `sc.load` takes, without the folders of this machine
+    kind: Kind
+    view: Any  # an ImageModel, or what `sc.lvlm.load` gives
+    queue: Queue
+    runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
+
+    def prepare(self, picture: Image.Image) -> Tensor | None:
+        return None if self.kind == "lvlm" else self.view.prepare(picture)
+
+    def facts(self) -> dict[str, Any]:
+        """What the page knows about it."""
+        base = {"key": self.key, "spec": self.spec, "kind": self.kind}
+        view = self.view
+        if self.kind == "lvlm":
+            return base
+        grid = view.layout.grid
+        classes = [view.class_name(index) for index in range(view.n_classes)]
+        base |= {"grid": list(grid), "classes": classes, "architecture": view.architecture}
+        base |= {"random": view.random_weights}
+        if isinstance(view, VisionModel):
+            base |= {"layers": view.n_layers, "heads": [block.heads for block in view.blocks]}
+        return base
+
+
+def trace_size(trace: Trace) -> int:
+    """Bytes that a recorded run holds."""
+    tensors = [*trace.states.values(), *(x for pair in trace.kv.values() for x in pair)]
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@dataclass(eq=False)
+class Workshop:
+    """Everything that all sessions share. `data` and `runs` are what the server was started with:
+    datasets to audit and folders of results, by the name that the page uses."""
+
+    models: dict[str, Served]
+    samples: OrderedDict[str, str] = field(default_factory=OrderedDict)  # id -> what it is called
+    data: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, Path] = field(default_factory=dict)
+    queue: Queue = field(default_factory=lambda: Queue(HOUSE))
+    opened: dict[str, Picture] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def sample(self, id: str) -> Picture:
+        """A sample, opened once."""
+        with self.lock:
+            if id not in self.opened:
+                self.opened[id] = self._open_sample(id)
+            return self.opened[id]
+
+    def _open_sample(self, id: str) -> Picture:
+        text = self.samples[id]
+        mask = None
+        picture = open_picture(text)
+        if (place := sample_of(text)) is not None:
+            from seecause.data.registry import open_data
+
+            mask = open_data(place[0])[place[1]].mask
+        name = text if place else Path(text).name
+        return self._picture(id, name, picture, mask=mask, own=False)
+
+    def upload(self, content: bytes, name: str) -> Picture:
+        """A user's picture from the bytes of a file, for every model."""
+        if len(content) > UPLOAD_BYTES:
+            limit = f"more than {UPLOAD_BYTES >> 20} MB"
+            raise BadImage("your picture", limit, "save it smaller and try again")
+        picture = decode_image(content, "your picture", max_pixels=UPLOAD_PIXELS)
+        return self._picture("u" + digest(content, length=16), name, picture, own=True)
+
+    def _picture(
+        self, id: str, name: str, picture: Image.Image, *, own: bool, mask: Tensor | None = None
+    ) -> Picture:
+        prepared = {key: served.prepare(picture) for key, served in self.models.items()}
+        inputs = {key: value for key, value in prepared.items() if value is not None}
+        shown = picture.copy()
+        shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
+        return Picture(id, name, shown, inputs, mask, own)
+
+    def served(self, key: str) -> Served:
+        if key not in self.models:
+            raise BadOption("model", key, f"one of {', '.join(self.models)}")
+        return self.models[key]
+
+    def warm(self) -> None:
+        """One run of every classifier before the first user waits for it."""
+        for served in self.models.values():
+            if served.kind != "lvlm" and self.samples:
+                served.queue.submit(Job("", partial(self._warm, served)))
+
+    def _warm(self, served: Served, tell: Tell) -> dict[str, Any]:
+        from seecause.attribution.attribute import attribute
+
+        image = self.sample(next(iter(self.samples))).inputs[served.key]
+        return {"label": attribute(served.view, image).labels}
+
+    def close(self) -> None:
+        for queue in (self.queue, *(served.queue for served in self.models.values())):
+            queue.close()
+
+
+@dataclass(eq=False)
+class Desk:
+    """What an action may touch: one model (None where the request names none), the pictures of one
+    session, and how far the job is."""
+
+    shop: Workshop
+    session: Session
+    served: Served | None
+    tell: Tell
+
+    @property
+    def model(self) -> ImageModel:
+        """The view of a classifier."""
+        if self.served is None or self.served.kind == "lvlm":
+            what = "nothing" if self.served is None else self.served.key
+            raise BadOption("model", what, "a classifier")
+        return self.served.view
+
+    @property
+    def transformer(self) -> VisionModel:
+        view = self.model
+        if not isinstance(view, VisionModel):
+            reason = f"{view.family} has no transformer blocks"
+            raise NotDefined("this", reason, "Use a vision transformer")
+        return view
+
+    def picture(self, id: str) -> Picture:
+        if id in self.shop.samples:
+            return self.shop.sample(id)
+        if id not in self.session.pictures:
+            raise BadImage("your picture", "it is no longer here", "drop it on the page again")
+        return self.session.pictures[id]
+
+    def image(self, id: str) -> Tensor:
+        """What the model takes, [1, 3, H, W]."""
+        assert self.served is not None
+        return self.picture(id).inputs[self.served.key]
+
+    def run(self, id: str) -> Trace:
+        """The recorded run of a picture: all states, keys and values."""
+        view, served, picture = self.transformer, self.served, self.picture(id)
+        assert served is not None
+        key = (self.session.id if picture.own else "", id)
+        return served.runs.get_or_make(key, lambda: _record(view, picture.inputs[served.key]))
+
+    def blank(self, blank: Blank) -> Trace:
+        """The same of a blank."""
+        view = self.transformer
+        states, kv = range(view.n_layers + 1), range(view.n_layers)
+        empty = blank_image(view, view.preprocess.size, blank)
+        return blank_trace(view, empty, states=states, kv=kv)
+
+
+@torch.no_grad()
+def _record(view: VisionModel, image: Tensor) -> Trace:
+    with view.settled():
+        return record(view, image, states=range(view.n_layers + 1), kv=range(view.n_layers))
+
+
+def open_workshop(
+    specs: Sequence[str],
+    *,
+    samples: Sequence[str] = (),
+    data: Mapping[str, str] | None = None,
+    runs: Mapping[str, Path] | None = None,
+    load: Callable[[str], Any] | None = None,
+) -> Workshop:
+    """Load every model and name everything that can be asked for."""
+    models: dict[str, Served] = {}
+    for spec in specs:
+        kind, view = _load(spec, load)
+        key = _free(short_name(spec), models)
+        models[key] = Served(key, public_spec(spec), kind, view, Queue(key))
+    named = samples or default_samples(models)
+    ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
+    return Workshop(models, ids, dict(data or {}), dict(runs or {}))
+
+
+def default_samples(models: Mapping[str, Served], count: int = 8) -> list[str]:
+    """Critters, which every installation can draw."""
+    worlds = ("critters:clean:test", "critters:certified:test")
+    return [f"{world}#{place}" for world in worlds for place in range(count)]
+
+
+def _load(spec: str, load: Callable[[str], Any] | None) -> tuple[Kind, Any]:
+    from seecause.loading import load as load_classifier
+
+    try:
+        view = (load or load_classifier)(spec)
+    except NoClassifier:
+        from seecause.lvlm import load as load_lvlm
+
+        return "lvlm", load_lvlm(spec)
+    return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view
+
+
+def public_spec(spec: str) -> str:
+    """What `sc.load` takes, where it names nothing of this machine; else the last folder alone."""
+    library, colon, name = spec.rpartition(":")
+    local = Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
+    return f"{library}{colon}{Path(name).name}" if local else spec
+
+
+def short_name(spec: str) -> str:
+    """`builtin:critters-vit` -> critters-vit: letters that a link can hold."""
+    last = Path(spec.rpartition(":")[2]).name
+    return re.sub(r"[^a-zA-Z0-9_.-]+", "-", last)[:48] or "model"
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    place, free = 2, name
+    while free in taken:
+        free, place = f"{name}-{place}", place + 1
+    return free
+
+
+def folder_as_zip(folder: Path, into: Path) -> bytes:
+    """A folder as the bytes of one zip file; `into` is a scratch folder."""
+    return Path(shutil.make_archive(str(into / "archive"), "zip", folder)).read_bytes()

@@ -1,0 +1,144 @@
+"""`seecause serve`: look, touch, change, and see what happens."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seecause.cli.options import (
+    DEFAULT_MODEL,
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    Quiet,
+    Seed,
+    open_model,
+)
+from seecause.cli.progress import starting
+from seecause.errors import BadOption, MissingExtra
+
+EXAMPLES = """Examples:
+
+  seecause serve
+
+  seecause serve --model timm:deit3_small_patch16_224 --picture photos/
+
+  seecause serve --model builtin:critters-vit --model builtin:critters-biased --port 9000
+"""
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A model to serve, as in the other commands; repeat for more.",
+        show_default=f"{DEFAULT_MODEL} and other embedded ones",
+    ),
+]
+Samples = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--picture",
+        help="Pictures, folders, quoted globs or samples to choose from; repeat for more.",
+        metavar="IMAGE",
+        show_default="Critters",
+    ),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option("--data", help="A dataset that may be audited; repeat for more.", metavar="DATA"),
+]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--runs", help="A folder of results that may be opened; repeat for more.", metavar="FOLDER"
+    ),
+]
+Host = Annotated[
+    str, typer.Option(help="Address to listen at. Beyond this machine, the page needs a token.")
+]
+Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)]
+Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+EMBEDDED = (DEFAULT_MODEL, "builtin:critters-biased")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=EXAMPLES)(serve)
+
+
+def serve(
+    model: Models = None,
+    picture: Samples = None,
+    data: Data = None,
+    runs: Runs = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8321,
+    browser: Browser = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = Dtype.float32,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """A page on which patches, heads and parts can be touched. Nothing leaves this machine.
+
+    Models are chosen here and never by who opens the page; several people may use it at once.
+    """
+    try:
+        import uvicorn
+        from fastapi import FastAPI  # noqa: F401
+    except ImportError:
+        raise MissingExtra("fastapi", "app") from None
+    from seecause.app.guard import is_local
+    from seecause.data.images import find_pictures
+
+    samples, folders = find_pictures(picture or []), {p.name: p.resolve() for p in runs or []}
+    missing = [path for path in runs or [] if not path.is_dir()]
+    if missing:
+        raise BadOption("--runs", str(missing[0]), "a folder that is there")
+    token = None if is_local(host) else secrets.token_urlsafe(16)
+    with starting("loading models", quiet=quiet):
+        from seecause.app.server import create_app
+        from seecause.app.workshop import open_workshop
+
+        shop = open_workshop(
+            list(model or EMBEDDED),
+            samples=samples,
+            data={name: name for name in data or []},
+            runs=folders,
+            load=lambda spec: open_model(spec, weights=None, device=device, dtype=dtype, seed=seed),
+        )
+        listener = bound_socket(host, port)
+        port = listener.getsockname()[1]
+        app = create_app(shop, token=token, port=port)
+    shop.warm()
+    shown = "[::1]" if host == "::1" else host
+    address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    if not quiet:
+        typer.echo(f"open {address} (Ctrl+C ends it)")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(address)
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=30)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def bound_socket(host: str, port: int):  # noqa: ANN201
+    """A socket that listens there, or one clear error."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as failure:
+        listener.close()
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise BadOption(
+            "--host and --port", f"{host}:{port}", f"an address that is free ({reason})"
+        ) from None
+    return listener

@@ -1,0 +1,117 @@
+"""One workshop of the embedded models for all tests of the page, and one browser."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from seecause.app.server import create_app
+from seecause.app.sessions import Sessions
+from seecause.app.workshop import Desk, open_workshop
+from seecause.cli.serve import bound_socket
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def shop():
+    opened = open_workshop(["builtin:critters-vit", "builtin:critters-biased"])
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sessions():
+    return Sessions()
+
+
+@pytest.fixture
+def desk(shop, sessions):
+    """A desk of the first model in a fresh session; what it tells is thrown away."""
+    return Desk(shop, sessions.open(), shop.models["critters-vit"], lambda share, words="": None)
+
+
+@pytest.fixture
+def client(address):
+    with httpx.Client(base_url=address, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture
+def headers(client):
+    """Of a session of its own."""
+    return {"x-seecause-session": client.post("/api/session").json()["session"]}
+
+
+@contextmanager
+def serving(app):
+    """The application on a free port, in a thread; gives its address."""
+    listener = bound_socket("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def address(shop):
+    with serving(create_app(shop)) as where:
+        yield where
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not CHROMIUM.exists():
+        pytest.skip(f"no {CHROMIUM}: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open the page as a new user: `visit(hash)` gives the page. Afterwards nothing may have gone
+    wrong: no message on the console, no request to elsewhere."""
+    contexts, heard = [], []
+
+    def opened(hash="", **options):
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on(
+            "request",
+            lambda request: (
+                heard.append(request.url)
+                if not request.url.startswith((address, "data:", "blob:"))
+                else None
+            ),
+        )
+        page.goto(f"{address}/{hash}")
+        return page
+
+    opened.heard = heard
+    yield opened
+    for context in contexts:
+        context.close()
+    assert heard == []

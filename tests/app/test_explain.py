@@ -1,0 +1,133 @@
+"""The Explain panel's functions: what they answer is what the library answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.app.panels import explain
+from seecause.app.panels.explain import Brush, Draw, Regions, Shown
+from seecause.app.panels.requests import OnPicture
+from seecause.errors import BadImage, BadOption, UnknownName
+
+ON = {"model": "critters-vit", "picture": "s1"}
+EVERY = tuple(range(144))
+
+
+def probabilities(answers):
+    return {answer["class"]: answer["probability"] for answer in answers}
+
+
+def plain(desk, picture="s1"):
+    with torch.no_grad():
+        return desk.model(desk.image(picture))[0].softmax(dim=-1)
+
+
+def test_look_gives_the_models_own_answer(desk):
+    answer = explain.look(desk, OnPicture(**ON))
+    whole = plain(desk)
+    assert answer["predicted"] == int(whole.argmax()) and answer["grid"] == [12, 12]
+    for place, value in probabilities(answer["answers"]).items():
+        assert value == pytest.approx(float(whole[place]), abs=1e-5)
+    assert answer["picture"].startswith("data:image/png;base64,")
+
+
+def test_a_map_is_the_librarys_map(desk):
+    drawn = explain.draw(desk, Draw(**ON, method="caap", target=2, blank="black"))
+    maps = sc.attribute(desk.model, desk.image("s1"), target=2, blank="black").maps[0]
+    assert_close(torch.tensor(drawn["values"]), maps.flatten(), rtol=1e-3, atol=1e-6)
+    assert drawn["label"] == desk.model.class_name(2)
+    assert len(drawn["by_class"]) == 5 and len(drawn["by_class"][0]) == 144
+    if drawn["classes"].count(drawn["label"]):
+        row = drawn["by_class"][drawn["classes"].index(drawn["label"])]
+        assert_close(torch.tensor(row), maps.flatten(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("tail", [None, "patched", "all"])
+def test_all_patches_are_the_picture_and_none_are_the_blank(desk, tail):
+    last = None if tail is None else 3
+    answer = explain.brush(desk, Brush(**ON, patches=EVERY, tail=tail, last=last))
+    whole = plain(desk)
+    with torch.no_grad():
+        white = desk.model(desk.model.preprocess.normalise(torch.ones(1, 3, 96, 96)))
+    blank = white[0].softmax(dim=-1)
+    for place, value in probabilities(answer["only"]).items():
+        assert value == pytest.approx(float(whole[place]), abs=1e-4)
+    for place, value in probabilities(answer["without"]).items():
+        assert value == pytest.approx(float(blank[place]), abs=1e-4)
+
+
+def test_brushed_patches_recomputed_from_the_embedding_are_pixels_on_the_blank(desk):
+    """With tail=all from layer 0, "only these" is the plain answer to their pixels on white."""
+    patches = tuple(row * 12 + column for row in range(3, 9) for column in range(3, 9))
+    answer = explain.brush(desk, Brush(**ON, patches=patches, tail="all", first=0, last=0))
+    image = desk.image("s1")
+    shown = desk.model.preprocess.normalise(torch.ones_like(image))
+    shown[:, :, 24:72, 24:72] = image[:, :, 24:72, 24:72]
+    with torch.no_grad():
+        pixels = desk.model(shown)[0].softmax(dim=-1)
+    for place, value in probabilities(answer["only"]).items():
+        assert value == pytest.approx(float(pixels[place]), abs=1e-4)
+
+
+def test_answers_keep_the_order_of_the_whole_picture(desk):
+    answer = explain.brush(desk, Brush(**ON, patches=(0, 1, 2)))
+    order = plain(desk).topk(5).indices.tolist()
+    assert [entry["class"] for entry in answer["only"]][:5] == order
+    assert sum(entry["leads"] for entry in answer["only"]) == 1
+
+
+def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(desk):
+    one, other = (52, 53, 64, 65), (78, 79, 90, 91)
+    answer = explain.pair(desk, Regions(**ON, one=one, other=other, target=0))
+    expected = answer["joint"] - answer["one"] - answer["other"]
+    assert answer["interaction"] == pytest.approx(expected, abs=2e-4)
+    with pytest.raises(BadOption, match="at least one patch"):
+        explain.pair(desk, Regions(**ON, one=one))
+
+
+def test_enough_and_needed_are_the_librarys_sets(desk):
+    answer = explain.evidence(desk, Draw(**ON))
+    maps = sc.attribute(desk.model, desk.image("s1")).maps
+    sets = sc.evidence(desk.model, desk.image("s1"), maps=maps, blank="white")
+    assert answer["enough"]["patches"] == sets.enough.patches[0].flatten().nonzero()[:, 0].tolist()
+    assert answer["needed"]["patches"] == sets.needed.patches[0].flatten().nonzero()[:, 0].tolist()
+
+
+def test_copied_python_gives_the_numbers_of_the_page(desk):
+    request = {**ON, "patches": (52, 53, 64, 65, 66), "blank": "mean"}
+    texts = explain.copy(desk, Shown(**request, methods=("caap", "mosaic")))
+    names: dict = {}
+    exec(texts["python"], names)
+    drawn = explain.draw(desk, Draw(**ON, blank="mean"))
+    assert_close(
+        names["maps_caap"][0].flatten(), torch.tensor(drawn["values"]), rtol=1e-3, atol=1e-6
+    )
+    answer = explain.brush(desk, Brush(**request))
+    best = int(plain(desk).argmax())
+    assert float(names["only_these"]) == pytest.approx(
+        probabilities(answer["only"])[best], abs=1e-4
+    )
+    drop = float(plain(desk)[best]) - probabilities(answer["without"])[best]
+    assert float(names["drop_without_these"]) == pytest.approx(drop, abs=1e-4)
+    assert texts["command"].startswith("seecause explain 'critters:clean:test#1' --model builtin:")
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (Brush(**ON, patches=(144,)), BadOption),
+        (Brush(**{**ON, "picture": "u00"}, patches=(1,)), BadImage),
+        (Brush(**ON, patches=(1,), first=9), BadOption),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(desk, request_, error):
+    with pytest.raises(error):
+        explain.brush(desk, request_)
+
+
+def test_an_unknown_method_is_refused(desk):
+    with pytest.raises(UnknownName, match="no method is called"):
+        explain.draw(desk, Draw(**ON, method="magic"))
