@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
+.PHONY: demo docs test test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
 
 install: $(STAMP)
 
@@ -76,9 +76,13 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks studies
-	$(BIN)/ruff format --check src tests benchmarks studies
+	$(BIN)/ruff check src tests benchmarks studies examples docs
+	$(BIN)/ruff format --check src tests benchmarks studies examples docs
 	$(BIN)/python tests/readme_types.py
+
+# The site (out/site/index.html); a warning is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # One study of studies/ (docs/evidence.md), in slices with MINUTES; the same command goes on.
 study: install

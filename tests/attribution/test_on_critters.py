@@ -45,7 +45,7 @@ def test_caap_finds_the_creature_better_than_controls_on_512_pictures():
         assert in_errors(found, control, "aupr1") > 3
         assert in_errors(found, control, "pointing") > 3
     ranked_by_logit = scores(512, score="logit")
-    for control in CONTROLS:  # by probability, AUPR_0 only ties with the centre: see docs/caap.md
+    for control in CONTROLS:  # by probability, AUPR_0 only ties with the centre (docs/results)
         assert in_errors(ranked_by_logit, control, "aupr0") > 3
 
 

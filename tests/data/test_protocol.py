@@ -125,14 +125,9 @@ def test_what_is_no_dataset_is_refused(registered):
         sc.data.open("odd:x")
 
 
-def test_the_example_of_the_docs_runs(registered):
+def test_every_dataset_that_the_docs_name_is_known():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    example = next(
-        code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Squares" in code
-    )
-    names: dict = {}
-    exec(example, names)
-    assert sc.data.capabilities(names["data"]) == {"labels", "masks"} and len(names["data"]) == 4
-    for spec in re.findall(r"^\| `([a-z0-9-]+):", page, re.M):
+    specs = re.findall(r"^\| `([a-z0-9-]+):", page, re.M)
+    assert len(specs) > 10
+    for spec in specs:
         assert any(known.startswith(f"{spec}:") for known in sc.data.datasets()), spec
-    assert len(re.findall(r"\S*\w\S*", page)) <= 900

@@ -1,0 +1,55 @@
+"""The documentation: one site that builds without a warning, fetches nothing, and is short."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+NOT_COUNTED = ("api.md", "decisions.md")  # made from docstrings; a log, and no page of the site
+
+
+def words(page: Path) -> int:
+    """Words of prose and tables: what holds a letter, outside of code and of a link's address."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    text = re.sub(r"^ {4}.*$", "", text, flags=re.M)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return sum(bool(re.search("[A-Za-z]", word)) for word in text.split())
+
+
+def test_it_can_be_read_in_an_hour():
+    counts = {page.name: words(page) for page in PAGES if page.name not in NOT_COUNTED}
+    assert sum(counts.values()) <= 14_000, counts
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_is_built_and_fetches_nothing(site):
+    for page in PAGES:
+        built = site / page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert built.is_file() == (page.name != "decisions.md")
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(http[^\"> ]+)", text)
+        assert not loaded, (page.name, loaded)
+
+
+def test_equations_are_drawn_without_a_script(site):
+    page = (site / "methods.html").read_text(encoding="utf-8")
+    assert page.count('<math xmlns="http://www.w3.org/1998/Math/MathML"') >= 10
+    assert "$$" not in page and "merror" not in page
