@@ -6,7 +6,7 @@ blank picture's run for layers l_s..l_e; the class score that comes out is the a
 more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts
 itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys
 (`source`) and claims both are equal; they are not, but they rank patches nearly alike
-(docs/methods.md), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
+(docs/results), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
 tokens are put into the picture's run, and the drop of the score is the attribution.
 """
 

@@ -13,7 +13,7 @@ Both are found by bisection, `points` lengths at a time: about 2 points log N / 
 forwards instead of 2 N. What it promises: the set it returns was run and keeps (or breaks) the
 answer, and the same set without its last patch was run and does not. What it does not promise: that
 no shorter S_k does. Adding a patch can undo an answer, so the answer may come and go along the
-order; more `points` make a shorter one harder to miss (docs/explain.md says how often one is missed).
+order; more `points` make a shorter one harder to miss (docs/explain.md: how often one is missed).
 """
 
 from __future__ import annotations
