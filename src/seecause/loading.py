@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from seecause._plugins import plugins
-from seecause.engine.verify import verify, verify_conv
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.engine.verify import TOLERANCE, compare, random_images, verify, verify_conv
+from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
+from seecause.models._settled import settled
+from seecause.models.base import ImageModel
+from seecause.models.containers import Contents, contents, is_known, peeled, told_by
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, assemble, find_parts
@@ -46,16 +49,15 @@ def wrap(
     """A verified view of any module an adapter knows. What the module does not tell (mean, std,
     size, head, pool) must be given, one by one or as a whole `preprocess`.
 
-    The module is put into eval mode and its parameters are frozen. For models with a text tower,
-    `classes`, `templates` and `tokenizer` make the zero-shot head.
+    The module stays as it is: views run it in eval mode and give back what was set, so it may be
+    in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
+    zero-shot head.
     """
-    module.eval().requires_grad_(False)
     text = (
         None
         if tokenizer is None
         else TextInput(tuple(classes or ()), tuple(templates or ("a photo of a {}.",)), tokenizer)
     )
-    parts = find_parts(module, text=text)
     wrap_options: dict[str, Any] = {
         "name": name or type(module).__name__,
         "mean": mean,
@@ -67,6 +69,81 @@ def wrap(
         "sigmoid": sigmoid,
         "preprocess": preprocess,
     }
+    around, (module, told) = module, told_by(peeled(module))
+    wrap_options = _joined_options(told, wrap_options)
+    with settled([around], next(around.parameters()).device, frozen=True):
+        holds = None if is_known(module) else _contents(module)
+        if holds is None:
+            return _view(module, text, wrap_options, check)
+        module, more = _reading(holds, wrap_options)
+        return _view(module, text, wrap_options | more, check)
+
+
+def _joined_options(told: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the caller says counts; what is not said may be known."""
+    return {name: told.get(name) if value is None else value for name, value in given.items()}
+
+
+def _contents(module: nn.Module) -> Contents | None:
+    """The model in a module of somebody's own, unless an adapter knows the module itself."""
+    try:
+        find_parts(module)
+    except UnsupportedModel:
+        return contents(module)
+    return None
+
+
+@torch.no_grad()
+def _reading(holds: Contents, wrap_options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The inner model, and what is on top of it as options of `wrap`: the first reading that gives
+    the outer module's own answer."""
+    inner, told = told_by(peeled(holds.inner))
+    known = _joined_options(told, wrap_options)
+    if known["head"] is not None:
+        return inner, known
+    readings, expected = list(holds.readings()), None
+    for reading in readings:
+        model = _view(inner, None, known | reading, check=False)
+        if expected is None:
+            images = random_images(model)
+            expected = answer_of(holds.outer, images)
+        if expected is None and len(readings) == 1 and not reading:
+            return inner, known  # nothing else in it can answer
+        if expected is None:
+            raise holds.refusal("its own answer to a batch of images cannot be had")
+        if _agree(answer_of(model, images), expected):
+            return inner, known | reading
+    raise holds.refusal("its answer is not that of the model in it, nor with the layers beside it")
+
+
+def _agree(got: Tensor | None, expected: Tensor) -> bool:
+    if got is None:
+        return False
+    try:
+        compare("answer", "", got, expected, TOLERANCE.get(expected.dtype, 2e-4), "")
+    except ViewMismatch:
+        return False
+    return True
+
+
+def answer_of(module: Callable[[Tensor], Any], images: Tensor) -> Tensor | None:
+    """Logits of any module, however it gives them; None if it does not take a batch of images."""
+    try:
+        answer: Any = module(images)
+    except Exception:  # whatever a stranger's module raises
+        return None
+    if isinstance(answer, Mapping):
+        answer = answer.get("logits")
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    answer = getattr(answer, "logits", answer)
+    return answer if isinstance(answer, Tensor) and answer.ndim == 2 else None
+
+
+def _view(
+    module: nn.Module, text: TextInput | None, wrap_options: dict[str, Any], check: bool
+) -> VisionModel | ConvModel:
+    parts = find_parts(module, text=text)
     if not isinstance(parts, Parts):
         from seecause.models.conv_view import assemble_conv
 
@@ -80,6 +157,16 @@ def wrap(
     if check:
         verify(model)
     return model
+
+
+def as_view(model: ImageModel | nn.Module) -> ImageModel:
+    """A view as it is; a module is wrapped, which takes a few runs: wrap it yourself for many
+    calls."""
+    if isinstance(model, ImageModel):
+        return model
+    if isinstance(model, nn.Module):
+        return wrap(model)
+    raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap gives, or a module")
 
 
 def rewrap(
@@ -171,7 +258,7 @@ def load(
         size=(size, size) if isinstance(size, int) else size,
         classes=classes,
     )
-    source.module.to(device=_device(device), dtype=_dtype(dtype))
+    source.module.to(device=_device(device), dtype=_dtype(dtype)).eval().requires_grad_(False)
     wrap_options = {"classes": classes, **source.wrap_options, **options}
     with usable(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
@@ -193,8 +280,8 @@ def _load_plugin(
     **options: Any,
 ) -> VisionModel | ConvModel:
     library, _, name = spec.partition(":")
-    module = _openers()[library](name, weights=weights)
-    model = wrap(module.to(device=device, dtype=dtype), name=spec, **options)
+    module = _openers()[library](name, weights=weights).to(device=device, dtype=dtype)
+    model = wrap(module.eval().requires_grad_(False), name=spec, **options)
     model.random_weights = weights == "random"
     return model
 

@@ -129,7 +129,7 @@ def test_pictures_are_opened_in_one_place_and_by_a_list_of_formats():
     for path in root.rglob("*.py"):
         for call in re.findall(r"Image\.open\([^)]*\)", path.read_text(encoding="utf-8")):
             calls[path.relative_to(root).as_posix()] = call
-    assert calls == {"data/images.py": "Image.open(source, formats=FORMATS)"}
+    assert calls == {"_pictures.py": "Image.open(source, formats=FORMATS)"}
     assert "EPS" not in FORMATS
 
 

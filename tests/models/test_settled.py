@@ -119,16 +119,105 @@ def test_what_is_below_the_public_calls_refuses_in_words():
         model.check(images())
 
 
-def test_heads_are_scored_in_eval_mode_or_refused():
-    model, masks = view(), torch.rand(2, 32, 32) < 0.4
-    sc.heads.information_gains(model, images(), masks)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: sc.heads.information_gains(model, x, x[:, 0] > 0).fig,
+        lambda model, x: sc.metrics.insertion_deletion(model, x, x.mean(1), 1).insertion,
+        lambda model, x: sc.heads.select("taylor", model, x, torch.tensor([1, 2])).value,
+    ],
+    ids=["heads", "metrics", "selectors"],
+)
+def test_jobs_over_a_model_in_training_mode_run_in_eval_mode(call):
+    model, x = view(), images()
+    plain = call(model, x)
     try:
-        model.module.train()
-        with pytest.raises(BadOption, match=r"module\.eval\(\)"):
-            sc.heads.information_gains(model, images(), masks)
-        assert model.module.training
+        model.module.train().requires_grad_(True)
+        torch.testing.assert_close(call(model, x), plain, rtol=0, atol=0)
+        assert all(part.training for part in model.module.modules())
+        assert all(weight.requires_grad for weight in model.module.parameters())
     finally:
-        model.module.eval()
+        model.module.eval().requires_grad_(False)
+
+
+def test_what_is_no_view_is_refused_in_words():
+    with pytest.raises(BadOption, match=r"sc\.wrap\(module\)"):
+        sc.heads.information_gains(view().module, images(), images()[:, 0] > 0)
+
+
+def flags(module: torch.nn.Module) -> tuple:
+    """What training depends on beside numbers."""
+    weights = module.named_parameters()
+    return (
+        {name: part.training for name, part in module.named_modules()},
+        {name: (w.requires_grad, w.dtype, w.device, w.data_ptr()) for name, w in weights},
+        {name: [*part._forward_hooks] for name, part in module.named_modules()},
+    )
+
+
+def numbers(module: torch.nn.Module) -> list:
+    grads = [weight.grad for weight in module.parameters()]
+    tensors = [None if grad is None else grad.clone() for grad in grads]
+    return [*tensors, *(value.clone() for value in module.buffers()), torch.get_rng_state()]
+
+
+def trained(steps: int, *, explained: bool) -> tuple[list[float], torch.nn.Module]:
+    """Losses of a short training, with maps in between or without."""
+    torch.manual_seed(0)
+    module = vit().train()
+    module.blocks[0].requires_grad_(False)  # a caller's own choice
+    module.blocks[1].register_forward_hook(lambda *_: None)
+    optimizer = torch.optim.SGD([w for w in module.parameters() if w.requires_grad], lr=0.05)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(module(images()), torch.tensor([1, 2]))
+        if explained:  # between forward and backward
+            before = flags(module), numbers(module)
+            model = sc.wrap(module, size=32, **FRAME)
+            for method in ("caap", "gae", "t-attr"):
+                sc.attribute(model, images(), 1, method)
+            assert flags(module) == before[0]
+            torch.testing.assert_close(numbers(module), before[1], rtol=0, atol=0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, module
+
+
+def test_explaining_inside_a_training_loop_changes_nothing_of_it():
+    losses, plain = trained(3, explained=False)
+    with_maps, module = trained(3, explained=True)
+    assert with_maps == losses
+    for expected, weight in zip(plain.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=0, atol=0)
+
+
+def test_a_view_of_a_model_in_training_follows_its_steps():
+    module = vit().train()
+    model = sc.wrap(module, size=32, **FRAME)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module(images()).square().sum().backward()
+    optimizer.step()
+    got = sc.attribute(model, images(), 1).maps
+    expected = sc.attribute(sc.wrap(module, size=32, **FRAME), images(), 1).maps
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_a_view_can_be_trained_through():
+    """`model(images)` freezes nothing: a loss on it reaches the caller's weights."""
+    module = vit().train()
+    sc.wrap(module, size=32, **FRAME)(images()).sum().backward()
+    assert module.blocks[0].attn.qkv.weight.grad is not None
+
+
+def test_a_head_of_the_callers_stays_as_it_is():
+    module = timm.create_model("test_vit", num_classes=0).double()
+    head = torch.nn.Linear(module.num_features, 3)
+    model = sc.wrap(module, head=head, pool="mean", **FRAME)
+    assert head.weight.dtype == torch.float32 and head.weight.requires_grad and head.training
+    assert model.dtype == torch.float64 and model.n_classes == 3
 
 
 def test_batch_norm_learns_nothing_from_a_run():

@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
 from seecause.attribution.result import Attribution
 from seecause.engine.chunks import budget, memory
 from seecause.errors import NotDefined, ViewMismatch
+from seecause.loading import as_view
 from seecause.models.base import ImageModel, protocol
+from seecause.models.inputs import Pictures, as_images
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
 
 def attribute(
-    model: ImageModel, images: Tensor, target: Spec = None, method: str = "caap", **options: Any
+    model: ImageModel | nn.Module,
+    images: Pictures,
+    target: Spec = None,
+    method: str = "caap",
+    **options: Any,
 ) -> Attribution:
     """Which patches caused the answer?
 
-    `images` are normalised [B, 3, H, W] (`model.preprocess`). `target`: None for the predicted
-    class; an index or a name; one per image; a pair (a, b) for the contrast of two logits; or a
-    function of logits. `options` are the method's own.
+    `model` is a view, or a module that `sc.wrap` takes as it is. `images`: PIL pictures, paths, raw
+    pixels (uint8), a list of these, or a normalised tensor [B, 3, H, W]. `target`: None for the
+    predicted class; an index or a name; one per image; a pair (a, b) for the contrast of two
+    logits; or a function of logits. `options` are the method's own.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
@@ -33,10 +40,11 @@ def attribute(
     >>> sc.attribute(model, images, target="mossling", method="rollout").maps.shape
     torch.Size([2, 12, 12])
     """
+    model = as_view(model)
     entry = find(method, model.architecture)
     entry.check(options)
-    with model.settled(), budget(memory().limit) as held:
-        images = images.to(model.device, model.dtype)
+    with model.settled(frozen=True), budget(memory().limit) as held:
+        images = as_images(model, images)
         images = images.clone() if images.is_inference() else images
         model.check(images)
         goal = parse(model, target, len(images))

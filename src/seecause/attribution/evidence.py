@@ -24,15 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute, protocol
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, budget, fit, memory
 from seecause.errors import BadOption
+from seecause.loading import as_view
 from seecause.metrics._pixels import spread_out
 from seecause.models.base import ImageModel
+from seecause.models.inputs import Pictures, as_images
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
@@ -102,8 +104,8 @@ class Evidence:
 
 @torch.no_grad()
 def evidence(
-    model: ImageModel,
-    images: Tensor,
+    model: ImageModel | nn.Module,
+    images: Pictures,
     target: Spec = None,
     *,
     maps: Tensor | None = None,
@@ -115,7 +117,7 @@ def evidence(
 ) -> Evidence:
     """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
 
-    `images` are normalised [B, 3, H, W], `target` is as in `sc.attribute`. The order is that of
+    `model`, `images` and `target` are as in `sc.attribute`. The order is that of
     `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, and of
     CAAP where mosaic is not defined. Patches that are not shown have the pixels of `blank`, one for
     all or one for each. `seed` is also the method's, unless its options name one.
@@ -130,8 +132,9 @@ def evidence(
     """
     if isinstance(points, bool) or not isinstance(points, int) or points < 1:
         raise BadOption("points", points, "a whole number above 0")
-    with model.settled(), budget(memory().limit) as held:
-        images = images.to(model.device, model.dtype)
+    model = as_view(model)
+    with model.settled(frozen=True), budget(memory().limit) as held:
+        images = as_images(model, images)
         grid = model.check(images).grid
         if maps is None:
             order = method or ("mosaic" if model.architecture == "transformer" else "caap")

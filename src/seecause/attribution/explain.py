@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
-from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
@@ -20,7 +19,9 @@ from seecause.attribution.result import MANIFEST, MAPS, Attribution
 from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined
+from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest
+from seecause.models.inputs import Picture, Pictures, as_images
 from seecause.models.view import VisionModel
 from seecause.target import Answer, spread
 
@@ -52,13 +53,13 @@ class Explanation:
 
 
 def explain(
-    model: ImageModel,
-    pictures: Tensor | Iterable[Image.Image],
+    model: ImageModel | nn.Module,
+    pictures: Pictures | Iterable[Picture],
     *,
     names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     target: int | str | None = None,
-    others: Tensor | Iterable[Image.Image] | None = None,
+    others: Pictures | Iterable[Picture] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
     batch: int = BATCH,
@@ -66,7 +67,7 @@ def explain(
 ) -> Explanation:
     """What does the model answer, and which patches caused it?
 
-    `pictures`: any number of PIL pictures, or a normalised tensor [N, 3, H, W]. `target` None
+    `pictures`: any number of what `sc.attribute` takes, a generator too. `target` None
     explains each predicted class; without `methods`, `default_methods` are meant. `others`: another
     version of each picture that should be answered alike (without a mark, for one); it is the
     picture's blank, so maps show what of the difference caused the answer. `options` are by method;
@@ -89,13 +90,13 @@ def explain(
 
 
 def explain_batches(
-    model: ImageModel,
-    pictures: Tensor | Iterable[Image.Image],
+    model: ImageModel | nn.Module,
+    pictures: Pictures | Iterable[Picture],
     *,
     names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     target: int | str | None = None,
-    others: Tensor | Iterable[Image.Image] | None = None,
+    others: Pictures | Iterable[Picture] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
     batch: int = BATCH,
@@ -105,6 +106,7 @@ def explain_batches(
     unknown = set(also) - set(ALSO)
     if unknown:
         raise BadOption("also", sorted(unknown), f"some of {', '.join(ALSO)}")
+    model = as_view(model)
     explained = None if target is None else model.class_index(target)
     methods = default_methods(model) if methods is None else methods
     if others is not None:
@@ -112,7 +114,6 @@ def explain_batches(
     total, count = "", 0
     blanks = None if others is None else _batches(model, others, batch)
     for images in _batches(model, pictures, batch):
-        images = images.to(model.device, model.dtype)
         other = _other_versions(blanks, images)
         total = pixels_digest(images, total)
         answers = top_answers(model, images, target=explained)
@@ -153,7 +154,7 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
         if isinstance(model, VisionModel):
             if not special_rows(model, model.layout):
                 return ("caap",)
-            with model.settled():
+            with model.settled(frozen=True):
                 blank = blank_image(model, model.preprocess.size)
                 need_gradients(model, blank_trace(model, blank, states={0}, kv=()))
     except (NotDefined, RuntimeError):  # of inference tensors torch says so
@@ -263,14 +264,14 @@ class AttributionWriter:
 
 
 def _batches(
-    model: ImageModel, pictures: Tensor | Iterable[Image.Image], batch: int
+    model: ImageModel, pictures: Pictures | Iterable[Picture], batch: int
 ) -> Iterator[Tensor]:
     """Normalised pictures, a few at a time; originals are let go one by one."""
-    if isinstance(pictures, Tensor):
-        yield from pictures.split(batch)
+    if isinstance(pictures, Tensor) and pictures.ndim == 4:
+        yield from (as_images(model, part) for part in pictures.split(batch))
         return
-    left = iter(pictures)
-    while prepared := [model.preprocess(picture) for picture in islice(left, batch)]:
+    left: Iterator[Any] = iter([pictures] if isinstance(pictures, Picture | Mapping) else pictures)
+    while prepared := [as_images(model, picture) for picture in islice(left, batch)]:
         yield torch.cat(prepared)
 
 

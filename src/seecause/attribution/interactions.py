@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seecause.attribution.attribute import protocol
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
@@ -31,8 +31,10 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import budget, fit, in_chunks, memory
 from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
+from seecause.loading import as_view
 from seecause.models.base import ImageModel
 from seecause.models.conv_view import ConvModel
+from seecause.models.inputs import Pictures, as_images
 from seecause.models.view import VisionModel
 from seecause.target import Score, Spec, Target, parse
 from seecause.types import wide
@@ -118,8 +120,8 @@ class Interactions:
 
 @torch.no_grad()
 def interactions(
-    model: ImageModel,
-    images: Tensor,
+    model: ImageModel | nn.Module,
+    images: Pictures,
     target: Spec = None,
     *,
     regions: int = 7,
@@ -131,8 +133,8 @@ def interactions(
 ) -> Interactions:
     """Exact effects of all pairs of regions, beside those of single ones.
 
-    `images` are normalised [B, 3, H, W]; `target`, `blank`, `tail` and `layers` are those of
-    `sc.attribute` with CAAP. Convolutional networks are patched at two thirds of their depth and
+    `model`, `images`, `target`, `blank`, `tail` and `layers` are those of `sc.attribute` with
+    CAAP. Convolutional networks are patched at two thirds of their depth and
     have neither `tail` nor `layers`.
 
     >>> import seecause as sc
@@ -142,8 +144,9 @@ def interactions(
     >>> pairs.values.shape, len(pairs.pairs(0, count=3))
     (torch.Size([1, 16, 16]), 3)
     """
-    with model.settled(), budget(memory().limit) as held:
-        images = images.to(model.device, model.dtype)
+    model = as_view(model)
+    with model.settled(frozen=True), budget(memory().limit) as held:
+        images = as_images(model, images)
         grid = model.check(images).grid
         sets = pair_sets(grid, regions)
         goal = parse(model, target, len(images))

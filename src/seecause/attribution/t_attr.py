@@ -14,8 +14,6 @@ and an MLP with an operator that has no rule is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -45,12 +43,11 @@ def t_attr(
 ) -> Maps:
     """Attention weighed by its gradient and its relevance, multiplied over blocks."""
     layout = model.check(images)
-    with frozen(model):
-        plain = explicit_run(model, images, start=start)
-        bound, (seed, *slopes) = differentiate(
-            model, plain.logits, target, score, [plain.logits, *plain.probs]
-        )
-        relevances = relevance(model, images, seed, start=start)
+    plain = explicit_run(model, images, start=start)
+    bound, (seed, *slopes) = differentiate(
+        model, plain.logits, target, score, [plain.logits, *plain.probs]
+    )
+    relevances = relevance(model, images, seed, start=start)
     steps = [
         (slope * own).relu().mean(dim=1) for slope, own in zip(slopes, relevances, strict=True)
     ]  # each [B, T, T]
@@ -90,22 +87,3 @@ def _relevant(block: Block, rules: Rules) -> Block:
             "rotate": None if block.rotate is None else unchanged(block.rotate),
         }
     )
-
-
-@contextmanager
-def frozen(model: VisionModel) -> Iterator[None]:
-    """Parameters are constants inside the block."""
-    learnt = [
-        p
-        for module in (model.module, model.extra)
-        if module is not None
-        for p in module.parameters()
-        if p.requires_grad
-    ]
-    for parameter in learnt:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learnt:
-            parameter.requires_grad_(True)

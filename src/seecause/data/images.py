@@ -1,19 +1,28 @@
-"""Pictures from disk, whatever they are: every one comes out as upright 8-bit RGB, or as one clear
-error that names the file. Pictures by name: a file, or one sample of a dataset, `DATA#INDEX`."""
+"""Pictures by name: files, folders, globs, or one sample of a dataset, `DATA#INDEX`."""
 
 from __future__ import annotations
 
-import struct
-import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import BytesIO
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
+from seecause._pictures import (
+    BROKEN as BROKEN,
+    FORMATS as FORMATS,
+    MAX_PIXELS as MAX_PIXELS,
+    MIN_SIDE as MIN_SIDE,
+    SUFFIXES as SUFFIXES,
+    check_file,
+    decode_image as decode_image,
+    first_line as first_line,
+    kinds,
+    read_grey as read_grey,
+    read_ids as read_ids,
+    read_image as read_image,
+)
 from seecause.data.dataset import Dataset, has_pairs
 from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
@@ -21,99 +30,7 @@ from seecause.errors import BadImage, BadOption
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
-
-# the largest cameras have 100 million; larger headers are refused before anything is decoded
-MAX_PIXELS = 120_000_000
-MIN_SIDE = 2
-# the short side is scaled to the model's input, so a long thin strip would grow without bound
-MAX_ASPECT = 64
-SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
-
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others, whatever a file is named,
-# are not tried: PostScript would run a program, and rarer decoders are rarely looked at
-BROKEN = (  # what decoders of pictures raise
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 _PATTERN = frozenset("*?[")
-
-
-def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """One picture as RGB: turned as its EXIF data says, transparency on white, the first frame of
-    an animation."""
-    return _open_image(path, lambda image: _as_rgb(str(path), image), max_pixels)
-
-
-def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The same for the bytes of a file; `name` is what errors call it."""
-    if not content:
-        raise BadImage(name, "the file is empty", "give an intact file")
-    return _decode(BytesIO(content), name, lambda image: _as_rgb(name, image), max_pixels)
-
-
-def read_ids(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
-    ids = _open_image(path, np.array, max_pixels)
-    if ids.ndim != 2 or ids.dtype.kind not in "biu":
-        raise BadImage(
-            str(path), "a picture in colour", "give a mask with one number for each pixel"
-        )
-    return ids.astype(np.int64)
-
-
-def read_grey(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """A mask [H, W] uint8 that may have been saved in colour or with transparency: its brightness,
-    whatever its alpha."""
-    return _open_image(path, lambda image: np.array(image.convert("L")), max_pixels)
-
-
-def _open_image(path: str | Path, take: Callable[[Image.Image], T], max_pixels: int) -> T:
-    _check_file(Path(path))
-    return _decode(Path(path), str(path), take, max_pixels)
-
-
-def _decode(
-    source: Path | BytesIO, name: str, take: Callable[[Image.Image], T], max_pixels: int
-) -> T:
-    """What `take` makes of the opened picture, or one clear error. The only place where a picture
-    is opened."""
-    with warnings.catch_warnings():
-        # pillow warns about large, odd or damaged files; what matters is checked below
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(source, formats=FORMATS) as image:
-                _check_size(name, image, max_pixels)
-                image.load()
-                return take(image)
-        except UnidentifiedImageError:
-            raise BadImage(
-                name, "not an image that can be read", f"give one of {_kinds()}"
-            ) from None
-        except Image.DecompressionBombError:
-            raise _too_large(name, "its header announces a huge picture", max_pixels) from None
-        except BROKEN as broken:
-            raise BadImage(
-                name, f"damaged or truncated ({first_line(broken)})", "give an intact file"
-            ) from broken
-
-
-def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for one of ours."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
@@ -127,7 +44,7 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
             )
             if not inside:
                 raise BadImage(
-                    str(path), "a folder without pictures", f"give a folder with {_kinds()}"
+                    str(path), "a folder without pictures", f"give a folder with {kinds()}"
                 )
             files += inside
         elif not path.exists() and _PATTERN & set(str(path)):
@@ -138,63 +55,9 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
                 raise BadImage(str(path), "no file matches", "check the pattern")
             files += matches
         else:
-            _check_file(path)
+            check_file(path)
             files.append(path)
     return list(dict.fromkeys(files))
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise BadImage(str(path), "a folder, not a picture", "give a file")
-    if not path.exists():
-        raise BadImage(str(path), "no such file", "check the path")
-    if not path.is_file():
-        raise BadImage(str(path), "not a regular file", "give a picture on disk")
-    if path.stat().st_size == 0:
-        raise BadImage(str(path), "the file is empty", "give an intact file")
-
-
-def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
-    """By the header alone, before any pixel is decoded."""
-    short, long = sorted(image.size)
-    size = f"{image.width} x {image.height} pixels"
-    if short < MIN_SIDE:
-        raise BadImage(name, f"{size} are too small")
-    if short * long > max_pixels:
-        raise _too_large(name, size, max_pixels)
-    if long > MAX_ASPECT * short:
-        raise BadImage(
-            name,
-            f"{size} are too long and thin",
-            f"cut it so that one side is at most {MAX_ASPECT} times the other",
-        )
-
-
-def _too_large(name: str, what: str, max_pixels: int) -> BadImage:
-    return BadImage(
-        name,
-        f"{what}, more than the limit of {max_pixels / 1e6:.0f} million pixels",
-        "scale it down first",
-    )
-
-
-def _as_rgb(name: str, image: Image.Image) -> Image.Image:
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # pillow would clip at 255
-        grey = (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise BadImage(
-            name, "32-bit pixels have no agreed white", "save it with 8 or 16 bits a channel"
-        )
-    if image.has_transparency_data:
-        clear = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
-    return image.convert("RGB")
-
-
-def _kinds() -> str:
-    return ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
 
 
 def open_picture(text: str) -> Image.Image:
@@ -245,7 +108,7 @@ def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | No
     for text, has_second in zip(texts, paired, strict=True):
         if folder is not None and not sample_of(text):
             others.append(str(folder / Path(text).name))
-            _check_file(Path(others[-1]))
+            check_file(Path(others[-1]))
         elif has_second:
             others.append(text)
         else:

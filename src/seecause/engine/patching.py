@@ -21,6 +21,7 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.walk import Step, walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
+from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import At
 from seecause.models.view import VisionModel
 
@@ -52,7 +53,7 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
-def run(model: ImageModel, images: Tensor, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
+def run(model: ImageModel, images: Pictures, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
     """Logits [B, C] and the named intermediate values. Differentiable; fused attention stays on
     except where `probs` is asked for.
 
@@ -65,6 +66,7 @@ def run(model: ImageModel, images: Tensor, *, cache: Sequence[str] = ()) -> tupl
     model = _with_blocks(model)
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     with model.settled():
+        images = as_images(model, images)
         layout = model.check(images)
         steps = walk(model, model.embed(images), model.at(images))
         cached: Cached = {"embed": steps.h} if "embed" in cache else {}
@@ -75,7 +77,7 @@ def run(model: ImageModel, images: Tensor, *, cache: Sequence[str] = ()) -> tupl
 
 
 def patch(
-    model: ImageModel, images: Tensor, source: Tensor, site_sets: Sequence[Sequence[Site]]
+    model: ImageModel, images: Pictures, source: Pictures, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
     """Logits [S, B, C] of `images` after each set of sites was overwritten with what the plain run
     of `source` has there.
@@ -92,7 +94,7 @@ def patch(
     """
     model = _with_blocks(model)
     with model.settled():
-        return _patch(model, images, source, site_sets)
+        return _patch(model, as_images(model, images), as_images(model, source), site_sets)
 
 
 def _patch(
@@ -206,6 +208,8 @@ def _mark(
 def _with_blocks(model: ImageModel) -> VisionModel:
     if isinstance(model, VisionModel):
         return model
+    if not isinstance(model, ImageModel):
+        raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap(module) gives")
     raise NotDefined(
         "run and patch",
         f"{model.family} has no transformer blocks",

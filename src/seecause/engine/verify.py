@@ -30,6 +30,8 @@ from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
+from seecause.models._settled import settles
+from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
@@ -47,12 +49,12 @@ class Probe:
     compared: str
 
 
+@settles
 @torch.no_grad()
 def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     """Run the four probes; raises `ViewMismatch` with the probe and the block."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, len(model.preprocess.mean), *model.preprocess.size)
-    images = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+    images = random_images(model, generator)
     tokens = model.embed(images[:1]).shape[1]
     if tokens != model.layout.tokens:
         raise ViewMismatch(
@@ -89,6 +91,13 @@ def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
         ),
     )
     return [*probes, _locality(model, images, generator)]
+
+
+def random_images(model: ImageModel, generator: torch.Generator | None = None) -> Tensor:
+    """Two pictures of noise, the same for every model of a size."""
+    shape = (2, len(model.preprocess.mean), *model.preprocess.size)
+    generator = generator or torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(model.device, model.dtype)
 
 
 def _blocks(
@@ -199,12 +208,12 @@ def listening(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
+@settles
 @torch.no_grad()
 def verify_conv(model: ConvModel, *, seed: int = 0) -> list[Probe]:
     """Run the four probes; raises `ViewMismatch` with the probe and the stage."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, len(model.preprocess.mean), *model.preprocess.size)
-    images = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+    images = random_images(model, generator)
     with listening([stage.modules[-1] for stage in model.stages]) as outputs:
         native = model.native(images)
     if not torch.isfinite(native).all():

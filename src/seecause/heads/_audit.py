@@ -33,6 +33,7 @@ from seecause.heads.pictures import (
     pictures_of,
 )
 from seecause.metrics.groups import GroupAccuracy, clopper_pearson, group_accuracy
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 
@@ -141,6 +142,7 @@ class Audit:
         return self.erasures[max(masked, key=lambda name: self.gains[name].bir_ratio_of_means)]
 
 
+@settles
 def audit(
     model: ImageModel,
     data: Dataset | Pictures,

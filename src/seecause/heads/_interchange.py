@@ -27,6 +27,7 @@ from seecause.heads.gains import jensen_shannon, log_probs, need_distribution
 from seecause.heads.registry import selector
 from seecause.heads.scores import Head, HeadScores, all_heads, checked_heads, need_heads
 from seecause.metrics import standard_error
+from seecause.models._settled import settles
 from seecause.models.base import protocol
 from seecause.models.view import VisionModel
 
@@ -61,6 +62,7 @@ class Interchange:
         return self.background / (self.background + self.foreground)
 
 
+@settles
 @torch.no_grad()
 def interchange(
     model: VisionModel,
@@ -118,6 +120,7 @@ def interchange(
     )
 
 
+@settles
 @torch.no_grad()
 def mediated(
     model: VisionModel,

@@ -19,6 +19,7 @@ from seecause.heads.scores import Head, HeadScores, gates_without
 from seecause.heads.simple_selectors import random_sets
 from seecause.metrics._calibration import calibration, nll
 from seecause.metrics.groups import GroupAccuracy, background_gap, group_accuracy
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
@@ -80,6 +81,7 @@ def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[H
     return logits_of_sets(model, images, gates.to(model.device))
 
 
+@settles
 def outcomes(
     model: VisionModel,
     pictures: Pictures,
@@ -228,6 +230,7 @@ class Curve:
         return band
 
 
+@settles
 def curve(
     model: VisionModel,
     pictures: Pictures,

@@ -43,6 +43,7 @@ from seecause.heads.pictures import (
 )
 from seecause.heads.registry import Selector, select, selectors
 from seecause.heads.scores import Head, HeadScores, all_heads, head_count, need_heads
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
@@ -137,6 +138,7 @@ class ScoredHeads:
     record: dict[str, Any]  # everything that decided the scores, for a manifest
 
 
+@settles
 def score_heads(
     model: ImageModel,
     data: Dataset | Pictures,
@@ -245,6 +247,7 @@ class PruneResult:
         return export(self.model, self.heads, folder, form=form, note=self.note)
 
 
+@settles
 def prune_and_test(
     model: ImageModel,
     train: Dataset | Pictures,

@@ -34,12 +34,14 @@ from seecause.heads._experiment import (
 from seecause.heads.erase import Baseline, Masks
 from seecause.heads.scores import Head, HeadScores, checked_heads
 from seecause.metrics import standard_error
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 from seecause.target import Spec
 
 Temperature = float | Literal["matched"]
 
 
+@settles
 @torch.no_grad()
 def score(
     model: VisionModel,

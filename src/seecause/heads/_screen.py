@@ -47,6 +47,7 @@ from seecause.heads.gains import log_probs
 from seecause.heads.scores import Head, HeadScores, padded
 from seecause.metrics import standard_error
 from seecause.metrics.statistics import rank_correlation
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 from seecause.types import wide_dtype
 
@@ -90,6 +91,7 @@ class Screened:
         )
 
 
+@settles
 def screen(
     model: VisionModel,
     images: Tensor,
@@ -136,6 +138,7 @@ def screen(
     return _judge(scores, guess, verified, audited, top=top, rest=len(rest))
 
 
+@settles
 def first_order(
     model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
 ) -> HeadScores:
@@ -145,6 +148,7 @@ def first_order(
     return _described(experiment, _first_order(experiment))
 
 
+@settles
 def second_order(
     model: VisionModel, images: Tensor, masks: Masks | Tensor | None = None, **options: Any
 ) -> HeadScores:

@@ -34,6 +34,7 @@ from seecause.heads.registry import checked_labels
 from seecause.heads.scores import over_images
 from seecause.loading import rewrap
 from seecause.metrics.groups import group_accuracy
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 
 
@@ -45,6 +46,7 @@ class KeptTokens:
     tokens: Tensor  # [B, N] bool, over patches
 
 
+@settles
 @torch.no_grad()
 def divprune(
     model: VisionModel, images: Tensor, *, keep: float = 0.25, after: int = 0
@@ -118,6 +120,7 @@ class LinearHead:
     tried: dict[float, float]
 
 
+@settles
 def retrain_last_layer(
     model: VisionModel,
     images: Tensor,

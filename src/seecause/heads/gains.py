@@ -29,6 +29,7 @@ from seecause.engine.chunks import batched, fit
 from seecause.errors import NotDefined
 from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.types import wide
 
@@ -140,6 +141,7 @@ class Gains:
         )
 
 
+@settles
 @torch.no_grad()
 def information_gains(
     model: ImageModel,

@@ -34,6 +34,7 @@ from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.heads.registry import checked_labels, selector
 from seecause.heads.scores import HeadScores, absent
 from seecause.metrics import standard_error
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 
 ROLES = ("facilitating", "irrelevant", "interfering", "unclear")
@@ -167,6 +168,7 @@ def contrastive_gating(
     return replace(scores, protocol={**scores.protocol, "selector": "contrastive-gating"})
 
 
+@settles
 def head_gates(
     model: VisionModel,
     keep: Task,

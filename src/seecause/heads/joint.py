@@ -28,6 +28,7 @@ from seecause.heads.cigma import GUARDS, Guard, masks_at_hand
 from seecause.heads.erase import Baseline, Masks
 from seecause.heads.registry import selector
 from seecause.heads.scores import Head, HeadScores, absent, checked_heads
+from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 
 
@@ -44,6 +45,7 @@ class Greedy:
     rounds: list[HeadScores]
 
 
+@settles
 def greedy(
     model: VisionModel,
     images: Tensor,
@@ -112,6 +114,7 @@ def greedy_cigma(
     )
 
 
+@settles
 @torch.no_grad()
 def joint_effect(
     model: VisionModel,
@@ -139,6 +142,7 @@ def joint_effect(
     return torch.cat(experiment.over_images(run_chunk))
 
 
+@settles
 def additivity(
     model: VisionModel,
     images: Tensor,
@@ -157,6 +161,7 @@ def additivity(
     )
 
 
+@settles
 @torch.no_grad()
 def regress(
     model: VisionModel,

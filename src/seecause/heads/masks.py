@@ -28,6 +28,7 @@ from seecause.errors import BadOption
 from seecause.heads._mask_search import MaskSearch, harden
 from seecause.heads.erase import Fill, Masks, describe, fill, part
 from seecause.heads.gains import need_distribution
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.view import VisionModel
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 _NAMES = ("soft", "losses", "steps")
 
 
+@settles
 def discover_masks(
     model: ImageModel,
     images: Tensor,

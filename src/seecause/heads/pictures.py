@@ -19,6 +19,7 @@ from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption
 from seecause.heads.erase import Masks, Swapped
 from seecause.heads.registry import checked_labels
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.block import chain
 from seecause.models.view import VisionModel
@@ -241,6 +242,7 @@ class AnswerSampling:
     stratified: bool = False
 
 
+@settles
 def answered_right(
     model: ImageModel, pictures: Pictures, *, seed: int = 0, **sampling: Any
 ) -> Pictures:

@@ -85,9 +85,10 @@ def select(
             f"{model.family} has no attention heads",
             "Use a vision transformer",
         )
-    images = images.to(model.device, model.dtype)
-    model.check(images)
-    return chosen.run(model, images, checked_labels(model, images, labels), **options)
+    with model.settled(frozen=True):
+        images = images.to(model.device, model.dtype)
+        model.check(images)
+        return chosen.run(model, images, checked_labels(model, images, labels), **options)
 
 
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:

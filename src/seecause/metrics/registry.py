@@ -28,6 +28,7 @@ import seecause.metrics
 from seecause._plugins import load_plugins
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics._scorer import Attribute, Explain
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.target import Spec
 
@@ -131,14 +132,15 @@ _METRICS: dict[str, Metric] = {}
 def metric(name: str, *, columns: Mapping[str, Column], family: str = "other") -> Callable[[F], F]:
     """Register a function under `name`."""
 
-    def register(run: F) -> F:
-        kinds = inspect.signature(run).parameters.values()
+    def register(function: F) -> F:
+        kinds = inspect.signature(function).parameters.values()
         takes = tuple(p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD)
         unknown = [parameter for parameter in takes if parameter not in _INPUTS]
         if unknown:
             raise BadOption(f"parameter of the metric {name}", unknown[0], ", ".join(_INPUTS))
         if family not in FAMILIES:
             raise UnknownName("family of metrics", family, FAMILIES)
+        run = settles(function) if takes[0] == "model" else function
         _METRICS[name] = Metric(name, run, takes, dict(columns), family)
         return run
 

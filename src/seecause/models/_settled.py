@@ -1,37 +1,44 @@
 """Runs as the view was verified: eval mode, the model's own dtype, gradients possible.
 
 Dropout makes maps random and autocast shifts them, both silently. `settled` undoes them for the
-time of a run and gives them back; what runs outside of it asks `need_settled` first.
+time of a run and gives them back, so that a view may be made of a model that is being trained; what
+runs outside of it asks `need_settled` first.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from operator import is_
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from seecause.errors import BadOption
 
+F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.Lock()
-# by module: how many runs hold it in eval mode, and which of its parts were training before
-_held: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = (
-    weakref.WeakKeyDictionary()
-)
+# by flag and module: how many runs hold it down, and which parts had it up before
+_Holds = weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Any]]]
+_held: dict[str, _Holds] = {"training": _Holds(), "requires_grad": _Holds()}
 
 
 @contextmanager
-def settled(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def settled(
+    modules: Sequence[nn.Module], device: torch.device, *, frozen: bool = False
+) -> Iterator[None]:
     """Eval mode, without autocast and outside of inference mode; what the caller had set comes
-    back. Several threads may share a module."""
+    back. Several threads may share a module. With `frozen`, no parameter takes part in gradients:
+    runs keep less, and nothing of them reaches a parameter's own."""
     with ExitStack() as stack:
         for module in modules:
-            _hold(module)
-            stack.callback(_let_go, module)
+            for flag in ("training", "requires_grad") if frozen else ("training",):
+                _hold(module, flag)
+                stack.callback(_let_go, module, flag)
         if torch.is_autocast_enabled(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
         if torch.is_inference_mode_enabled():
@@ -40,9 +47,23 @@ def settled(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None
         yield
 
 
+def settles(function: F) -> F:
+    """`function(model, ...)` with the model settled and frozen."""
+
+    @wraps(function)
+    def run(model: Any, *args: Any, **options: Any) -> Any:
+        if not hasattr(model, "settled"):
+            raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap(module) gives")
+        with model.settled(frozen=True):
+            return function(model, *args, **options)
+
+    return cast(F, run)
+
+
 def need_settled(modules: Sequence[nn.Module], device: torch.device) -> None:
     """Refuse a model that would not compute what was verified."""
-    if any(module not in _held and _training(module) for module in modules):
+    held = _held["training"]
+    if any(module not in held and _raised(module, "training") for module in modules):
         raise BadOption(
             "training mode", True, "eval mode: dropout makes results random, so call module.eval()"
         )
@@ -55,8 +76,14 @@ def need_settled(modules: Sequence[nn.Module], device: torch.device) -> None:
         )
 
 
-def _training(module: nn.Module) -> list[nn.Module]:
-    return [part for part in parts_of(module) if part.training]
+def _raised(module: nn.Module, flag: str) -> list[Any]:
+    """Modules that are in training mode, or parameters that require gradients."""
+    parts = parts_of(module)
+    if flag == "training":
+        return [part for part in parts if part.training]
+    weights = [weight for part in parts for weight in part._parameters.values()]
+    learning = [weight for weight in weights if weight is not None and weight.requires_grad]
+    return [weight for weight in learning if not weight.is_inference()]  # fixed for ever
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -115,22 +142,22 @@ def tensor_key(tensor: Tensor) -> tuple[int, int, torch.dtype, torch.device]:
     return (tensor.data_ptr(), version, tensor.dtype, tensor.device)
 
 
-def _hold(module: nn.Module) -> None:
+def _hold(module: nn.Module, flag: str) -> None:
     with _lock:
-        count, parts = _held.get(module, (0, []))
+        count, parts = _held[flag].get(module, (0, []))
         if not count:
-            parts = _training(module)
+            parts = _raised(module, flag)
             for part in parts:
-                part.training = False
-        _held[module] = (count + 1, parts)
+                setattr(part, flag, False)
+        _held[flag][module] = (count + 1, parts)
 
 
-def _let_go(module: nn.Module) -> None:
+def _let_go(module: nn.Module, flag: str) -> None:
     with _lock:
-        count, parts = _held[module]
+        count, parts = _held[flag][module]
         if count > 1:
-            _held[module] = (count - 1, parts)
+            _held[flag][module] = (count - 1, parts)
             return
-        del _held[module]
+        del _held[flag][module]
         for part in parts:
-            part.training = True
+            setattr(part, flag, True)

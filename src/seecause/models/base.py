@@ -6,20 +6,20 @@ from __future__ import annotations
 import hashlib
 import operator
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal, SupportsIndex
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from seecause import __version__
 from seecause._files import digest
 from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
+from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
@@ -57,10 +57,6 @@ class ImageModel:
         default_factory=dict, repr=False
     )  # how its library builds the module, if `sc.load` did
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
-
-    def __post_init__(self) -> None:
-        for module in self._modules():
-            module.eval()
 
     @property
     def layout(self) -> TokenLayout:
@@ -101,10 +97,10 @@ class ImageModel:
         """A working estimate of what one image's run holds at its widest."""
         raise NotImplementedError
 
-    def settled(self) -> AbstractContextManager[None]:
-        """Eval mode, without autocast and outside of inference mode; what the caller had set comes
-        back."""
-        return settled(self._modules(), self.device)
+    def settled(self, *, frozen: bool = False) -> AbstractContextManager[None]:
+        """Eval mode, without autocast and outside of inference mode, and with `frozen` parameters
+        that learn nothing; what the caller had set comes back."""
+        return settled(self._modules(), self.device, frozen=frozen)
 
     def check(self, images: Tensor) -> TokenLayout:
         """The layout for these images, or what is wrong with them, or with how they would run."""
@@ -141,17 +137,9 @@ class ImageModel:
             f" {str(self.dtype).removeprefix('torch.')})"
         )
 
-    def prepare(self, pictures: Image.Image | Sequence[Image.Image]) -> Tensor:
-        """Pictures -> one normalised batch on the model's device and in its dtype."""
-        pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
-        if not pictures or not all(isinstance(p, Image.Image) for p in pictures):
-            kinds = ", ".join(sorted({type(p).__name__ for p in pictures})) or "nothing"
-            raise BadImage(
-                f"pictures: {kinds}",
-                "expected PIL images",
-                "open files with seecause.data.images.read_image",
-            )
-        return torch.cat([self.preprocess(p) for p in pictures]).to(self.device, self.dtype)
+    def prepare(self, pictures: Pictures) -> Tensor:
+        """Pictures of any kind -> one normalised batch on the model's device and in its dtype."""
+        return as_images(self, pictures)
 
     def to(self, target: torch.device | torch.dtype | str) -> ImageModel:
         """Move the native module, in place."""

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
 from seecause.models.block import Fn, chain
-from seecause.models.heads import linear
+from seecause.models.heads import beside, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete, from_timm
 
@@ -250,8 +250,7 @@ def assemble_conv(
         )
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
-        like = next(module.parameters())
-        added.to(like.device, like.dtype).requires_grad_(False)
+        added = beside(added, next(module.parameters()))
     steps = complete(preprocess or parts.preprocess, mean=mean, std=std, size=size, of=kind)
     cell = _cell(module, parts, (len(steps.mean), *steps.size))
     return ConvModel(

@@ -11,6 +11,7 @@ made when the model is wrapped: wrap again after changing the text tower.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,18 @@ def linear(matrix: Tensor) -> nn.Module:
     layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)
     with torch.no_grad():
         layer.weight.copy_(matrix)
-    return layer
+    return layer.requires_grad_(False)
+
+
+def beside(head: nn.Module, like: Tensor) -> nn.Module:
+    """A head on the device and in the dtype of `like`: itself where it is so, else a copy, since
+    it is the caller's."""
+    tensors = [*head.parameters(), *head.buffers()]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    placed = all(tensor.device == like.device for tensor in tensors)
+    if placed and all(tensor.dtype == like.dtype for tensor in floating):
+        return head
+    return copy.deepcopy(head).to(like.device, like.dtype)
 
 
 TEMPLATES = ("a photo of a {}.",)

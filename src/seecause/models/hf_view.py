@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead
 from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models.containers import peeled
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
@@ -67,6 +68,7 @@ def blocks_of(tower: nn.Module) -> list[Block]:
 
 
 def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
+    native = peeled(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
     attention = getattr(
         outer, "attention", outer
@@ -210,7 +212,6 @@ REFUSED = {  # beginnings of class names, and why
         "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
         " name_ll`) asks it for classes"
     ),
-    "TimmWrapper": "it holds a timm model; wrap its `timm_model`",
 }
 
 
@@ -248,7 +249,7 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
         ),
         head=_head([getattr(module, name) for name in reading.heads], tower.config.hidden_size),
         native_logits=lambda images: module(images, return_dict=True, **resize(images)).logits,
-        classes=_class_names(module.config) if reading.heads else (),
+        classes=class_names(module.config) if reading.heads else (),
         sigmoid=getattr(module.config, "problem_type", None) == "multi_label_classification",
         fixed_size=not (
             hasattr(tower, "rope_embeddings") or _interpolates(tower.config, patch, size)
@@ -344,7 +345,7 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
     return text.tokenize(prompts)
 
 
-def _class_names(config: Any) -> tuple[str, ...]:
+def class_names(config: Any) -> tuple[str, ...]:
     """Class names, unless they are the placeholders LABEL_0, LABEL_1 ..."""
     names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
     return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names

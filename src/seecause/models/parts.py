@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
-from seecause.models.heads import Similarity, TextHead, TextInput, linear
+from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
 from seecause.models.readout import Kind, LatentPool, Readout
@@ -203,12 +203,12 @@ def assemble(
     elif isinstance(head, Similarity):
         sigmoid = True if sigmoid is None else sigmoid
         head = head.head(lambda images: native.pooled(images.to(like.device, like.dtype)))
-    extra = head if head is not None else parts.extra
+    extra = parts.extra
     if head is not None:
+        extra = head = beside(head, like)
         native.head, readout.head = head, chain(parts.after_pool, head)
-    if extra is not None:
+    elif extra is not None:
         extra.to(like.device, like.dtype)
-        extra.requires_grad_(False)
 
     known = preprocess or parts.preprocess
     if parts.fixed_size and parts.size is not None:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seecause._pictures import as_picture
 from seecause.errors import BadOption
 
 
@@ -44,9 +45,9 @@ class Preprocess:
         if not all(math.isfinite(value) and value > 0 for value in self.std):
             raise BadOption("std", self.std, "finite numbers above 0")
 
-    def picture(self, image: Image.Image) -> Image.Image:
+    def picture(self, image: Any) -> Image.Image:
         """The part of the picture the model sees, as an image of `size`."""
-        return self._fit(image.convert("RGB"), getattr(Image.Resampling, self.filter.upper()))
+        return self._fit(as_picture(image), getattr(Image.Resampling, self.filter.upper()))
 
     def mask(self, mask: Tensor | np.ndarray) -> Tensor:
         """A mask [H, W] of the original picture (bool or integer ids) in the model's frame."""
@@ -56,11 +57,17 @@ class Preprocess:
             torch.int32
         )
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """One picture -> [1, 3, H, W], normalised."""
+    def __call__(self, image: Any) -> Tensor:
+        """One picture (PIL, path, raw pixels: `seecause._pictures.as_picture`) -> [1, 3, H, W],
+        normalised."""
         return self.normalise(self.pixels(image)[None])
 
-    def pixels(self, image: Image.Image) -> Tensor:
+    def transform(self, image: Any) -> Tensor:
+        """The same as [3, H, W], for `torchvision.datasets.ImageFolder(transform=...)` and a
+        DataLoader, with workers too."""
+        return self(image)[0]
+
+    def pixels(self, image: Any) -> Tensor:
         """The part of the picture the model sees, raw: [3, H, W] in [0, 1]."""
         seen = torch.from_numpy(np.asarray(self.picture(image)).copy())  # [H, W, 3] uint8
         return seen.permute(2, 0, 1).float() / 255

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models.containers import peeled
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
@@ -87,6 +88,7 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
 
 
 def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
+    native = peeled(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     if kind == "ParallelScalingBlock":
         return _parallel_block(native, name)

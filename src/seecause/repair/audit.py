@@ -32,6 +32,7 @@ from seecause.heads.gains import Gains, information_gains
 from seecause.heads.pictures import Pictures, Progress, model_for, no_progress, pictures_of
 from seecause.metrics.groups import GroupAccuracy
 from seecause.metrics.statistics import bootstrap_interval
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.repair.eye import Eye, EyeMasks, eye as open_eye
 from seecause.repair.parts import Judged, Material, Part
@@ -160,6 +161,7 @@ def verdict_of(
     return "no" if high < SOME else "cannot tell"
 
 
+@settles
 def audit(
     model: ImageModel,
     data: Dataset | Pictures,

@@ -32,6 +32,7 @@ from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.pictures import Pictures, Progress, logits_of, no_progress, pictures_of
 from seecause.metrics.statistics import bootstrap_interval
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.repair.eye import by_patches
@@ -149,6 +150,7 @@ class Discovery:
         return Pairs(name, ids, self.pictures.images[here], others, labels.to(others.device)[here])
 
 
+@settles
 @torch.no_grad()
 def discover(
     model: ImageModel,

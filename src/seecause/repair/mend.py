@@ -35,6 +35,7 @@ from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.heads.pictures import Pictures, Progress, no_progress
 from seecause.loading import rewrap
 from seecause.metrics.statistics import bootstrap_interval
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
@@ -60,6 +61,7 @@ SHARES = (0.6, 0.2, 0.2)
 JUDGED = 400  # pictures that the verdict is taken of, at most
 
 
+@settles
 def repair(
     model: ImageModel,
     data: Dataset | Pictures,

@@ -1,0 +1,165 @@
+"""What people put around a model, and the way back to the model in it.
+
+    peeled      `torch.compile`, `DataParallel`, DDP, PEFT, averages of weights
+    contents    a module of somebody's own that holds a model we know, alone (a Lightning module)
+                or below a head: `Wrapper(backbone, head)`
+Nothing is guessed: what holds a model is compared with what would be read instead (`loading.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from seecause.errors import UnsupportedModel
+from seecause.models.parts import ADAPTERS, Parts, find_parts
+from seecause.models.preprocess import from_timm
+from seecause.models.readout import Kind
+
+DEPTH = 3  # how deep a model may lie in what holds it
+POOLS: tuple[Kind, ...] = ("cls", "mean", "cls+mean")  # that a head may be on
+SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
+
+
+def peeled(module: nn.Module) -> nn.Module:
+    """The module below everything that changes how it is run and not what it answers."""
+    while True:
+        inner = _below(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def _below(module: nn.Module) -> nn.Module | None:
+    kind = type(module).__name__
+    if kind == "OptimizedModule":  # torch.compile
+        return getattr(module, "_orig_mod")  # noqa: B009  which its stubs do not know
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
+        return module.get_submodule("module")
+    if kind in SHARDED:
+        raise UnsupportedModel(
+            kind,
+            "no process holds all of its weights",
+            "gather them (a full state dict) and load that into the plain model",
+        )
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        return module.get_base_model()
+    return None
+
+
+def told_by(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The timm model in transformers' `TimmWrapper...`, and what its config says about it; any
+    other module as it is."""
+    if not type(module).__name__.startswith("TimmWrapper"):
+        return module, {}
+    from seecause.models.hf_view import class_names
+
+    card = getattr(module.config, "pretrained_cfg", None)
+    wrap_options = {"preprocess": from_timm(card)} if card else {}
+    names = class_names(module.config) if "Classification" in type(module).__name__ else ()
+    return module.timm_model, wrap_options | ({"classes": names} if names else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """A model we know inside of another module: where it is, and what lies beside it."""
+
+    outer: nn.Module
+    place: str
+    inner: nn.Module
+    parts: Any  # Parts | ConvParts
+    rest: tuple[tuple[str, nn.Module], ...]
+
+    def readings(self) -> Iterator[dict[str, Any]]:
+        """What the answer may be: options of `wrap` for the inner model, the likeliest first."""
+        parts, pools = self.parts, [None]
+        tokens = isinstance(parts, Parts)
+        classifies = parts.head is not None if tokens else parts.classifies
+        if classifies:
+            yield {}
+        if tokens:
+            own: list[Kind] = [parts.pool] if parts.pool else []
+            pools = [*own, *(kind for kind in POOLS if kind not in own)]
+        elif classifies:  # a convolutional network is read by its own classifier
+            return
+        for head in self._heads():
+            yield from ({"head": head, "pool": pool} for pool in pools)
+
+    def _heads(self) -> Iterator[nn.Module]:
+        """All that is beside the model, in its order; without what has no weights; the last."""
+        every = [part for _, part in self.rest if callable(getattr(part, "forward", None))]
+        learnt = [part for part in every if any(True for _ in part.parameters())]
+        pooler = getattr(peeled(self.inner), "pooler", None)
+        first = [pooler.dense, pooler.activation] if hasattr(pooler, "dense") else []
+        tried: list[list[nn.Module]] = []
+        for steps in (every, learnt, learnt[-1:], [*first, *every], [*first, *learnt]):
+            if any(part in learnt for part in steps) and steps not in tried:
+                tried.append(steps)
+                yield steps[0] if len(steps) == 1 else _sequence(steps)
+
+    def refusal(self, reason: str) -> UnsupportedModel:
+        """An error that names the inner model and the head to give."""
+        heads = [name for name, part in self.rest if any(True for _ in part.parameters())]
+        head = f", head=module.{heads[-1]}, pool='cls'" if heads else ""
+        return UnsupportedModel(
+            type(self.outer).__name__,
+            f"{reason}; it holds a {type(peeled(self.inner)).__name__} at .{self.place}",
+            f"wrap that, and what turns its features into classes: sc.wrap(module.{self.place}"
+            f"{head}), where head may be any module on pooled features",
+        )
+
+
+def _sequence(steps: list[nn.Module]) -> nn.Module:
+    head = nn.Sequential(*steps)
+    head.training = steps[0].training
+    return head
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether the module's own class comes from a library with an adapter, or brings one along."""
+    return type(module).__module__.split(".")[0] in ADAPTERS or hasattr(module, "view_parts")
+
+
+def contents(module: nn.Module) -> Contents | None:
+    """The one model we know in `module`; None if there is none, an error if there are several."""
+    inside = list(_models_in(module, "", DEPTH))
+    if not inside:
+        return None
+    if len(inside) > 1:
+        places = " and ".join(f".{place}" for place, *_ in inside[:4])
+        raise UnsupportedModel(
+            type(module).__name__,
+            f"it holds several models, at {places}",
+            f"wrap the one that answers, as in sc.wrap(module{'.' + inside[0][0]})",
+        )
+    ((place, inner, parts),) = inside
+    return Contents(module, place, inner, parts, tuple(_beside(module, place)))
+
+
+def _models_in(module: nn.Module, path: str, depth: int) -> Iterator[tuple[str, nn.Module, Any]]:
+    for name, child in module.named_children():
+        place, native = f"{path}{name}", told_by(peeled(child))[0]
+        if is_known(native):
+            try:
+                parts = find_parts(native)
+            except UnsupportedModel:
+                parts = None
+            if parts is not None:
+                yield place, child, parts
+                continue
+        if depth > 1:
+            yield from _models_in(child, f"{place}.", depth - 1)
+
+
+def _beside(module: nn.Module, place: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that lie beside the path to `place`, in the order they were made."""
+    path = place.split(".")
+    for level in range(len(path)):
+        start = ".".join(path[:level])
+        for name, child in module.get_submodule(start).named_children():
+            if name != path[level]:
+                yield f"{start}.{name}".lstrip("."), child
