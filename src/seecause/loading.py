@@ -172,8 +172,8 @@ def as_view(model: ImageModel | nn.Module) -> ImageModel:
 def rewrap(
     model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True
 ) -> VisionModel:
-    """The same view of another module of this kind, usually an edited copy; `head` replaces a head
-    that is not part of it."""
+    """The same view of an edited copy of its module, which is put into eval mode and frozen; `head`
+    replaces a head that is not part of it."""
     if model.architecture == "prompt":
         raise NotDefined(
             "an edited copy",
@@ -193,7 +193,7 @@ def rewrap(
     wrap_options |= (
         model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
     )
-    other = wrap(module, **wrap_options)
+    other = wrap(module.eval().requires_grad_(False), **wrap_options)
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other
@@ -263,6 +263,8 @@ def load(
     with usable(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
+    if model.extra is not None:
+        model.extra.eval()
     return model
 
 

@@ -178,6 +178,7 @@ def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
+@settles
 @torch.no_grad()
 def features(model: VisionModel, images: Tensor) -> Tensor:
     """What enters the last layer, [N, P], float64 on the CPU."""

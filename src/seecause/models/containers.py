@@ -33,13 +33,13 @@ def peeled(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def _below(module: nn.Module) -> nn.Module | None:
+def _below(module: Any) -> nn.Module | None:
     kind = type(module).__name__
     if kind == "OptimizedModule":  # torch.compile
-        return getattr(module, "_orig_mod")  # noqa: B009  which its stubs do not know
+        return module._orig_mod
     parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
-        return module.get_submodule("module")
+        return module.module
     if kind in SHARDED:
         raise UnsupportedModel(
             kind,
@@ -93,7 +93,7 @@ class Contents:
         """All that is beside the model, in its order; without what has no weights; the last."""
         every = [part for _, part in self.rest if callable(getattr(part, "forward", None))]
         learnt = [part for part in every if any(True for _ in part.parameters())]
-        pooler = getattr(peeled(self.inner), "pooler", None)
+        pooler: Any = getattr(peeled(self.inner), "pooler", None)
         first = [pooler.dense, pooler.activation] if hasattr(pooler, "dense") else []
         tried: list[list[nn.Module]] = []
         for steps in (every, learnt, learnt[-1:], [*first, *every], [*first, *learnt]):

@@ -51,7 +51,8 @@ class Similarity:
 
     @torch.no_grad()
     def head(self, pooled: Callable[[Tensor], Tensor]) -> CosineHead:
-        return CosineHead(pooled(self.images), scale=self.scale)
+        head = CosineHead(pooled(self.images), scale=self.scale)
+        return head.eval()
 
 
 def linear(matrix: Tensor) -> nn.Module:
@@ -59,7 +60,7 @@ def linear(matrix: Tensor) -> nn.Module:
     layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)
     with torch.no_grad():
         layer.weight.copy_(matrix)
-    return layer.requires_grad_(False)
+    return layer.eval().requires_grad_(False)
 
 
 def beside(head: nn.Module, like: Tensor) -> nn.Module:
