@@ -9,6 +9,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
+from seecause.models.base import pixels_digest
 from seecause.models.preprocess import Preprocess, from_timm, preprocess_from_processor
 
 STATS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
@@ -97,3 +98,27 @@ def test_a_mask_is_cut_like_its_picture():
 def test_statistics_that_cannot_normalise_are_refused(mean, std):
     with pytest.raises(BadOption, match="finite numbers"):
         Preprocess((8, 8), mean, std)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+def test_pixels_have_one_name_in_any_packing_and_another_when_one_bit_differs(dtype):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 3, 8, 8), generator=draw).to(dtype)
+    name = pixels_digest(images)
+    strided = images.transpose(2, 3).contiguous().transpose(2, 3)
+    assert name == pixels_digest(strided) == pixels_digest(images[7:], pixels_digest(images[:7]))
+    names = {name, pixels_digest(images.flip(0)), pixels_digest(images.flip(3))}
+    names |= {pixels_digest(images.view(40, 3, 4, 16)), pixels_digest(images.double() + 0.5)}
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[images.element_size()]
+    for bit in (0, 5, 8 * images.element_size() - 1):
+        other = images.clone()
+        other.view(whole)[17, 1, 3, 4] ^= 1 << bit if bit < 7 else torch.iinfo(whole).min
+        names.add(pixels_digest(other))
+    assert len(names) == 8
+
+
+def test_the_name_of_pixels_is_the_same_on_all_machines():
+    images = torch.arange(3 * 3 * 64).view(3, 3, 8, 8).float()
+    assert pixels_digest(images) == "1fcdc35e4af7c9f7"
+    if torch.cuda.is_available():
+        assert pixels_digest(images.cuda()) == "1fcdc35e4af7c9f7"
