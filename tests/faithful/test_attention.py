@@ -15,6 +15,7 @@ from seecause.faithful import Noise, attention, objective
 from seecause.faithful.attention import reads_only, reads_softly, reads_straight_through
 from seecause.faithful.interventions import packing
 from seecause.faithful.parts import Purpose, select
+from seecause.faithful.stages import packed_places
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
@@ -267,3 +268,12 @@ def test_a_gpu_without_the_kernel_runs_all_tokens(monkeypatch, autocast, capabil
         for device in (GPU, CPU)
     )
     assert packing(there) is expected and packing(here) is None
+
+
+def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
+    visible = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
+    visible[2] = False
+    places, sizes, total = packed_places(visible)
+    assert sizes.tolist() == [row.sum() for row in visible] and total == visible.sum()
+    assert places[:total].tolist() == visible.flatten().nonzero()[:, 0].tolist()
+    assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()

@@ -33,8 +33,9 @@ from seecause.faithful.parts import (
     reject_unlike,
     select,
     select_without,
+    selection_of,
 )
-from seecause.faithful.stages import MaskedStage, PartStage, visible_tokens
+from seecause.faithful.stages import MaskedStage, PartStage, packed_places, visible_tokens
 from seecause.models.layout import TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
@@ -210,11 +211,13 @@ class IFAM(nn.Module):
         self._check_layout(layout)
         noise = self.noise_for(images, noise)
         warped_maps = None
+        rows: tuple[Tensor, ...] = ()  # where stage 2 finds the patches, if that is known
         if noise is None and warped is None:  # nothing is drawn: what repeats can be replayed
+            tensors = (images,) if mask is None else (images, mask.to(images.device))
             key = ("stage 1", self.intervention)
-            seen = captured(self.graphs, key, lambda: self._look, images)
+            seen = captured(self.graphs, key, lambda: self._look, *tensors)
             assigned, (maps, embeddings, votes) = Assignment(*seen[:2]), seen[2:5]
-            selection = Selection(*seen[5:])
+            selection, rows = Selection(*seen[5:8]), seen[8:]
         else:
             both = images if warped is None else torch.cat([images, warped])
             features, *moved = self.stage1.tower.features(both).split(len(images))  # [B, N, D]
@@ -224,12 +227,12 @@ class IFAM(nn.Module):
                 if moved:
                     warped_maps = self.assign(moved[0], noise, Purpose.WARPED)[1]
                     warped_maps = warped_maps.unflatten(2, layout.grid)
-        if mask is not None:
-            selection = _selection_of(mask, maps)
+            if mask is not None:
+                selection = selection_of(mask, maps)
         if self.stage2 is None:
             logits = self.mean_vote(votes)
         else:
-            logits = self.answer(images, selection, packed, hard=mask is not None)
+            logits = self.answer(images, selection, packed, hard=mask is not None, rows=rows)
         return IFAMOutput(
             logits=logits,
             maps=maps.unflatten(-1, layout.grid),
@@ -242,15 +245,20 @@ class IFAM(nn.Module):
             warped_maps=warped_maps,
         )
 
-    def _look(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Stage 1 without noise: dots, distances, maps, embeddings, votes, and the selection's
-        three."""
+    def _look(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Stage 1 without noise: dots, distances, maps, embeddings, votes, the selection's three,
+        and where stage 2 would find the selected patches."""
         features = self.stage1.tower.features(images)
         assigned, maps, embeddings, votes = self.discover(features, None)
         with torch.autocast(images.device.type, enabled=False):
             chosen = self._select(assigned, maps, None)
+        if mask is not None:
+            chosen = selection_of(mask, maps)
         stage = (assigned.dots, assigned.distances, maps, embeddings, votes)
-        return *stage, chosen.hard, chosen.pair, chosen.surrogate
+        seen = (*stage, chosen.hard, chosen.pair, chosen.surrogate)
+        if self.stage2 is None:
+            return seen
+        return *seen, *packed_places(visible_tokens(chosen.hard, self.stage2.prefix))
 
     def discover(
         self, features: Tensor, noise: Noise | None
@@ -326,9 +334,10 @@ class IFAM(nn.Module):
         packed: bool | None = None,
         *,
         hard: bool = False,
+        rows: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Stage 2 on what stage 1 selected: logits [B, C]. `hard` takes the selection as a
-        constant, whatever `gradient` is."""
+        constant, whatever `gradient` is; `rows` is its `packed_places`, where that was made."""
         assert self.stage2 is not None
         stage, gradient = self.stage2, self.options.gradient
         learning = self.training and torch.is_grad_enabled()
@@ -337,8 +346,11 @@ class IFAM(nn.Module):
             reason = f"False: gradient={gradient!r} needs the hidden tokens too"
             raise BadOption("packed", packed, reason)
         if constant:
+            whole = not packed and (packed is not None or self.training)
+            if rows and not whole:
+                return stage.packed_rows(images, *rows)
             visible = visible_tokens(selection.hard, stage.prefix)
-            if packed or (packed is None and not self.training):
+            if not whole:
                 return stage.packed(images, visible)
             return stage.masked(images, reads_only(visible))
         prefix = stage.prefix.to(selection.surrogate.dtype)
@@ -384,12 +396,3 @@ class IFAM(nn.Module):
         if self.parts > layout.n_patches:
             most = f"at most {layout.n_patches}: there is one patch for each part at best"
             raise BadOption("parts", self.parts, most)
-
-
-def _selection_of(mask: Tensor, maps: Tensor) -> Selection:
-    """A mask [B, gh, gw] from outside, beside maps [B, K + 1, N]."""
-    if mask.dtype != torch.bool or mask.flatten(1).shape != (len(maps), maps.shape[2]):
-        expected = f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches"
-        raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", expected)
-    pair = torch.stack([maps[:, :-1].amax(dim=1), maps[:, -1]], dim=1)
-    return Selection(mask.flatten(1).to(maps.device), pair, maps[:, :-1].sum(dim=1))

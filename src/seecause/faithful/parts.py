@@ -162,6 +162,15 @@ def select_without(maps: Tensor, removed: Tensor) -> Selection:
     return Selection(stays[winner], pair, maps[:, :-1].sum(dim=1))
 
 
+def selection_of(mask: Tensor, maps: Tensor) -> Selection:
+    """A mask [B, gh, gw] from outside, beside maps [B, K + 1, N]."""
+    if mask.dtype != torch.bool or mask.flatten(1).shape != (len(maps), maps.shape[2]):
+        expected = f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches"
+        raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", expected)
+    pair = torch.stack([maps[:, :-1].amax(dim=1), maps[:, -1]], dim=1)
+    return Selection(mask.flatten(1).to(maps.device), pair, maps[:, :-1].sum(dim=1))
+
+
 def reject_far(maps: Tensor, assigned: Assignment, limits: Tensor) -> Tensor:
     """Tokens further from the part they are assigned to than its limit [K] become background, whole
     (the paper's rule)."""

@@ -9,7 +9,6 @@ import re
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.engine.attend import Groups
@@ -171,17 +170,23 @@ class MaskedStage(nn.Module):
     def packed(self, images: Tensor, visible: Tensor) -> Tensor:
         """Logits [B, C] of a run on tokens visible [B, T] (bool) alone, the rows of all images end
         to end. Same answer as the masked run, whatever else is in the batch."""
-        layout = self.tower.layout(images)
+        return self.packed_rows(images, *packed_places(visible))
+
+    def packed_rows(self, images: Tensor, places: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
+        """The same from what `packed_places` tells."""
         # the only time that a GPU is waited for, before anything of this stage runs
-        places, sizes = visible.flatten().nonzero()[:, 0], visible.sum(dim=1)
+        count = int(total)
         if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
-            return self._packed(images, places, sizes)
+            return self._packed(images, places[:count], sizes)
         # rows of no image fill up the last group: totals come again, and their graphs with them
-        step = min(layout.tokens, max(_STEP, visible.numel() // 32))
-        spare = step - len(places) % step
-        places = F.pad(places, (0, spare))
-        sizes = torch.cat([sizes, sizes.new_full((1,), spare)])
-        return captured(self.graphs, "packed", lambda: self._packed, images, places, sizes)
+        step = min(self.tower.layout(images).tokens, max(_STEP, len(places) // 32))
+        places = places[: -(-count // step) * step]
+        return captured(self.graphs, "packed", lambda: self._filled, images, places, sizes)
+
+    def _filled(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
+        """`_packed`, where more places than the sizes tell are a group of their own."""
+        rest = len(places) - sizes.sum(dim=0, keepdim=True)
+        return self._packed(images, places, torch.cat([sizes, rest]))
 
     def _packed(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
         """Tokens places [R] of images that lie end to end, in groups of these sizes: the first of
@@ -230,3 +235,11 @@ def _without_classifier(module: Any) -> nn.Module:
 def visible_tokens(mask: Tensor, prefix: Tensor) -> Tensor:
     """Patches [B, N] and the special tokens [P] before them, as one key mask [B, P + N]."""
     return torch.cat([prefix.expand(len(mask), -1), mask], dim=1)
+
+
+def packed_places(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of tokens visible [B, T] (bool): all places [B * T], the visible ones first, how many each
+    image has [B], and how many there are. Nothing waits."""
+    places = (~visible).flatten().to(torch.uint8).argsort(stable=True)
+    sizes = visible.sum(dim=1)
+    return places, sizes, sizes.sum()
