@@ -101,15 +101,15 @@ class _Soft(torch.autograd.Function):
         q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse = ctx.saved_tensors
         batch, heads, rows, _ = q.shape
         do = _lanes_last(grad_o)
-        delta = (do.float() * o.float()).sum(dim=-1).transpose(1, 2).contiguous()  # [B, H, R]
+        delta = torch.empty_like(lse)  # [B, H, R]
         dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
         slopes = [torch.empty_like(w0), torch.empty_like(w1)]
         used = ROWS // ctx.each * ctx.each
         read = (q, *q.stride()[:3], do, *do.stride()[:3], lse, delta, rows, heads)
         with _on(q.device):
             _kernels().back_rows[(-(-rows // used), heads, batch)](
-                *read, ctx.scale * LOG2_E, ctx.scale, *_bank(k0, v0, w0), *_bank(k1, v1, w1),
-                *_strided(ko), *_strided(vo), dq, dk, dv,
+                *read, ctx.scale * LOG2_E, ctx.scale, o, *o.stride()[:3],
+                *_bank(k0, v0, w0), *_bank(k1, v1, w1), *_strided(ko), *_strided(vo), dq, dk, dv,
                 EACH=ctx.each, USED=used, **_shape(q),
             )  # fmt: skip
             for k, v, w, dw in ((k0, v0, w0, slopes[0]), (k1, v1, w1, slopes[1])):

@@ -42,6 +42,23 @@ def _absorb(s, v, peak, total, acc, EXACT: tl.constexpr):
 
 
 @triton.jit
+def _read(
+    q, peak, total, acc, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One bank's keys into the running softmax."""
+    for start in range(0, n_keys, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n_keys
+        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    return peak, total, acc
+
+
+@triton.jit
 def forward(
     q_ptr, q_b, q_h, q_row, o_ptr, o_b, o_row, o_h, lse_ptr, n_rows, n_heads, scale,
     k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
@@ -64,22 +81,16 @@ def forward(
     acc = tl.zeros([ROWS, LANES], tl.float32)
     own = tl.where(together, own, float("-inf"))
     peak, total, acc = _absorb(own, own_v, peak, total, acc, EXACT)
-    for start in range(0, n0, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n0
-        k = _tile(k0 + batch * k0_b + head * k0_h, columns, k0_row, present, LANES, WIDTH)
-        v = _tile(v0 + batch * v0_b + head * v0_h, columns, v0_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w0 + batch * n_rows * n0, rows, columns, seen, n0, scale, EXACT)
-        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
-    for start in range(0, n1, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n1
-        k = _tile(k1 + batch * k1_b + head * k1_h, columns, k1_row, present, LANES, WIDTH)
-        v = _tile(v1 + batch * v1_b + head * v1_h, columns, v1_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w1 + batch * n_rows * n1, rows, columns, seen, n1, scale, EXACT)
-        peak, total, acc = _absorb(s, v, peak, total, acc, EXACT)
+    peak, total, acc = _read(
+        q, peak, total, acc, k0 + batch * k0_b + head * k0_h, k0_row,
+        v0 + batch * v0_b + head * v0_h, v0_row, w0 + batch * n_rows * n0, n0, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    peak, total, acc = _read(
+        q, peak, total, acc, k1 + batch * k1_b + head * k1_h, k1_row,
+        v1 + batch * v1_b + head * v1_h, v1_row, w1 + batch * n_rows * n1, n1, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
     safe = tl.where(total > 0, total, 1.0)
     lanes = tl.arange(0, LANES)
     tl.store(
@@ -100,15 +111,33 @@ def _slopes(s, v, do, lse, delta, EXACT: tl.constexpr):
 
 
 @triton.jit
+def _descend(
+    q, do, lse, delta, dq, k_ptr, k_row, v_ptr, v_row, w_ptr, n_keys, rows, real, scale,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of queries with what one bank's keys add to it."""
+    for start in range(0, n_keys, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n_keys
+        k = _tile(k_ptr, columns, k_row, present, LANES, WIDTH)
+        v = _tile(v_ptr, columns, v_row, present, LANES, WIDTH)
+        seen = real[:, None] & present[None, :]
+        s = _scores(q, k, w_ptr, rows, columns, seen, n_keys, scale, EXACT)
+        _, ds = _slopes(s, v, do, lse, delta, EXACT)
+        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    return dq
+
+
+@triton.jit
 def back_rows(
     q_ptr, q_b, q_h, q_row, do_ptr, do_b, do_row, do_h, lse_ptr, delta_ptr, n_rows, n_heads, scale,
-    plain, k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
+    plain, o_ptr, o_b, o_row, o_h, k0, k0_b, k0_h, k0_row, v0, v0_b, v0_h, v0_row, w0, n0,
     k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, w1, n1,
     ko, ko_b, ko_h, ko_row, vo, vo_b, vo_h, vo_row, dq_ptr, dk_ptr, dv_ptr,
     EACH: tl.constexpr, USED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries, own keys and own values, [B, H, R, dh] each."""
+    """Gradients of queries, own keys and own values, [B, H, R, dh] each; and delta [B, H, R]."""
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     place = tl.arange(0, ROWS)
     rows = tile * USED + place
@@ -117,7 +146,9 @@ def back_rows(
     q = _tile(q_ptr + batch * q_b + head * q_h, rows, q_row, real, LANES, WIDTH)
     do = _tile(do_ptr + batch * do_b + head * do_h, rows, do_row, real, LANES, WIDTH)
     lse = tl.load(lse_ptr + flat + rows, mask=real, other=0.0)
-    delta = tl.load(delta_ptr + flat + rows, mask=real, other=0.0)
+    o = _tile(o_ptr + batch * o_b + head * o_h, rows, o_row, real, LANES, WIDTH)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
+    tl.store(delta_ptr + flat + rows, delta, mask=real)
     own_k = _tile(ko + batch * ko_b + head * ko_h, rows, ko_row, real, LANES, WIDTH)
     own_v = _tile(vo + batch * vo_b + head * vo_h, rows, vo_row, real, LANES, WIDTH)
     together = (place[:, None] // EACH == place[None, :] // EACH) & real[:, None] & real[None, :]
@@ -127,24 +158,16 @@ def back_rows(
     dq = tl.dot(slope.to(q.dtype), own_k, input_precision="ieee" if EXACT else "tf32")
     dk = tl.dot(tl.trans(slope.to(q.dtype)), q, input_precision="ieee" if EXACT else "tf32")
     dv = tl.dot(tl.trans(share.to(q.dtype)), do, input_precision="ieee" if EXACT else "tf32")
-    for start in range(0, n0, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n0
-        k = _tile(k0 + batch * k0_b + head * k0_h, columns, k0_row, present, LANES, WIDTH)
-        v = _tile(v0 + batch * v0_b + head * v0_h, columns, v0_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w0 + batch * n_rows * n0, rows, columns, seen, n0, scale, EXACT)
-        _, ds = _slopes(s, v, do, lse, delta, EXACT)
-        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
-    for start in range(0, n1, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        present = columns < n1
-        k = _tile(k1 + batch * k1_b + head * k1_h, columns, k1_row, present, LANES, WIDTH)
-        v = _tile(v1 + batch * v1_b + head * v1_h, columns, v1_row, present, LANES, WIDTH)
-        seen = real[:, None] & present[None, :]
-        s = _scores(q, k, w1 + batch * n_rows * n1, rows, columns, seen, n1, scale, EXACT)
-        _, ds = _slopes(s, v, do, lse, delta, EXACT)
-        dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee" if EXACT else "tf32")
+    dq = _descend(
+        q, do, lse, delta, dq, k0 + batch * k0_b + head * k0_h, k0_row,
+        v0 + batch * v0_b + head * v0_h, v0_row, w0 + batch * n_rows * n0, n0, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
+    dq = _descend(
+        q, do, lse, delta, dq, k1 + batch * k1_b + head * k1_h, k1_row,
+        v1 + batch * v1_b + head * v1_h, v1_row, w1 + batch * n_rows * n1, n1, rows, real,
+        scale, KEYS, WIDTH, LANES, EXACT,
+    )  # fmt: skip
     lanes = tl.arange(0, LANES)
     at = (flat + rows)[:, None] * WIDTH + lanes[None, :]
     inside = real[:, None] & (lanes < WIDTH)[None, :]
