@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks
@@ -99,29 +100,33 @@ def carried_logits(
 def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     """Logits [S, N, C] of images under each of some gates [S, L, H]. Equal gates run once, and each
     only from the first block that it changes."""
-    layout, (kinds, which) = model.check(images), gates.unique(dim=0, return_inverse=True)
-    changed = (kinds != 1).any(dim=2)  # [K, L]
-    first = torch.where(changed.any(dim=1), changed.int().argmax(dim=1), model.n_layers).tolist()
+    layout, device = model.check(images), images.device
+    kinds, which = gates.cpu().unique(dim=0, return_inverse=True)
+    changed = F.pad((kinds != 1).any(dim=2).int(), (0, 1), value=1)  # [K, L + 1]
+    first, order = changed.argmax(dim=1).sort(stable=True)
+    which, kinds = order.argsort()[which].to(device), kinds[order].to(device)
+    # kinds that start at block l are ends[l] to ends[l + 1]; behind all of them the plain one
+    ends = torch.searchsorted(first, torch.arange(model.n_layers + 1)).tolist()
 
     def run_images(a: int, b: int) -> Tensor:
         at, each_set = model.at(images[a:b]), (b - a) * model.forward_bytes(layout)
-        logits: dict[int, Tensor] = {}
+        logits: list[Tensor] = []
         read, steps = model.readout.rows(layout), walk(model, model.embed(images[a:b]), at)
         for step in steps:
-            starting = [kind for kind, start in enumerate(first) if start == step.index]
-            if starting:
-                run_sets = partial(_under_gates, model, step.h, at, step.index, kinds[starting])
-                size = fit(len(starting), each_set, images.device, share=1 - HELD)
-                parts = in_chunks(run_sets, len(starting), size, what="sets of heads")
-                logits.update(zip(starting, torch.cat(list(parts)), strict=True))
+            start, stop = ends[step.index : step.index + 2]
+            if start < stop:
+                starting = kinds[start:stop]
+                run_sets = partial(_under_gates, model, step.h, at, step.index, starting)
+                size = fit(len(starting), each_set, device, share=1 - HELD)
+                logits += in_chunks(run_sets, len(starting), size, what="sets of heads")
             if read is not None and step.index == model.n_layers - 1:
                 step.take(read)
         plain = model.readout.of_rows(steps.h, layout)
-        return torch.stack([logits.get(kind, plain) for kind in range(len(kinds))])
+        return torch.cat([*logits, plain[None]])
 
-    size = fit(len(images), model.forward_bytes(layout), images.device, share=HELD)
+    size = fit(len(images), model.forward_bytes(layout), device, share=HELD)
     every = torch.cat(list(in_chunks(run_images, len(images), size, what="images")), dim=1)
-    return every[which.to(images.device)]
+    return every[which]
 
 
 def _under_gates(

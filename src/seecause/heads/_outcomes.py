@@ -78,7 +78,7 @@ def changes(
 def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
     """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
     gates = torch.stack([gates_without(model, heads) for heads in sets])
-    return logits_of_sets(model, images, gates.to(model.device))
+    return logits_of_sets(model, images, gates)
 
 
 @settles
