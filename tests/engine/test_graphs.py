@@ -200,13 +200,15 @@ def test_a_sweep_neither_copies_from_the_host_nor_waits(setting, gated):
     with without_graphs(), torch.no_grad():
         for _ in range(2):
             sweep(model, images, blank, chosen, plan, **options)
-        with profile(activities=[ProfilerActivity.CUDA]):  # its own start waits, too
+        with profile(
+            activities=[ProfilerActivity.CUDA], acc_events=True
+        ):  # its own start waits, too
             torch.cuda.synchronize()
         with warnings.catch_warnings():  # torch says that it does not see all of them
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
         try:
-            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
                 sweep(model, images, blank, chosen, plan, **options)
         finally:
             torch.cuda.set_sync_debug_mode("default")
