@@ -1,6 +1,7 @@
 """How much does CAAP cost, in plain forward passes of the same model?
 
-    python benchmarks/caap.py --device cuda          # ViT-S, B and L, bf16, batches 1 to 128
+    python benchmarks/caap.py --device cuda          # ViT-S, B and L and ResNet-50, bf16, batches
+    1 to 128
     python benchmarks/caap.py --device cpu           # float32, batch 1
 
 Three ways to run, both sides alike: `eager`; `captured` (the plain forward by a CUDA graph too);
@@ -26,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
+from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.select import selection
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.loading import wrap
 from seecause.models.block import CompiledBlock
+from seecause.models.conv_view import ConvModel
 from seecause.models.view import VisionModel
 from tests.reference import caap as reference
 
@@ -38,6 +41,7 @@ SIZES = {
     "ViT-S/16": "vit_small_patch16_224",
     "ViT-B/16": "vit_base_patch16_224",
     "ViT-L/16": "vit_large_patch16_224",
+    "ResNet-50": "resnet50",
 }
 PLAIN = "plain forward"
 Run = Callable[[], object]
@@ -69,7 +73,7 @@ def main(
         print(f"## {name}\n\n{HEAD}", flush=True)
         for batch in sizes:
             images = torch.randn(batch, 3, 224, 224, device=where, dtype=dtype)
-            twin = twin_seconds(model, images) if slow else None
+            twin = twin_seconds(model, images) if slow and name != "ResNet-50" else None
             for way in chosen_ways:
                 with running(model, way):
                     entries = contenders(model, images, tails.split(","), way, others)
@@ -96,24 +100,36 @@ HEAD = (
 
 
 @contextmanager
-def running(model: VisionModel, way: str) -> Iterator[None]:
+def running(model: VisionModel | ConvModel, way: str) -> Iterator[None]:
     """Eager runs without graphs; captured ones with; compiled ones with compiled blocks, too."""
-    eager_blocks = list(model.blocks)
-    if way == "compiled":
+    eager_blocks = list(getattr(model, "blocks", ()))
+    if way == "compiled" and eager_blocks:
         model.blocks = [CompiledBlock(**vars(block)) for block in model.blocks]
     try:
         with graphs.without_graphs() if way == "eager" else nullcontext():
             yield
     finally:
-        model.blocks = eager_blocks
+        if eager_blocks:
+            model.blocks = eager_blocks
 
 
 def contenders(
-    model: VisionModel, images: Tensor, tails: list[str], way: str, others: bool
+    model: VisionModel | ConvModel, images: Tensor, tails: list[str], way: str, others: bool
 ) -> dict[str, Run]:
     """Everything that is timed on one batch."""
     layout = model.check(images)
     blank = blank_image(model, (images.shape[-2], images.shape[-1]))
+    forward = model if way == "compiled" else model.module
+    runs: dict[str, Run] = {
+        PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
+    }
+    if isinstance(model, ConvModel):
+        cells = selection(layout.grid)
+        for direction in ("insert", "delete"):
+            runs[f"CAAP, {direction}"] = partial(
+                sweep_features, model, images, blank, cells, model.cells, direction=direction
+            )
+        return runs
 
     def caap(tail: str, *, stride: int = 1, start: int = 0, **options: str) -> Run:
         layers = (start, None) if start else None
@@ -121,10 +137,6 @@ def contenders(
         chosen = selection(layout.grid, stride=stride)
         return partial(sweep, model, images, blank, chosen, plan, **options)  # type: ignore[arg-type]
 
-    forward = model if way == "compiled" else model.module
-    runs: dict[str, Run] = {
-        PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
-    }
     runs |= {f"CAAP {tail}": caap(tail) for tail in tails}
     if others and way == "captured":
         third = model.n_layers // 3

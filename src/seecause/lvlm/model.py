@@ -27,6 +27,7 @@ from seecause.lvlm import prompt as prompts
 from seecause.lvlm._cache import read_shared, rotate_rows, with_own_text
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
+from seecause.models._settled import tensor_key
 from seecause.models.block import Block
 from seecause.models.decoder import Decoder, causal, rotate, run
 from seecause.models.hub import fetched, pretrained, pretrained_model
@@ -50,6 +51,7 @@ class LVLM:
     name: str
     processor: Any = None
     template: str | None = None  # with {image} and {question}; None: the processor's chat template
+    _named: tuple[Any, str] | None = None  # state of the weights, and their fingerprint
 
     @property
     def family(self) -> str:
@@ -148,13 +150,17 @@ class LVLM:
 
     def fingerprint(self) -> str:
         """A digest of the weights, for manifests: values of each, spread evenly over its rows and
-        columns, since a whole model takes too long to read."""
+        columns, since a whole model takes too long to read. Taken anew only when they changed."""
         named = list(self.module.named_parameters())
+        state = tuple(tensor_key(tensor) for _, tensor in named)
+        if self._named is not None and self._named[0] == state:
+            return self._named[1]
         sampled = [
             _spread(tensor.detach(), _SAMPLED).to(self.device).double() for _, tensor in named
         ]
         shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
-        return digest(shapes, torch.cat(sampled).cpu().numpy().tobytes())
+        self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
+        return self._named[1]
 
     def _need_processor(self) -> None:
         if self.processor is None:
