@@ -64,6 +64,25 @@ def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
     assert_close(fast.float(), expected.expand_as(fast), atol=CLOSE[dtype], rtol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_of_rows_equals_the_native_one(dtype):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    native = LlamaRMSNorm(48, eps=1e-2).to(DEVICE, dtype)  # no power of two, and an eps that counts
+    native.weight.data = rows_of(dtype, 48, seed=1)
+    x = rows_of(dtype, 3, 5, 48, seed=2)[:, 1:]  # rows that do not follow one another
+    fast = kernel_text.rms_norm(x, native.weight, native.variance_epsilon)
+    assert_close(fast.float(), native.float()(x.float()), atol=CLOSE[dtype], rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_of_states_equals_the_plain_one(dtype):
+    gate, value = (rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (1, 2))
+    expected = torch.nn.functional.silu(gate.float()) * value.float()
+    assert_close(kernel_text.gated(gate, value).float(), expected, atol=CLOSE[dtype], rtol=1e-2)
+
+
 def test_only_half_precision_on_a_gpu_without_a_derivative():
     x = torch.zeros(1, 2, 3, 32)
     assert not kernel_text.usable(x) and not kernel_text.usable(x.bfloat16())
+    assert not kernel_text.usable_for_states(x)

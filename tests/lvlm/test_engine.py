@@ -276,8 +276,8 @@ def test_fused_attention_is_used_where_there_is_one(monkeypatch):
     )
     for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(_cache, "_capability", lambda device, capability=capability: capability)
-        assert _cache._has_flash(rows) is fused
-    assert _cache._has_flash(torch.zeros(1, 4, 2, 64)) and not _cache._has_flash(
+        assert _cache.has_fused_read(rows) is fused
+    assert _cache.has_fused_read(torch.zeros(1, 4, 2, 64)) and not _cache.has_fused_read(
         torch.zeros(1, 4, 2, 64, device="meta")
     )
 
@@ -287,7 +287,7 @@ def test_without_a_fused_kernel_the_answers_are_the_same(family, monkeypatch):
     engine = scene(family).engine
     heads, text = some(5, 16), some(5, engine.n_text, seed=1)
     expected = engine.adjusted(heads), engine.adjusted(heads, text)
-    monkeypatch.setattr(_cache, "_has_flash", lambda q: False)
+    monkeypatch.setattr(_cache, "has_fused_read", lambda q: False)
     assert_close(engine.adjusted(heads), expected[0], atol=1e-10, rtol=0)
     assert_close(engine.adjusted(heads, text), expected[1], atol=1e-10, rtol=0)
     q, k, v = (torch.randn(2, 4, 5, 8, dtype=torch.float64) for _ in range(3))

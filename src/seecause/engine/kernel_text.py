@@ -2,7 +2,8 @@
 on reading and writing the same rows again and again.
 
 Each is the same function as a plain one, which stays the reference and the way where a derivative
-is asked for, without Triton, and on a CPU: `rotate_rows` and `with_own_text` choose.
+is asked for, without Triton, and on a CPU: `rotate_rows`, `with_own_text`, `norm_of_rows` and
+`gated_feed` choose.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from seecause.engine.kernel import triton_modules
 Part = tuple[Tensor, Tensor]  # [B, R, H, dh] and its log-sum-exp [B, R, H]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 MOST_ROWS = 64  # text rows that one program holds
+WIDEST = 1 << 14  # lanes that one program holds
 
 
 def usable(x: Tensor) -> bool:
-    """Whether rows [.., dh] run here: on CUDA in half precision, without a derivative, outside of a
-    compiler (which fuses the plain way)."""
+    """Whether rows of heads [.., dh] run here."""
     width = x.shape[-1]
-    fits = (
-        x.is_cuda and x.dtype in HALF_PRECISION and 32 <= width <= 256 and not width & (width - 1)
-    )
+    return 32 <= width <= 256 and not width & (width - 1) and usable_for_states(x)
+
+
+def usable_for_states(x: Tensor) -> bool:
+    """Whether states [.., D] run here: on CUDA in half precision, without a derivative, outside of
+    a compiler (which fuses the plain way)."""
+    fits = x.is_cuda and x.dtype in HALF_PRECISION and x.shape[-1] <= WIDEST
     plain = torch.is_grad_enabled() and x.requires_grad
     return fits and not plain and not torch.compiler.is_compiling() and triton_modules() is not None
 
@@ -64,6 +69,31 @@ def own_text(
             ROWS=max(16, triton.next_power_of_2(rows)), WIDTH=width,
             EXACT=q.dtype == torch.float32, num_warps=4,
         )  # fmt: skip
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """States x [.., D] over their root mean square, times weight [D]."""
+    triton, kernels = _modules()
+    width = x.shape[-1]
+    rows = x.reshape(-1, width)
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with _on(x):
+        kernels.rms_norm[(len(rows),)](
+            rows, rows.stride(0), weight, out, width, eps,
+            LANES=triton.next_power_of_2(width), num_warps=8 if width > 2048 else 4,
+        )  # fmt: skip
+    return out
+
+
+def gated(gate: Tensor, value: Tensor) -> Tensor:
+    """silu(gate) value, of equal shapes."""
+    _, kernels = _modules()
+    gate, value = gate.contiguous(), value.contiguous()
+    out, size = torch.empty_like(gate), 2048
+    with _on(gate):
+        kernels.gated[(-(-gate.numel() // size),)](gate, value, out, gate.numel(), SIZE=size)
     return out
 
 

@@ -255,3 +255,27 @@ def own_text(
     merged = own + share[:, None] * (other - own)
     out = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_r + lanes[None, :]
     tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rms_norm(x_ptr, x_row, weight_ptr, out_ptr, width, eps, LANES: tl.constexpr):
+    """One row over its root mean square, rounded, times the weights."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    real = lanes < width
+    x = tl.load(x_ptr + row * x_row + lanes, mask=real, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + lanes, mask=real, other=0.0).to(tl.float32)
+    kind = out_ptr.dtype.element_ty
+    x = (x / tl.sqrt(tl.sum(x * x) / width + eps)).to(kind)
+    tl.store(out_ptr + row * width + lanes, (weight * x.to(tl.float32)).to(kind), mask=real)
+
+
+@triton.jit
+def gated(gate_ptr, value_ptr, out_ptr, count, SIZE: tl.constexpr):
+    """silu(gate), rounded, times value."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    real = at < count
+    gate = tl.load(gate_ptr + at, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(value_ptr + at, mask=real, other=0.0).to(tl.float32)
+    kind = out_ptr.dtype.element_ty
+    gate = (gate / (1 + tl.exp(-gate))).to(kind)
+    tl.store(out_ptr + at, (gate.to(tl.float32) * value).to(kind), mask=real)

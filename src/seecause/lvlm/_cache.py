@@ -31,7 +31,7 @@ from seecause.engine import kernel_text
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
-from seecause.models.block import Block
+from seecause.models.block import Block, Fn
 from seecause.models.decoder import Decoder, causal, rotate, run
 from seecause.models.layout import At
 from seecause.types import wide
@@ -51,7 +51,7 @@ def read_shared(
         return attend(q, [Bank(k, v, bias=bias)], scale=scale)
     batch, _, rows, _ = q.shape
     folded = q.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)  # [1, H, B*R, dh]
-    if _has_flash(q):
+    if has_fused_read(q):
         o, lse = (
             _SharedRead.apply(folded, k, v, scale) if _has_slope(q) else _flash(folded, k, v, scale)
         )
@@ -64,7 +64,7 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Part:
     """The last R rows of each copy over its own text q [B, H, R, dh], k and v [B, Hkv, K, dh],
     looking back only."""
     rows, keys = q.shape[2], k.shape[2]
-    if _has_flash(q) and not _has_slope(q) and rows in (1, keys):
+    if has_fused_read(q) and not _has_slope(q) and rows in (1, keys):
         return _flash(q, k, v, scale, causal=rows == keys)
     back = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     return attend(q, [Bank(k, v, Mask(back[None, None]))], scale=scale)
@@ -90,6 +90,30 @@ def rotate_rows(x: Tensor, at: At) -> Tensor:
     if kernel_text.usable(x):
         return kernel_text.rotate(x, at.memo["rope"][:, at.index])
     return rotate(x, at)
+
+
+def norm_of_rows(native: Any) -> Fn:
+    """A native RMS norm, in one kernel where there is one."""
+
+    def run(x: Tensor) -> Tensor:
+        if x.dtype == native.weight.dtype and kernel_text.usable_for_states(x):
+            return kernel_text.rms_norm(x, native.weight, native.variance_epsilon)
+        return native(x)
+
+    return run if hasattr(native, "variance_epsilon") else native
+
+
+def gated_feed(native: Any) -> Fn:
+    """A native MLP whose hidden layer is gated, gate and product in one kernel where there is
+    one."""
+
+    def run(x: Tensor) -> Tensor:
+        if not kernel_text.usable_for_states(x):
+            return native(x)
+        return native.down_proj(kernel_text.gated(native.gate_proj(x), native.up_proj(x)))
+
+    parts = all(hasattr(native, f"{name}_proj") for name in ("gate", "up", "down"))
+    return run if parts and type(native.act_fn).__name__ in ("SiLU", "SiLUActivation") else native
 
 
 def with_own_text(
@@ -142,7 +166,8 @@ def _has_slope(q: Tensor) -> bool:
     return torch.is_grad_enabled() and q.requires_grad
 
 
-def _has_flash(q: Tensor) -> bool:
+def has_fused_read(q: Tensor) -> bool:
+    """Whether rows like q [.., dh] have the fused kernel."""
     if not q.is_cuda:
         return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256

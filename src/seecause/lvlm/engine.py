@@ -31,6 +31,7 @@ from seecause.errors import BadOption, NotDefined, WeakAnswer
 from seecause.lvlm._cache import (
     Part,
     PrefixCache,
+    has_fused_read,
     prefix_cache,
     read_shared,
     with_own_text,
@@ -177,7 +178,7 @@ class MaskEngine:
         heads, text, image = (given | {of: leaf}).values()
         shape = (self._grid, self.n_text, self.n_image)
         masks = check_soft_masks(heads, text, image, *shape, dtype)
-        size = self._with_gradient_at_once(len(masks))
+        size = self._with_gradient_at_once(len(masks), mixed=masks.image is not None)
         cache = self.cache if of == "text" else self._cache_for(masks.text)
         if any(
             x.is_inference() for x in (self.readout, cache.states, self.lvlm.decoder.head.weight)
@@ -314,14 +315,17 @@ class MaskEngine:
         size = self.block_size or fit(most, each, lvlm.device)
         return min(size, 1 << max(3, (total - 1).bit_length()))
 
-    def _with_gradient_at_once(self, total: int) -> int:
+    def _with_gradient_at_once(self, total: int, *, mixed: bool) -> int:
         """How many of `total` masks run at once where everything is held for the way back."""
-        lvlm, block = self.lvlm, self.lvlm.blocks[0]
+        lvlm, block, layers = self.lvlm, self.lvlm.blocks[0], self.lvlm.n_layers
         bytes_each, width = torch.finfo(lvlm.dtype).bits // 8, block.heads * block.head_dim
         hidden = lvlm.decoder.native.config.intermediate_size
         states = bytes_each * (20 * width + 5 * hidden) + 60 * width
-        scores = 30 * block.heads * (2 * self.prompt.image.stop + self.n_text)
-        each = lvlm.n_layers * self.n_text * (states + scores)
+        # a fused read of the picture makes its scores again on the way back, a block at a time
+        again = not mixed and block.additive is causal and has_fused_read(self.cache.picture[0][0])
+        picture = 60 * block.heads * self.prompt.image.stop * (1 if again else layers)
+        text = 30 * block.heads * self.n_text * layers
+        each = self.n_text * (layers * states + picture + text)
         return self.block_size or fit(total, each, lvlm.device)
 
     def _intact_logits(self) -> Tensor:

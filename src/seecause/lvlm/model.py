@@ -24,11 +24,17 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, ViewMismatch
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm._cache import read_shared, rotate_rows, with_own_text
+from seecause.lvlm._cache import (
+    gated_feed,
+    norm_of_rows,
+    read_shared,
+    rotate_rows,
+    with_own_text,
+)
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models._settled import tensor_key
-from seecause.models.block import Block
+from seecause.models.block import Block, chain
 from seecause.models.decoder import Decoder, causal, rotate, run
 from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.sources import ZOO
@@ -210,7 +216,9 @@ def wrap(
         template=template,
     )
     for block in view.blocks:
-        block.rotate = rotate_rows
+        native: Any = block.native
+        block.rotate, block.norm = rotate_rows, norm_of_rows(native.input_layernorm)
+        block.feed = chain(norm_of_rows(native.post_attention_layernorm), gated_feed(native.mlp))
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view
