@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.engine.chunks import budget
-from seecause.faithful import Noise, attention, objective
+from seecause.faithful import Noise, attention, objective, stages
 from seecause.faithful.attention import reads_only, reads_softly, reads_straight_through
 from seecause.faithful.interventions import packing
 from seecause.faithful.parts import Purpose, select
-from seecause.faithful.stages import packed_places
+from seecause.faithful.stages import packed_places, visible_tokens
 from tests.faithful.nets import pictures, tiny_net
 from tests.helpers import noise
 from tests.reference import ifam as reference
@@ -277,3 +277,29 @@ def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others()
     assert sizes.tolist() == [row.sum() for row in visible] and total == visible.sum()
     assert places[:total].tolist() == visible.flatten().nonzero()[:, 0].tolist()
     assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole pictures"])
+@torch.no_grad()
+def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
+    monkeypatch.setattr(stages, "_FEW", few)
+    net, images = tiny_net(), pictures(4)
+    mask = net(images).mask
+    mask[0] = False
+    stage = net.stage2
+    assert stage is not None
+    expected = net.classify(images, mask, packed=False)
+    places, sizes, total = packed_places(visible_tokens(mask.flatten(1), stage.prefix))
+    for spare in (1, 7, len(places) - int(total)):
+        filled = stage._filled(images, places[: int(total) + spare], sizes)
+        assert_close(filled, expected, atol=1e-10, rtol=0)
+    assert stage.tower._affine is True
+
+
+def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed():
+    tower = tiny_net().stage2.tower
+    images = pictures(2)
+    assert tower._is_affine(images)
+    native = tower.parts.embed
+    tower.parts.embed = lambda images: torch.tanh(native(images))
+    assert not tower._is_affine(images)

@@ -9,6 +9,7 @@ import re
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.engine.attend import Groups
@@ -32,6 +33,7 @@ _TOKENS = re.compile(
     r"|pos(ition|itional)?_embed\w*)(\.weight)?$"
 )
 _STEP = 32  # packed rows come in multiples of at least so many
+_FEW = 512  # rows that take no longer than fewer do: nobody waits to hear how many are needed
 # no path leads from them to a patch or class token
 _UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")
 
@@ -44,6 +46,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone)).requires_grad_(True)
         self._parts: Parts | None = None
+        self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -104,6 +107,43 @@ class Backbone(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
         return self.parts.native_tokens(images)[:, self.layout(images).patches]
+
+    def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
+        """Tokens places [R] of images that lie end to end, as they enter the first block: [R, D].
+        Other patches cost nothing, where a token is an affine function of its own pixels."""
+        if self._affine is None:
+            self._affine = self._is_affine(images)
+        if not self._affine or len(places) <= _FEW:
+            return self.parts.embed(images).flatten(0, 1)[places]
+        return self._affine_rows(images, places)
+
+    def _affine_rows(self, images: Tensor, places: Tensor) -> Tensor:
+        """What a picture of zeros has there, and weights times pixels."""
+        layout, (high, wide) = self.layout(images), self.parts.patch
+        empty = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
+        pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
+        pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
+        pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
+        (weight,) = self._patch_weights()
+        return empty[places % layout.tokens] + pixels @ weight.T
+
+    def _is_affine(self, images: Tensor) -> bool:
+        """Whether `_affine_rows` gives what the module gives, on a picture like these."""
+        if len(self._patch_weights()) != 1:
+            return False
+        waves = (1.618 * torch.arange(images[0].numel(), device=images.device)).sin()
+        probe = waves.to(images.dtype).view(1, *images.shape[1:])
+        with torch.no_grad():
+            native = self.parts.embed(probe)[0]
+            ours = self._affine_rows(probe, torch.arange(len(native), device=images.device))
+            return float((ours - native).abs().max() / native.abs().max()) < 0.02
+
+    def _patch_weights(self) -> list[Tensor]:
+        """[D, 3 * high * wide] of every convolution that takes each patch by itself."""
+        convolutions = [part for part in self.native.modules() if isinstance(part, nn.Conv2d)]
+        patch = self.parts.patch
+        alone = [c for c in convolutions if c.kernel_size == c.stride == patch and c.groups == 1]
+        return [convolution.weight.flatten(1) for convolution in alone]
 
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
@@ -174,30 +214,37 @@ class MaskedStage(nn.Module):
 
     def packed_rows(self, images: Tensor, places: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
         """The same from what `packed_places` tells."""
-        # the only time that a GPU is waited for, before anything of this stage runs
-        count = int(total)
+        layout = self.tower.layout(images)
         if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
-            return self._packed(images, places[:count], sizes)
-        # rows of no image fill up the last group: totals come again, and their graphs with them
-        step = min(self.tower.layout(images).tokens, max(_STEP, len(places) // 32))
-        places = places[: -(-count // step) * step]
+            places = places[: int(total)]
+            rows = self.tower.parts.embed(images).flatten(0, 1)[places]
+            groups = Groups(sizes, images.device, bound=layout.tokens)
+            return self._packed(layout, rows, places, groups, len(images))
+        if len(places) > _FEW:
+            # the only time that a GPU is waited for, before anything of this stage runs; rows of no
+            # image fill up the last group, so that totals come again, and their graphs with them
+            step = min(layout.tokens, max(_STEP, len(places) // 64))
+            places = places[: -(-int(total) // step) * step]
         return captured(self.graphs, "packed", lambda: self._filled, images, places, sizes)
 
     def _filled(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
-        """`_packed`, where more places than the sizes tell are a group of their own."""
-        rest = len(places) - sizes.sum(dim=0, keepdim=True)
-        return self._packed(images, places, torch.cat([sizes, rest]))
-
-    def _packed(self, images: Tensor, places: Tensor, sizes: Tensor) -> Tensor:
-        """Tokens places [R] of images that lie end to end, in groups of these sizes: the first of
-        them are the images."""
+        """A packed run, where more places than the sizes tell are a group of their own."""
         layout = self.tower.layout(images)
-        groups = Groups(sizes, images.device, bound=layout.tokens)
-        h = self.tower.parts.embed(images).flatten(0, 1)[places][None]  # [1, R, D]
-        at = layout.at(images.device).take(places % layout.tokens)
-        class_rows = groups.starts[: len(images)].long() + cast(int, layout.class_index)
+        rest = len(places) - sizes.sum(dim=0, keepdim=True)
+        bound = max(layout.tokens, min(_FEW, len(places)))
+        groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
+        rows = self.tower.embed_rows(images, places)
+        return self._packed(layout, rows, places, groups, len(images))
+
+    def _packed(
+        self, layout: TokenLayout, rows: Tensor, places: Tensor, groups: Groups, images: int
+    ) -> Tensor:
+        """Rows [R, D] that are tokens places [R] of images that lie end to end; the first groups
+        are the images."""
+        at = layout.at(rows.device).take(places % layout.tokens)
+        class_rows = groups.starts[:images].long() + cast(int, layout.class_index)
         attend, last = reads_packed(groups), len(self.tower.parts.blocks) - 1
-        steps = walk(self.tower.parts, h, at)
+        steps = walk(self.tower.parts, rows[None], at)
         for step in steps:
             step.o = attend(step.q, step.k, step.v, step.block.scale)
             if step.index == last:  # no other row is read
