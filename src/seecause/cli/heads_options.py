@@ -310,7 +310,7 @@ def selector_options(
             options[name] = value.value
     if screen is None:
         return options
-    fields = [name for name in ("verify", "audit") if name in options]
+    fields = [name for name in ("verify", "audit", "half") if name in options]
     screening = {name: options.pop(name) for name in fields}
     check_options(f"the screen of {by}", Screening, {"top": screen, **screening})
     return {**options, "screen": Screening(top=screen, **screening)}

@@ -245,8 +245,11 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "seecause": __version__,
-        **{p: version(p) for p in ("torch", "timm", "transformers", "torchvision")},
+        **{p: _version(p) for p in ("torch", "timm", "transformers", "torchvision")},
     }
+
+
+_version = lru_cache(version)  # a file for each
 
 
 def pixels_digest(images: Tensor, before: str = "") -> str:
@@ -255,13 +258,13 @@ def pixels_digest(images: Tensor, before: str = "") -> str:
     those, not its pixels."""
     pictures = images.detach().contiguous()
     kind = f"{pictures.dtype} {list(pictures.shape[1:])}"
-    for part in pictures.flatten(1).split(_FOLDED):
-        for words in _folded(part).cpu():
-            before = digest(before, kind, words.numpy().tobytes())
+    parts = [_folded(part) for part in pictures.flatten(1).split(_FOLDED)]
+    for words in torch.cat(parts).cpu().numpy():
+        before = digest(before, kind, words.tobytes())
     return before
 
 
-_FOLDED = 16  # pictures at once
+_FOLDED = 64  # pictures at once
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
