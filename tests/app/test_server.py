@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from seecause.app.server import create_app, error_words
-from seecause.app.workshop import public_spec
+from seecause.app.workshop import picture_name, public_spec
 from seecause.errors import BadImage
 from tests.app.conftest import serving
 
@@ -135,7 +135,10 @@ def test_words_of_errors_hold_no_path():
     assert status == 500 and "/home" not in words and "RuntimeError" not in words
 
 
-def test_models_are_named_without_folders(tmp_path):
+def test_models_and_pictures_are_named_without_folders(tmp_path):
+    assert picture_name("pets:/home/me/pets#3") == "pets:pets#3"
+    assert picture_name("/home/me/cat.png") == "cat.png"
+    assert picture_name("critters:clean:test#3") == "critters:clean:test#3"
     assert public_spec(str(tmp_path)) == tmp_path.name
     assert public_spec(f"hf:{tmp_path}") == f"hf:{tmp_path.name}"
     assert public_spec("hf:google/vit-base-patch16-224") == "hf:google/vit-base-patch16-224"

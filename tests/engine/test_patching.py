@@ -39,6 +39,30 @@ def test_recorded_block_outputs_are_the_native_ones(family):
     assert_close((weights @ v).transpose(1, 2), cache["blocks.2.heads"], atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["timm_registers", "timm_eva_registers"])
+def test_moved_residual_rows_equal_overwriting_by_hooks(family):
+    native = tiny(family)
+    model, images = view(native), pictures(native)
+    base, source = images[:1], images[1:]
+    donor = reference.states(native.forward, native.blocks, source)
+    to, origin = [4, 7, 11], [9, 4, 5]
+
+    def put(level, out):
+        new = out.clone()
+        if level in (1, 2):
+            new[:, to] = donor[level][:, origin]
+        return new
+
+    with reference.overwritten(native.blocks, put):
+        expected = native.forward(base)
+    moved = [sc.Site(layer, tokens=to, source_tokens=origin) for layer in (1, 2)]
+    got = sc.patch(model, base, source, [moved, [sc.Site(2, tokens=[4])], []])
+    assert_close(got[0], expected, atol=1e-12, rtol=0)
+    assert_close(got[2], native.forward(base), atol=1e-12, rtol=0)
+    still = sc.patch(model, base, source, [[sc.Site(2, tokens=[4])]])
+    assert_close(got[1], still[0], atol=1e-12, rtol=0)
+
+
 def test_patched_residual_rows_equal_overwriting_by_hooks():
     native = tiny("timm_registers")
     model, images = view(native), pictures(native)

@@ -30,7 +30,7 @@ from seecause.app.jobs import Answer, Job, Queue, Tell, TooBusy
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
 from seecause.app.sessions import NoJob, NoSession, Session, Sessions
-from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop
+from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop, picture_name
 from seecause.errors import BadImage, SeecauseError, UnknownName
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def create_app(
 
     @app.get("/api/hello")
     async def greet() -> Response:
-        samples = [{"id": id, "name": _sample_name(text)} for id, text in shop.samples.items()]
+        samples = [{"id": id, "name": picture_name(text)} for id, text in shop.samples.items()]
         return JSONResponse({**hello, "samples": samples})
 
     @app.get("/api/samples/{id}")
@@ -220,10 +220,6 @@ async def _body(request: Request, most: int, what: str) -> bytes:
         if size > most:
             raise BadImage(what, f"more than {most >> 20} MB", "make it smaller and try again")
     return b"".join(parts)
-
-
-def _sample_name(text: str) -> str:
-    return text if text.startswith("critters:") else re.split(r"[/\\]", text)[-1]
 
 
 def _name_of(header: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from seecause._files import digest
 from seecause.app.jobs import Job, Queue, Tell
+from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
+from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined
@@ -49,7 +51,8 @@ class Picture:
     name: str  # what the user calls it, or a sample of a dataset; never a path
     shown: Image.Image
     inputs: Mapping[str, Tensor]  # by model, normalised [1, 3, H, W] on its device
-    mask: Tensor | None = None  # [H, W] of `shown`, where the data knows: 1 object, 0 background
+    # by model, where the data knows the object: [1, H, W], 1 object, 0 background
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
     own: bool = True  # uploaded, not a sample
 
     def facts(self) -> dict[str, Any]:
@@ -88,6 +91,7 @@ class Served:
     view: Any  # an ImageModel, or what `sc.lvlm.load` gives
     queue: Queue
     runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
+    memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
 
     def prepare(self, picture: Image.Image) -> Tensor | None:
         return None if self.kind == "lvlm" else self.view.prepare(picture)
@@ -134,15 +138,14 @@ class Workshop:
             return self.opened[id]
 
     def _open_sample(self, id: str) -> Picture:
-        text = self.samples[id]
-        mask = None
-        picture = open_picture(text)
-        if (place := sample_of(text)) is not None:
-            from seecause.data.registry import open_data
-
-            mask = open_data(place[0])[place[1]].mask
-        name = text if place else Path(text).name
-        return self._picture(id, name, picture, mask=mask, own=False)
+        text, place = self.samples[id], sample_of(self.samples[id])
+        picture = self._picture(id, picture_name(text), open_picture(text), own=False)
+        if place is not None:
+            known = replace(open_data(place[0])[place[1]], label=None)
+            views = [(key, self.models[key].view) for key in picture.inputs]
+            masks = {key: to_batch(view, [known]).masks for key, view in views}
+            picture.masks = {key: mask for key, mask in masks.items() if mask is not None}
+        return picture
 
     def upload(self, content: bytes, name: str) -> Picture:
         """A user's picture from the bytes of a file, for every model."""
@@ -152,14 +155,12 @@ class Workshop:
         picture = decode_image(content, "your picture", max_pixels=UPLOAD_PIXELS)
         return self._picture("u" + digest(content, length=16), name, picture, own=True)
 
-    def _picture(
-        self, id: str, name: str, picture: Image.Image, *, own: bool, mask: Tensor | None = None
-    ) -> Picture:
+    def _picture(self, id: str, name: str, picture: Image.Image, *, own: bool) -> Picture:
         prepared = {key: served.prepare(picture) for key, served in self.models.items()}
         inputs = {key: value for key, value in prepared.items() if value is not None}
         shown = picture.copy()
         shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
-        return Picture(id, name, shown, inputs, mask, own)
+        return Picture(id, name, shown, inputs, own=own)
 
     def served(self, key: str) -> Served:
         if key not in self.models:
@@ -284,6 +285,12 @@ def public_spec(spec: str) -> str:
     library, colon, name = spec.rpartition(":")
     local = Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
     return f"{library}{colon}{Path(name).name}" if local else spec
+
+
+def picture_name(text: str) -> str:
+    """What a file or sample is called, without the folders of this machine."""
+    kind, colon, rest = text.partition(":") if sample_of(text) else ("", "", text)
+    return f"{kind}{colon}{rest.replace(chr(92), '/').rpartition('/')[2]}"
 
 
 def short_name(spec: str) -> str:

@@ -34,13 +34,15 @@ class Site:
     """One place of an intervention: what enters (`resid`), which heads' outputs, or which keys and
     values, of block `layer` (0-based).
 
-    `tokens` and `heads` are indices; None means all. `resid` takes no heads.
+    `tokens` and `heads` are indices; None means all. `resid` takes no heads, and it alone may move
+    things: `source_tokens` are the source's tokens that are put there, in the order of `tokens`.
     """
 
     layer: int
     kind: Kind = "resid"
     tokens: Sequence[int] | None = None
     heads: Sequence[int] | None = None
+    source_tokens: Sequence[int] | None = None
 
 
 Cached = dict[str, Tensor | tuple[Tensor, Tensor]]
@@ -164,9 +166,12 @@ def _patched(
 
     def write(values: tuple[Tensor, ...], index: int, kind: Kind) -> tuple[Tensor, ...]:
         mark = _mark(model, site_sets, index, kind, at.layout.tokens).to(h.device)
+        theirs = donor[index, kind]
+        if kind == "resid":
+            theirs = (_moved(theirs[0], _origin(site_sets, index, at.layout.tokens)),)
         return tuple(
             torch.where(mark, new, old.unflatten(0, (sets, batch))).flatten(0, 1)
-            for old, new in zip(values, donor[index, kind], strict=True)
+            for old, new in zip(values, theirs, strict=True)
         )
 
     steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
@@ -175,7 +180,9 @@ def _patched(
             (step.h,) = write((step.h,), step.index, "resid")
             mark = _mark(model, site_sets, step.index, "resid", at.layout.tokens)[:, 0, :, 0]
             tokens = mark.to(h.device).repeat_interleave(batch, dim=0)  # [S * B, T]
-            step.at = step.keys_at = step.at.where(tokens, source_at.copies(sets))
+            origin = _origin(site_sets, step.index, at.layout.tokens)
+            theirs = source_at.copies(sets) if origin is None else _facts(source_at, origin, batch)
+            step.at = step.keys_at = step.at.where(tokens, theirs)
         if (step.index, "kv") in donor:
             step.k, step.v = write((step.k, step.v), step.index, "kv")
         if (step.index, "heads") in donor:
@@ -205,6 +212,32 @@ def _mark(
     ]  # [S, 1, Hkv, T, 1] or [S, 1, T, H, 1]
 
 
+def _origin(site_sets: Sequence[Sequence[Site]], index: int, tokens: int) -> Tensor | None:
+    """Which of the source's tokens each set puts at each token of block `index`, [S, T]; None where
+    every one stays at its place."""
+    here = (site for sites in site_sets for site in sites if site.layer == index)
+    if all(site.source_tokens is None for site in here):
+        return None
+    origin = torch.arange(tokens).repeat(len(site_sets), 1)
+    for row, sites in zip(origin, site_sets, strict=True):
+        for site in (s for s in sites if s.layer == index and s.source_tokens is not None):
+            places = range(tokens) if site.tokens is None else site.tokens
+            row[list(places)] = torch.tensor(list(site.source_tokens or ()), dtype=torch.long)
+    return origin
+
+
+def _moved(states: Tensor, origin: Tensor | None) -> Tensor:
+    """States [B, T, D] of the source -> [S, B, T, D] with tokens where each set puts them."""
+    if origin is None:
+        return states
+    return states[:, origin.to(states.device)].transpose(0, 1)
+
+
+def _facts(at: At, origin: Tensor, batch: int) -> At:
+    """Facts [S * B, T, F] of the source's tokens where each set puts them."""
+    return at.with_facts(lambda facts: _moved(facts.expand(batch, -1, -1), origin).flatten(0, 1))
+
+
 def _with_blocks(model: ImageModel) -> VisionModel:
     if isinstance(model, VisionModel):
         return model
@@ -224,10 +257,16 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
         raise BadOption("layer", site.layer, f"a block 0-{model.n_layers - 1}")
     if site.kind == "resid" and site.heads is not None:
         raise BadOption("heads", site.heads, "None: the residual stream has no heads")
+    if site.source_tokens is not None:
+        places = tokens if site.tokens is None else len(site.tokens)
+        if site.kind != "resid" or len(site.source_tokens) != places:
+            expected = f"of kind resid, as many as tokens ({places})"
+            raise BadOption("source_tokens", list(site.source_tokens), expected)
     heads = (
         model.blocks[site.layer].kv_heads if site.kind == "kv" else model.blocks[site.layer].heads
     )
-    for what, given, count in (("tokens", site.tokens, tokens), ("heads", site.heads, heads)):
+    indices = (("tokens", site.tokens, tokens), ("heads", site.heads, heads))
+    for what, given, count in (*indices, ("source_tokens", site.source_tokens, tokens)):
         if given is not None and not all(0 <= i < count for i in given):
             raise BadOption(what, list(given), f"indices 0-{count - 1}")
 

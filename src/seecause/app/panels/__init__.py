@@ -7,7 +7,7 @@ import importlib
 from seecause.app.panels.registry import Panel
 from seecause.errors import UnknownName
 
-PANELS = ("explain",)
+PANELS = ("explain", "swap", "heads")
 
 
 def panels() -> dict[str, Panel]:

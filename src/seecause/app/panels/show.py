@@ -38,9 +38,10 @@ def answers(
     ]
 
 
-def heat(values: Tensor) -> dict[str, Any]:
-    """A map [gh, gw]: its numbers, and how it is drawn."""
-    scale = scale_of(values)
+def heat(values: Tensor, *, among: Tensor | None = None) -> dict[str, Any]:
+    """A map [gh, gw]: its numbers, and how it is drawn; on the scale of some maps, if they are
+    given."""
+    scale = scale_of(values if among is None else among)
     return {
         "grid": list(values.shape),
         "values": rounded(values),
@@ -86,6 +87,11 @@ def command(words: Sequence[str], options: Mapping[str, Any] | None = None) -> s
     extra = [f"{name}={_typed(value)}" for name, value in (options or {}).items()]
     every = [*words, *(word for option in extra for word in ("--option", option))]
     return " ".join(shlex.quote(word) for word in every)
+
+
+def as_command(python: str) -> str:
+    """A shell's line for what has no command of its own."""
+    return f"python - <<'END'\n{python}END"
 
 
 def _typed(value: Any) -> str:

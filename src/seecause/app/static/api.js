@@ -60,7 +60,23 @@ export async function download(id) {
 
 // Ask a panel's action. `slot`: a newer question of the same slot takes the place of this one.
 // `progress({state, share, words, ahead, cancel})` is called while the job is not done.
-export async function ask(panel, action, request, { slot = "", progress = () => {} } = {}) {
+export async function ask(panel, action, request, options = {}) {
+  asking(1);
+  try {
+    return await finished(panel, action, request, options);
+  } finally {
+    asking(-1);
+  }
+}
+
+// How many questions are under way, for whoever looks at the page from outside.
+let open = 0;
+function asking(more) {
+  open += more;
+  document.documentElement.dataset.asking = String(open);
+}
+
+async function finished(panel, action, request, { slot = "", progress = () => {} }) {
   let job = await call(`/api/run/${panel}/${action}`, {
     method: "POST",
     body: JSON.stringify(request),

@@ -43,16 +43,23 @@ export class PatchPicture {
 
   // A named set of patches: `kind` is its class (brush, enough, needed, one, other, cursor).
   setPatches(kind, places, { fill = false } = {}) {
-    let path = this.paths.get(kind);
-    if (!path) {
-      path = document.createElementNS(SVG, "path");
-      path.setAttribute("class", `set ${kind}`);
-      path.setAttribute("vector-effect", "non-scaling-stroke");
-      this.svg.append(path);
-      this.paths.set(kind, path);
-    }
-    path.setAttribute("d", fill ? this.squares(places) : this.outline(places));
+    if (!this.paths.has(kind)) this.paths.set(kind, this.newPaths(kind, fill));
+    const inside = places.filter((place) => place < this.rows * this.columns);
+    const line = fill ? this.squares(inside) : this.outline(inside);
+    for (const path of this.paths.get(kind)) path.setAttribute("d", line);
     this.stack.setAttribute(`data-${kind}`, String(places.length));
+  }
+
+  // A line has a dark one below it, so that it is seen on any picture.
+  newPaths(kind, fill) {
+    const paths = (fill ? [kind] : [`shade ${kind}`, kind]).map((name) => {
+      const path = document.createElementNS(SVG, "path");
+      path.setAttribute("class", `set ${name}`);
+      path.setAttribute("vector-effect", "non-scaling-stroke");
+      return path;
+    });
+    this.svg.append(...paths);
+    return paths;
   }
 
   squares(places) {

@@ -43,7 +43,7 @@ function toolsOf(name) {
     },
     state: () => state,
     model: () => hello.models.find((model) => model.key === state.model),
-    ask: (action, request, options) => api.ask(name, action, request, options),
+    ask: (action, request, options = {}) => api.ask(options.panel ?? name, action, request, options),
     say(words) { live.textContent = words; },
   };
 }
@@ -123,10 +123,14 @@ function build() {
 
 async function start() {
   hello = await api.hello();
-  await Promise.all(hello.panels.map(async ({ name }) => {
-    const { panel } = await import(`./panel-${name}.js`);
-    modules.set(name, panel);
+  const failed = [];
+  await Promise.all(hello.panels.map(async ({ name, title }) => {
+    const loaded = await import(`./panel-${name}.js`).catch(() => null);
+    if (loaded) modules.set(name, loaded.panel);
+    else failed.push(title);
   }));
+  hello.panels = hello.panels.filter(({ name }) => modules.has(name));
+  if (failed.length) say(`These panels could not be loaded: ${failed.join(", ")}.`);
   for (const { name } of hello.panels) declare(name, modules.get(name).defaults); // in the order of tabs
   state = decode(location.hash, hello.panels[0].name);
   build();

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, select, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, select, short, slider } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -28,7 +28,7 @@ function mount(root, tools) {
 
   // the picture, its tools and its answers
   const stage = new PatchPicture({ label: "The picture. Arrow keys move over patches, space brushes, with shift the brush stays down.", onhover: hover, onpaint: paint });
-  const whole = new Answers("Whole picture");
+  const whole = new Answers("Whole picture", "as the model takes it");
   const only = new Answers("Only these", "brush some patches");
   const without = new Answers("Without these", "brush some patches");
   const job = new JobBar();
@@ -67,12 +67,11 @@ function mount(root, tools) {
         chooser.element,
         field("class explained", classes),
         h("details", { class: "settings", open: true }, h("summary", {}, "How patches are put in"),
-          field("blank", blank), field("after the last layer", tail), first, last)),
+          h("div", {}, field("blank", blank), field("after the last layer", tail), first, last))),
       h("div", { class: "work" },
         h("div", { class: "stage" },
           h("div", { class: "stage-picture" }, h("div", { class: "toolbar" }, buttons, clear, invert, sets), stage.element, read),
-          h("div", { class: "stage-answers" }, whole.element, only.element, without.element)),
-        job.error, job.element, words,
+          h("div", { class: "stage-answers" }, whole.element, only.element, without.element, job.error, job.element, words)),
         h("div", { class: "strip-head" }, h("h2", {}, "Maps"), more),
         strip,
         copyButtons(() => tools.ask("copy", { ...common(), methods: names(), patches: mine().patches })))),
@@ -91,7 +90,7 @@ function mount(root, tools) {
         if (rows.length) rows.forEach((row, index) => lines.push([named[index], row[place]]));
         else lines.push([label || "value", values[place]]);
       }
-      drawn.values.replaceChildren(...lines.map(([name, value]) => h("div", {}, h("span", {}, name), h("b", {}, value === null ? "–" : value.toPrecision(3)))));
+      drawn.values.replaceChildren(...lines.map(([name, value]) => h("div", {}, h("span", {}, name), h("b", {}, short(value)))));
     }
     read.textContent = place === null ? "" : `${stage.where(place)}${mine().patches.includes(place) ? ", brushed" : ""}`;
     if (place !== null && document.activeElement === stage.stack) tools.say(read.textContent);

@@ -15,6 +15,13 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+// Three digits, however large or small.
+export function short(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  return size === 0 ? "0" : size < 1e-3 || size >= 1e4 ? value.toExponential(1).replace("e-", "e−") : value.toPrecision(3);
+}
+
 let count = 0;
 export const uid = (name) => `${name}-${(count += 1)}`;
 
@@ -196,8 +203,16 @@ export class Chooser {
     for (const button of known) {
       const chosen = button.dataset.id === id;
       button.setAttribute("aria-checked", String(chosen));
+      if (chosen && !this.element.contains(document.activeElement)) this.reveal(button);
       button.tabIndex = chosen || (!known.some((other) => other.dataset.id === id) && button === known[0]) ? 0 : -1;
     }
+  }
+
+  // Scroll the strip, never the page.
+  reveal(button) {
+    const [box, strip] = [button.getBoundingClientRect(), this.grid.getBoundingClientRect()];
+    if (box.right > strip.right || box.left < strip.left) this.grid.scrollLeft += box.left - strip.left - strip.width / 2;
+    if (box.bottom > strip.bottom || box.top < strip.top) this.grid.scrollTop += box.top - strip.top - strip.height / 2;
   }
 
   async take(file) {

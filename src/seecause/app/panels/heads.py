@@ -1,0 +1,282 @@
+"""Heads: which of them carry the answer, which the background, and what if some are off?
+
+A head that is off carries zeros, what it carries on average over the sample pictures, or what it
+carries in another picture. The background's share of an answer is BIG / (FIG + BIG): how far the
+answer moves when the background, or the object, becomes grey. The object is what the data knows, or
+patches that the user brushed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.explain import SHOWN
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import (
+    STRICT,
+    Index,
+    Name,
+    OnPicture,
+    Patches,
+    checked_patches,
+    checked_target,
+)
+from seecause.app.panels.show import answers, as_command, class_word, heat, opening_lines, rounded
+from seecause.app.workshop import Desk, folder_as_zip
+from seecause.attribution.attribute import attribute
+from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
+from seecause.errors import BadOption
+from seecause.heads._export import export as export_heads
+from seecause.heads._prune import ablate
+from seecause.heads._score import score as score_heads
+from seecause.heads.erase import erase
+from seecause.heads.gains import Gains, jensen_shannon, log_probs
+from seecause.heads.scores import Head, gates_without
+from seecause.metrics._pixels import spread_out
+
+Operator = Literal["zero", "mean", "other"]
+By = Literal["answer", "background", "object"]
+RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
+NO_OBJECT = "patches of the object: this picture comes without a mask, so brush it"
+
+
+@checked(frozen=True, config=STRICT)
+class OnHeads(OnPicture):
+    """`brushed` are patches of the object, where the data does not know it."""
+
+    target: Index | None = None
+    brushed: Patches = ()
+
+
+@checked(frozen=True, config=STRICT)
+class ScoreHeads(OnHeads):
+    by: By = "answer"
+
+
+@checked(frozen=True, config=STRICT)
+class Off(OnHeads):
+    """Heads that are off, layer x (heads of the widest block) + head."""
+
+    off: Patches = ()
+    operator: Operator = "zero"
+    other: Name | None = None
+
+
+def score(desk: Desk, request: ScoreHeads) -> Answer:
+    """What the answer, or its background's or object's part, loses when each head alone is off."""
+    model, image = desk.transformer, desk.image(request.picture)
+    mask = object_mask(desk, request)
+    if request.by != "answer" and mask is None:
+        raise BadOption("brushed", "none", NO_OBJECT)
+    total, done = sum(block.heads for block in model.blocks), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        desk.tell(done / total, f"{done} of {total} heads")
+
+    with model.settled():
+        scores = score_heads(
+            model,
+            image,
+            None if request.by == "answer" else mask,
+            response=RESPONSES[request.by],  # type: ignore[arg-type]
+            target=checked_target(model, request.target),
+            guard=False,
+            progress=advance,
+        )
+    values = [rounded(row) for row in scores.value]
+    return {
+        "values": values,
+        "by": request.by,
+        "unit": "logit" if request.by == "answer" else "nats",
+    }
+
+
+@torch.no_grad()
+def switch(desk: Desk, request: Off) -> Answer:
+    """Answers, and the background's share of them, with all heads and without those that are
+    off."""
+    model, heads = desk.transformer, checked_off(desk, request.off)
+    pictures, content = _versions(desk, request), _content(desk, request)
+    donors = [desk.image(_donor(request))] if request.operator == "other" else []
+    gates = gates_without(model, heads).to(model.device)
+    with model.settled():
+        plain = model(pictures)
+        rows = torch.cat([pictures, *donors])
+        after = gated_logits(model, rows, gates.expand(len(pictures), -1, -1), content=content)
+    target = checked_target(model, request.target)
+    return {
+        "heads": len(heads),
+        "predicted": int(plain[0].argmax()),
+        "before": answers(model, plain[0], plain[0], count=SHOWN, target=target),
+        "after": answers(model, after[0], plain[0], count=SHOWN, target=target),
+        "background": [_share(logits) for logits in (plain, after)] if len(plain) > 1 else None,
+    }
+
+
+def maps(desk: Desk, request: Off) -> Answer:
+    """CAAP with all heads and with those that are off at zero; both on one scale."""
+    model, image = desk.transformer, desk.image(request.picture)
+    target = checked_target(model, request.target)
+    heads = checked_off(desk, request.off)
+    before = attribute(model, image, target=target)
+    target = model.class_index(before.labels[0]) if target is None else target
+    desk.tell(0.5, "once more without the heads")
+    with ablate(model, heads):
+        after = attribute(model, image, target=target)
+    both = torch.stack([before.maps[0], after.maps[0]])
+    return {
+        "label": model.class_name(target),
+        "before": heat(both[0], among=both),
+        "after": heat(both[1], among=both),
+    }
+
+
+def export(desk: Desk, request: Off) -> Answer:
+    """A checkpoint without the heads, as a zip file: the same shape, these heads zeroed."""
+    model, heads = desk.transformer, checked_off(desk, request.off)
+    if not heads:
+        raise BadOption("off", "no head", "at least one head that is off")
+    assert desk.served is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        note = "Heads were chosen by hand in `seecause serve`."
+        folder = export_heads(model, heads, Path(scratch) / "model", note=note)
+        desk.tell(0.7, "packing it")
+        content = folder_as_zip(folder, Path(scratch))
+    name = f"{desk.served.key}-without-{len(heads)}-heads.zip"
+    return {"file": desk.session.add_file(name, content), "name": name, "bytes": len(content)}
+
+
+def copy(desk: Desk, request: Off) -> Answer:
+    """The same without the page."""
+    model, heads = desk.transformer, checked_off(desk, request.off)
+    target = checked_target(model, request.target)
+    named = None if target is None else class_word(model, target)
+    lines = [*opening_lines(desk, request.picture), f"heads = {heads}"]
+    if request.operator == "zero":
+        lines += [
+            "with sc.heads.ablate(model, heads):",
+            "    logits = model(images)[0]",
+            f"    maps = sc.attribute(model, images, target={named!r}).maps",
+            'sc.heads.export(model, heads, "without-heads")',
+        ]
+    else:
+        lines += _instead_lines(desk, request)
+    lines.append("print(model.class_name(int(logits.argmax())), float(logits.softmax(-1).max()))")
+    python = "\n".join(lines) + "\n"
+    return {"python": python, "command": as_command(python)}
+
+
+def _instead_lines(desk: Desk, request: Off) -> list[str]:
+    """Python for heads that carry something else than zeros, by the low-level pair."""
+    if request.operator == "other":
+        name = desk.picture(_donor(request)).name
+        others = [f"others = model.prepare(open_picture({name!r}))"]
+        return [
+            *others,
+            'sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in heads]',
+            "logits = sc.patch(model, images, others, [sites])[0, 0]",
+        ]
+    return [
+        "from seecause.engine.forks import gated_logits, mean_carried",
+        "from seecause.heads.scores import gates_without",
+        "",
+        f"pictures = [open_picture(name) for name in {_sample_names(desk)}]",
+        "means = mean_carried(model, model.prepare(pictures))",
+        "gates = gates_without(model, heads)[None]",
+        "logits = gated_logits(",
+        "    model, images, gates, content=lambda layer, carried, tokens: means[layer][tokens]",
+        ")[0]",
+    ]
+
+
+def checked_off(desk: Desk, off: tuple[int, ...]) -> list[Head]:
+    """Heads as pairs (layer, head), or which of them the model does not have."""
+    model = desk.transformer
+    heads = sorted({divmod(place, model.n_heads) for place in off})
+    for layer, head in heads:
+        if layer >= model.n_layers or head >= model.blocks[layer].heads:
+            expected = f"layers 0-{model.n_layers - 1}, heads 0-{model.n_heads - 1}"
+            raise BadOption("off", (layer, head), expected)
+    return heads
+
+
+def object_mask(desk: Desk, request: OnHeads) -> Tensor | None:
+    """The object [1, H, W] (bool): brushed, or known to the data."""
+    model = desk.transformer
+    checked_patches(model, request.brushed, "brushed")
+    assert desk.served is not None
+    if request.brushed:
+        patches = torch.zeros(1, model.layout.n_patches, dtype=torch.bool)
+        patches[0, list(request.brushed)] = True
+        return spread_out(patches.unflatten(1, model.layout.grid), model.preprocess.size)
+    known = desk.picture(request.picture).masks.get(desk.served.key)
+    return None if known is None else known == 1
+
+
+def _versions(desk: Desk, request: Off) -> Tensor:
+    """The picture [1, ..], and beside it, where the object is known, the picture without background
+    and without object [3, ..]."""
+    image, mask = desk.image(request.picture), object_mask(desk, request)
+    if mask is None or desk.model.sigmoid:
+        return image
+    erased = erase(desk.model, image, mask.to(image.device))
+    assert erased.no_foreground is not None
+    return torch.cat([image, erased.no_background, erased.no_foreground])
+
+
+def _share(logits: Tensor) -> dict[str, float]:
+    """Of the answers [3, C] to a picture, without its background, and without its object."""
+    plain, no_background, no_foreground = log_probs(logits).double().cpu().split(1)
+    gains = Gains(
+        jensen_shannon(plain, no_foreground), jensen_shannon(plain, no_background), noise_floor=0.0
+    )
+    share, fig, big = float(gains.bir[0]), float(gains.fig[0]), float(gains.big[0])
+    return {"share": round(share, 4), "object": round(fig, 4), "background": round(big, 4)}
+
+
+def _donor(request: Off) -> str:
+    if request.other is None:
+        raise BadOption("other", None, "another picture, which heads that are off are taken from")
+    return request.other
+
+
+def _content(desk: Desk, request: Off) -> Content:
+    """What heads that are off carry instead."""
+    if request.operator == "mean":
+        means = _means(desk)
+        return lambda layer, carried, tokens: means[layer][tokens]
+    if request.operator == "other":
+        return lambda layer, carried, tokens: carried[-1:]
+    return zeros
+
+
+def _means(desk: Desk) -> list[Tensor]:
+    """What heads carry on average over the samples."""
+    assert desk.served is not None
+    if "mean heads" not in desk.served.memo:
+        images = torch.cat([desk.image(id) for id in desk.shop.samples])
+        with desk.transformer.settled():
+            desk.served.memo["mean heads"] = mean_carried(desk.transformer, images)
+    return desk.served.memo["mean heads"]
+
+
+def _sample_names(desk: Desk) -> list[str]:
+    return [desk.picture(id).name for id in desk.shop.samples]
+
+
+PANEL = Panel(
+    "heads",
+    "Heads",
+    "Which heads carry the answer, and what if they are off?",
+    actions=(score, switch, maps, export),
+    copy=copy,
+)

@@ -1,0 +1,270 @@
+"""Swap: patches of picture A are put into picture B at some layers, and B's answer moves.
+
+What enters blocks `first` to `last` of B's run at some patches is overwritten by what A's run has
+at its own (`sc.patch` with sites of kind resid); everything after it is computed again. The region
+may land elsewhere: `down` and `across` say how many patches away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.explain import SHOWN
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import (
+    STRICT,
+    Index,
+    Name,
+    OnModel,
+    Patches,
+    checked_patches,
+)
+from seecause.app.panels.show import answers, as_command, opening_lines
+from seecause.app.workshop import Desk
+from seecause.attribution.evidence import bisect
+from seecause.engine.trace import Trace
+from seecause.engine.walk import walk
+from seecause.errors import BadOption, NotDefined
+from seecause.models.view import VisionModel
+
+Shift = Annotated[int, Field(ge=-512, le=512)]
+POINTS = 7  # lengths that are tried at once when the shortest path is looked for
+WAY = 8  # mixtures of the two pictures in which patches are weighed
+
+
+@checked(frozen=True, config=STRICT)
+class Swap(OnModel):
+    """Which patches of `a` go where into `b`, at which blocks."""
+
+    a: Name
+    b: Name
+    patches: Patches = ()
+    down: Shift = 0
+    across: Shift = 0
+    first: Index = 0
+    last: Index | None = None
+
+
+@torch.no_grad()
+def exchange(desk: Desk, request: Swap) -> Answer:
+    """B's answer with A's patches, and A's with those of B that made room for them."""
+    model, layers = desk.transformer, block_range(desk, request)
+    origin, places = moved_patches(desk, request)
+    runs = desk.run(request.a), desk.run(request.b)
+    a, b = (run.logits[0] for run in runs if run.logits is not None)
+    swapped = {
+        "a": put_in(model, runs[0], runs[1], origin, places, layers),
+        "b": put_in(model, runs[1], runs[0], places, origin, layers),
+    }
+    shown = {"a": a, "b": b}
+    result: Answer = {"patches": len(places), "places": places, "of": origin}
+    for name, plain in shown.items():
+        other = shown["b" if name == "a" else "a"]
+        target = int(other.argmax())
+        result[name] = answers(model, swapped[name], plain, count=SHOWN - 1, target=target)
+        result[f"plain_{name}"] = answers(model, plain, plain, count=SHOWN - 1, target=target)
+        result[f"predicted_{name}"] = int(plain.argmax())
+    return result
+
+
+@torch.no_grad()
+def path(desk: Desk, request: Swap) -> Answer:
+    """Where B's answer becomes A's: for every first block the fewest patches of A (at their own
+    places) that do it, and of the shortest the answers along the way."""
+    model, layers = desk.transformer, block_range(desk, request)
+    source, into = desk.run(request.a), desk.run(request.b)
+    assert source.logits is not None and into.logits is not None
+    goal, before = int(source.logits.argmax()), int(into.logits.argmax())
+    if goal == before:
+        name = model.class_name(goal)
+        raise BadOption("pictures", f"two answered {name}", "two pictures with other answers")
+    found: list[dict[str, Any]] = []
+    for step, first in enumerate(layers):
+        desk.tell(step / len(layers), f"from block {first + 1} on")
+        span = range(first, layers.stop)
+        patches = shortest(model, source, into, goal, before, span)
+        found.append({"first": first, "patches": patches, "count": len(patches or ())})
+    ways = [way for way in found if way["patches"] is not None]
+    best = min(ways, key=lambda way: (way["count"], -way["first"]), default=None)
+    result: Answer = {
+        "from": model.class_name(before),
+        "to": model.class_name(goal),
+        "blocks": [{**way, "exists": way["patches"] is not None} for way in found],
+        "best": best,
+        "steps": [],
+    }
+    if best is not None:
+        span = range(best["first"], layers.stop)
+        sets = [best["patches"][:count] for count in range(best["count"] + 1)]
+        logits = sets_logits(model, into, source, sets, span)
+        contrast = (logits[:, goal] - logits[:, before]).tolist()
+        chances = logits.softmax(dim=-1)[:, goal].tolist()
+        result["steps"] = [
+            {"contrast": round(contrast[step], 4), "probability": round(chances[step], 4)}
+            for step in range(len(sets))
+        ]
+    return result
+
+
+def shortest(
+    model: VisionModel, source: Trace, into: Trace, goal: int, before: int, layers: range
+) -> list[int] | None:
+    """Few patches of the source that turn the answer into `goal`, the strongest first; None where
+    all of them do not. Every set on the way was run; patches that can be spared are left out."""
+    if layers.start >= model.n_layers:
+        return None
+    order = _order(model, source, into, goal, before, layers)
+
+    def passes(_: Tensor, lengths: Tensor) -> Tensor:
+        sets = [order[:length] for length in lengths.tolist()]
+        return sets_logits(model, into, source, sets, layers).argmax(dim=-1) == goal
+
+    every = torch.tensor([len(order)])
+    ends = passes(every, every)
+    length = int(bisect(passes, torch.zeros(1, dtype=torch.long), len(order), ends, points=POINTS))
+    if length < 0:
+        return None
+    return _without_spare(model, source, into, goal, order[:length], layers)
+
+
+def _without_spare(
+    model: VisionModel, source: Trace, into: Trace, goal: int, patches: list[int], layers: range
+) -> list[int]:
+    """The same without patches that can be spared one by one, the weakest tried first."""
+    spared = True
+    while spared:
+        spared = False
+        for patch in reversed(patches):
+            rest = [other for other in patches if other != patch]
+            if int(sets_logits(model, into, source, [rest], layers).argmax()) == goal:
+                patches, spared = rest, True
+    return patches
+
+
+def _order(
+    model: VisionModel, source: Trace, into: Trace, goal: int, before: int, layers: range
+) -> list[int]:
+    """Patches by their share in the contrast of the two answers: its slope in how much of each
+    patch is the source's, averaged on the way from one picture to the other."""
+    with torch.enable_grad():
+        shares = (torch.arange(WAY, device=model.device, dtype=model.dtype) + 0.5) / WAY
+        mixed = shares[:, None, None].repeat(1, into.layout.tokens, 1)
+        mixed[:, : into.layout.prefix] = 0
+        mixed.requires_grad_()
+        copies = into.states[layers.start].expand(WAY, -1, -1)
+        logits = _written(model, into, source, copies, layers, lambda h, new: h + mixed * (new - h))
+        (slopes,) = torch.autograd.grad((logits[:, goal] - logits[:, before]).sum(), mixed)
+    order = slopes.mean(dim=0)[into.layout.patches, 0].argsort(descending=True, stable=True)
+    return order.tolist()
+
+
+def sets_logits(
+    model: VisionModel, into: Trace, source: Trace, sets: list[list[int]], layers: range
+) -> Tensor:
+    """Logits [n, C] of one run with each set of patches taken from another, at their places."""
+    mark = torch.zeros(len(sets), into.layout.tokens, 1, dtype=torch.bool)
+    for row, patches in zip(mark, sets, strict=True):
+        row[[into.layout.prefix + patch for patch in patches]] = True
+    mark = mark.to(model.device)
+    copies = into.states[layers.start].expand(len(sets), -1, -1)
+    return _written(model, into, source, copies, layers, lambda h, new: torch.where(mark, new, h))
+
+
+def put_in(
+    model: VisionModel,
+    into: Trace,
+    source: Trace,
+    places: list[int],
+    origin: list[int],
+    layers: range,
+) -> Tensor:
+    """Logits [C] of one run with patches `origin` of another at `places`."""
+    to, taken = (
+        torch.tensor(patches, dtype=torch.long, device=model.device) + into.layout.prefix
+        for patches in (places, origin)
+    )
+
+    def write(h: Tensor, new: Tensor) -> Tensor:
+        return h.index_copy(1, to, new[:, taken])
+
+    return _written(model, into, source, into.states[layers.start], layers, write)[0]
+
+
+def _written(
+    model: VisionModel,
+    into: Trace,
+    source: Trace,
+    h: Tensor,
+    layers: range,
+    write: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Logits [n, C] of states h [n, T, D] that enter the first of `layers`, where
+    `write(h, source's states)` gives what enters each of them."""
+    rows = model.readout.rows(into.layout)
+    with model.settled():
+        steps = walk(model, h, into.at, start=layers.start)
+        for step in steps:
+            if step.index in layers:
+                step.h = write(step.h, source.states[step.index])
+            if step.index == model.n_layers - 1 and rows is not None:
+                step.take(rows)
+        return model.readout.of_rows(steps.h, into.layout)
+
+
+def block_range(desk: Desk, request: Swap) -> range:
+    """Blocks whose input is overwritten, from 0."""
+    depth = desk.transformer.n_layers
+    last = depth - 1 if request.last is None else request.last
+    if not request.first <= last < depth:
+        expected = f"blocks 0 <= first <= last <= {depth - 1}"
+        raise BadOption("first, last", (request.first, last), expected)
+    if desk.transformer.facts is not None:
+        reason = "its blocks know more about a token than its state"
+        raise NotDefined("swapping patches", reason, "Use sc.patch, which moves that, too")
+    return range(request.first, last + 1)
+
+
+def moved_patches(desk: Desk, request: Swap) -> tuple[list[int], list[int]]:
+    """Patches of A, and where in B each lands; those that would land outside stay behind."""
+    model = desk.transformer
+    checked_patches(model, request.patches)
+    rows, columns = model.layout.grid
+    origin, places = [], []
+    for patch in sorted(set(request.patches)):
+        row, column = patch // columns + request.down, patch % columns + request.across
+        if 0 <= row < rows and 0 <= column < columns:
+            origin.append(patch)
+            places.append(row * columns + column)
+    return origin, places
+
+
+def copy(desk: Desk, request: Swap) -> Answer:
+    """The same without the page."""
+    layers, prefix = block_range(desk, request), desk.transformer.layout.prefix
+    origin, places = ([prefix + p for p in patches] for patches in moved_patches(desk, request))
+    moved = f", source_tokens={origin}" if origin != places else ""
+    site = f"sc.Site(layer, tokens={places}{moved})"
+    lines = opening_lines(desk, request.b, request.a)  # images are B, others are A
+    lines += [
+        f"sites = [{site} for layer in range({layers.start}, {layers.stop})]",
+        "logits = sc.patch(model, images, others, [sites])[0, 0]",
+        "print(model.class_name(int(logits.argmax())), float(logits.softmax(dim=-1).max()))",
+    ]
+    python = "\n".join(lines) + "\n"
+    return {"python": python, "command": as_command(python)}
+
+
+PANEL = Panel(
+    "swap",
+    "Swap",
+    "What if this patch came from another picture?",
+    actions=(exchange, path),
+    copy=copy,
+)

@@ -1,0 +1,133 @@
+"""The Heads panel: what it answers is what ablated models answer."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.app.panels import heads
+from seecause.app.panels.heads import Off, ScoreHeads
+from seecause.engine.forks import mean_carried
+from seecause.errors import BadOption
+
+ON = {"model": "critters-vit", "picture": "s1"}
+OFF = (3, 12, 20, 41)  # layer x 8 + head
+PAIRS = [(0, 3), (1, 4), (2, 4), (5, 1)]
+
+
+def shown(answers):
+    return {answer["class"]: answer["probability"] for answer in answers}
+
+
+def agree(answers, logits):
+    chances = logits.softmax(dim=-1)
+    for place, value in shown(answers).items():
+        assert value == pytest.approx(float(chances[place]), abs=1e-5)
+
+
+@torch.no_grad()
+def test_heads_at_zero_are_ablated(desk):
+    answer = heads.switch(desk, Off(**ON, off=OFF))
+    image = desk.image("s1")
+    agree(answer["before"], desk.model(image)[0])
+    with sc.heads.ablate(desk.model, PAIRS):
+        agree(answer["after"], desk.model(image)[0])
+    assert answer["heads"] == 4
+
+
+@torch.no_grad()
+def test_heads_of_another_picture_are_patched(desk):
+    answer = heads.switch(desk, Off(**ON, off=OFF, operator="other", other="s4"))
+    sites = [sc.Site(layer, "heads", heads=[head]) for layer, head in PAIRS]
+    agree(answer["after"], sc.patch(desk.model, desk.image("s1"), desk.image("s4"), [sites])[0, 0])
+    with pytest.raises(BadOption, match="another picture"):
+        heads.switch(desk, Off(**ON, off=OFF, operator="other"))
+
+
+@torch.no_grad()
+def test_heads_at_their_mean_carry_the_samples_mean(desk):
+    answer = heads.switch(desk, Off(**ON, off=OFF, operator="mean"))
+    means = mean_carried(desk.model, torch.cat([desk.image(id) for id in desk.shop.samples]))
+    from seecause.engine.walk import walk
+
+    image = desk.image("s1")
+    steps = walk(desk.model, desk.model.embed(image), desk.model.at(image))
+    for step in steps:
+        carried = step.carried.clone()
+        for head in [head for layer, head in PAIRS if layer == step.index]:
+            carried[:, :, head] = means[step.index][:, head]
+        step.carried = carried
+    agree(answer["after"], desk.model.readout(steps.h, desk.model.layout)[0])
+
+
+def test_the_backgrounds_share_is_that_of_information_gains(desk):
+    answer = heads.switch(desk, Off(**ON, off=OFF))
+    mask = desk.picture("s1").masks["critters-vit"]
+    gains = sc.heads.information_gains(desk.model, desk.image("s1"), mask)
+    before, after = answer["background"]
+    assert before["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
+    with sc.heads.ablate(desk.model, PAIRS):
+        gains = sc.heads.information_gains(desk.model, desk.image("s1"), mask)
+    assert after["share"] == pytest.approx(float(gains.bir[0]), abs=1e-3)
+
+
+@pytest.mark.parametrize("by", ["answer", "background"])
+def test_scores_are_the_librarys(desk, by):
+    answer = heads.score(desk, ScoreHeads(**ON, by=by))
+    mask = desk.picture("s1").masks["critters-vit"]
+    response = {"answer": "logit", "background": "big"}[by]
+    options = {} if by == "answer" else {"masks": mask}
+    expected = sc.heads.score(
+        desk.model, desk.image("s1"), response=response, guard=False, **options
+    )
+    values = torch.tensor(answer["values"], dtype=torch.float64)
+    torch.testing.assert_close(values, expected.value, rtol=1e-3, atol=1e-6)
+
+
+def test_a_brushed_object_takes_the_place_of_the_datas(desk):
+    brushed = tuple(range(60, 90))
+    mine = heads.switch(desk, Off(**ON, brushed=brushed))["background"]
+    assert mine != heads.switch(desk, Off(**ON))["background"]
+
+
+def test_maps_before_and_after_are_the_librarys(desk):
+    answer = heads.maps(desk, Off(**ON, off=OFF, target=2))
+    with sc.heads.ablate(desk.model, PAIRS):
+        after = sc.attribute(desk.model, desk.image("s1"), target=2).maps[0]
+    values = torch.tensor(answer["after"]["values"])
+    torch.testing.assert_close(values, after.flatten(), rtol=1e-3, atol=1e-6)
+    assert (answer["before"]["low"], answer["before"]["high"]) == (
+        answer["after"]["low"], answer["after"]["high"],
+    )  # fmt: skip
+    assert desk.model.gates is None
+
+
+def test_the_exported_checkpoint_answers_as_the_page_does(desk, tmp_path):
+    answer = heads.export(desk, Off(**ON, off=OFF))
+    name, content = desk.session.files[answer["file"]]
+    assert name == "critters-vit-without-4-heads.zip"
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(tmp_path)
+    with torch.no_grad():
+        logits = sc.load(str(tmp_path))(desk.image("s1"))[0]
+    agree(heads.switch(desk, Off(**ON, off=OFF))["after"], logits)
+    with pytest.raises(BadOption, match="at least one head"):
+        heads.export(desk, Off(**ON))
+
+
+@pytest.mark.parametrize("operator", ["zero", "mean", "other"])
+def test_copied_python_gives_the_numbers_of_the_page(desk, operator, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = Off(**ON, off=OFF, operator=operator, other="s4")
+    names: dict = {}
+    exec(heads.copy(desk, request)["python"].replace("print(", "_ = ("), names)
+    agree(heads.switch(desk, request)["after"], names["logits"].detach())
+
+
+def test_heads_that_are_not_there_are_refused(desk):
+    with pytest.raises(BadOption, match="layers 0-5"):
+        heads.switch(desk, Off(**ON, off=(48,)))
