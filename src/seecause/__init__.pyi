@@ -6,7 +6,11 @@ from seecause.attribution.interactions import (
     interactions as interactions,
 )
 from seecause.attribution.registry import methods as methods
-from seecause.attribution.result import Attribution as Attribution
+from seecause.attribution.result import (
+    Attribution as Attribution,
+    Attributions as Attributions,
+)
+from seecause.attribution.stream import attribute_stream as attribute_stream
 from seecause.engine.chunks import budget as budget
 from seecause.engine.patching import Site as Site, patch as patch, run as run
 from seecause.errors import SeecauseError as SeecauseError

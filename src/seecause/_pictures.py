@@ -110,13 +110,18 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
-def check_file(path: Path) -> None:
+def check_there(path: Path) -> None:
+    """Refuse a path that is no file; what is in it, nobody looks at."""
     if path.is_dir():
         raise BadImage(str(path), "a folder, not a picture", "give a file")
     if not path.exists():
         raise BadImage(str(path), "no such file", "check the path")
     if not path.is_file():
         raise BadImage(str(path), "not a regular file", "give a picture on disk")
+
+
+def check_file(path: Path) -> None:
+    check_there(path)
     if path.stat().st_size == 0:
         raise BadImage(str(path), "the file is empty", "give an intact file")
 

@@ -35,6 +35,7 @@ class Target:
     classes: Tensor | None = None
     against: Tensor | None = None
     function: Callable[[Tensor], Tensor] | None = None
+    logits: Tensor | None = None  # [B, C] of the plain run that bound it, where one did
 
     @property
     def open(self) -> bool:
@@ -42,8 +43,9 @@ class Target:
         return self.classes is None and self.function is None
 
     def bind(self, logits: Tensor) -> Target:
-        """Fill in the predicted class from the plain run's logits [B, C]."""
-        return Target(classes=logits.argmax(dim=-1)) if self.open else self
+        """Fill in the predicted class from the plain run's logits [B, C], which are kept."""
+        classes = logits.argmax(dim=-1) if self.open else self.classes
+        return Target(classes, self.against, self.function, logits)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -79,10 +81,17 @@ class Target:
             k: None if t is None else t.tolist()
             for k, t in (("class", self.classes), ("against", self.against))
         }
-        labels = (
-            [] if self.classes is None else [model.class_name(c) for c in self.classes.tolist()]
-        )
-        return {**names, "name": labels}
+        return {**names, "name": self.labels(model)}
+
+    def labels(self, model: ImageModel) -> list[str]:
+        """What is explained, in words; a contrast names both classes."""
+        if self.classes is None:
+            return []
+        labels = [model.class_name(c) for c in self.classes.tolist()]
+        if self.against is None:
+            return labels
+        others = [model.class_name(c) for c in self.against.tolist()]
+        return [f"{one} against {other}" for one, other in zip(labels, others, strict=True)]
 
 
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
@@ -104,6 +113,30 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
             "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"
         )
     return Target(classes=_indices(model, names))
+
+
+@torch.no_grad()
+def best_answers(
+    model: ImageModel, probabilities: Tensor, target: Target | None = None, *, count: int = 3
+) -> list[list[Answer]]:
+    """The `count` most probable classes of each picture [B, C], then the explained ones that are
+    not among them. Without a target the first is the explained one."""
+    best = probabilities.topk(min(count, probabilities.shape[-1])).indices
+    explained = best[:, :1] if target is None else _explained(target, best)
+    both = torch.cat([best, explained], dim=1)
+    values = probabilities.gather(1, both).tolist()
+    answers = []
+    for row, numbers, marked in zip(both.tolist(), values, explained.tolist(), strict=True):
+        by_class = dict(zip(row, numbers, strict=True))
+        answers.append([Answer(model.class_name(c), p, c in marked) for c, p in by_class.items()])
+    return answers
+
+
+def _explained(target: Target, best: Tensor) -> Tensor:
+    """The explained class of each picture, [B, 1], or the two of a contrast; [B, 0] for a function
+    of logits."""
+    columns = [classes.to(best)[:, None] for classes in target.tensors]
+    return torch.cat(columns, dim=1) if columns else best[:, :0]
 
 
 def _indices(model: ImageModel, names: Sequence[Any]) -> Tensor:

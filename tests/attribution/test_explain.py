@@ -112,7 +112,7 @@ def test_pictures_are_read_one_batch_ahead_at_most(model):
 
 def test_the_explained_class_is_always_among_the_answers(model, images):
     unlikely = int(model(images[:1]).argmin())
-    answers = top_answers(model, images[:1], target=unlikely)[0]
+    (answers,) = sc.attribute(model, images[:1], unlikely, "center").answers
     assert (
         len(answers) == 4
         and answers[-1].explained

@@ -170,14 +170,73 @@ def test_a_wrong_option_is_one_line(tmp_path, why):
     )
 
 
+@pytest.mark.parametrize("kind", ["text", "truncated", "empty", "pixel", "huge"])
+def test_a_bad_picture_among_good_ones_is_left_out_and_named(tmp_path, kind):
+    bad, out = bad_file(tmp_path, kind), tmp_path / "out"
+    good = [photo(tmp_path / "first.png"), photo(tmp_path / "last.png")]
+    done = explain(good[0], bad, good[1], *MODEL, "--method", "center", "--out", out)
+    assert done.exit_code == 1, done.output
+    assert done.stderr.startswith(f"left out: {bad}: ") and done.stderr.count("\n") == 1
+    assert "first.png: " in done.stdout and "last.png: " in done.stdout
+    rows = json.loads((out / "manifest.json").read_text())["images"]
+    assert [sorted(row) for row in rows][1] == ["error", "file", "name"]
+    overlays = [row["overlay"] for row in rows if "overlay" in row]
+    assert overlays == ["overlays/first.png.png", "overlays/last.png.png"]
+    page = (out / "index.html").read_text()
+    assert "Not read" in page and "1 could not be read" in page and bad.name in page
+    assert sc.Attribution.load(out / "maps" / "center").names == ["first.png", "last.png"]
+
+
 @pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "pixel", "huge"])
-def test_a_bad_picture_among_good_ones_is_one_line(tmp_path, kind):
+def test_a_bad_picture_alone_is_one_line(tmp_path, kind):
     bad = bad_file(tmp_path, kind)
-    refused(
-        explain(photo(tmp_path / "good.png"), bad, *MODEL, "--out", tmp_path / "out"),
-        str(bad),
-        tmp_path / "out",
-    )
+    done = explain(bad, *MODEL, "--method", "center", "--out", tmp_path / "out")
+    refused(done, str(bad), tmp_path / "out")
+
+
+def test_paths_are_checked_before_a_model_is_loaded(tmp_path):
+    good, missing = photo(tmp_path / "good.png"), tmp_path / "missing.png"
+    done = explain(good, missing, "--model", "nowhere", "--out", tmp_path / "out")
+    refused(done, "missing.png: no such file", tmp_path / "out")
+
+
+def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
+    """Class folders are truths where the model knows them, masks tell how much of a map lies on the
+    background, and pages of many pictures can be sorted by both."""
+    data, root = open_data("critters:clean:test"), tmp_path / "pics"
+    for place in range(4):
+        folder = root / data.classes[data[place].label]
+        (root / "masks" / folder.name).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        sc.data.to_pil(data[place].image).save(folder / f"{place}.png")
+        mask = Image.fromarray(data[place].mask.numpy().astype(np.uint8) * 255)
+        mask.save(root / "masks" / folder.name / f"{place}.png")
+    done = explain(root, "--method", "caap", "--out", tmp_path / "out", "--json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["images"]
+    assert len(rows) == 4 and all(row["right"] is (row["truth"] == row["answers"][0]["name"])
+                                  for row in rows)  # fmt: skip
+    model = sc.load("builtin:critters-vit")
+    batch = sc.data.to_batch(model, [data[int(Path(rows[0]["file"]).stem)]])
+    att = sc.attribute(model, batch.images)
+    above = att.maps - att.maps.min()
+    share = 1 - float(sc.metrics.energy(above, batch.masks).energy)
+    assert rows[0]["background"] == pytest.approx(share, abs=1e-3)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert 'class="sorter"' in page and "most on the background first" in page
+    assert page.count("data-background=") == 4 and "% of the map on the background" in page
+
+
+def test_json_is_all_that_is_printed(tmp_path):
+    picture, bad = photo(tmp_path / "a.png"), bad_file(tmp_path, "text")
+    words = (*MODEL, "--method", "center", "--out", tmp_path / "out", "--json")
+    done = explain(picture, bad, *words)
+    facts = json.loads(done.stdout)
+    assert done.exit_code == 1 and "left out: " in done.stderr
+    assert facts["page"] == "index.html" and facts["out"] == str(tmp_path / "out")
+    assert facts["images"][0]["answers"][0]["probability"] > 0 and "error" in facts["images"][1]
+    refused_too = explain(tmp_path / "nowhere.png", *words)
+    assert refused_too.exit_code == 2 and refused_too.stdout == ""
 
 
 def test_nan_weights_are_refused(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import numpy as np
 import torch
+from PIL import Image
 
 import seecause as sc
 from tests.helpers import view
@@ -34,3 +36,29 @@ def test_five_hundred_pictures_leave_nothing_behind():
         assert tracemalloc.get_traced_memory()[0] - held < 200_000
     finally:
         tracemalloc.stop()
+
+
+def test_a_stream_of_files_holds_one_batch_at_a_time(tmp_path):
+    """What is alive after 300 files is what was alive after 30, whatever the results were used
+    for."""
+    native = tiny("timm_registers", dtype=torch.float32)
+    model = view(native)
+    noise = np.random.default_rng(0).integers(0, 255, (300, 40, 50, 3), np.uint8)
+    files = []
+    for place, pixels in enumerate(noise):
+        files.append(tmp_path / f"{place:03d}.png")
+        Image.fromarray(pixels).save(files[-1])
+    held: list[tuple[int, int]] = []
+    count = 0
+    tracemalloc.start()
+    try:
+        for part in sc.attribute_stream(model, iter(files), batch=10):
+            count += len(part)
+            if count % 30 == 0:
+                held.append((live_tensor_bytes(), tracemalloc.get_traced_memory()[0]))
+    finally:
+        tracemalloc.stop()
+    assert count == 300 and len(held) == 10
+    first, rest = held[1], held[2:]
+    assert all(tensors <= first[0] for tensors, _ in rest)
+    assert all(objects - first[1] < 100_000 for _, objects in rest)

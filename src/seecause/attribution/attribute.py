@@ -2,57 +2,125 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from seecause._files import digest
 from seecause.attribution.registry import Maps, Method, find
-from seecause.attribution.result import Attribution
-from seecause.engine.chunks import budget, memory
-from seecause.errors import NotDefined, ViewMismatch
+from seecause.attribution.result import Attribution, Attributions
+from seecause.engine.chunks import batched, budget, fit, memory
+from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import as_view
-from seecause.models.base import ImageModel, protocol
+from seecause.models.base import Architecture, ImageModel, protocol
 from seecause.models.inputs import Pictures, as_images
-from seecause.target import Spec, Target, parse
+from seecause.target import Spec, Target, best_answers, parse, spread
 from seecause.types import wide
 
 
+@overload
 def attribute(
     model: ImageModel | nn.Module,
     images: Pictures,
     target: Spec = None,
     method: str = "caap",
     **options: Any,
-) -> Attribution:
+) -> Attribution: ...
+@overload
+def attribute(
+    model: ImageModel | nn.Module,
+    images: Pictures,
+    target: Spec = None,
+    *,
+    method: list[str] | tuple[str, ...],
+    **options: Any,
+) -> Attributions: ...
+@overload
+def attribute(
+    model: ImageModel | nn.Module,
+    images: Pictures,
+    target: Spec = None,
+    method: str | Sequence[str] = "caap",
+    **options: Any,
+) -> Attribution | Attributions: ...
+
+
+def attribute(
+    model: ImageModel | nn.Module,
+    images: Pictures,
+    target: Spec = None,
+    method: str | Sequence[str] = "caap",
+    **options: Any,
+) -> Attribution | Attributions:
     """Which patches caused the answer?
 
     `model` is a view, or a module that `sc.wrap` takes as it is. `images`: PIL pictures, paths, raw
     pixels (uint8), a list of these, or a normalised tensor [B, 3, H, W]. `target`: None for the
     predicted class; an index or a name; one per image; a pair (a, b) for the contrast of two
-    logits; or a function of logits. `options` are the method's own.
+    logits; or a function of logits. `options` are the method's own. Several methods give a
+    dictionary of results (`Attributions`); an option then goes to every method that has it.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-vit")
     >>> data = sc.data.open_data("critters:clean:test", limit=2)
     >>> images = sc.data.to_batch(model, list(data)).images
-    >>> sc.attribute(model, images, target="mossling", method="rollout").maps.shape
-    torch.Size([2, 12, 12])
+    >>> att = sc.attribute(model, images, target="mossling", method="rollout")
+    >>> att.maps.shape, att[0].maps.shape, att.answers[0][0].name
+    (torch.Size([2, 12, 12]), torch.Size([1, 12, 12]), 'quillow')
+    >>> sorted(sc.attribute(model, images, method=["caap", "mosaic"]))
+    ['caap', 'mosaic']
     """
     model = as_view(model)
+    if isinstance(method, str):
+        return _attribute(model, images, target, method, options)
+    images = as_images(model, images)
+    return Attributions(
+        {
+            name: _attribute(model, images, target, name, own)
+            for name, own in options_by_method(method, options, model.architecture).items()
+        }
+    )
+
+
+def options_by_method(
+    methods: Sequence[str], options: Mapping[str, Any], architecture: Architecture
+) -> dict[str, dict[str, Any]]:
+    """Options that several methods share, to every one that has them; one that none has is
+    refused."""
+    entries = {name: find(name, architecture) for name in methods}
+    if not entries:
+        raise BadOption("method", [], "at least one method; `sc.methods()` lists them")
+    for key, value in options.items():
+        if not any(key in entry.options for entry in entries.values()):
+            known = sorted({key for entry in entries.values() for key in entry.options})
+            expected = f"an option of {', '.join(entries)}: {', '.join(known) or 'there are none'}"
+            raise BadOption(key, value, expected)
+    return {
+        name: {key: value for key, value in options.items() if key in entry.options}
+        for name, entry in entries.items()
+    }
+
+
+def _attribute(
+    model: ImageModel, pictures: Pictures, spec: Spec, method: str, options: dict[str, Any]
+) -> Attribution:
     entry = find(method, model.architecture)
     entry.check(options)
     with model.settled(frozen=True), budget(memory().limit) as held:
-        images = as_images(model, images)
+        images = as_images(model, pictures)
         images = images.clone() if images.is_inference() else images
         model.check(images)
-        goal = parse(model, target, len(images))
+        goal = parse(model, spec, len(images))
         maps = _run(entry, model, images, goal, options)
+        logits = _logits(model, images, maps.target)
     if not torch.isfinite(maps.scores).all():
         raise ViewMismatch(
             "maps", method, "the map is not finite; the model's answers contain NaN or infinity"
         )
+    target = maps.target.bind(logits)
+    probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
     grid = model.layout_at(images.shape[-2], images.shape[-1]).grid
     return Attribution(
         maps=wide(maps.scores).unflatten(1, grid),
@@ -60,19 +128,30 @@ def attribute(
         native=None if maps.native is None else wide(maps.native),
         class_maps=None if maps.class_maps is None else wide(maps.class_maps).unflatten(1, grid),
         errors=None if maps.errors is None else wide(maps.errors).unflatten(1, grid),
-        labels=_labels(model, maps.target.classes),
+        probabilities=probabilities,
+        labels=target.labels(model),
+        answers=best_answers(model, probabilities, target),
         manifest={
             "method": method,
             "options": {
                 name: _plain(value) for name, value in {**entry.options, **options}.items()
             },
-            "target": maps.target.record(model),
+            "target": target.record(model),
             **({"used": maps.used} if maps.used else {}),
             **_checks(maps),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },
     )
+
+
+@torch.no_grad()
+def _logits(model: ImageModel, images: Tensor, target: Target) -> Tensor:
+    """Of all classes, [B, C]: from the plain run that the method made, or one more."""
+    if target.logits is not None and len(target.logits) == len(images):
+        return target.logits.detach()
+    together = fit(len(images), model.forward_bytes(model.check(images)), images.device)
+    return batched(model, images, together)
 
 
 def _run(
@@ -100,10 +179,6 @@ def _checks(maps: Maps) -> dict[str, Any]:
     if not maps.checks:
         return {}
     return {"checks": {name: values.tolist() for name, values in maps.checks.items()}}
-
-
-def _labels(model: ImageModel, classes: Tensor | None) -> list[str]:
-    return [] if classes is None else [model.class_name(c) for c in classes.tolist()]
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,21 +14,28 @@ from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
-from seecause.attribution.result import MANIFEST, MAPS, Attribution
+from seecause.attribution.result import (
+    MANIFEST,
+    MAPS,
+    Attribution,
+    joined_manifest,
+    saved_lists,
+)
+from seecause.attribution.stream import BATCH, Hole, picture_batches
 from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
+from seecause.metrics._energy import energy
 from seecause.models.base import ImageModel, pixels_digest
-from seecause.models.inputs import Picture, Pictures, as_images
+from seecause.models.inputs import Picture, Pictures
 from seecause.models.view import VisionModel
-from seecause.target import Answer, spread
+from seecause.target import Answer, best_answers, parse, spread
 
 if TYPE_CHECKING:
     from seecause.attribution.evidence import Evidence
     from seecause.attribution.interactions import Interactions
 
-BATCH = 16
 ALSO = ("evidence", "interactions")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
 
@@ -46,6 +52,10 @@ class Explanation:
     fingerprint: str = ""  # of these pictures and all that were explained before them
     evidence: Evidence | None = None  # by the order of the first method's maps
     interactions: Interactions | None = None
+    places: Sequence[int] = ()  # among all pictures that came in: some cannot be read
+    truths: Sequence[str | None] = ()  # the class each picture is of, where it is known
+    # share of the first method's map outside of the object, where there are masks
+    background: Sequence[float | None] = ()
 
     @property
     def first(self) -> Attribution:
@@ -63,11 +73,13 @@ def explain(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
     batch: int = BATCH,
+    holes: list[Hole] | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
     """What does the model answer, and which patches caused it?
 
-    `pictures`: any number of what `sc.attribute` takes, a generator too. `target` None
+    `pictures`: any number of what `sc.attribute` takes, a generator too; one that cannot be read is
+    an error, or goes into the list `holes`. `target` None
     explains each predicted class; without `methods`, `default_methods` are meant. `others`: another
     version of each picture that should be answered alike (without a mark, for one); it is the
     picture's blank, so maps show what of the difference caused the answer. `options` are by method;
@@ -84,6 +96,7 @@ def explain(
         options=options,
         also=also,
         batch=batch,
+        holes=holes,
         advance=advance,
     )
     return _joined(list(parts))
@@ -100,6 +113,7 @@ def explain_batches(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
     batch: int = BATCH,
+    holes: list[Hole] | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Explanation]:
     """The same, a few pictures at a time: memory does not grow with their number."""
@@ -111,22 +125,56 @@ def explain_batches(
     methods = default_methods(model) if methods is None else methods
     if others is not None:
         _need_blanks(model, methods)
-    total, count = "", 0
-    blanks = None if others is None else _batches(model, others, batch)
-    for images in _batches(model, pictures, batch):
-        other = _other_versions(blanks, images)
+    total = ""
+    for part in picture_batches(
+        model, pictures, batch=batch, names=names, others=others, holes=holes, facts=True
+    ):
+        images = part.images.to(model.device, model.dtype)
         total = pixels_digest(images, total)
-        answers = top_answers(model, images, target=explained)
+        other = {} if part.others is None else {"blank": part.others.to(images)}
         runs = {}
         for method in methods:
             own = {**(options or {}).get(method, {}), **other}
-            runs[method] = attribute(model, images, explained, method, **own)
+            run = attribute(model, images, explained, method, **own)
+            runs[method] = replace(run, names=part.names)
             advance(len(images))
-        places = range(count, count + len(images))
-        count += len(images)
-        part_names = [names[place] if names else f"picture {place}" for place in places]
         more = _beside(model, images, explained, runs[methods[0]].maps, also)
-        yield Explanation(part_names, answers, runs, total, *more)
+        first = runs[methods[0]]
+        yield Explanation(
+            part.names,
+            first.answers,
+            runs,
+            total,
+            *more,
+            places=part.places,
+            truths=[_truth(model, known.label) for known in part.facts],
+            background=_background(first, [known.mask for known in part.facts]),
+        )
+
+
+def _truth(model: ImageModel, label: str | None) -> str | None:
+    """The model's name of a class that a folder or a dataset names; None if it has none such."""
+    if label is None or label.isdigit():  # a folder called 7 need not be class 7
+        return None
+    try:
+        return model.class_name(model.class_index(label))
+    except SeecauseError:
+        return None
+
+
+def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float | None]:
+    """How much of each map, above its lowest value, lies outside of its object; None without a mask
+    or an object."""
+    shares: list[float | None] = []
+    for index, mask in enumerate(masks):
+        if mask is None:
+            shares.append(None)
+            continue
+        values = (run.maps if run.native is None else run.native)[index]
+        above = values - values.min().clamp(min=0)
+        on_object = float(energy(above[None], mask[None], k=1).energy)
+        shares.append(None if on_object != on_object else 1 - on_object)
+    return shares
 
 
 def _beside(
@@ -154,7 +202,7 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
         if isinstance(model, VisionModel):
             if not special_rows(model, model.layout):
                 return ("caap",)
-            with model.settled(frozen=True):
+            with model.settled():
                 blank = blank_image(model, model.preprocess.size)
                 need_gradients(model, blank_trace(model, blank, states={0}, kv=()))
     except (NotDefined, RuntimeError):  # of inference tensors torch says so
@@ -173,30 +221,14 @@ def _need_blanks(model: ImageModel, methods: Sequence[str]) -> None:
             )
 
 
-def _other_versions(blanks: Iterator[Tensor] | None, images: Tensor) -> dict[str, Tensor]:
-    """The option that makes the next of `blanks` those of `images`."""
-    if blanks is None:
-        return {}
-    other = next(blanks, None)
-    if other is None or other.shape != images.shape:
-        shape = "fewer" if other is None else list(other.shape)
-        raise BadOption("others", shape, f"one for each picture, {list(images.shape)} here")
-    return {"blank": other.to(images)}
-
-
 @torch.no_grad()
 def top_answers(
     model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3
 ) -> list[list[Answer]]:
     """The `count` most probable classes of each picture, then `target` if it is not among them."""
-    probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid).cpu()
-    answers = []
-    for row in probabilities:
-        best = row.topk(min(count, len(row))).indices.tolist()
-        explained = best[0] if target is None else target
-        shown = best if explained in best else [*best, explained]
-        answers.append([Answer(model.class_name(c), float(row[c]), c == explained) for c in shown])
-    return answers
+    probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid)
+    goal = None if target is None else parse(model, target, len(images))
+    return best_answers(model, probabilities, goal, count=count)
 
 
 class AttributionWriter:
@@ -206,32 +238,23 @@ class AttributionWriter:
     def __init__(self, folder: Path):
         self.folder = folder
         self.manifests: list[dict[str, Any]] = []
-        self.labels: list[str] = []
+        self.lists: dict[str, list[Any]] = {}
         self._files: dict[str, BinaryIO] = {}
         self._shapes: dict[str, list[int]] = {}
         self._dtypes: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, part: Attribution) -> None:
-        tensors = {
-            "maps": part.maps,
-            "images": (part.images * 255).round().to(torch.uint8),
-            "native": part.native,
-            "class_maps": part.class_maps,
-            "errors": part.errors,
-        }
-        for name, tensor in tensors.items():
-            if tensor is None:
-                continue
+        for name, tensor in part.saved_tensors().items():
             if name not in self._files:
                 self._files[name] = (self.folder / f".{name}.partial").open("w+b")
                 self._shapes[name] = [0, *tensor.shape[1:]]
                 self._dtypes[name] = _DTYPES[tensor.dtype]
             self._shapes[name][0] += len(tensor)
-            plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-            self._files[name].write(plain.numpy().data)
+            self._files[name].write(tensor.flatten().view(torch.uint8).numpy().data)
         self.manifests.append(part.manifest)
-        self.labels += part.labels
+        for name, values in saved_lists([part]).items():
+            self.lists.setdefault(name, []).extend(values)
 
     def close(self, fingerprint: str) -> None:
         """Join the pieces; the manifest comes last, so a folder that has one is complete."""
@@ -252,8 +275,8 @@ class AttributionWriter:
                 file.seek(0)
                 shutil.copyfileobj(file, whole)
         self.discard()
-        manifest = _joined_manifest(self.manifests, self._shapes["images"], fingerprint)
-        written = json.dumps({**manifest, "labels": self.labels}, indent=2)
+        manifest = joined_manifest(self.manifests, self._shapes["images"], fingerprint)
+        written = json.dumps({**manifest, **self.lists}, indent=2)
         (self.folder / MANIFEST).write_text(written + "\n", encoding="utf-8")
 
     def discard(self) -> None:
@@ -263,31 +286,24 @@ class AttributionWriter:
             (self.folder / f".{name}.partial").unlink(missing_ok=True)
 
 
-def _batches(
-    model: ImageModel, pictures: Pictures | Iterable[Picture], batch: int
-) -> Iterator[Tensor]:
-    """Normalised pictures, a few at a time; originals are let go one by one."""
-    if isinstance(pictures, Tensor) and pictures.ndim == 4:
-        yield from (as_images(model, part) for part in pictures.split(batch))
-        return
-    left: Iterator[Any] = iter([pictures] if isinstance(pictures, Picture | Mapping) else pictures)
-    while prepared := [as_images(model, picture) for picture in islice(left, batch)]:
-        yield torch.cat(prepared)
-
-
 def _joined(parts: Sequence[Explanation]) -> Explanation:
     if len(parts) == 1:
         return parts[0]
-    runs = {}
-    for method in parts[0].runs:
-        runs[method] = _joined_runs([part.runs[method] for part in parts], parts[-1].fingerprint)
+    last = parts[-1]
+    columns = {method: [part.runs[method] for part in parts] for method in last.runs}
+    runs = {
+        method: Attribution.join(column, last.fingerprint) for method, column in columns.items()
+    }
     return replace(
-        parts[-1],
+        last,
         names=[name for part in parts for name in part.names],
         answers=[answers for part in parts for answers in part.answers],
+        places=[place for part in parts for place in part.places],
+        truths=[truth for part in parts for truth in part.truths],
+        background=[share for part in parts for share in part.background],
         runs=runs,
-        evidence=_joined_extras([part.evidence for part in parts], parts[-1].fingerprint),
-        interactions=_joined_extras([part.interactions for part in parts], parts[-1].fingerprint),
+        evidence=_joined_extras([part.evidence for part in parts], last.fingerprint),
+        interactions=_joined_extras([part.interactions for part in parts], last.fingerprint),
     )
 
 
@@ -306,46 +322,5 @@ def _joined_extras(parts: Sequence[Any], fingerprint: str) -> Any:
             values[name] = _joined_extras(column, fingerprint)
         elif name == "manifest":
             count = sum(manifest["images"][0] for manifest in column)
-            values[name] = _joined_manifest(column, [count, *column[0]["images"][1:]], fingerprint)
+            values[name] = joined_manifest(column, [count, *column[0]["images"][1:]], fingerprint)
     return replace(parts[0], **values)
-
-
-def _joined_runs(parts: Sequence[Attribution], fingerprint: str) -> Attribution:
-    """Batches of one method as one result over all pictures."""
-    tensors = {}
-    for name in ("maps", "images", "native", "class_maps", "errors"):
-        values = [getattr(part, name) for part in parts]
-        tensors[name] = None if values[0] is None else torch.cat(values)
-    shape = list(tensors["images"].shape)
-    return Attribution(
-        **tensors,
-        labels=[label for part in parts for label in part.labels],
-        manifest=_joined_manifest([part.manifest for part in parts], shape, fingerprint),
-    )
-
-
-def _joined_manifest(
-    manifests: Sequence[Mapping[str, Any]], shape: Sequence[int], fingerprint: str
-) -> dict[str, Any]:
-    joined = {
-        name: {
-            key: _joined_values([manifest[name][key] for manifest in manifests])
-            for key in manifests[0][name]
-        }
-        for name in ("target", "checks")
-        if name in manifests[0]
-    }
-    return {
-        **manifests[0],
-        **joined,
-        "images": list(shape),
-        "data_fingerprint": fingerprint,
-        "memory_halvings": [line for m in manifests for line in m["memory_halvings"]],
-    }
-
-
-def _joined_values(values: list[Any]) -> Any:
-    """Lists of one entry a picture become one list; what is the same for all batches stays."""
-    if not isinstance(values[0], list):
-        return values[0]
-    return [entry for value in values for entry in value]

@@ -131,6 +131,7 @@ def join(parts: Sequence[Maps]) -> Maps:
         together([t.classes for t in targets]),
         together([t.against for t in targets]),
         targets[0].function,
+        together([t.logits for t in targets]),
     )
     return Maps(
         scores,

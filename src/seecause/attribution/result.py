@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from html import escape
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +16,73 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import write_atomic, write_json
-from seecause.errors import BadOption, DataMissing
+from seecause.errors import BadOption, DataMissing, MissingExtra
+from seecause.target import Answer
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 MAPS, MANIFEST = "maps.safetensors", "manifest.json"
+TENSORS = ("maps", "images", "native", "class_maps", "errors", "probabilities")  # rows by picture
+LISTS = ("labels", "names", "answers")  # entries by picture
+
+
+class Looks:
+    """What one result and results of several methods have in common: ways to look at them."""
+
+    def _runs(self) -> dict[str, Attribution]:
+        raise NotImplementedError
+
+    def plot(self, ax: Any = None, **options: Any) -> Figure:
+        """Pictures and their maps as a matplotlib figure; a single map also into axes of your own,
+        `ax`. `options` are those of `seecause.report.overlay.overlay`."""
+        from seecause.report.notebook import plot
+
+        return plot(self._runs(), ax, **options)
+
+    def show(self) -> None:
+        """The same on the screen: in a notebook below the cell, else in a window."""
+        from seecause.report.notebook import show
+
+        show(self)
+
+    def page(self, path: str | Path) -> Path:
+        """Write the page that `seecause explain` writes, as one HTML file: `path`, or index.html in
+        a folder."""
+        from seecause.report.explain import write_runs_page
+
+        return write_runs_page(Path(path), self._runs())
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each picture and method: answers, and where the map is highest. Needs
+        pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("pandas", "tools") from None
+        return pandas.DataFrame([row for run in self._runs().values() for row in run.rows()])
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the first pictures, each beside its maps."""
+        from seecause.report.notebook import notebook_html
+
+        return notebook_html(self._runs())
 
 
 @dataclass(eq=False, repr=False)
-class Attribution:
+class Attribution(Looks):
     """Maps of a batch of images. Signed, never normalised.
 
     `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh,
     gw, C'] on request; `errors` [B, gh, gw], standard errors, where a method averages draws;
-    `images` [B, 3, H, W] raw pixels in [0, 1]; `manifest` names method, options, model, data,
-    versions.
+    `images` [B, 3, H, W] raw pixels in [0, 1]; `probabilities` [B, C] of all classes; `labels` what
+    is explained, `answers` the most probable classes, `names` what pictures are called; `manifest`
+    names method, options, model, data, versions.
+
+    `att[2]` is the result of one picture, `att[:8]` of several, `for one in att` goes through them:
+    each an `Attribution` again.
     """
 
     maps: Tensor
@@ -38,7 +91,10 @@ class Attribution:
     native: Tensor | None = None
     class_maps: Tensor | None = None
     errors: Tensor | None = None
+    probabilities: Tensor | None = None
     labels: list[str] = field(default_factory=list)
+    answers: list[list[Answer]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (
@@ -48,6 +104,21 @@ class Attribution:
 
     def __len__(self) -> int:
         return len(self.maps)
+
+    def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Attribution:
+        """The result of some of the pictures: an index, a slice, indices, or a mask [B]."""
+        rows = _rows(which, len(self))
+        fields: dict[str, Any] = {"manifest": _part_of(self.manifest, rows.tolist())}
+        for name in TENSORS:
+            tensor = getattr(self, name)
+            fields[name] = None if tensor is None else tensor[rows.to(tensor.device)]
+        for name in LISTS:
+            values = getattr(self, name)
+            fields[name] = [values[row] for row in rows.tolist()] if values else []
+        return replace(self, **fields)
+
+    def __iter__(self) -> Iterator[Attribution]:
+        return (self[place] for place in range(len(self)))
 
     def pixels(self, mode: Upsampling = "bilinear") -> Tensor:
         """Maps at image resolution, [B, H, W]: the method's own pixels if it has them, else the
@@ -64,27 +135,58 @@ class Attribution:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""
         from seecause.report.overlay import overlay
 
-        return overlay(self.images[index], self.pixels()[index], **options)
+        one = self[index]
+        return overlay(one.images[0], one.pixels()[0], **options)
+
+    def name(self, index: int) -> str:
+        """What a picture is called."""
+        return self.names[index] if self.names else f"picture {index}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What `to_frame` and `--json` say of each picture."""
+        tops = self.maps.flatten(1).max(dim=1)
+        columns = self.maps.shape[2]
+        lists = zip(tops.values.tolist(), tops.indices.tolist(), strict=True)
+        rows = []
+        for index, (highest, top) in enumerate(lists):
+            answers = self.answers[index] if self.answers else []
+            explained = [answer.probability for answer in answers if answer.explained]
+            best = answers[0] if answers else Answer("", float("nan"))
+            checks = self.manifest.get("checks", {}).items()
+            rows.append(
+                {
+                    "picture": self.name(index),
+                    "method": self.manifest.get("method"),
+                    "model": self.manifest.get("model"),
+                    "answer": best.name,
+                    "answer probability": best.probability,
+                    "explained": self.labels[index] if self.labels else "",
+                    "probability": explained[0] if explained else float("nan"),
+                    "lowest": float(self.maps[index].min()),
+                    "highest": highest,
+                    "row of highest": top // columns,
+                    "column of highest": top % columns,
+                    **{name: values[index] for name, values in checks},
+                }
+            )
+        return rows
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """What is written of it. Pictures are for looking at: they are kept in 8 bits, a quarter of
+        the space."""
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors["images"] = (self.images * 255).round().to(torch.uint8)
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in present.items()}
 
     def save(self, folder: str | Path) -> Path:
         """Write maps (safetensors) and manifest (JSON); the manifest comes last, so a folder that
-        has one is complete.
-
-        Pictures are for looking at: they are kept in 8 bits, a quarter of the space.
-        """
+        has one is complete."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            "maps": self.maps,
-            "images": (self.images * 255).round().to(torch.uint8),
-            "native": self.native,
-            "class_maps": self.class_maps,
-            "errors": self.errors,
-        }
-        kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
         (folder / MANIFEST).unlink(missing_ok=True)
-        write_atomic(folder / MAPS, save(kept))
-        write_json(folder / MANIFEST, {**self.manifest, "labels": self.labels})
+        write_atomic(folder / MAPS, save(self.saved_tensors()))
+        write_json(folder / MANIFEST, {**self.manifest, **saved_lists([self])})
         return folder
 
     @classmethod
@@ -99,9 +201,10 @@ class Attribution:
             )
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            labels = manifest.pop("labels", [])
-            tensors = load_file(folder / MAPS)
-            _check_read(tensors, labels)
+            lists = {name: manifest.pop(name, []) for name in LISTS}
+            tensors: dict[str, Any] = load_file(folder / MAPS)
+            _check_read(tensors, lists)
+            lists["answers"] = [[Answer(**entry) for entry in row] for row in lists["answers"]]
         except (
             *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
             SafetensorError,
@@ -112,29 +215,118 @@ class Attribution:
                 "give a folder as Attribution.save wrote it",
             ) from broken
         images = tensors.pop("images").to(tensors["maps"].dtype) / 255
-        return cls(images=images, manifest=manifest, labels=labels, **tensors)
+        return cls(images=images, manifest=manifest, **lists, **tensors)
 
-    def _repr_html_(self) -> str:
-        """What notebooks show: the first pictures with their maps."""
-        from seecause.report.overlay import data_uri
+    @classmethod
+    def join(cls, parts: Sequence[Attribution], fingerprint: str) -> Attribution:
+        """Batches of one method as one result over all pictures, whose pixels have this
+        fingerprint."""
+        fields: dict[str, Any] = {}
+        for name in TENSORS:
+            column = [getattr(part, name) for part in parts]
+            fields[name] = None if column[0] is None else torch.cat(column)
+        for name in LISTS:
+            fields[name] = [entry for part in parts for entry in getattr(part, name)]
+        shape = list(fields["images"].shape)
+        manifest = joined_manifest([part.manifest for part in parts], shape, fingerprint)
+        return cls(**fields, manifest=manifest)
 
-        shown = "".join(
-            f'<img src="{data_uri(self.overlay(i))}" title="{escape(self._label(i))}">'
-            for i in range(min(len(self), 8))
-        )
-        return (
-            f"<div>{shown}<p>{escape(str(self.manifest.get('method', '')))} on"
-            f" {escape(str(self.manifest.get('model', '')))}</p></div>"
-        )
-
-    def _label(self, index: int) -> str:
-        return self.labels[index] if index < len(self.labels) else ""
+    def _runs(self) -> dict[str, Attribution]:
+        return {str(self.manifest.get("method", "map")): self}
 
 
-def _check_read(tensors: dict[str, Tensor], labels: Any) -> None:
+class Attributions(dict[str, Attribution], Looks):
+    """Results of several methods on the same pictures, by method: a dictionary that can also be
+    looked at, put into a frame and saved (a folder for each method)."""
+
+    def save(self, folder: str | Path) -> Path:
+        for method, run in self.items():
+            run.save(Path(folder) / method)
+        return Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Attributions({', '.join(map(repr, self.values()))})"
+
+    def _runs(self) -> dict[str, Attribution]:
+        return self
+
+
+def saved_lists(parts: Iterable[Attribution]) -> dict[str, list[Any]]:
+    """What manifests say of each picture, of batches that follow each other."""
+    lists: dict[str, list[Any]] = {name: [] for name in LISTS}
+    for part in parts:
+        lists["labels"] += part.labels
+        lists["names"] += part.names
+        lists["answers"] += [[asdict(answer) for answer in row] for row in part.answers]
+    return {name: values for name, values in lists.items() if values or name == "labels"}
+
+
+def joined_manifest(
+    manifests: Sequence[Mapping[str, Any]], shape: Sequence[int], fingerprint: str
+) -> dict[str, Any]:
+    """One manifest of batches that follow each other."""
+    joined = {
+        name: {
+            key: _joined_values([manifest[name][key] for manifest in manifests])
+            for key in manifests[0][name]
+        }
+        for name in ("target", "checks")
+        if name in manifests[0]
+    }
+    return {
+        **manifests[0],
+        **joined,
+        "images": list(shape),
+        "data_fingerprint": fingerprint,
+        "memory_halvings": [line for m in manifests for line in m["memory_halvings"]],
+    }
+
+
+def _joined_values(values: list[Any]) -> Any:
+    """Lists of one entry a picture become one list; what is the same for all batches stays."""
+    if not isinstance(values[0], list):
+        return values[0]
+    return [entry for value in values for entry in value]
+
+
+def _rows(which: int | slice | Sequence[int] | Tensor, count: int) -> Tensor:
+    """Places [n] that an index names."""
+    try:
+        rows = torch.arange(count)[
+            which if isinstance(which, int | slice) else torch.as_tensor(which)
+        ]
+    except (IndexError, TypeError, ValueError, RuntimeError):
+        if isinstance(which, int):  # what ends a loop over indices
+            raise IndexError(f"picture {which} of {count}") from None
+        raise BadOption(
+            "index", which, f"an index below {count}, a slice, several indices, or a mask [{count}]"
+        ) from None
+    return rows.reshape(-1)
+
+
+def _part_of(manifest: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
+    """The manifest of some pictures. The fingerprint stays that of the batch they were explained
+    in; `rows` says which of it they are."""
+    parts: dict[str, Any] = {}
+    for name in ("target", "checks"):
+        if name in manifest:
+            parts[name] = {
+                key: [values[row] for row in rows]
+                if isinstance(values, list) and values
+                else values
+                for key, values in manifest[name].items()
+            }
+    earlier = manifest.get("rows")
+    parts["rows"] = rows if earlier is None else [earlier[row] for row in rows]
+    if "images" in manifest:
+        parts["images"] = [len(rows), *manifest["images"][1:]]
+    return {**manifest, **parts}
+
+
+def _check_read(tensors: dict[str, Tensor], lists: Mapping[str, Any]) -> None:
     """Refuse tensors that are not those of one attribution."""
     maps, images = tensors["maps"], tensors["images"]
-    native, class_maps, errors = map(tensors.get, ("native", "class_maps", "errors"))
+    native, class_maps, errors, probabilities = (tensors.get(name) for name in TENSORS[2:])
     shapes = (
         maps.ndim == 3 and maps.is_floating_point() and maps.numel() > 0,
         images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] == 3,
@@ -142,8 +334,22 @@ def _check_read(tensors: dict[str, Tensor], labels: Any) -> None:
         native is None or native.shape == (len(maps), *images.shape[2:]),
         class_maps is None or class_maps.shape[:3] == maps.shape,
         errors is None or errors.shape == maps.shape,
-        tensors.keys() <= {"maps", "images", "native", "class_maps", "errors"},
-        isinstance(labels, list) and all(isinstance(label, str) for label in labels),
+        probabilities is None or probabilities.shape[:-1] == maps.shape[:1],
+        tensors.keys() <= set(TENSORS),
+        all(isinstance(lists[name], list) for name in LISTS),
+        all(isinstance(text, str) for name in ("labels", "names") for text in lists[name]),
+        all(len(lists[name]) in (0, len(maps)) for name in LISTS),
+        all(isinstance(row, list) and row for row in lists["answers"]),
+        all(_is_answer(entry) for row in lists["answers"] for entry in row),
     )
     if not all(shapes):
         raise ValueError("shapes or kinds are not those of an attribution")
+
+
+def _is_answer(entry: Any) -> bool:
+    return (
+        set(entry) == {"name", "probability", "explained"}
+        and isinstance(entry["name"], str)
+        and isinstance(entry["probability"], int | float)
+        and isinstance(entry["explained"], bool)
+    )

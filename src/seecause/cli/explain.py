@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,8 +28,12 @@ from seecause.cli.options import (
     tell_outside,
     tell_page,
 )
-from seecause.cli.progress import counting, starting
+from seecause.cli.progress import Facts, Incomplete, counting, starting, with_json
 from seecause.errors import BadImage, BadOption
+
+if TYPE_CHECKING:
+    from seecause.attribution.stream import Hole
+    from seecause.models.base import ImageModel
 
 EXAMPLES = """Examples:
 
@@ -44,7 +48,10 @@ EXAMPLES = """Examples:
 Images = Annotated[
     list[str],
     typer.Argument(
-        help="Pictures, folders, quoted globs, or samples of a dataset: critters:clean:test#3.",
+        help=(
+            "Pictures, folders (also of class folders), quoted globs, or samples of a dataset:"
+            " critters:clean:test#3."
+        ),
         metavar="IMAGE",
         show_default=False,
     ),
@@ -104,7 +111,7 @@ InteractionsFlag = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(explain)
+    app.command(epilog=EXAMPLES)(with_json(explain))
 
 
 def explain(
@@ -123,12 +130,13 @@ def explain(
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
     quiet: Quiet = False,
-) -> None:
+) -> Facts:
     """Which patches of each picture caused the model's answer?
 
-    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest.
+    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest. Pictures
+    that cannot be read are left out and named; the exit code is 1 then.
     """
-    from seecause.data.images import find_pictures, open_pictures, second_versions
+    from seecause.data.images import find_pictures, second_versions
     from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
@@ -139,7 +147,7 @@ def explain(
     others, shown = second_versions(files, without), short_names(files)
     with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
         from seecause.attribution.explain import default_methods, explain_batches
-        from seecause.report.explain import answer_text, explain_to_folder
+        from seecause.report.explain import explain_to_folder
 
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
         if methods is None:
@@ -149,24 +157,44 @@ def explain(
     also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
+    holes: list[Hole] = []
     with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
         parts = explain_batches(
             opened,
-            open_pictures(files),
+            files,
             names=shown,
             methods=methods,
             target=target,
-            others=None if others is None else open_pictures(others, second=True),
+            others=others,
             options=options,
             also=also,
+            holes=holes,
         )
-        answers = explain_to_folder(out, parts, files, shown, overwrite=overwrite, advance=advance)
-    lines = [f"{name}: {answer_text(a)}" for name, a in zip(shown, answers, strict=True)]
-    if opened.random_weights:
-        lines.insert(0, f"{opened.name} has random weights: its answers mean nothing")
+        facts = explain_to_folder(
+            out, parts, files, shown, holes=holes, overwrite=overwrite, advance=advance
+        )
     if not quiet:
-        typer.echo("\n".join(lines))
+        typer.echo("\n".join(_lines(facts["images"], opened)))
         tell_page(out, replaced=replaces)
+    if holes:
+        for hole in holes:
+            typer.echo(f"left out: {hole.reason}", err=True)
+        raise Incomplete(facts)
+    return facts
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
+    """What the model answers to each picture that could be read."""
+    from seecause.report.explain import answer_text
+    from seecause.target import Answer
+
+    warning = f"{model.name} has random weights: its answers mean nothing"
+    lines = [warning] if model.random_weights else []
+    for row in rows:
+        if "answers" in row:
+            answers = [Answer(**answer) for answer in row["answers"]]
+            lines.append(f"{row['name']}: {answer_text(answers)}")
+    return lines
 
 
 def short_names(files: Sequence[str]) -> list[str]:

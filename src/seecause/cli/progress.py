@@ -1,17 +1,77 @@
-"""A spinner and a progress bar on standard error, so that standard output holds answers only."""
+"""A spinner and a progress bar on standard error, so that standard output holds answers only; and
+`--json`, which makes of these answers what a program reads."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
+import io
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
+INCOMPLETE = 1  # exit code: something is missing
+Facts = dict[str, Any]
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, for programs, instead of text.")
+]
+
+
+class Incomplete(typer.Exit):
+    """A command that did what it could: its facts, and an exit code that says so."""
+
+    def __init__(self, facts: Facts):
+        super().__init__(INCOMPLETE)
+        self.facts = facts
+
+
+def with_json(command: Callable[..., Facts]) -> Callable[..., None]:
+    """Give a command `--json`: what it returns is printed then, and nothing else on standard
+    output."""
+
+    @functools.wraps(command)
+    def run(*, as_json: bool = False, **options: Any) -> None:
+        if not as_json:
+            command(**options)
+            return
+        incomplete = None
+        with redirect_stdout(io.StringIO()):
+            try:
+                facts = command(**options)
+            except Incomplete as left:
+                facts, incomplete = left.facts, left
+        typer.echo(json.dumps(plain(facts), indent=2, allow_nan=False))
+        if incomplete is not None:
+            raise incomplete
+
+    hints = {**get_type_hints(command, include_extras=True), "as_json": JsonFlag, "return": None}
+    signature = inspect.signature(command)
+    flag = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
+    parameters = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in (*signature.parameters.values(), flag)
+    ]
+    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
+    run.__annotations__ = hints
+    return run
+
+
+def plain(value: Any) -> Any:
+    """What JSON can say: numbers that are none become null, paths and words text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from seecause._pictures import (
     MIN_SIDE as MIN_SIDE,
     SUFFIXES as SUFFIXES,
     check_file,
+    check_there,
     decode_image as decode_image,
     first_line as first_line,
     kinds,
@@ -23,7 +25,7 @@ from seecause._pictures import (
     read_ids as read_ids,
     read_image as read_image,
 )
-from seecause.data.dataset import Dataset, has_pairs
+from seecause.data.dataset import Dataset, Sample, has_pairs
 from seecause.data.registry import is_data, open_data
 from seecause.errors import BadImage, BadOption
 
@@ -31,17 +33,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PATTERN = frozenset("*?[")
+MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
 
 
-def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files that exist, pictures of folders (sorted, not of their subfolders) and matches of globs,
-    each once."""
+def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
+    """Files that exist, pictures of folders (sorted) and matches of globs, each once. `deep`: of a
+    folder that holds none itself, those of all its sub-folders."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(
-                p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file()
-            )
+            inside = _pictures_in(path.iterdir()) or (_walked(path) if deep else [])
             if not inside:
                 raise BadImage(
                     str(path), "a folder without pictures", f"give a folder with {kinds()}"
@@ -55,9 +56,32 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
                 raise BadImage(str(path), "no file matches", "check the pattern")
             files += matches
         else:
-            check_file(path)
+            check_there(path)
             files.append(path)
     return list(dict.fromkeys(files))
+
+
+def _pictures_in(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def _walked(root: Path) -> list[Path]:
+    """Pictures of all sub-folders but hidden ones; masks of them are none."""
+    below = {path: path.relative_to(root).parts for path in _pictures_in(root.rglob("*"))}
+    seen = {path: parts for path, parts in below.items() if not any(p[0] == "." for p in parts)}
+    stems = {path.stem for path, parts in seen.items() if MASKS not in parts}
+    return [path for path, parts in seen.items() if MASKS not in parts or path.stem not in stems]
+
+
+def mask_of(picture: Path) -> Path | None:
+    """The mask of a picture in a folder `masks` beside it, or beside its class folder; None if
+    there is none."""
+    beside, above = picture.parent / MASKS, picture.parent.parent / MASKS
+    for stem in (beside / picture.stem, above / picture.parent.name / picture.stem):
+        for suffix in sorted(SUFFIXES):
+            if stem.with_name(stem.name + suffix).is_file():
+                return stem.with_name(stem.name + suffix)
+    return None
 
 
 def open_picture(text: str) -> Image.Image:
@@ -67,23 +91,60 @@ def open_picture(text: str) -> Image.Image:
 
 
 def open_pictures(texts: Iterable[str], *, second: bool = False) -> Iterator[Image.Image]:
-    """The same for many, one after the other; a dataset is opened once. `second`: of samples of
-    pairs, the other version."""
-    opened: dict[str, Dataset] = {}
-    for text in texts:
-        sample = sample_of(text)
-        if sample is None:
+    """The same for many, one after the other. `second`: of samples of pairs, the other version."""
+    opener = PictureOpener()
+    return (opener(text, second=second) for text in texts)
+
+
+@dataclass(frozen=True, eq=False)
+class PictureFacts:
+    """What is known about a picture besides its pixels: the name of its class, and a mask [H, W] of
+    its object as in `Sample`."""
+
+    label: str | None = None
+    mask: Tensor | None = None
+
+
+class PictureOpener:
+    """Opens pictures by name; a dataset is opened once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Dataset] = {}
+        self._last: tuple[str, Sample] | None = None  # so that its facts are not read again
+
+    def __call__(self, text: str, *, second: bool = False) -> Image.Image:
+        """A file, or a sample of a dataset; `second`: of a sample of pairs, the other version."""
+        if sample_of(text) is None:
             _check_no_sample(text)
-            yield read_image(text)
-            continue
-        name, index = sample
-        if name not in opened:
-            opened[name] = open_data(name)
-        if index >= len(opened[name]):
-            raise BadOption("sample", text, f"an index below {len(opened[name])}")
-        data = opened[name]
-        shown = data.other(index) if second and has_pairs(data) else data[index]
-        yield to_pil(shown.image)
+            return read_image(text)
+        return to_pil(self._sample(text, second=second).image)
+
+    def facts(self, text: str) -> PictureFacts:
+        """Of a sample what its dataset says; of a file the name of its folder, and its mask where a
+        folder `masks` has one."""
+        from seecause.data.folder import read_mask
+
+        if sample_of(text) is None:
+            path = Path(text).absolute()
+            mask = mask_of(path)
+            return PictureFacts(path.parent.name, None if mask is None else read_mask(mask))
+        sample, data = self._sample(text), self._opened[text.rpartition("#")[0]]
+        named = sample.label is not None and bool(data.classes)
+        return PictureFacts(data.classes[sample.label or 0] if named else None, sample.mask)
+
+    def _sample(self, text: str, *, second: bool = False) -> Sample:
+        if self._last is not None and self._last[0] == text and not second:
+            return self._last[1]
+        name, _, place = text.rpartition("#")
+        if name not in self._opened:
+            self._opened[name] = open_data(name)
+        data, index = self._opened[name], int(place)
+        if index >= len(data):
+            raise BadOption("sample", text, f"an index below {len(data)}")
+        if second and has_pairs(data):
+            return data.other(index)
+        self._last = (text, data[index])
+        return self._last[1]
 
 
 def find_pictures(texts: list[str]) -> list[str]:
@@ -94,7 +155,7 @@ def find_pictures(texts: list[str]) -> list[str]:
             names.append(text)
             continue
         _check_no_sample(text)
-        names += map(str, find_images([text]))
+        names += map(str, find_images([text], deep=True))
     return list(dict.fromkeys(names))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 from seecause._options import keyword_options
@@ -69,6 +70,8 @@ def open_data(spec: str, *, limit: int | None = None) -> Dataset:
     (4, 'quillow', torch.Size([3, 96, 96]))
     """
     name, _, rest = spec.partition(":")
+    if name not in _our_openers() and Path(spec).is_dir():
+        raise BadOption("data", spec, f"a dataset; for a folder of pictures give folder:{spec}")
     if not rest:
         raise UnknownName("dataset", spec, datasets())
     if name in _our_openers():

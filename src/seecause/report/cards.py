@@ -107,6 +107,7 @@ class Card:
     caption: str = ""
     warnings: Sequence[str] = field(default=())
     shown: Sequence[Shown] = ()
+    data: Mapping[str, str] = field(default_factory=dict)  # what cards are sorted and filtered by
 
     @property
     def columns(self) -> int:

@@ -4,36 +4,47 @@ explained."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from PIL import Image
 
 from seecause._files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
+from seecause.attribution.stream import Hole
+from seecause.errors import SeecauseError
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
-from seecause.report.page import Section, protocol_section, write_page
+from seecause.report.page import HtmlFile, Section, fragment, protocol_section, write_page
 from seecause.target import Answer
 
 HOW_TO_READ = (
-    "Bright patches speak for the explained class: each patch was put, with its neighbours, into a"
-    " blank picture, and its value is the class score that came out (CAAP; other methods have units"
-    " of their own). Colours run over the range written under each map, leaving out its most"
-    " extreme patches; a map without differences has no colour. Compare places within a map, and"
-    " numbers between maps. Move over a picture to read a patch, by its row and column counted from"
-    " 0 at the top left; the same patch lights up in every map of its card."
+    "Bright patches speak for the explained class. CAAP puts each patch, with its neighbours, into"
+    " a blank picture, and its value is the class score that comes out; other methods have units of"
+    " their own. Colours run over the range written under each map, leaving out its most extreme"
+    " patches; a map that is nearly the same everywhere is pale, one without differences has no"
+    " colour. Compare places within a map, and numbers between maps. Move over a picture to read a"
+    " patch, by its row and column counted from 0 at the top left; the same patch lights up in"
+    " every map of its card."
 )
 BOTH = (
     "Two questions: caap asks where it is (what a patch causes alone), mosaic what the answer hangs"
     " on (how the score changes with a patch, over many half-shown pictures; patches below 0 speak"
     " against the class)."
 )
+MANY = 4  # pictures from which on they can be sorted and searched
+ORDERS = {  # what cards are sorted by -> titles
+    "confidence up": "least confident first",
+    "confidence down": "most confident first",
+    "error down": "worst errors first",
+    "background down": "most on the background first",
+}
 TITLE = "Which patches caused the answer?"
 UNITS = {"mosaic": "slope of the {}", "caap+mosaic": "deviations in {} and logit"}
 SCORES = {"prob": "probability", "logprob": "log probability", "logit": "logit"}
@@ -45,28 +56,31 @@ def explain_to_folder(
     files: Sequence[str],
     shown: Sequence[str],
     *,
+    holes: Sequence[Hole] = (),
     overwrite: bool = False,
     advance: Callable[[int], None] = lambda done: None,
-) -> list[list[Answer]]:
+) -> dict[str, Any]:
     """A result folder of explained pictures, which are called `shown` and came from `files`: page,
-    overlays, maps and a manifest. The answers."""
+    overlays, maps and a manifest, which is returned. `holes` fill while the parts are made; where
+    nothing could be read, the first of them is the error."""
     overlays = made_names(shown, ".png")
     manifest: dict[str, Any] = {}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        answers = write_explanations(folder, parts, overlays, advance=advance)
-        rows = zip(files, overlays, answers, strict=True)
+        rows = write_explanations(folder, parts, overlays, holes=holes, advance=advance)
+        reasons = {hole.name: hole.reason for hole in holes}
         manifest |= {
             "command": "explain",
+            "out": str(out),
             "page": "index.html",
             "maps": {
                 path.name: f"maps/{path.name}" for path in sorted((folder / "maps").iterdir())
             },
             "images": [
-                {"file": file, "overlay": f"overlays/{png}", "answers": [asdict(a) for a in best]}
-                for file, png, best in rows
+                {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
+                for place, (file, name) in enumerate(zip(files, shown, strict=True))
             ],
         }
-    return answers
+    return manifest
 
 
 def write_explanations(
@@ -74,50 +88,106 @@ def write_explanations(
     parts: Iterable[Explanation],
     overlays: Sequence[str],
     *,
+    holes: Sequence[Hole] = (),
     advance: Callable[[int], None] = lambda done: None,
-) -> list[list[Answer]]:
+) -> dict[int, dict[str, Any]]:
     """Page, maps and one overlay for each picture, by the names given; each part is written and let
-    go. The answers."""
+    go. What the manifest says of each picture, by its place."""
     (folder / "overlays").mkdir()
-    answers: list[list[Answer]] = []
+    rows: dict[int, dict[str, Any]] = {}
     findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
-    fingerprint, notes = "", HOW_TO_READ
-    extras: list[dict[str, Any]] = []
+    last: Explanation | None = None
     with CardFile(folder / ".cards.partial") as cards:
         for part in parts:
             for method, run in part.runs.items():
                 writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)
-            for index in range(len(part.names)):
+            for index, place in enumerate(part.places):
                 cards.add(_card(part, index))
-                explain_panel(part, index).save(folder / "overlays" / overlays[len(answers)])
-                answers.append(list(part.answers[index]))
+                explain_panel(part, index).save(folder / "overlays" / overlays[place])
+                rows[place] = {"overlay": f"overlays/{overlays[place]}", **_row(part, index)}
                 findings.append({"picture": part.names[index], **_findings(part, index)})
                 advance(1)
-            fingerprint, notes = part.fingerprint, _how_to_read(part)
-            results = (part.evidence, part.interactions)
-            extras = [result.manifest for result in results if result is not None]
+            last = part
+        if last is None:
+            raise SeecauseError(holes[0].reason if holes else "there is no picture to explain")
         for writer in writers.values():
-            writer.close(fingerprint)
+            writer.close(last.fingerprint)
         if any(len(finding) > 1 for finding in findings):
             write_json(folder / "findings.json", findings)
-        files = [folder / "maps" / method / MANIFEST for method in writers]
-        manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        manifests += [{**manifest, "data_fingerprint": fingerprint} for manifest in extras]
-        count = f"{len(answers)} picture{'s' * (len(answers) != 1)}"
-        write_page(
-            folder / "index.html",
-            f"What {manifests[0]['model']} saw",
-            [Section(TITLE, cards.finish(), notes), protocol_section(manifests)],
-            lead=f"{count}, explained with {', '.join(writers)}.",
-        )
-    return answers
+        section = _section(last, cards.finish(), list(rows.values()))
+        sections = [section, *holes_section(holes), protocol_section(_manifests(folder, last))]
+        title = f"What {last.first.manifest['model']} saw"
+        lead = _lead(len(rows), writers, holes)
+        write_page(folder / "index.html", title, sections, lead=lead)
+    return rows
+
+
+def _manifests(folder: Path, last: Explanation) -> list[dict[str, Any]]:
+    """Of every method, and of what was asked for beside them."""
+    files = [folder / "maps" / method / MANIFEST for method in last.runs]
+    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for result in (last.evidence, last.interactions):
+        if result is not None:
+            manifests.append({**result.manifest, "data_fingerprint": last.fingerprint})
+    return manifests
+
+
+def _section(
+    explanation: Explanation, body: Markup | HtmlFile, rows: Sequence[Mapping[str, Any]]
+) -> Section:
+    """Cards of all `rows`, and how to read them; where they are many, with controls."""
+    architecture = explanation.first.manifest["architecture"]
+    terms = {
+        method: find(method, architecture).summary.replace("`", "") for method in explanation.runs
+    }
+    tools = _sorter(rows) if len(rows) >= MANY else Markup()
+    return Section(TITLE, body, _how_to_read(explanation), terms, tools=tools)
+
+
+def _sorter(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Controls for what is known of some picture."""
+    truths = any(row.get("truth") for row in rows)
+    masks = any(row.get("background") is not None for row in rows)
+    known = {"confidence", *(["error"] * truths), *(["background"] * masks)}
+    orders = [(key, title) for key, title in ORDERS.items() if key.split()[0] in known]
+    return fragment("sorter.html.j2", orders=orders, truths=truths)
+
+
+def holes_section(holes: Sequence[Hole]) -> list[Section]:
+    """Pictures that could not be read; none if all could."""
+    if not holes:
+        return []
+    rows = [(hole.name, hole.reason) for hole in holes]
+    return [Section("Not read", fragment("facts.html.j2", rows=rows, head=(), marked=[]))]
+
+
+def write_runs_page(path: Path, runs: Mapping[str, Attribution]) -> Path:
+    """One HTML file of results in memory: `path`, or index.html in a folder."""
+    file = path if path.suffix.lower() in (".html", ".htm") else path / "index.html"
+    first = next(iter(runs.values()))
+    names = [first.name(index) for index in range(len(first))]
+    explanation = Explanation(names, first.answers, runs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return write_page(
+        file,
+        f"What {first.manifest['model']} saw",
+        [explain_section(explanation), protocol_section([run.manifest for run in runs.values()])],
+        lead=_lead(len(first), runs),
+    )
+
+
+def _lead(count: int, methods: Iterable[str], holes: Sequence[Hole] = ()) -> str:
+    words = f"{count} picture{'s' * (count != 1)}, explained with {', '.join(methods)}."
+    return f"{words} {len(holes)} could not be read." if holes else words
 
 
 def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
     """One card for each picture, one column for each method."""
-    cards = [_card(explanation, index) for index in range(len(explanation.names))]
-    return Section(title, render_cards(cards), _how_to_read(explanation))
+    indices = range(len(explanation.names))
+    cards = render_cards([_card(explanation, index) for index in indices])
+    rows = [_row(explanation, index) for index in indices]
+    return replace(_section(explanation, cards, rows), title=title)
 
 
 def _how_to_read(explanation: Explanation) -> str:
@@ -139,23 +209,36 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
     """The picture and each method's overlay side by side, for slides and papers."""
     shown: list[Image.Image] = [picture(explanation.first.images[index])]
     below: list[Image.Image | None] = [None]
-    titles = [answer_text(explanation.answers[index])]
+    titles = [answer_text(explanation.answers[index]) if explanation.answers else ""]
     for method, run in explanation.runs.items():
         scale = _scale(run, index)
         shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
         below.append(legend(scale, width=shown[-1].width))
-        titles.append(_title(method, run, index))
+        remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
+        titles.append(remark + _title(method, run, index))
     return panel(shown, titles=titles, below=below)
 
 
 def answer_text(answers: Sequence[Answer]) -> str:
     """The answer in words: what the model says, and what was explained where that is something
     else."""
-    best, explained = answers[0], next(a for a in answers if a.explained)
+    best, explained = answers[0], [a for a in answers if a.explained]
     words = f"{best.name}, probability {best.probability:.3f}"
-    if best is explained:
+    if not explained or explained == [best]:
         return words
-    return f"{words}; explained: {explained.name}, {explained.probability:.3f}"
+    named = [f"{answer.name}, {answer.probability:.3f}" for answer in explained]
+    return f"{words}; explained: {' against '.join(named)}"
+
+
+def card_text(explanation: Explanation, index: int) -> str:
+    """The answer, and what is known about the picture."""
+    row = _row(explanation, index)
+    words = [answer_text(explanation.answers[index])] if row["answers"] else []
+    if "truth" in row:
+        words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
+    if "background" in row:
+        words.append(f"{100 * row['background']:.0f} % of the map on the background")
+    return "; ".join(words)
 
 
 def _card(explanation: Explanation, index: int) -> Card:
@@ -164,15 +247,43 @@ def _card(explanation: Explanation, index: int) -> Card:
     if manifest["random_weights"]:
         warnings.append(f"{manifest['model']} has random weights: its answers mean nothing")
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
-    answers = explanation.answers[index]
+    answers = explanation.answers[index] if explanation.answers else []
     strip = Strip(explanation.first.images[index], maps, answers=answers)
     return Card(
         explanation.names[index],
         [strip],
-        caption=answer_text(answers),
+        caption=card_text(explanation, index),
         warnings=warnings,
         shown=_shown(explanation, index),
+        data=_data(_row(explanation, index)),
     )
+
+
+def _row(explanation: Explanation, index: int) -> dict[str, Any]:
+    """What a machine may want to know about a picture: the answers, and how they compare with what
+    is known."""
+    answers = explanation.answers[index] if explanation.answers else []
+    row: dict[str, Any] = {"answers": [asdict(answer) for answer in answers]}
+    if explanation.truths and explanation.truths[index] is not None:
+        truth = explanation.truths[index]
+        row |= {"truth": truth, "right": bool(answers) and answers[0].name == truth}
+    if explanation.background and explanation.background[index] is not None:
+        row["background"] = explanation.background[index]
+    return row
+
+
+def _data(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a card is sorted and filtered by. The worst error is the most confident wrong answer."""
+    data: dict[str, str] = {}
+    if row["answers"]:
+        data["confidence"] = f"{row['answers'][0]['probability']:.6g}"
+    if "right" in row:
+        data["answer"] = "right" if row["right"] else "wrong"
+        sign = -1 if row["right"] else 1
+        data["error"] = f"{sign * float(data['confidence']):.6g}"
+    if "background" in row:
+        data["background"] = f"{row['background']:.6g}"
+    return data
 
 
 def _findings(explanation: Explanation, index: int) -> dict[str, Any]:

@@ -3,7 +3,8 @@ changed.
 
 A map of one sign is drawn from its low to its high values (dark to bright, and more opaque); a map
 with both signs diverges around zero (blue against, red for). The range drawn leaves out the
-outermost values, so that one patch cannot darken all others; the legend names it.
+outermost values, so that one patch cannot darken all others; the legend names it. A map that is
+nearly the same everywhere is pale, and says so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SEQUENTIAL, DIVERGING = "inferno", "RdBu_r"
 MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to be looked at
 # a map that varies by less, relative to its values, is rounding: it is shown without colour
 _FLAT = 1e-3
+_PALE = 0.1  # one that varies by less than this share of its values is shown pale, in proportion
+_SLIGHT = 1e-5  # and so is one of both signs that stays below this
 _INK, _PAPER = (38, 38, 43), (255, 255, 255)
 
 
@@ -38,6 +41,19 @@ class Scale:
     high: float
     signed: bool
     colormap: str
+    paleness: float = 0.0  # 0 for full colour, near 1 for a map that is nearly the same everywhere
+
+    @property
+    def remark(self) -> str:
+        """What a reader must know about a pale map."""
+        if self.high <= self.low:
+            return "no differences: the same everywhere"
+        if not self.paleness:
+            return ""
+        if self.signed:
+            return f"pale: no value is beyond {number(self.high)}"
+        share = (self.high - self.low) / max(abs(self.low), abs(self.high))
+        return f"pale: nearly the same everywhere, values differ by {100 * share:.2g} %"
 
     def unit(self, heat: Tensor) -> Tensor:
         """Values as positions in the colormap, 0 to 1."""
@@ -48,7 +64,7 @@ class Scale:
     def strength(self, heat: Tensor) -> Tensor:
         """How much of the picture a value may cover, 0 to 1: little values leave it visible."""
         unit = self.unit(heat)
-        return (2 * unit - 1).abs() if self.signed else unit
+        return (1 - self.paleness) * ((2 * unit - 1).abs() if self.signed else unit)
 
 
 def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = None) -> Scale:
@@ -61,12 +77,14 @@ def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = 
         raise UnknownName("colormap", colormap, matplotlib.colormaps)
     if signed:
         reach = float(values.abs().quantile(0.995))
-        return Scale(-reach, reach, True, colormap)
+        return Scale(-reach, reach, True, colormap, max(0.0, 1 - reach / _SLIGHT))
     low, high = (
         float(q) for q in values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64))
     )
-    flat = high - low <= _FLAT * max(abs(low), abs(high))
-    return Scale(low, low if flat else high, False, colormap)
+    differs, largest = high - low, max(abs(low), abs(high))
+    if differs <= _FLAT * largest:
+        return Scale(low, low, False, colormap)
+    return Scale(low, high, False, colormap, max(0.0, 1 - differs / (_PALE * largest)))
 
 
 def overlay(

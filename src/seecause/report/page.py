@@ -23,6 +23,8 @@ from markupsafe import Markup
 from seecause._files import atomic_file, digest
 from seecause.report.overlay import fixed, number
 
+SHORT_NOTE = 180  # characters that stand above a picture without being in its way
+
 
 @dataclass(frozen=True)
 class HtmlFile:
@@ -37,8 +39,9 @@ class HtmlFile:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: ready HTML under a title, and in plain words how to read it. `terms` says
-    below it what its short names mean.
+    """A part of the page: ready HTML under a title, and in plain words how to read it: the first
+    sentence of the `note` stands above, the rest is folded. `terms` says below what its short names
+    mean; `tools` are controls for the cards.
 
     Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`;
     navigation then has the chapters only.
@@ -50,10 +53,23 @@ class Section:
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
     short: str = ""
+    tools: Markup = field(default=Markup())
 
     @property
     def anchor(self) -> str:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    @property
+    def opening(self) -> str:
+        """The sentence that stands above the body; the whole note where that is short."""
+        if len(self.note) <= SHORT_NOTE:
+            return self.note
+        return re.split(r"(?<=[.!?])\s+(?=[A-Z0-9↑])", self.note, maxsplit=1)[0]
+
+    @property
+    def rest(self) -> str:
+        """What is folded away."""
+        return self.note[len(self.opening) :].strip()
 
 
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:

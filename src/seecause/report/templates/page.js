@@ -45,3 +45,34 @@ for (const card of document.querySelectorAll(".card")) {
     for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => leave(card));
   }
 }
+
+// Pages of many pictures: cards are sorted by a number they carry, and hidden where they do not match.
+for (const form of document.querySelectorAll(".sorter")) {
+  const list = form.nextElementSibling;
+  const cards = [...list.querySelectorAll(":scope > .card")];
+  const { sort, show, find, count } = form.elements;
+  const update = () => {
+    const [key, direction] = sort.value.split(" ");
+    const value = (card) => (key && card.dataset[key] !== undefined ? +card.dataset[key] : NaN);
+    const order = (a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+      return direction === "down" ? y - x : x - y;
+    };
+    const sorted = key ? [...cards].sort(order) : cards;
+    list.append(...sorted);
+    const words = find.value.trim().toLowerCase();
+    let shown = 0;
+    for (const card of cards) {
+      const right = !show || !show.value || card.dataset.answer === show.value;
+      const named = !words || card.querySelector("header").textContent.toLowerCase().includes(words);
+      card.hidden = !(right && named);
+      shown += !card.hidden;
+    }
+    count.textContent = `${shown} of ${cards.length}`;
+  };
+  form.addEventListener("input", update);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.hidden = false;
+  update();
+}

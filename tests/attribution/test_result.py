@@ -1,0 +1,230 @@
+"""Results people use: parts, frames, figures, pages, notebooks, several methods, streams."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import seecause as sc
+from seecause.attribution.result import TENSORS
+from seecause.attribution.stream import Hole
+from seecause.errors import BadImage, BadOption, MissingExtra
+from tests.bad_files import bad_file
+
+
+@pytest.fixture(scope="module")
+def model():
+    return sc.load("builtin:critters-vit")
+
+
+@pytest.fixture(scope="module")
+def images(model):
+    data = sc.data.open_data("critters:clean:test", limit=8)
+    return sc.data.to_batch(model, list(data)).images
+
+
+@pytest.fixture(scope="module")
+def att(model, images):
+    return sc.attribute(model, images, method="mosaic", masks=4, law="path")
+
+
+@pytest.mark.parametrize("which", [slice(2, 5), [4, 1], torch.tensor([4, 1]), np.array([4, 1]), -1])
+def test_a_part_is_a_result_of_its_own(att, which):
+    rows = torch.arange(8)[which if isinstance(which, int | slice) else [4, 1]].reshape(-1)
+    part = att[which]
+    for name in TENSORS:
+        whole, cut = getattr(att, name), getattr(part, name)
+        assert (whole is None and cut is None) or torch.equal(whole[rows], cut)
+    assert part.labels == [att.labels[row] for row in rows.tolist()]
+    assert part.answers == [att.answers[row] for row in rows.tolist()]
+    assert part.manifest["rows"] == rows.tolist()
+    for name in ("target", "checks"):
+        for key, values in att.manifest[name].items():
+            picked = values and [values[row] for row in rows.tolist()]
+            assert part.manifest[name][key] == picked
+    assert part.manifest["images"][0] == len(part) == len(rows)
+    assert part[0].manifest["rows"] == [rows.tolist()[0]]
+    assert part.pixels().shape == (len(rows), 96, 96)
+
+
+def test_iteration_goes_through_pictures_and_ends(att):
+    assert [one.labels[0] for one in att] == att.labels
+    assert torch.equal(torch.cat([one.maps for one in att]), att.maps)
+    with pytest.raises(IndexError):
+        att[8]
+    with pytest.raises(BadOption, match="a mask"):
+        att[[True, False]]
+    assert len(att[torch.arange(8) < 3]) == 3
+
+
+@pytest.mark.parametrize("method", ["caap", "mosaic", "rollout", "rise", "sobel", "ixg"])
+def test_probabilities_are_those_of_the_model(model, images, method):
+    options = {"masks": 8} if method == "rise" else {}
+    for target in (None, 3, (2, 5), lambda logits: logits[:, 0]):
+        result = sc.attribute(model, images[:3], target, method, **options)
+        expected = model(images[:3]).softmax(dim=-1)
+        torch.testing.assert_close(result.probabilities, expected)
+        assert result.probabilities.requires_grad is False
+        best = [answers[0].name for answers in result.answers]
+        assert best == [model.class_name(c) for c in expected.argmax(dim=-1).tolist()]
+
+
+def test_chunks_of_one_picture_keep_their_probabilities(model, images):
+    with sc.budget(1):
+        result = sc.attribute(model, images[:3], 3, "ixg")
+    torch.testing.assert_close(result.probabilities, model(images[:3]).softmax(dim=-1))
+
+
+def test_a_contrast_says_both_classes(model, images):
+    att = sc.attribute(model, images[:2], ("mossling", "quillow"))
+    assert att.labels == ["mossling against quillow"] * 2
+    assert {a.name for a in att.answers[0] if a.explained} == {"mossling", "quillow"}
+    assert "caap: mossling against quillow" in att._repr_html_()
+    assert att.rows()[0]["explained"] == "mossling against quillow"
+
+
+def test_a_frame_has_a_row_for_each_picture(att):
+    frame = att.to_frame()
+    assert len(frame) == 8
+    row = frame.iloc[3]
+    assert row["answer"] == att.answers[3][0].name and row["explained"] == att.labels[3]
+    top = att.maps[3].flatten().argmax()
+    assert (row["row of highest"], row["column of highest"]) == (top // 12, top % 12)
+    assert row["completeness gap"] == att.manifest["checks"]["completeness gap"][3]
+    both = sc.Attributions({"mosaic": att, "again": att}).to_frame()
+    assert len(both) == 16
+
+
+def test_without_pandas_a_frame_is_refused_in_words(att, monkeypatch):
+    plain = builtins.__import__
+
+    def without(name, *rest):
+        if name == "pandas":
+            raise ImportError(name)
+        return plain(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match="pandas is not installed; run: pip install"):
+        att.to_frame()
+
+
+def test_plots_are_figures_with_the_picture_beside_its_map(att):
+    figure = att[:2].plot()
+    assert len(figure.axes) == 4 and figure.axes[0].get_title().startswith(att.answers[0][0].name)
+    _, ax = pyplot.subplots()
+    assert att[0].plot(ax=ax) is ax.get_figure() and ax.get_title() == f"mosaic: {att.labels[0]}"
+    with pytest.raises(BadOption, match=r"att\[0\]"):
+        att.plot(ax=ax)
+    pyplot.close("all")
+
+
+def test_show_opens_a_window_outside_of_notebooks(att, monkeypatch):
+    opened = []
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    monkeypatch.setattr(Image.Image, "show", lambda image: opened.append(image))
+    att[0].show()
+    assert len(opened) == 1 and opened[0].width > 300
+
+
+def test_the_page_of_a_result_is_one_file(att, tmp_path):
+    file = att[:2].page(tmp_path / "two.html")
+    text = file.read_text()
+    assert text.count('<article class="card') == 2 and att.labels[0] in text
+    assert att[0].page(tmp_path / "folder") == tmp_path / "folder" / "index.html"
+
+
+def test_a_notebook_of_eight_pictures_is_small_and_has_the_pictures(model):
+    """On photos, which no file format packs well."""
+    noise = torch.rand(8, 3, 112, 112, generator=torch.Generator().manual_seed(0))
+    photos = torch.nn.functional.interpolate(noise, size=(224, 224), mode="bicubic")
+    result = sc.Attribution(
+        maps=torch.randn(8, 14, 14),
+        images=photos.clamp(0, 1),
+        manifest={"method": "caap", "model": "<timm>"},
+        labels=["tabby & cat"] * 8,
+        answers=sc.attribute(model, torch.randn(8, 3, 96, 96), method="center").answers,
+        names=[f"{place}<.jpg" for place in range(8)],
+    )
+    html = result._repr_html_()
+    assert len(html) < 200_000
+    assert html.count("<img") == 16 and "tabby &amp; cat" in html and "0&lt;.jpg" in html
+    assert "&lt;timm&gt;" in html and "<timm>" not in html
+    assert result.answers[0][0].name in html
+    more = sc.Attribution(**{**vars(result), "maps": torch.randn(9, 14, 14),
+                             "images": photos[[0, *range(8)]]})  # fmt: skip
+    assert "1 more" in more._repr_html_()
+
+
+def test_several_methods_give_a_dictionary(model, images):
+    both = sc.attribute(model, images[:2], method=["caap", "rollout"], score="logit")
+    assert list(both) == ["caap", "rollout"] and isinstance(both, dict)
+    assert both["caap"].manifest["options"]["score"] == "logit"
+    alone = sc.attribute(model, images[:2], score="logit")
+    assert torch.equal(both["caap"].maps, alone.maps)
+    assert both._repr_html_().count("<img") == 6 and len(both.plot().axes) == 6
+    with pytest.raises(BadOption, match="an option of caap, rollout"):
+        sc.attribute(model, images, method=["caap", "rollout"], tale="source")
+    with pytest.raises(BadOption, match="at least one method"):
+        sc.attribute(model, images, method=[])
+
+
+def test_everything_survives_being_saved(att, model, images, tmp_path):
+    loaded = sc.Attribution.load(att.save(tmp_path / "one"))
+    assert loaded.answers == att.answers and loaded.manifest == json.loads(json.dumps(att.manifest))
+    assert torch.equal(loaded.probabilities, att.probabilities)
+    assert loaded[2:4].labels == att.labels[2:4]
+    sc.attribute(model, images[:1], method=["center", "sobel"]).save(tmp_path / "two")
+    assert sc.Attribution.load(tmp_path / "two" / "sobel").native is not None
+
+
+def test_a_stream_takes_what_people_have(model, images, tmp_path):
+    data = sc.data.open_data("critters:clean:test", limit=8)
+    files = []
+    for place in range(5):
+        files.append(tmp_path / f"{place}.png")
+        sc.data.to_pil(data[place].image).save(files[-1])
+    expected = sc.attribute(model, images[:5], method="center")
+    loader = DataLoader(TensorDataset(images[:5], torch.zeros(5)), batch_size=2)
+    pictures = [sc.data.to_pil(data[place].image) for place in range(5)]
+    arrays = np.stack([np.asarray(picture) for picture in pictures])
+    for source in (
+        *(images[:5], loader, ({"pixel_values": x} for x, _ in loader), pictures, arrays),
+        *(images[:5, None].split(2), [pictures[:3], pictures[3:]], [(p, 0) for p in pictures]),
+        files,
+    ):
+        parts = list(sc.attribute_stream(model, source, method="center", batch=3))
+        assert [len(part) for part in parts] == [3, 2]
+        torch.testing.assert_close(torch.cat([part.maps for part in parts]), expected.maps)
+        shown = torch.cat([part.images for part in parts])
+        torch.testing.assert_close(shown, expected.images, atol=1 / 200, rtol=0)
+    assert parts[0].names == [str(file) for file in files[:3]]
+    both = next(sc.attribute_stream(model, files, method=["center", "sobel"]))
+    assert list(both) == ["center", "sobel"] and both["sobel"].names[4] == str(files[4])
+
+
+def test_a_bad_file_of_a_stream_is_named_and_the_others_go_on(model, tmp_path):
+    Image.new("RGB", (90, 60)).save(tmp_path / "good.png")
+    bad, good = bad_file(tmp_path, "truncated"), tmp_path / "good.png"
+    holes: list[Hole] = []
+    parts = list(
+        sc.attribute_stream(model, [good, bad, good], method="center", batch=2, holes=holes)
+    )
+    assert [part.names for part in parts] == [[str(good)] * 2]
+    assert [hole.name for hole in holes] == [str(bad)] and "truncated" in holes[0].reason
+    with pytest.raises(BadImage):
+        list(sc.attribute_stream(model, [good, bad], method="center"))
+    assert [len(part) for part in sc.attribute_stream(model, str(good), method="center")] == [1]
+    with pytest.raises(BadOption, match="one for all"):
+        list(sc.attribute_stream(model, [good], [1]))
