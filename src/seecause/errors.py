@@ -150,10 +150,11 @@ class DataMissing(SeecauseError):
 
 
 class MissingExtra(SeecauseError):
-    """An optional library is not installed."""
+    """An optional library is not installed; it comes with an extra, or by its own name."""
 
-    def __init__(self, library: str, extra: str):
-        super().__init__(f"{library} is not installed; run: pip install 'seecause[{extra}]'.")
+    def __init__(self, library: str, extra: str = ""):
+        package = f"'seecause[{extra}]'" if extra else library
+        super().__init__(f"{library} is not installed; run: pip install {package}.")
 
 
 class MissingWeights(SeecauseError):

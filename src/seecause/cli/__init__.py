@@ -24,6 +24,7 @@ COMMANDS = {  # the file of each, and its line in `seecause --help`
         " first."
     ),
     "repair": "Mend a model that answers from the background; writes a checkpoint to ship.",
+    "gate": "May this model ship? Limits on an audit, an exit code, and an evidence pack.",
     "heads": "Does the model answer from the background, which heads do it, and what if they go?",
     "faithful": (
         "A classifier that cannot look elsewhere (iFAM): train it, test it, change what it sees,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,7 @@ from seecause.cli.progress import counting
 
 if TYPE_CHECKING:
     from seecause.models.base import ImageModel
+    from seecause.repair.audit import BackgroundAudit
     from seecause.repair.eye import Eye
 
 EyeOption = Annotated[
@@ -97,9 +99,6 @@ def audit(
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. `seecause heads
     audit` erases backgrounds instead, and needs no masks.
     """
-    from seecause.data.registry import open_data
-    from seecause.heads.pictures import model_for
-    from seecause.repair.audit import audit as run
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import write_page
     from seecause.report.repair import audit_csv, audit_lines, audit_sections
@@ -109,12 +108,9 @@ def audit(
         model, data, weights=weights, device=device, dtype=dtype, seed=seed,
         classify=classify, scope=scope, question=question,
     )  # fmt: skip
-    pictures = open_data(data, limit=limit)
-    answering = model_for(opened, pictures)
-    look = open_eye(answering, eye, eye_weights, eye_method, eye_cache)
-    progress = partial(counting, quiet=quiet)
-    result = run(
-        answering, pictures, eye=look, per_picture=per_picture, seed=seed, progress=progress
+    look = partial(open_eye, name=eye, weights=eye_weights, method=eye_method, cache=eye_cache)
+    answering, result = audited(
+        opened, data, look, limit=limit, per_picture=per_picture, seed=seed, quiet=quiet
     )
     lines = audit_lines(result)
     manifest = {"command": "audit", "page": "index.html", "table": "audit.csv"}
@@ -125,6 +121,29 @@ def audit(
         write_page(folder / "index.html", title, sections, lead=lead)
         (folder / "audit.csv").write_text(audit_csv(result, answering.classes), encoding="utf-8")
     say(lines, out, replaced=replaces, quiet=quiet)
+
+
+def audited(
+    opened: ImageModel,
+    data: str,
+    look: Callable[[ImageModel], Eye | str | None],
+    *,
+    limit: int,
+    per_picture: int,
+    seed: int,
+    quiet: bool,
+) -> tuple[ImageModel, BackgroundAudit]:
+    """The model as it answers in the classes of the data, and its audit."""
+    from seecause.data.registry import open_data
+    from seecause.heads.pictures import model_for
+    from seecause.repair.audit import audit
+
+    pictures = open_data(data, limit=limit)
+    model = model_for(opened, pictures)
+    progress = partial(counting, quiet=quiet)
+    return model, audit(
+        model, pictures, eye=look(model), per_picture=per_picture, seed=seed, progress=progress
+    )
 
 
 def open_eye(

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.errors import BadOption, MissingExtra
-from seecause.integrations._common import shares, view_of
+from seecause.loading import as_view
 from seecause.models.base import ImageModel
 
 try:
@@ -32,7 +33,7 @@ class ByMethod(Attribution):
     """Any method of `sc.methods()` as an attribution of captum; `options` are the method's own."""
 
     def __init__(self, model: ImageModel | nn.Module, method: str, **options: Any) -> None:
-        self.view, self.method, self.options = view_of(model), method, options
+        self.view, self.method, self.options = as_view(model), method, options
         find(method, self.view.architecture).check(options)
         super().__init__(self.view)
 
@@ -57,7 +58,8 @@ class ByMethod(Attribution):
             method=self.method,
             **{**self.options, **options},
         )
-        attributions = shares(result, images.detach())
+        maps = result.maps if result.native is None else result.native
+        attributions = shares(maps, images.detach())
         return attributions if isinstance(inputs, Tensor) else (attributions,)
 
 
@@ -80,6 +82,20 @@ class Mosaic(ByMethod):
 
     def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
         super().__init__(model, "mosaic", **options)
+
+
+def shares(maps: Tensor, like: Tensor) -> Tensor:
+    """Maps [B, h, w] in the shape of their images [B, C, H, W]: what a patch has is shared out
+    evenly to its pixels and their channels, so that sums stay what they are.
+
+    >>> import torch
+    >>> float(shares(torch.ones(1, 2, 2), torch.zeros(1, 3, 4, 4)).sum())
+    4.0
+    """
+    channels, height, width = like.shape[1:]
+    pixels = F.interpolate(maps[:, None], size=(height, width), mode="nearest")
+    each = pixels * (maps.shape[1] * maps.shape[2] / (height * width * channels))
+    return each.expand(-1, channels, -1, -1).to(like).contiguous()
 
 
 def _only(inputs: tuple[Tensor, ...]) -> Tensor:

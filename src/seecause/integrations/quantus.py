@@ -18,8 +18,7 @@ from torch import nn
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
-from seecause.integrations._common import view_of
-from seecause.loading import rewrap
+from seecause.loading import as_view, rewrap
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 
@@ -39,7 +38,7 @@ def explain_func(
     >>> explain(model.module, np.zeros((1, 3, 96, 96)), np.array([2])).shape
     (1, 1, 96, 96)
     """
-    view = view_of(model)
+    view = as_view(model)
     find(method, view.architecture).check(options)
 
     def explain(model: Any, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
@@ -59,7 +58,7 @@ def _seen_as(view: ImageModel, module: Any) -> ImageModel:
         return view
     if isinstance(view, VisionModel) and type(module) is type(view.module):
         return rewrap(view, module, check=False)
-    return view_of(module)
+    return as_view(module)
 
 
 def _labels(targets: Any) -> Any:

@@ -1,3 +1,4 @@
+from seecause.repair._gate import Check as Check, Gate as Gate, gate as gate
 from seecause.repair._remedies import (
     Lesson as Lesson,
     Mended as Mended,

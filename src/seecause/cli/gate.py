@@ -1,0 +1,158 @@
+"""`seecause gate`: may this model ship? An exit code for a build, and an evidence pack."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from seecause.cli.audit import (
+    EyeCache,
+    EyeMethod,
+    EyeOption,
+    EyeWeights,
+    PerPicture,
+    audited,
+    open_eye,
+)
+from seecause.cli.heads_options import (
+    BIASED,
+    TEST,
+    AuditData,
+    DtypeOption,
+    Limit,
+    lead_of,
+    open_asked,
+)
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    ModelName,
+    Out,
+    Overwrite,
+    Quiet,
+    Seed,
+    Weights,
+    tell_page,
+)
+
+FAILED = 3  # exit code: a limit is missed, or not shown to be met
+
+MaxFlips = Annotated[
+    float | None,
+    typer.Option(
+        "--max-flips",
+        help="Right answers that another background may change, beyond what cutting alone does.",
+        min=0,
+        max=1,
+    ),
+]
+MaxBir = Annotated[
+    float | None,
+    typer.Option("--max-bir", help="The background's share of the answers, BIR.", min=0, max=1),
+]
+MinAccuracy = Annotated[
+    float | None, typer.Option("--min-accuracy", help="On plain pictures.", min=0, max=1)
+]
+MinGroup = Annotated[
+    float | None,
+    typer.Option("--min-worst-group", help="In every group of the data.", min=0, max=1),
+]
+JUnit = Annotated[
+    Path | None,
+    typer.Option("--junit", help="Also write the report for the build server to this file."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    example = "seecause gate --model FOLDER --data folder:PATH --max-flips 0.1 --junit gate.xml"
+    app.command(epilog=f"Example: {example}")(gate)
+
+
+def gate(
+    context: typer.Context,
+    model: ModelName = BIASED,
+    weights: Weights = None,
+    data: AuditData = TEST,
+    max_flips: MaxFlips = None,
+    max_bir: MaxBir = None,
+    min_accuracy: MinAccuracy = None,
+    min_worst_group: MinGroup = None,
+    junit: JUnit = None,
+    limit: Limit = 400,
+    eye: EyeOption = None,
+    eye_weights: EyeWeights = None,
+    eye_method: EyeMethod = None,
+    eye_cache: EyeCache = None,
+    per_picture: PerPicture = 4,
+    out: Out = Path("gate"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: DtypeOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """May this model ship? Limits on an audit are judged by the end of a 95 % interval that is hard
+    to meet; the exit code is 3 unless all are met.
+
+    Writes an evidence pack: a page, numbers, digests of weights and pictures, versions, command and
+    a JUnit report.
+    """
+    from seecause._files import write_atomic
+    from seecause.repair._gate import check_limits, gate as judge
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.gate import junit_xml, write_pack
+
+    limits = {"max_flips": max_flips, "max_bir": max_bir}
+    limits |= {"min_accuracy": min_accuracy, "min_worst_group": min_worst_group}
+    check_limits(limits)
+    replaces = check_out(out, overwrite=overwrite)
+    opened = open_asked(
+        model, data, weights=weights, device=device, dtype=dtype, seed=seed,
+        classify=None, scope=None, question=None,
+    )  # fmt: skip
+    look = partial(open_eye, name=eye, weights=eye_weights, method=eye_method, cache=eye_cache)
+    answering, audit = audited(
+        opened, data, look, limit=limit, per_picture=per_picture, seed=seed, quiet=quiet
+    )
+    result = judge(audit, **limits)
+    record = {"command": command_line(context), "files": weights_files(model, weights)}
+    manifest = {"command": "gate", "page": "index.html", "passed": result.passed}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        write_pack(folder, answering, result, lead=lead_of(opened, audit.pictures), **record)
+    if junit is not None:
+        junit.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(junit, junit_xml(result, answering.name))
+    if not quiet:
+        typer.echo("\n".join([result.sentence, *(check.sentence for check in result.checks)]))
+        tell_page(out, replaced=replaces)
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, for the record."""
+    words = ["seecause", str(context.info_name)]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            words.append(max(parameter.opts, key=len))
+            value: Any = context.params[str(parameter.name)]
+            words += [] if value is True else [str(value)]
+    return shlex.join(words)
+
+
+def weights_files(model: str, weights: str | None) -> dict[str, str]:
+    """Digests of the local files that weights are read from; none for those of a hub."""
+    from seecause._files import digest_file
+
+    place = Path(weights or model.partition(":")[2] or model)
+    if not place.exists():
+        place = Path(model)
+    if place.is_file():
+        return {place.name: digest_file(place)}
+    files = sorted(place.glob("*.safetensors")) + sorted(place.glob("*.bin"))
+    return {file.name: digest_file(file) for file in files} if place.is_dir() else {}

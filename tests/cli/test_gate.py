@@ -1,0 +1,86 @@
+"""`seecause gate` as a build runs it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shlex
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from seecause.cli import app
+from seecause.cli.gate import FAILED
+
+MODEL = ["--model", "builtin:critters-biased", "--data", "critters:certified:test"]
+FAST = [*MODEL, "--limit", "40", "--per-picture", "1", "--device", "cpu"]
+FILES = {"index.html", "gate.json", "audit.csv", "pictures.csv", "junit.xml", "SHA256SUMS"}
+
+
+def gate(*more):
+    return CliRunner().invoke(app, ["gate", *FAST, *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("gate")
+    limits = ("--max-flips", 0.1, "--min-accuracy", 0.01)
+    more = ("--junit", root / "reports" / "gate.xml", "--out", root / "pack")
+    return root, gate(*limits, *more)
+
+
+def test_a_missed_limit_fails_the_build_with_its_own_code(failed):
+    root, done = failed
+    assert done.exit_code == FAILED == 3, done.output
+    assert "Fail: missed: flips." in done.output and "the whole 95 % interval" in done.output
+    report = ElementTree.parse(root / "reports" / "gate.xml").getroot()
+    assert report.get("failures") == "1" and report.get("tests") == "2"
+
+
+def test_the_pack_holds_page_numbers_digests_and_the_command(failed):
+    root, _ = failed
+    pack = root / "pack"
+    assert {path.name for path in pack.iterdir()} == FILES | {"manifest.json"}
+    record = json.loads((pack / "gate.json").read_text())
+    assert not record["passed"] and record["checks"][0]["judged by"].startswith("the upper end")
+    assert len(record["digests"]["weights"]) == 64 and record["versions"]["torch"]
+    words = shlex.split(record["command"])
+    assert words[:2] == ["seecause", "gate"] and words[words.index("--max-flips") + 1] == "0.1"
+    page = (pack / "index.html").read_text()
+    for shown in (
+        "May it ship?",
+        "What was tested?",
+        record["digests"]["weights"],
+        "Where does it",
+    ):
+        assert shown in page
+
+
+def test_every_file_of_the_pack_is_what_its_sum_says(failed):
+    root, _ = failed
+    lines = (root / "pack" / "SHA256SUMS").read_text().splitlines()
+    sums = dict(reversed(line.split("  ")) for line in lines)
+    assert set(sums) == FILES - {"SHA256SUMS"}
+    for name, value in sums.items():
+        assert hashlib.sha256((root / "pack" / name).read_bytes()).hexdigest() == value
+    record = json.loads((root / "pack" / "gate.json").read_text())
+    assert record["digests"]["pictures.csv"] == sums["pictures.csv"]
+    rows = list(csv.DictReader((root / "pack" / "pictures.csv").read_text().splitlines()))
+    assert len(rows) == 40 and len({row["sha256"] for row in rows}) == 40
+
+
+def test_limits_that_are_met_pass(tmp_path):
+    done = gate("--max-flips", 1, "--out", tmp_path / "pack", "--quiet")
+    assert done.exit_code == 0 and done.output == ""
+    assert json.loads((tmp_path / "pack" / "gate.json").read_text())["passed"]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [((), "one at least"), (("--max-flips", "0.1", "--eye-method", "mosaic"), "--eye NAME")],
+)
+def test_mistakes_are_one_line_and_code_2(tmp_path, more, line):
+    done = gate(*more, "--out", tmp_path / "pack")
+    assert done.exit_code == 2 and line in done.output and not (tmp_path / "pack").exists()
