@@ -21,11 +21,12 @@ ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+MODELS = ["builtin:critters-vit", "builtin:critters-biased"]
 
 
 @pytest.fixture(scope="session")
 def shop():
-    opened = open_workshop(["builtin:critters-vit", "builtin:critters-biased"])
+    opened = open_workshop(MODELS)
     yield opened
     opened.close()
 
@@ -69,9 +70,12 @@ def serving(app):
 
 
 @pytest.fixture(scope="session")
-def address(shop):
+def address():
+    """Of a server with models of its own: its workers switch heads off while tests compute."""
+    shop = open_workshop(MODELS)
     with serving(create_app(shop)) as where:
         yield where
+    shop.close()
 
 
 @pytest.fixture(scope="session")

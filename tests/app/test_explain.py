@@ -72,6 +72,21 @@ def test_brushed_patches_recomputed_from_the_embedding_are_pixels_on_the_blank(d
         assert value == pytest.approx(float(pixels[place]), abs=1e-4)
 
 
+@pytest.mark.parametrize("first", [0, 2, 6])
+def test_the_quick_way_is_a_sweep_of_one_set(desk, first):
+    patches = (52, 53, 54, 65, 66, 78, 90)
+    request = Brush(**ON, patches=patches, first=first)
+    chosen = torch.zeros(1, 144, dtype=torch.bool)
+    chosen[0, list(patches)] = True
+    plan = explain.sweep_plan(desk, request, registers=True)
+    assert explain.few_rows(desk.model, plan)
+    with torch.no_grad():
+        quick = explain._only_and_without(desk, request, chosen)
+        slow = [explain.sets_logits(desk, request, chosen, insert=insert)[0] for insert in (1, 0)]
+    for mine, theirs in zip(quick, slow, strict=True):
+        assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_answers_keep_the_order_of_the_whole_picture(desk):
     answer = explain.brush(desk, Brush(**ON, patches=(0, 1, 2)))
     order = plain(desk).topk(5).indices.tolist()

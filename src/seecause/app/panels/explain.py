@@ -36,6 +36,7 @@ from seecause.app.panels.show import (
     opening_lines,
     rounded,
 )
+from seecause.app.rows import few_rows, mixed_logits
 from seecause.app.workshop import Desk
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan
@@ -136,9 +137,7 @@ def brush(desk: Desk, request: Brush) -> Answer:
     checked_patches(model, request.patches)
     chosen = _chosen(model.layout.n_patches, [request.patches])
     whole = _plain_logits(desk, request)
-    only, without = (
-        sets_logits(desk, request, chosen, insert=insert)[0] for insert in (True, False)
-    )
+    only, without = _only_and_without(desk, request, chosen)
     return {
         "patches": len(request.patches),
         "only": answers(model, only, whole, count=SHOWN, target=target),
@@ -277,6 +276,22 @@ def sets_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) 
     context, donor = (blank, picture) if insert else (picture, blank)
     with desk.transformer.settled():
         return Sweep(desk.transformer, context, donor, plan).logits(chosen)[0]
+
+
+def _only_and_without(desk: Desk, request: Brush, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [C] each of one set of patches [1, N] in the blank, and taken out of the picture."""
+    if isinstance(desk.model, VisionModel):
+        plan = sweep_plan(desk, request, registers=True)
+        if few_rows(desk.model, plan):
+            picture, blank = desk.run(request.picture), desk.blank(request.blank)
+            special = slice(0, picture.layout.prefix)
+            begins = torch.cat([t.states[plan.start][:, special] for t in (blank, picture)])
+            sets = torch.cat([chosen, ~chosen])
+            with desk.model.settled():
+                both = mixed_logits(desk.model, picture, blank, sets, begins, plan.start)
+            return both[0], both[1]
+    only, without = (sets_logits(desk, request, chosen, insert=insert) for insert in (True, False))
+    return only[0], without[0]
 
 
 def _plain_logits(desk: Desk, request: OnPicture) -> Tensor:

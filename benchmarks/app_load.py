@@ -1,0 +1,123 @@
+"""How does `seecause serve` hold up: many users who brush at once, and thousands of bad requests?
+
+    python benchmarks/app_load.py --users 20 --seconds 60 --bad 2000
+
+Starts the server as a user would (two cores: taskset -c 0,1), opens sessions, and lets each brush
+one patch after the other as the page does: the next question when the last one is answered. Prints
+how long answers took, what failed, and the server's memory along the way. Then requests that are
+wrong in many ways: none may end the server, give an error of its own, or read a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.app.test_server import bad_requests
+
+SIDE = 12  # patches of a side of critters-vit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--users", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--bad", type=int, default=2000)
+    parser.add_argument("--model", default="builtin:critters-vit")
+    given = parser.parse_args()
+    command = [sys.executable, "-m", "seecause", "serve", "--model", given.model, "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+/", server.stdout.readline())[0]
+        print(f"{given.model} at {address}, {psutil.cpu_count()} cores")
+        brush(address, given.users, given.seconds, psutil.Process(server.pid))
+        annoy(address, given.bad)
+        print(f"server still there: {server.poll() is None}")
+    finally:
+        server.terminate()
+        log = server.communicate(timeout=30)[1]
+    print(f"lines in the server's log: {len(log.splitlines())}")
+
+
+def brush(address: str, users: int, seconds: float, process: psutil.Process) -> None:
+    """Closed loop: every user waits for an answer before the next stroke."""
+    times: list[float] = []
+    errors: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    people = [
+        threading.Thread(target=user, args=(address, place, ends, times, errors))
+        for place in range(users)
+    ]
+    for person in people:
+        person.start()
+    memory = []
+    while time.monotonic() < ends:
+        time.sleep(min(5.0, max(0.1, ends - time.monotonic())))
+        memory.append(process.memory_info().rss / 2**20)
+    for person in people:
+        person.join()
+    times.sort()
+    at = {share: times[int(share * (len(times) - 1))] * 1000 for share in (0.5, 0.95, 0.99, 1.0)}
+    shown = ", ".join(f"{share:.0%} {value:.0f} ms" for share, value in at.items())
+    print(
+        f"{users} users, {seconds:.0f} s: {len(times)} answers, {len(times) / seconds:.0f} a second"
+    )
+    print(f"time to an answer: {shown}; errors: {dict(errors) or 'none'}")
+    print(f"memory of the server in MB, every 5 s: {' '.join(f'{m:.0f}' for m in memory)}")
+
+
+def user(address: str, place: int, ends: float, times: list[float], errors: Counter[str]) -> None:
+    draw = random.Random(place)
+    with httpx.Client(base_url=address, timeout=60) as client:
+        session = client.post("/api/session").json()["session"]
+        client.headers["x-seecause-session"] = session
+        request = {"model": "critters-vit", "picture": f"s{place % 16}", "patches": []}
+        spot = draw.randrange(SIDE * SIDE)
+        while time.monotonic() < ends:
+            spot = (spot + draw.choice([-1, 1, -SIDE, SIDE])) % (SIDE * SIDE)
+            request["patches"] = sorted({*request["patches"], spot})[-40:]
+            begins = time.perf_counter()
+            answer = client.post(
+                "/api/run/explain/brush", json=request, headers={"x-seecause-slot": "brush"}
+            )
+            state = answer.json()
+            while state.get("state") in ("waiting", "running"):
+                state = client.get(f"/api/jobs/{state['job']}").json()
+            if state.get("state") == "done":
+                times.append(time.perf_counter() - begins)
+            else:
+                errors[json.dumps(state)[:120]] += 1
+
+
+def annoy(address: str, count: int) -> None:
+    """Bad requests, one after the other; what came back by status."""
+    statuses: Counter[int] = Counter()
+    leaks = 0
+    with httpx.Client(base_url=address, timeout=60) as client:
+        session = client.post("/api/session").json()["session"]
+        for method, path, content in bad_requests(count, seed=1):
+            headers = {"x-seecause-session": session, "content-type": "application/json"}
+            try:
+                answer = client.request(method, path, content=content, headers=headers)
+            except httpx.RemoteProtocolError:  # not even HTTP: refused by uvicorn
+                statuses[0] += 1
+                continue
+            statuses[answer.status_code] += 1
+            leaks += any(word in answer.text for word in ("Traceback", "root:", "site-packages"))
+    print(f"{count} bad requests: {dict(sorted(statuses.items()))}; leaks: {leaks}")
+
+
+if __name__ == "__main__":
+    main()
