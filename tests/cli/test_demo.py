@@ -63,7 +63,8 @@ def test_the_compare_job_shows_a_table_and_curves_of_every_method():
     page = render_page(
         "Demo", compare(DemoSetting(), methods=("caap", "random"), pictures=2).sections
     )
-    assert page.count('<th scope="row">') == 2 and "<svg" in page
+    assert page.count('<th scope="row">') == 2 and "Not drawn: insertion" in page
+    assert page.index('<article class="card') < page.index('<th scope="row">')  # pictures first
     assert "ins-del" in page and "no value" not in page
 
 
@@ -82,6 +83,7 @@ def test_the_repair_job_shows_which_heads_went_and_what_changed(folder):
         "What changed when they went?" in page
         and "outlined: removed" in page
         and page.count('<p class="when">after</p>') == 6
+        and page.index('<p class="when">after</p>') < page.index("outlined: removed")
     )
 
 

@@ -172,7 +172,7 @@ def _first_that_sees(
 
 
 MENDED = "builtin:critters-biased"
-MEND_PICTURES, MEND_TESTED, MEND_SHOWN = 48, 16, 4
+MEND_PICTURES, MEND_TESTED, MEND_SHOWN = 48, 16, 3
 
 
 def mend(
@@ -203,8 +203,11 @@ def mend(
     gallery = worst_section(models, pair, ["before", "after"], title=title, count=shown)
     sections = [
         replace(gallery, note=f"{result.sentence}\n{gallery.note}"),
-        change_section(result, title="What changed when it was mended?"),
-        remedies_section(result),
+        replace(
+            change_section(result, title="What changed when it was mended?"),
+            fold="Numbers before and after",
+        ),
+        replace(remedies_section(result), fold="All that was tried"),
     ]
     manifest = {**result.before.protocol, "method": "repair"}
     return DemoSections(sections, [manifest], [result.sentence])

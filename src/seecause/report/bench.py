@@ -174,6 +174,7 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
     insertion, deletion = means.values()
     # probabilities, unless logits were asked for
     share = all(0 <= y <= 1 for curve in (*insertion, *deletion) for y in curve.y)
+    same = [kind for kind, curves in means.items() if len(curves) > 1 and _on_one_line(curves)]
     charts = [
         chart(
             curves,
@@ -187,16 +188,16 @@ def curves_section(results: RunResults, plan: Plan) -> list[Section]:
             ("insertion", "uncovered", insertion, deletion),
             ("deletion", "covered", deletion, insertion),
         )
+        if kind not in same
     ]
     note = (
         "The most important pixels first. A faithful map makes insertion rise early and deletion"
         " fall early."
     )
-    same = [kind for kind, curves in means.items() if len(curves) > 1 and _on_one_line(curves)]
     if same:
         note += (
-            f" All curves of {' and of '.join(same)} lie on one line: it tells nothing about these"
-            " methods here."
+            f" Not drawn: {' and '.join(same)}, whose curves lie on one line. It tells nothing"
+            " about these methods here."
         )
     return [
         Section(

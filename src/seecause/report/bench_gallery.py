@@ -27,9 +27,11 @@ COMPARED = 2000  # pictures whose maps are compared, spread evenly
 Maps = Mapping[str, Mapping[int, Tensor]]  # by method and sample
 
 
-def gallery_section(results: RunResults, plan: Plan, *, reference: str) -> Section:
-    """Cards with the maps of all methods. Pictures are read again; where they are gone, the section
-    says so."""
+def gallery_section(
+    results: RunResults, plan: Plan, *, reference: str, shown: int = SHOWN
+) -> Section:
+    """Cards with the maps of all methods, `shown` of each kind. Pictures are read again; where they
+    are gone, the section says so."""
     title = "Which pictures tell most?"
     metric = headline(plan)
     scores = {method: columns[metric] for method, columns in results.values.items()}
@@ -42,7 +44,7 @@ def gallery_section(results: RunResults, plan: Plan, *, reference: str) -> Secti
         data = open_data(plan.request.data, limit=plan.request.limit)
         groups = []
         for kind, indices in picked.items():
-            cards = [_card(index, data, plan, results, scores) for index in indices]
+            cards = [_card(index, data, plan, results, scores) for index in indices[:shown]]
             if cards:
                 groups.append((kind, render_cards(cards)))
     except (BadImage, DataMissing) as gone:

@@ -194,11 +194,14 @@ def curves_section(
     """Accuracy, worst group, flips and BIR against K, each with the band of random sets. All are
     shares, drawn from zero."""
     numbers = [outcome.numbers() for outcome in line.chosen]
-    charts = []
+    charts, still = [], []
     for name in numbers[0]:
         if name not in MAIN and not name.startswith("BIR"):
             continue
         means, spreads = zip(*line.band(name), strict=True)
+        if len({*means, *(row[name] for row in numbers)}) == 1:  # a flat line says one number
+            still.append(f"{spelled(name)} stays at {means[0]:.2f}")
+            continue
         random = Series("random", line.ks, means, spreads, GREY, DASHES[1])
         chosen = Series(by, line.ks, [row[name] for row in numbers], (), COLOURS[0])
         charts.append(
@@ -212,7 +215,8 @@ def curves_section(
         )
     keys = {f"heads chosen by {by}": LINES["chosen heads"], DRAWN: LINES[DRAWN]}
     body = fragment("bench_charts.html.j2", charts=charts, keys=keys)
-    return Section(title, body, CURVES_NOTE)
+    unmoved = f" Not drawn, because nothing moves it: {'; '.join(still)}." if still else ""
+    return Section(title, body, CURVES_NOTE + unmoved)
 
 
 def change_section(

@@ -18,7 +18,7 @@ from seecause.models.base import ImageModel
 from seecause.report.cards import GridCell
 from seecause.report.heads import GAINS, erasure_terms, rows_csv, table
 from seecause.report.overlay import data_uri, number, picture
-from seecause.report.page import Section, fragment
+from seecause.report.page import Section, folded, fragment
 from seecause.target import Answer
 
 ERASURES_NOTE = (
@@ -141,10 +141,10 @@ def _why(erasure: Erasure) -> str:
 
 
 def verdict_section(
-    audit: Audit, *, title: str = "What was found", explained: bool = True
+    audit: Audit, *, title: str = "What was found", explained: bool = True, brief: bool = False
 ) -> Section:
-    """The conclusion in plain words, and every measurement behind it; its terms are `explained`
-    once on a page."""
+    """The conclusion in plain words, and every measurement behind it (folded if `brief`); its terms
+    are `explained` once on a page."""
     rows = []
     for name, gains in audit.means.items():
         values = (float(gains.fig.mean()), float(gains.big.mean()), gains.bir_ratio_of_means)
@@ -162,7 +162,8 @@ def verdict_section(
     head += ("BIR (mean of ratios)", "degenerate", "noise floor")
     marked = [list(audit.gains).index(audit.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=verdict(audit))
-    body += table(rows, head=head, marked=marked)
+    measured = table(rows, head=head, marked=marked)
+    body += folded("What was measured", measured) if brief else measured
     counted = "all pictures"
     if audit.counted is not None:
         right = f"{int(audit.counted.sum())} of {len(audit.counted)}"

@@ -41,7 +41,8 @@ class HtmlFile:
 class Section:
     """A part of the page: ready HTML under a title, and in plain words how to read it: the first
     sentence of the `note` stands above, the rest is folded. `terms` says below what its short names
-    mean; `tools` are controls for the cards.
+    mean; `tools` are controls for the cards. A body that few will ask for is folded under the words
+    of `fold`.
 
     Navigation has its title, or a `short` name. On a page of many sections some open a `chapter`;
     navigation then has the chapters only.
@@ -54,6 +55,7 @@ class Section:
     chapter: str = ""
     short: str = ""
     tools: Markup = field(default=Markup())
+    fold: str = ""
 
     @property
     def anchor(self) -> str:
@@ -133,6 +135,12 @@ def fragment(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(**values))
 
 
+def folded(summary: str, body: Markup) -> Markup:
+    """HTML that is shown when its summary is touched."""
+    opening = Markup('<details class="fold"><summary>{}</summary>').format(summary)
+    return opening + body + Markup("</details>")
+
+
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
     """How each result came about: first what all manifests share, then a table of its own for
     each."""
@@ -154,6 +162,7 @@ def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:
         "Protocol",
         fragment("protocol.html.j2", tables=[list(shared.items()), *own], shared=bool(shared)),
         note,
+        fold="Model, options, versions, fingerprints",
     )
 
 
