@@ -151,6 +151,11 @@ def test_what_cannot_be_done_is_said():
         ({"maps": torch.zeros(2, 3, 3)}, r"\[2, 4, 6\]"),
         ({"maps": torch.full((2, 4, 6), torch.nan)}, "finite"),
         ({"blank": "pink"}, "white"),
+        ({"points": True}, "a whole number"),
+        ({"maps": 3}, "maps"),
+        ({"method": 3}, "a word"),
+        ({"options": 3}, "a table"),
+        ({"seed": "x"}, "a whole number"),
     ):
         with pytest.raises(BadOption, match=message):
             sc.evidence(model, images, **{"method": "sobel", **options})

@@ -129,6 +129,8 @@ def test_what_cannot_be_done_is_said():
         ({"regions": 1}, "2 to 4"),
         ({"score": "luck"}, "prob"),
         ({"tail": "fox"}, "source"),
+        ({"regions": [2]}, "a whole number"),
+        ({"seed": None}, "a whole number"),
     ):
         with pytest.raises(BadOption, match=message):
             sc.interactions(model, images, **{"regions": 2, **options})

@@ -16,7 +16,7 @@ from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import record
-from seecause.errors import BadOption, NotDefined
+from seecause.errors import BadOption, NotDefined, ViewMismatch
 from tests.helpers import view
 from tests.reference import mosaic as reference
 from tests.tiny import FAMILIES, pictures, tiny
@@ -244,6 +244,12 @@ def test_drawn_masks_hold_every_share_of_the_picture(law):
         ({"blank": "grey"}, "white"),
         ({"score": "odds"}, "prob"),
         ({"mask": 3}, "masks"),
+        ({"masks": 2**70}, "1 to 100,000"),
+        ({"cells": 2**70}, "1 to 1,000"),
+        ({"seed": -1}, "from 0"),
+        ({"seed": 2**70}, "from 0"),
+        ({"eps": float("nan")}, "above 0"),
+        ({"classes": []}, "at least one class"),
     ],
 )
 def test_bad_options_are_refused_in_words(options, words):
@@ -273,6 +279,25 @@ def test_a_layer_without_gradients_is_named_and_caap_is_the_way_out(part):
     with pytest.raises(NotDefined, match=r"blocks\.2.*caap"):
         sc.attribute(model, images, 0, "mosaic")
     assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao says that it will move
+@pytest.mark.parametrize("layers", [{nn.Linear}, {"blocks.1.mlp.fc2"}, {"blocks.2.attn.proj"}])
+def test_layers_that_torch_quantised_are_refused_and_caap_answers(layers):
+    """They ask for a gradient and lose it; a residual path carries another one around them."""
+    native = tiny("timm_deit3", dtype=torch.float32)
+    module = torch.ao.quantization.quantize_dynamic(native.module, layers, dtype=torch.qint8)
+    how = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "size": native.size}
+    model, images = sc.wrap(module, **how, check=False), pictures(native)
+    for method in ("mosaic", "caap+mosaic"):
+        with pytest.raises(NotDefined, match=r"no gradient passes the .* of blocks.*caap"):
+            sc.attribute(model, images, 0, method)
+    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+    if layers == {nn.Linear}:
+        with pytest.raises(ViewMismatch, match=r"quantised layers.*caap"):
+            sc.wrap(module, **how)
+        with pytest.raises(NotDefined, match=r"quantised.*caap"):
+            sc.attribute(model, images, 0, "gae")
 
 
 def test_weights_made_in_inference_mode_name_caap():

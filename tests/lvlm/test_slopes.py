@@ -115,6 +115,20 @@ def test_slopes_are_possible_in_inference_mode_and_refused_where_there_are_none(
         attribute_heads(engine, masks=8)
 
 
+def test_a_layer_that_loses_gradients_is_named_though_others_carry_some_around_it():
+    """Slopes would be wrong without a word. The fit needs answers only."""
+    engine = scene("llava").engine
+    engine._differentiable = False
+    layer = engine.lvlm.blocks[1].native.mlp.down_proj
+    handle = layer.register_forward_hook(lambda module, args, out: out.detach())
+    try:
+        with pytest.raises(NotDefined, match=r"MLP of .*1, as in quantised layers.*how='fit'"):
+            attribute_heads(engine, masks=8)
+        assert attribute_heads(engine, how="fit", masks=64).coefficients.isfinite().all()
+    finally:
+        handle.remove()
+
+
 @pytest.mark.parametrize(
     ("ask", "match"),
     [
@@ -124,6 +138,12 @@ def test_slopes_are_possible_in_inference_mode_and_refused_where_there_are_none(
         (lambda e: e.slopes(some(2, 16), of="words"), "heads, text or image"),
         (lambda e: attribute_heads(e, how="guess", masks=8), "derivative, corrected or fit"),
         (lambda e: attribute_heads(e, masks=3), "at least 4"),
+        (lambda e: attribute_heads(e, masks=0), "at least 4"),
+        (lambda e: attribute_heads(e, masks=2**70), "at most"),
+        (lambda e: attribute_heads(e, masks="many"), "masks"),
+        (lambda e: attribute_heads(e, masks=8, l1_ratio=1.5), "from 0 to 1"),
+        (lambda e: attribute_tokens(e, masks=8, alpha=-1.0), "from 0 on"),
+        (lambda e: attribute_tokens(e, masks=8, step=0), "at least 10"),
         (lambda e: attribute_heads(e, adaptive=True), "how='fit'"),
         (lambda e: attribute_heads(e, how="fit", masks=15), "how='derivative' needs fewer"),
         (lambda e: text_slopes(e, masks=2), "at least 4"),

@@ -144,6 +144,8 @@ def take_classes(model: ImageModel, values: Tensor, classes: Classes) -> Tensor:
     if classes is None or classes == "all":
         return values
     wanted = [classes] if isinstance(classes, str | int) else classes
+    if not wanted:
+        raise BadOption("classes", classes, "at least one class, or 'all'")
     return values[..., [model.class_index(name) for name in wanted]]
 
 

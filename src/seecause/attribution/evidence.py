@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from seecause._options import check_options
 from seecause.attribution.attribute import attribute, protocol
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
@@ -130,33 +131,31 @@ def evidence(
     >>> sets.enough.exists.all(), sets.enough.patches.shape
     (tensor(True), torch.Size([2, 12, 12]))
     """
-    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
+    given = {"maps": maps, "method": method, "blank": blank, "points": points, "seed": seed}
+    check_options("evidence", evidence, given)
+    if points < 1:
         raise BadOption("points", points, "a whole number above 0")
+    if not isinstance(options, Mapping | None):
+        raise BadOption("options", options, "a table of the method's options")
     model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
-        grid = model.check(images).grid
+        order = "maps that were given"
         if maps is None:
-            order = method or ("mosaic" if model.architecture == "transformer" else "caap")
+            order = default_order(model) if method is None else method
             drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
             maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
-        else:
-            order = "maps that were given"
-        if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
-            expected = f"finite numbers [{len(images)}, {grid[0]}, {grid[1]}]: one map an image"
-            raise BadOption("maps", list(maps.shape), expected)
+        _check_maps(maps, images, model.check(images).grid)
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
         chain = _Chain(model, images, empty, maps.to(images.device), target)
-        enough = chain.shortest(keep=True, points=points)
-        needed = chain.shortest(keep=False, points=points)
         record = chain.target.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
             images=_raw(model, images),
             maps=wide(maps).cpu(),
-            enough=enough,
-            needed=needed,
+            enough=chain.shortest(keep=True, points=points),
+            needed=chain.shortest(keep=False, points=points),
             probability=chain.score(chain.whole).double().cpu(),
             answered=chain.kept(chain.whole).cpu(),
             labels=list(record.get("name", [])),
@@ -168,6 +167,17 @@ def evidence(
                 "memory_halvings": list(held.halvings),
             },
         )
+
+
+def default_order(model: ImageModel) -> str:
+    """The method whose sets are smallest on such a model (docs/results/mosaic.md)."""
+    return "mosaic" if model.architecture == "transformer" else "caap"
+
+
+def _check_maps(maps: Tensor, images: Tensor, grid: tuple[int, int]) -> None:
+    if tuple(maps.shape) != (len(images), *grid) or not maps.isfinite().all():
+        expected = f"finite numbers [{len(images)}, {grid[0]}, {grid[1]}]: one map an image"
+        raise BadOption("maps", list(maps.shape), expected)
 
 
 class _Chain:
@@ -190,6 +200,7 @@ class _Chain:
     def shortest(self, *, keep: bool, points: int) -> PatchSet:
         """The shortest beginning of the order that keeps the answer alone, or breaks it when it is
         hidden."""
+        points = min(points, self.patches)
         none, every = (self.blank, self.whole) if keep else (self.whole, self.blank)
         begins = self.kept(none) == keep  # with no patch at all
 

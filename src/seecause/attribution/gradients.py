@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seecause.attribution.registry import Maps
 from seecause.engine.chunks import fit, in_chunks
+from seecause.errors import NotDefined
 from seecause.models.layout import TokenLayout
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
@@ -68,7 +69,13 @@ def differentiate(
     to tensors `of` the same run."""
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
-    return bound, torch.autograd.grad(total, list(of))
+    gradients = torch.autograd.grad(total, list(of), allow_unused=True)
+    if any(gradient is None for gradient in gradients):
+        raise NotDefined(
+            "a gradient", f"none passes {model.name}, as in quantised layers",
+            "Use method='caap', which takes no gradient",
+        )  # fmt: skip
+    return bound, gradients
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from seecause._options import check_options
 from seecause.attribution.attribute import protocol
 from seecause.attribution.caap import Layers, Swept, make_plan, sweep
 from seecause.attribution.caap_cnn import sweep_features
@@ -144,6 +145,9 @@ def interactions(
     >>> pairs.values.shape, len(pairs.pairs(0, count=3))
     (torch.Size([1, 16, 16]), 3)
     """
+    options = {"tail": tail, "layers": layers}
+    given = {"regions": regions, "score": score, "blank": blank, "seed": seed, **options}
+    check_options("interactions", interactions, given)
     model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
@@ -152,7 +156,6 @@ def interactions(
         goal = parse(model, target, len(images))
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
-        options = {"tail": tail, "layers": layers}
         effects, bound = _effects(model, images, empty, sets, goal, score, options)
     count = regions * regions
     first, second = torch.triu_indices(count, count)
@@ -168,13 +171,7 @@ def interactions(
         labels=list(record.get("name", [])),
         manifest={
             "method": "interactions",
-            "options": {
-                "regions": regions,
-                "score": score,
-                "blank": blank if isinstance(blank, str) else "given",
-                **options,
-                "seed": seed,
-            },
+            "options": {**given, "blank": blank if isinstance(blank, str) else "given"},
             "target": record,
             **protocol(model, images),
             "memory_halvings": list(held.halvings),

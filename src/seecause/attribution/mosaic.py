@@ -54,6 +54,7 @@ from seecause.types import wide, wide_dtype
 
 Law = Literal["smooth", "iid", "path"]
 NEAREST = 2**-23  # to 0 and 1: what float32 still tells from them
+MOST_MASKS, MOST_CELLS = 100_000, 1_000
 SHARES = (0.05, 0.95)  # of patches that are the picture's, in a drawn mask
 
 
@@ -69,18 +70,20 @@ class MaskPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.masks < 1:
-            raise BadOption("masks", self.masks, "at least 1")
+        if not 1 <= self.masks <= MOST_MASKS:
+            raise BadOption("masks", self.masks, f"1 to {MOST_MASKS:,}")
         if self.law not in get_args(Law):
             raise BadOption("law", self.law, f"one of {', '.join(get_args(Law))}")
-        if self.cells < 1:
-            raise BadOption("cells", self.cells, "at least 1")
+        if not 1 <= self.cells <= MOST_CELLS:
+            raise BadOption("cells", self.cells, f"1 to {MOST_CELLS:,} along a side")
         if not 0 < self.eps < 0.5:
             raise BadOption("eps", self.eps, "above 0 and below 0.5: at 0 no mask has a slope")
         if self.antithetic and (self.law == "path" or self.masks % 2):
             raise BadOption(
                 "antithetic", True, "an even number of drawn masks: law smooth or iid, masks even"
             )
+        if not 0 <= self.seed < 2**63:
+            raise BadOption("seed", self.seed, "a whole number from 0 to 2^63 - 1")
 
     @property
     def weights(self) -> Tensor:

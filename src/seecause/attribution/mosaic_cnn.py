@@ -11,6 +11,9 @@ each costs a run of that part and its derivative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,7 @@ from seecause.attribution.mosaic import Law, MaskPlan, draw_masks, standard_erro
 from seecause.attribution.registry import Maps, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.mixture import reaches
 from seecause.errors import NotDefined
 from seecause.models.conv_view import ConvModel
 from seecause.target import Score, Target
@@ -49,51 +53,65 @@ def mosaic_cnn(
     seed: int = 0,
 ) -> Maps:
     """What the answer hangs on: slopes of the class score over mixtures of feature maps."""
-    plan, stage = MaskPlan(masks, law, cells, eps, antithetic, seed), stage or model.cells
-    layout = model.check(images)
-    mixed = draw_masks(plan, layout.grid).to(images)
-    weights = plan.weights.to(wide(mixed))
+    plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
+    layout, stage = model.check(images), model.cells if stage is None else stage
+    drawn = draw_masks(plan, layout.grid).to(images)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     shared = model.run_to(stage, empty) if len(empty) == 1 else None  # [1, C, h, w]
-    each = 4 * model.forward_bytes(layout, after=stage)  # with what the step back needs
 
     def some_images(a: int, b: int) -> Maps:
         features = model.run_to(stage, images[a:b])
         ground = model.run_to(stage, empty[a:b]) if shared is None else shared
-        plain = model.run_from(stage, features)
-        bound = target.take(slice(a, b)).bind(plain)
+        bound = target.take(slice(a, b)).bind(model.run_from(stage, features))
 
         def scores(m: Tensor) -> Tensor:  # [b, n, N] -> [b, n]
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
             logits = model.run_from(stage, between.flatten(0, 1)).unflatten(0, m.shape[:2])
             return bound.score(logits, score, sigmoid=model.sigmoid)
 
-        def some_masks(c: int, d: int) -> Tensor:
-            with torch.enable_grad():
-                m = mixed[c:d].expand(b - a, -1, -1).clone().requires_grad_()
-                total = scores(m).sum()
-                if not total.requires_grad:
-                    raise NotDefined(
-                        "mosaic",
-                        f"no gradient passes {model.name}, as in quantised layers",
-                        "Use method='caap', which takes no gradient",
-                    )
-                return torch.autograd.grad(total, m)[0]
+        # with what the step back needs
+        each = 4 * (b - a) * model.forward_bytes(layout, after=stage)
+        together = fit(len(drawn), each, images.device, share=0.8)
+        slope = _slopes(model, scores, drawn.expand(b - a, -1, -1), together)
+        return replace(_to_maps(slope, scores, bound, plan), used={"stage": stage})
 
-        together = fit(len(mixed), (b - a) * each, images.device, share=0.8)
-        slope = wide(torch.cat(list(in_chunks(some_masks, len(mixed), together)), dim=1))
-        values, checks = torch.einsum("n,bnp->bp", weights, slope), {}
-        if plan.law == "path":
-            ends = torch.stack([torch.zeros_like(mixed[0]), torch.ones_like(mixed[0])])
-            first, last = scores(ends.expand(b - a, -1, -1)).unbind(dim=1)
-            gap = values.sum(dim=1) - (last - first)
-            checks = {"completeness gap": gap, "difference": last - first}
-        errors = standard_error(slope, plan) if plan.draws > 1 else None
-        return Maps(values, bound, used={"stage": stage}, errors=errors, checks=checks)
+    at_once = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
+    return join(list(in_chunks(some_images, len(images), at_once, what="images")))
 
-    size = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
-    return join(list(in_chunks(some_images, len(images), size, what="images")))
+
+def _slopes(
+    model: ConvModel, scores: Callable[[Tensor], Tensor], masks: Tensor, together: int
+) -> Tensor:
+    """Derivatives [B, n, N] of scores [B, n] at masks [B, n, N], `together` masks at a time."""
+
+    def some_masks(a: int, b: int) -> Tensor:
+        with torch.enable_grad():
+            m = masks[:, a:b].clone().requires_grad_()
+            total = scores(m).sum()
+            if not reaches(total, m):
+                raise NotDefined(
+                    "mosaic",
+                    f"no gradient passes {model.name}, as in quantised layers",
+                    "Use method='caap', which takes no gradient",
+                )
+            return torch.autograd.grad(total, m)[0]
+
+    return wide(torch.cat(list(in_chunks(some_masks, masks.shape[1], together)), dim=1))
+
+
+def _to_maps(
+    slope: Tensor, scores: Callable[[Tensor], Tensor], bound: Target, plan: MaskPlan
+) -> Maps:
+    """Means of slopes [B, n, N] over masks, their errors, and of a path how complete it is."""
+    values, checks = torch.einsum("n,bnp->bp", plan.weights.to(slope), slope), {}
+    if plan.law == "path":
+        ends = torch.stack([torch.zeros_like(slope[:, 0]), torch.ones_like(slope[:, 0])], dim=1)
+        first, last = scores(ends).unbind(dim=1)
+        gap = values.sum(dim=1) - (last - first)
+        checks = {"completeness gap": gap, "difference": last - first}
+    errors = standard_error(slope, plan) if plan.draws > 1 else None
+    return Maps(values, bound, errors=errors, checks=checks)
 
 
 def mixtures(masks: Tensor, blank: Tensor, picture: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ between them the answer can be differentiated. What is computed anew for each ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,8 +28,8 @@ from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined
-from seecause.models.block import is_silent
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Block, is_silent
+from seecause.models.layout import At, TokenLayout
 from seecause.models.view import VisionModel
 from seecause.types import wide
 
@@ -206,30 +207,49 @@ def need_gradients(model: VisionModel, run: Trace, name: str = "mosaic") -> None
     if model.memo.get("passes gradients") == key:
         return
     state = next(iter(run.states.values()))[:1]
+    at = run.at.of(slice(1)).take(torch.zeros(1, dtype=torch.long, device=state.device))
+    part = part_without_gradient(model.blocks, state[:, :1], at)
     with torch.enable_grad():
-        for block in model.blocks:
-            h = state[:, :1].detach().clone().requires_grad_()
-            at = run.at.of(slice(1)).take(torch.zeros(1, dtype=torch.long, device=h.device))
-            parts = {"MLP": block.feed(h)}
-            if not is_silent(block):
-                q, k, v = block.qkv(h, at)
-                heads = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1)
-                out = block.finish(h.detach(), heads.transpose(1, 2).clone().requires_grad_())
-                parts |= {"queries": q, "keys": k, "values": v, "output": out}
-            for part, result in parts.items():
-                if not result.requires_grad:
-                    raise _no_gradient(name, f"{part} of {block.name}", model)
-        if not model.readout(state.detach().clone().requires_grad_(), run.layout).requires_grad:
-            raise _no_gradient(name, "readout", model)
+        h = state.detach().clone().requires_grad_()
+        if part is None and not reaches(model.readout(h, run.layout), h):
+            part = "readout"
+    if part is not None:
+        raise NotDefined(
+            name,
+            f"no gradient passes the {part} of {model.name}, as in quantised layers",
+            "Use method='caap', which takes no gradient",
+        )
     model.memo["passes gradients"] = key
 
 
-def _no_gradient(name: str, part: str, model: VisionModel) -> NotDefined:
-    return NotDefined(
-        name,
-        f"no gradient passes the {part} of {model.name}, as in quantised layers",
-        "Use method='caap', which takes no gradient",
-    )
+def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
+    """The first part of a block that no gradient passes, tried with one row [1, 1, D]. Some
+    residual path passes one around it, so the whole would not tell."""
+    with torch.inference_mode(False), torch.enable_grad():
+        for block in blocks:
+            h = state.detach().clone().requires_grad_()
+            parts = {"MLP": (block.feed(h), h)}
+            if not is_silent(block):
+                q, k, v = block.qkv(h, at)
+                heads = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1)
+                heads = heads.transpose(1, 2).clone().requires_grad_()
+                parts |= {"queries": (q, h), "keys": (k, h), "values": (v, h)}
+                parts["output"] = (block.finish(h.detach(), heads), heads)
+            for part, (result, leaf) in parts.items():
+                if not reaches(result, leaf):
+                    return f"{part} of {block.name}"
+    return None
+
+
+def reaches(result: Tensor, leaf: Tensor) -> bool:
+    """Whether a gradient of `result` comes back to `leaf`. That `result` asks for one says little:
+    layers quantised by torch.ao do, and lose it on the way."""
+    if not result.requires_grad:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that a layer has no derivative
+        back = torch.autograd.grad(result.sum(), leaf, retain_graph=True, allow_unused=True)
+    return back[0] is not None
 
 
 def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,6 +53,28 @@ class Probe:
 @torch.no_grad()
 def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
     """Run the four probes; raises `ViewMismatch` with the probe and the block."""
+    try:
+        return _probes(model, seed)
+    except ViewMismatch as mismatch:
+        quantised = quantised_layers(model.module)
+        if not quantised:
+            raise
+        raise ViewMismatch(
+            mismatch.probe,
+            mismatch.where,
+            f"quantised layers ({', '.join(quantised[:2])}, ...) scale all rows that run together"
+            " alike, so a row alone comes out as another one",
+            "Wrap the model it was quantised from, or give check=False and take method='caap',"
+            " which needs no gradient: its maps are then as rough as those scales",
+        ) from mismatch
+
+
+def quantised_layers(module: nn.Module) -> list[str]:
+    """Names of layers that torch.ao made, which round what they read."""
+    return [name for name, m in module.named_modules() if ".quantized." in type(m).__module__]
+
+
+def _probes(model: VisionModel, seed: int) -> list[Probe]:
     generator = torch.Generator().manual_seed(seed)
     images = random_images(model, generator)
     tokens = model.embed(images[:1]).shape[1]

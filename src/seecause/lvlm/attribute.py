@@ -19,7 +19,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -140,7 +140,7 @@ def attribute_heads(
     until coefficients from two halves of them correlate by `agreement`.
     """
     sampling = MaskSampling(
-        masks or MASKS.get(how, 0),
+        _mask_count(how, masks),
         p,
         law,
         split,
@@ -166,6 +166,13 @@ def attribute_heads(
         result.standard_error.reshape(shape),
         protocol(engine, sampling, result),
     )
+
+
+def _mask_count(how: How, masks: int | None) -> int:
+    """The usual number where none is asked for."""
+    if how not in get_args(How):
+        raise BadOption("how", how, "derivative, corrected or fit")
+    return MASKS[how] if masks is None else masks
 
 
 def protocol(engine: MaskEngine, sampling: MaskSampling, fit: Regression) -> dict[str, Any]:
@@ -271,7 +278,7 @@ def attribute_tokens(
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the picture")
     sampling = MaskSampling(
-        masks=masks or MASKS.get(how, 0),
+        masks=_mask_count(how, masks),
         p=p,
         alpha=alpha,
         l1_ratio=l1_ratio,

@@ -26,6 +26,7 @@ from torch import Tensor
 from seecause import __version__
 from seecause.engine.attend import Bank, Mask, attend
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.mixture import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined, WeakAnswer
 from seecause.lvlm._cache import (
@@ -86,6 +87,7 @@ class MaskEngine:
         means = bank.means(lvlm, self.prompt, original)
         self.cache = prefix_cache(lvlm.decoder, self.prompt, *means)
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
+        self._differentiable = False  # until it was looked at
         self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
         self.compiled: list[CompiledBlock] = []
         if compile:
@@ -184,6 +186,7 @@ class MaskEngine:
             x.is_inference() for x in (self.readout, cache.states, self.lvlm.decoder.head.weight)
         ):
             raise _no_slope("they were made in inference mode")
+        self._need_gradients()
 
         def run_chunk(start: int, stop: int) -> Tensor:
             with torch.inference_mode(False), torch.enable_grad():
@@ -195,6 +198,16 @@ class MaskEngine:
 
         both = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))  # [M, 1 + P]
         return (both[:, 0] - self.ablated) / self.span, both[:, 1:] / self.span
+
+    def _need_gradients(self) -> None:
+        """Refuse a model that loses gradients on the way; looked at once."""
+        if self._differentiable:
+            return
+        first = self.cache.at.take(self.cache.at.index[:1])
+        part = part_without_gradient(self.lvlm.blocks, self.cache.states[:, :1], first)
+        if part is not None:
+            raise _no_slope(f"no gradient passes the {part}, as in quantised layers")
+        self._differentiable = True
 
     @torch.no_grad()
     def activations(self, heads: Tensor | None = None) -> HeadActivations:

@@ -19,12 +19,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seecause._options import accepts
 from seecause.errors import BadOption
 from seecause.lvlm.masks import Law, check_seed, draw_masks
 
@@ -134,6 +135,7 @@ def _descend(
 
 How = Literal["derivative", "corrected", "fit"]
 MASKS: dict[How, int] = {"derivative": 64, "corrected": 1000, "fit": 10_000}
+MOST_MASKS = 10_000_000
 FEWEST = 4  # masks of a derivative: two halves, with a spread each
 TOP = 50  # the largest coefficients that the halves are compared in; at most a quarter of all
 
@@ -261,9 +263,24 @@ def _penalty(sampling: MaskSampling) -> Penalty:
 
 def check_sampling(sampling: MaskSampling, size: int) -> None:
     """Refuse what cannot be fitted for `size` coefficients, before any mask is asked."""
-    check_seed(sampling.seed)
     if sampling.how not in get_args(How):
         raise BadOption("how", sampling.how, "derivative, corrected or fit")
+    for name, hint in get_type_hints(MaskSampling).items():
+        if not accepts(hint, getattr(sampling, name)):
+            raise BadOption(name, getattr(sampling, name), f"of type {hint}")
+    check_seed(sampling.seed)
+    if sampling.masks > MOST_MASKS:
+        raise BadOption("masks", sampling.masks, f"at most {MOST_MASKS:,}")
+    if not 0 <= sampling.alpha < float("inf"):
+        raise BadOption("alpha", sampling.alpha, "a penalty from 0 on")
+    if not 0 <= sampling.l1_ratio <= 1:
+        raise BadOption("l1_ratio", sampling.l1_ratio, "a share from 0 to 1")
+    if not (sampling.step >= 10 and 0 < sampling.agreement < 1):
+        raise BadOption(
+            "step, agreement",
+            (sampling.step, sampling.agreement),
+            "at least 10 masks a step, and a correlation between 0 and 1",
+        )
     if sampling.how != "fit":
         if sampling.adaptive:
             raise BadOption("adaptive", True, "how='fit': only a fit stops by itself")
@@ -280,9 +297,3 @@ def check_sampling(sampling: MaskSampling, size: int) -> None:
         share = f"{split:.0%} of them must outnumber the {size} coefficients"
         remedy = f"at least {least}: {share}; how='derivative' needs fewer"
         raise BadOption("masks", sampling.masks, remedy)
-    if sampling.adaptive and not (sampling.step >= 10 and 0 < sampling.agreement < 1):
-        raise BadOption(
-            "step, agreement",
-            (sampling.step, sampling.agreement),
-            "at least 10 masks a step, and a correlation between 0 and 1",
-        )

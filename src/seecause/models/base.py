@@ -217,7 +217,17 @@ class ImageModel:
             {name: b for name, b in module.named_buffers() if name not in state}
             for module, state in zip(self._modules(), saved, strict=True)
         ]
-        return [tensor for state in (*saved, *unsaved) for tensor in state.values()]
+        values = [value for state in (*saved, *unsaved) for value in state.values()]
+        return [tensor for value in values for tensor in _as_tensors(value)]
+
+
+def _as_tensors(value: Any) -> list[Tensor]:
+    """A saved value as plain tensors. Quantised layers save packed pairs, and types beside them."""
+    if isinstance(value, tuple):
+        return [tensor for part in value for tensor in _as_tensors(part)]
+    if not isinstance(value, Tensor):
+        return []
+    return [value.dequantize() if value.is_quantized else value]
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
