@@ -75,11 +75,13 @@ def named(variant: str | Row) -> tuple[str, Row]:
 
 
 def explained(model: Any, images: Tensor, target: Tensor, asked: Row) -> tuple[Tensor, Tensor]:
-    """Maps as metrics take them (of pixels where the method explains pixels), and of patches."""
-    layers = asked.get("layers")
-    asked = asked | ({"layers": tuple(n if n >= 0 else None for n in layers)} if layers else {})
+    """Maps as metrics take them (of pixels where the method explains pixels and no level = "patch"
+    is asked for), and of patches."""
+    layers, whole = asked.get("layers"), asked.get("level") == "patch"
+    asked = {name: value for name, value in asked.items() if name != "level"}
+    asked |= {"layers": tuple(n if n >= 0 else None for n in layers)} if layers else {}
     result = sc.attribute(model, images, target, **asked)
-    return (result.maps if result.native is None else result.native), result.maps
+    return (result.maps if whole or result.native is None else result.native), result.maps
 
 
 def scored(

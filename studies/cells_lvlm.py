@@ -25,7 +25,6 @@ from seecause.lvlm import (
     MaskEngine,
     attribute_heads,
     calibration_critters,
-    causal_scores,
     compare_wordings,
     draw_masks,
     group_heads,
@@ -285,32 +284,6 @@ LOOKS = {
     "part": part_question, "wordings": rewordings, "ratios": ratios, "bfloat16": half_precision,
     "adaptive": adaptive,
 }  # fmt: skip
-
-
-def planted(context: StudyContext, *, model: str, count: int, planted_masks: int) -> list[Row]:
-    """The variant in which text may read the picture through a few known heads only."""
-    (lvlm, bank), (exact, exact_bank) = (
-        opened(model, context.device, dtype) for dtype in ("float32", "float64")
-    )
-    readers = [tuple(place) for place in lvlm.module.config.text_config.image_readers]
-    rows, question = [], wordings(SUBJECT)[0]
-    for case, _ in draw_cases(count):
-        engine = MaskEngine(lvlm, case.picture, question, bank, floor=None)
-        seed = seed_of(f"planted {case.index}")
-        fit = attribute_heads(engine, how="fit", masks=planted_masks, seed=seed)
-        order = fit.coefficients.abs().flatten().topk(len(readers)).indices.tolist()
-        top = {divmod(place, lvlm.n_heads) for place in order}
-        target = [engine.target]
-        twin = MaskEngine(exact, case.picture, question, exact_bank, answer=target, floor=None)
-        single, double = (causal_scores(one).abs() for one in (engine, twin))
-        effects = {place: float(double[place]) for place in readers}
-        for place in readers:
-            single[place] = double[place] = 0
-        most = {"outside": float(single.max()), "outside in float64": float(double.max())}
-        for place in readers:
-            row = {"head": f"{place[0]}.{place[1]}", "effect": effects[place]}
-            rows.append({"picture": case.index, **row, "found": float(place in top), **most})
-    return rows
 
 
 def over_pictures(context: StudyContext, *, earlier: Earlier) -> list[Row]:
