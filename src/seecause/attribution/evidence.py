@@ -132,11 +132,7 @@ def evidence(
     (tensor(True), torch.Size([2, 12, 12]))
     """
     given = {"maps": maps, "method": method, "blank": blank, "points": points, "seed": seed}
-    check_options("evidence", evidence, given)
-    if points < 1:
-        raise BadOption("points", points, "a whole number above 0")
-    if not isinstance(options, Mapping | None):
-        raise BadOption("options", options, "a table of the method's options")
+    _check_given(given, options)
     model = as_view(model)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, images)
@@ -172,6 +168,14 @@ def evidence(
 def default_order(model: ImageModel) -> str:
     """The method whose sets are smallest on such a model (docs/results/mosaic.md)."""
     return "mosaic" if model.architecture == "transformer" else "caap"
+
+
+def _check_given(given: dict[str, Any], options: Any) -> None:
+    check_options("evidence", evidence, given)
+    if given["points"] < 1:
+        raise BadOption("points", given["points"], "a whole number above 0")
+    if not isinstance(options, Mapping | None):
+        raise BadOption("options", options, "a table of the method's options")
 
 
 def _check_maps(maps: Tensor, images: Tensor, grid: tuple[int, int]) -> None:
