@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from seecause.models.view import VisionModel
 if TYPE_CHECKING:
     from seecause.models.conv_view import ConvModel
 
+M = TypeVar("M", bound=ImageModel)
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
 
@@ -150,12 +151,23 @@ def _view(
         network = assemble_conv(module, parts, **wrap_options)
         if check:
             verify_conv(network)
-        return network
+        return _with_names(network)
     model = assemble(module, parts, **wrap_options)
     if text is not None:
         model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
     if check:
         verify(model)
+    return _with_names(model)
+
+
+def _with_names(model: M) -> M:
+    """Refuse names that are not one for each class."""
+    if model.classes and len(model.classes) != model.n_classes:
+        raise BadOption(
+            "classes",
+            f"{len(model.classes)} names",
+            f"{model.n_classes}, one for each class of {model.name} in its order",
+        )
     return model
 
 
@@ -240,15 +252,15 @@ def load(
             spec, weights, _device(device), _dtype(dtype), size=size, classes=classes, **options
         )
     if library not in LIBRARIES or not name:
-        if Path(spec).is_dir():
-            library, name = "folder", spec
+        if Path(spec).exists():
+            library, name = "folder" if Path(spec).is_dir() else "file", spec
         else:
             raise UnknownName(
                 "model",
                 spec,
                 [
                     *(f"{known}:NAME" for known in (*LIBRARIES, *_openers())),
-                    "the path of a saved folder",
+                    "the path of a saved folder or of a checkpoint that names its architecture",
                 ],
             )
     source = sources.open_source(
@@ -256,10 +268,10 @@ def load(
         name,
         weights=weights,
         size=(size, size) if isinstance(size, int) else size,
-        classes=classes,
     )
     source.module.to(device=_device(device), dtype=_dtype(dtype)).eval().requires_grad_(False)
-    wrap_options = {"classes": classes, **source.wrap_options, **options}
+    wrap_options = {**source.wrap_options, **options}
+    wrap_options |= {} if classes is None else {"classes": classes}
     with usable(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin

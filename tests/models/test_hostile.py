@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
 from seecause.errors import MissingWeights, SeecauseError
-from seecause.models.sources import read_weights
+from seecause.models.checkpoints import read_weights
 from tests.data.mutations import survives
 from tests.tiny import scramble
 

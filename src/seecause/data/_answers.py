@@ -14,6 +14,7 @@ from seecause.data.batch import to_batch
 from seecause.data.dataset import Dataset
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadOption, NothingRight
+from seecause.models._settled import settles
 from seecause.models.base import ImageModel
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Answers:
         return self.logits.argmax(dim=1) == self.labels
 
 
+@settles
 @torch.no_grad()
 def answers(model: ImageModel, data: Dataset) -> Answers:
     """Run the model over a dataset with labels."""

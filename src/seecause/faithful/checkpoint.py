@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption
 from seecause.faithful.net import IFAM, Thresholds
+from seecause.models.checkpoints import fill
 from seecause.models.preprocess import Preprocess
-from seecause.models.sources import Source, fill, saved
+from seecause.models.sources import Source, saved
 
 
 def save_network(net: IFAM, folder: Path, name: str, metadata: dict[str, Any]) -> Path:

@@ -221,6 +221,7 @@ def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
     return imagenet9_model(model, read_in9_map(find_in9_map(data.name)))
 
 
+@settles
 @torch.no_grad()
 def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     """[N, C] on the model's device, as many pictures at a time as fit."""

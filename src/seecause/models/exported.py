@@ -14,24 +14,25 @@ from typing import Any
 from torch import nn
 
 from seecause.errors import MissingWeights, UnknownName
+from seecause.models.checkpoints import fill, read_weights
 from seecause.models.heads import CosineHead
 from seecause.models.hub import pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import slice_heads
-from seecause.models.sources import Source, fill, read_weights
+from seecause.models.sources import Source
 
 CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 
 
-def read_exported(folder: Path, classes: Sequence[str] | None = None) -> Source:
+def read_exported(folder: Path) -> Source:
     """The module of an exported folder, and what `wrap` should be told about it."""
     card = read_card(folder / CARD)
     with usable(folder / CARD):
-        return _from_card(card, folder, classes)
+        return _from_card(card, folder)
 
 
-def _from_card(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> Source:
+def _from_card(card: dict[str, Any], folder: Path) -> Source:
     origin = card["origin"]
     if not origin:
         raise MissingWeights(
@@ -52,7 +53,7 @@ def _from_card(card: dict[str, Any], folder: Path, classes: Sequence[str] | None
     else:
         module = _built(origin, folder)
         fill(module, read_weights(folder / PLAIN), str(folder))
-    return Source(module, _told(card, folder, classes), origin)
+    return Source(module, _told(card, folder), origin)
 
 
 def _built(origin: dict[str, Any], folder: Path) -> Any:
@@ -102,14 +103,14 @@ def _need_name(kind: str, name: str, known: Sequence[str]) -> None:
         raise UnknownName(kind, str(name), known)
 
 
-def _told(card: dict[str, Any], folder: Path, classes: Sequence[str] | None) -> dict[str, Any]:
+def _told(card: dict[str, Any], folder: Path) -> dict[str, Any]:
     frame: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in card["preprocess"].items()
     }
     wrap_options: dict[str, Any] = {
         "preprocess": Preprocess(**frame),
-        "classes": tuple(classes) if classes is not None else tuple(card["classes"]),
+        "classes": tuple(card["classes"]),
         "sigmoid": card["sigmoid"],
     }
     if card["head"] is not None:

@@ -57,13 +57,19 @@ def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
     return loader.from_pretrained(where, trust_remote_code=False, **options)
 
 
-def pretrained_model(loader: Any, where: str | Path, **options: Any) -> Any:
-    """The same of a model; weights that the checkpoint lacks are an error, not random numbers."""
+def pretrained_model(
+    loader: Any, where: str | Path, *, labels: int | None = None, **options: Any
+) -> Any:
+    """The same of a model; weights that the checkpoint lacks are an error, not random numbers. Only
+    the classifier may be new, of so many `labels`, where an adapter brings its weights."""
+    if labels is not None:
+        options |= {"num_labels": labels, "ignore_mismatched_sizes": True}
     module, info = pretrained(loader, where, output_loading_info=True, **options)
     mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
     absent = sorted(
         name for name in [*info.get("missing_keys", ()), *mismatched] if not _UNREAD.search(name)
     )
+    absent = [name for name in absent if labels is None or not name.startswith("classifier.")]
     if absent:
         named = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if absent[3:] else "")
         raise MissingWeights(

@@ -127,11 +127,17 @@ def complete(
     asked for."""
     if known is not None:
         mean, std, size = mean or known.mean, std or known.std, size or known.size
-    for what, value in (("mean", mean), ("std", std), ("size", size)):
-        if value is None:
-            raise BadOption(
-                what, None, f"a value: {of} does not tell its {what}, so pass {what}= to wrap"
-            )
+    absent = [n for n, value in {"mean": mean, "std": std, "size": size}.items() if value is None]
+    if absent:
+        options = ", ".join(f"{name}=" for name in absent)
+        flags = " ".join(f"--{name}" for name in absent)
+        raise BadOption(
+            absent[0],
+            None,
+            f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options} ({flags})."
+            " What it was trained with counts; often mean and std are 0.5,0.5,0.5 both, or"
+            " 0.485,0.456,0.406 and 0.229,0.224,0.225 (ImageNet)",
+        )
     assert mean is not None and std is not None and size is not None
     base = known or Preprocess(size=size, mean=tuple(mean), std=tuple(std))
     return replace(base, size=size, mean=tuple(mean), std=tuple(std))

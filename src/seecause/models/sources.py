@@ -11,18 +11,17 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
+from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
+ADAPTER = "adapter_config.json"  # of PEFT
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -46,21 +45,43 @@ def open_source(
     *,
     weights: str | Path | None = None,
     size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
 ) -> Source:
     """The native module behind `library:name`."""
-    if library in ("builtin", "folder"):
+    if library == "builtin":
         for what, given in (("weights", weights), ("size", size)):
             if given is not None:
-                raise BadOption(what, given, "nothing: a saved model has its own")
-        if library == "builtin" and (ZOO / name / "config.json").is_file():
+                raise BadOption(what, given, "nothing: an embedded model has its own")
+        if (ZOO / name / "config.json").is_file():
             raise NoClassifier(f"builtin:{name}")
-        if library == "builtin":
-            return saved(ZOO, name, kind="builtin model")
-        return _folder(Path(name), classes)
-    return {"timm": _timm, "hf": _hf, "torchvision": _torchvision, "open_clip": _open_clip}[
+        return saved(ZOO, name, kind="builtin model")
+    if library == "folder":
+        from seecause.models.folders import open_folder
+
+        if weights is not None:
+            raise BadOption("weights", weights, "nothing: a folder has its own")
+        return open_folder(Path(name), size)
+    if library == "file":
+        return _timm_file(Path(name), weights, size)
+    if weights not in (None, "random") and (Path(str(weights)) / ADAPTER).is_file():
+        from seecause.models.folders import open_adapter
+
+        return open_adapter(Path(str(weights)), f"{library}:{name}", size)
+    return {"timm": _timm, "hf": open_hf, "torchvision": _torchvision, "open_clip": _open_clip}[
         library
-    ](name, weights, size, classes)
+    ](name, weights, size)
+
+
+def _timm_file(path: Path, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    """A checkpoint that says which model of timm it is, as timm's training script writes it."""
+    name = read_checkpoint(path).architecture
+    if weights is not None or not name:
+        raise MissingWeights(
+            str(path),
+            "a file of weights does not say which model they are of",
+            f"Name the architecture: --model timm:NAME --weights {path}, or in Python"
+            f" sc.load('timm:NAME', weights={str(path)!r})",
+        )
+    return _timm(name, path, size)
 
 
 def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
@@ -100,51 +121,54 @@ def saved_names(folder: Path) -> list[str]:
     ]
 
 
-def _timm(
-    name: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    classes: Sequence[str] | None,
-) -> Source:
+def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     import timm
 
     bare, _, _ = name.partition(".")
     if not timm.is_model(bare):
         raise UnknownName("timm model", name, timm.list_models())
-    convolutional = timm.models.is_model_in_modules(
-        bare, ("resnet", "densenet", "vgg")
-    )  # they take pictures of any size
-    options: dict[str, Any] = {} if size is None or convolutional else {"img_size": size}
-    state = None if weights in (None, "random") else read_weights(Path(str(weights)))
-    if state is not None:
-        _count_classes(
-            state,
-            ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"),
-            options,
-            "num_classes",
-        )
+    options: dict[str, Any] = {} if size is None else timm_size(bare, size)
+    checkpoint = _checkpoint(weights)
+    heads = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
+    count = None if checkpoint is None else checkpoint.count_classes(heads)
+    options |= {} if count is None else {"num_classes": count}
     known = timm.get_pretrained_cfg(name) if weights is None else None
-    repo = None if known is None else known.hf_hub_id
     module = fetched(
         f"timm:{name}",
         lambda: timm.create_model(name, pretrained=weights is None, **options),
-        repo=repo,
+        repo=None if known is None else known.hf_hub_id,
     )
-    if state is not None:
-        fill(module, state, str(weights))
-    wrap_options: dict[str, Any] = {"size": size} if convolutional else {}
-    if classes is None:
-        wrap_options["classes"] = imagenet_names(module.num_classes)
     own = {**options, "num_classes": module.num_classes}
+    wrap_options: dict[str, Any] = {"size": size}
+    if checkpoint is not None:
+        fill(module, checkpoint.state, str(weights), resized="img_size" in options)
+        wrap_options["classes"] = checkpoint.names_for(module.num_classes)
+    wrap_options["classes"] = wrap_options.get("classes") or imagenet_names(module.num_classes)
     return Source(module, wrap_options, {"library": "timm", "name": name, "options": own})
 
 
-def _hf(
+def timm_size(name: str, size: tuple[int, int]) -> dict[str, Any]:
+    """The option that builds a model of timm for pictures of a size; convolutional networks take
+    any."""
+    import timm
+
+    convolutional = timm.models.is_model_in_modules(name, ("resnet", "densenet", "vgg"))
+    return {} if convolutional else {"img_size": size}
+
+
+def _checkpoint(weights: str | Path | None) -> Checkpoint | None:
+    return None if weights in (None, "random") else read_checkpoint(Path(str(weights)))
+
+
+def open_hf(
     name: str,
     weights: str | Path | None,
     size: tuple[int, int] | None,
-    classes: Sequence[str] | None,
+    *,
+    labels: int | None = None,
 ) -> Source:
+    """A model of transformers; with `labels`, a classifier of so many classes whose own weights may
+    be missing, because an adapter brings them."""
     where = str(weights) if weights not in (None, "random") else name
     if Path(where).is_file() or (
         where.startswith((".", "/", "~")) and not Path(where).is_dir()
@@ -156,12 +180,16 @@ def _hf(
         with usable(Path(where)):
             if (Path(where) / "config.json").exists():
                 read_card(Path(where) / "config.json")
-            return _hf_module(name, where, weights, size)
-    return _hf_module(name, where, weights, size)
+            return _hf_module(name, where, weights, size, labels)
+    return _hf_module(name, where, weights, size, labels)
 
 
 def _hf_module(
-    name: str, where: str, weights: str | Path | None, size: tuple[int, int] | None
+    name: str,
+    where: str,
+    weights: str | Path | None,
+    size: tuple[int, int] | None,
+    labels: int | None,
 ) -> Source:
     from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
@@ -170,32 +198,20 @@ def _hf_module(
         lambda: pretrained(AutoConfig, where),
         repo=None if Path(where).is_dir() else where,
     )
-    if hasattr(config, "vision_config") and any(
-        "ForConditionalGeneration" in a for a in config.architectures or ()
-    ):
+    kinds = config.architectures or ()
+    if hasattr(config, "vision_config") and any("ForConditionalGeneration" in k for k in kinds):
         raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
     dual = hasattr(config, "text_config") and hasattr(config, "vision_config")
-    bare = not any("ForImageClassification" in a for a in config.architectures or ()) or dual
-    loader = AutoModel if bare else AutoModelForImageClassification
-    module = (
-        loader.from_config(config, trust_remote_code=False)
-        if weights == "random"
-        else fetched(f"hf:{name}", lambda: pretrained_model(loader, where))
-    )
+    timm = config.model_type == "timm_wrapper"  # its config says more than a processor
+    classifies = timm or labels is not None or any("ForImageClassification" in k for k in kinds)
+    loader = AutoModelForImageClassification if classifies and not dual else AutoModel
+    if weights == "random":
+        module = loader.from_config(config, trust_remote_code=False)
+    else:
+        module = fetched(f"hf:{name}", lambda: pretrained_model(loader, where, labels=labels))
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
-    wrap_options: dict[str, Any] = {}
-    card = Path(where) / "preprocessor_config.json"
-    if card.is_file():
-        steps = preprocess_from_processor(read_card(card))
-        wrap_options = {"preprocess": replace(steps, size=size or steps.size)}
-    elif not Path(where).is_dir():
-        from transformers import AutoImageProcessor
-
-        steps = preprocess_from_processor(
-            fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
-        )
-        wrap_options = {"preprocess": replace(steps, size=size or steps.size)}
+    wrap_options = {} if timm else _processor(name, where, size)
     if dual:
         from transformers import AutoTokenizer
 
@@ -203,26 +219,35 @@ def _hf_module(
     return Source(module, wrap_options)
 
 
-def _torchvision(
-    name: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    classes: Sequence[str] | None,
-) -> Source:
+def _processor(name: str, where: str, size: tuple[int, int] | None) -> dict[str, Any]:
+    """The preprocessing that is kept beside a model; nothing where none is, and `wrap` asks."""
+    card = Path(where) / "preprocessor_config.json"
+    if card.is_file():
+        config = read_card(card)
+    elif Path(where).is_dir():
+        return {"size": size}
+    else:
+        from transformers import AutoImageProcessor
+
+        try:
+            config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
+        except MissingWeights:
+            return {"size": size}
+    steps = preprocess_from_processor(config)
+    return {"preprocess": replace(steps, size=size or steps.size)}
+
+
+def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     from torchvision import models
 
     if name not in models.list_models():
         raise UnknownName("torchvision model", name, models.list_models())
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
     options: dict[str, Any] = {}
-    state = None if weights in (None, "random") else read_weights(Path(str(weights)))
-    if state is not None:
-        _count_classes(
-            state,
-            ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight"),
-            options,
-            "num_classes",
-        )
+    checkpoint = _checkpoint(weights)
+    heads = ("heads.head.weight", "fc.weight", "classifier.weight", "classifier.6.weight")
+    count = None if checkpoint is None else checkpoint.count_classes(heads)
+    options |= {} if count is None else {"num_classes": count}
     if size is not None and name.startswith("vit_"):
         if size[0] != size[1]:
             raise BadOption(
@@ -233,10 +258,13 @@ def _torchvision(
         f"torchvision:{name}",
         lambda: models.get_model(name, weights=default if weights is None else None, **options),
     )
-    if state is not None:
-        fill(module, state, str(weights))
+    names: Sequence[str] = ()
+    if checkpoint is not None:
+        fill(module, checkpoint.state, str(weights))
+        names = checkpoint.names_for(options.get("num_classes", 1000))
+    if not names and options.get("num_classes", 1000) == 1000:
+        names = default.meta["categories"]
     steps = default.transforms()
-    names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else ()
     side = steps.crop_size[0]
     wrap_options = {
         "preprocess": Preprocess(
@@ -245,22 +273,15 @@ def _torchvision(
             tuple(steps.std),
             crop=side / steps.resize_size[0],
             filter="bilinear",
-        )
+        ),
+        "classes": tuple(names),
     }
-    origin = {"library": "torchvision", "name": name, "options": options}
     return Source(
-        module,
-        wrap_options if classes is not None else {**wrap_options, "classes": tuple(names)},
-        origin,
+        module, wrap_options, {"library": "torchvision", "name": name, "options": options}
     )
 
 
-def _open_clip(
-    name: str,
-    weights: str | Path | None,
-    size: tuple[int, int] | None,
-    classes: Sequence[str] | None,
-) -> Source:
+def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
     try:
         import open_clip
     except ImportError:
@@ -294,16 +315,6 @@ def _open_clip(
     )
 
 
-def _folder(folder: Path, classes: Sequence[str] | None) -> Source:
-    if (folder / "seecause.json").is_file():
-        from seecause.models.exported import read_exported
-
-        return read_exported(folder, classes)
-    if (folder / "config.json").is_file():
-        return _hf(str(folder), None, None, None)
-    return saved(folder, only_card(folder).stem)
-
-
 def only_card(folder: Path) -> Path:
     """The card of the one model that this package wrote there."""
     cards = [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
@@ -316,42 +327,6 @@ def only_card(folder: Path) -> Path:
     return cards[0]
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file or a weights-only torch file; half-precision files are
-    widened when copied."""
-    if not path.is_file():
-        raise MissingWeights(
-            str(path),
-            "it is a folder" if path.is_dir() else "the file does not exist",
-            "Give the path of a .safetensors or torch file",
-        )
-    try:
-        state: Any = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except (
-        *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
-        *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError),
-    ) as broken:
-        raise MissingWeights(
-            str(path),
-            f"it cannot be read ({type(broken).__name__})",
-            "Give an intact .safetensors or weights-only torch file",
-        ) from broken
-    if not isinstance(state, dict):
-        raise MissingWeights(
-            str(path),
-            f"it holds a {type(state).__name__}, not a state dict",
-            "Give a file of named weights",
-        )
-    for wrapper in ("state_dict", "model"):
-        if isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-
-
 def imagenet_names(count: int) -> tuple[str, ...]:
     """Class names of ImageNet-1k, from timm; nothing for other sizes."""
     if count != 1000:
@@ -360,25 +335,3 @@ def imagenet_names(count: int) -> tuple[str, ...]:
 
     info = ImageNetInfo()
     return tuple(info.index_to_description(i) for i in range(1000))
-
-
-def _count_classes(
-    state: dict[str, Tensor], heads: tuple[str, ...], options: dict[str, Any], name: str
-) -> None:
-    for head in heads:
-        if head in state:
-            options[name] = len(state[head])
-            return
-
-
-def fill(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load weights into a module, or say what does not fit."""
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as mismatch:
-        first = str(mismatch).partition("\n")[2].split("\n")[0].strip() or str(mismatch)
-        raise MissingWeights(
-            source,
-            f"the file does not fit {type(module).__name__}: {first[:200]}",
-            "Give the weights of this architecture",
-        ) from mismatch

@@ -84,7 +84,8 @@ class Eye:
         """Masks of pictures: normalised images [n, 3, H, W] of the model under repair, pictures
         read for it, or a dataset."""
         pictures = self._pictures(data)
-        layout = self.model.check(pictures.images)
+        with self.model.settled():
+            layout = self.model.check(pictures.images)
         truth = _truth(pictures)
         if self.network is None:
             return self._of_given(pictures, layout.grid)

@@ -1,0 +1,140 @@
+"""Folders that libraries and trainings leave behind: timm's and transformers' models, PEFT's
+adapters, our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from seecause.errors import BadOption, MissingExtra, MissingWeights, UnknownName
+from seecause.models.checkpoints import Checkpoint, class_list, fill, read_checkpoint
+from seecause.models.hub import read_card, usable
+from seecause.models.preprocess import from_timm
+from seecause.models.sources import (
+    ADAPTER,
+    Source,
+    only_card,
+    open_hf,
+    open_source,
+    saved,
+    timm_size,
+)
+
+ADAPTED = "adapter_model.safetensors", "adapter_model.bin"
+
+
+def open_folder(folder: Path, size: tuple[int, int] | None) -> Source:
+    """The model in a folder, whoever wrote it."""
+    if (folder / "seecause.json").is_file():
+        from seecause.models.exported import read_exported
+
+        _need_own_size(size)
+        return read_exported(folder)
+    if (folder / ADAPTER).is_file():
+        return open_adapter(folder, None, size)
+    if (folder / "config.json").is_file():
+        card = read_card(folder / "config.json")
+        if "architecture" in card and "model_type" not in card:
+            with usable(folder):
+                return _open_timm(folder, card, size)
+        return open_hf(str(folder), None, size)
+    if not any(path.with_suffix(".safetensors").is_file() for path in folder.glob("*.json")):
+        raise _nothing_in(folder)
+    _need_own_size(size)
+    return saved(folder, only_card(folder).stem)
+
+
+def _need_own_size(size: tuple[int, int] | None) -> None:
+    if size is not None:
+        raise BadOption("size", size, "nothing: a model that this package wrote has its own")
+
+
+def _nothing_in(folder: Path) -> MissingWeights:
+    """What a folder without a model holds, and what to give instead."""
+    below = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    below += sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}"))
+    files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".pth", ".pt", ".ckpt")]
+    if below:
+        remedy = f"Give one of the models below it: {folder / below[-1]}"
+    elif files:
+        remedy = f"Name the architecture: --model timm:NAME --weights {sorted(files)[0]}"
+    else:
+        remedy = "Give a folder that timm, transformers, PEFT or this package wrote"
+    return MissingWeights(str(folder), "no config.json and no model of ours there", remedy)
+
+
+def _open_timm(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
+    """What timm's `save_for_hf` and `push_to_hf_hub` write."""
+    import timm
+
+    name = str(card["architecture"])
+    if not timm.is_model(name):
+        raise UnknownName("timm model", name, timm.list_models())
+    checkpoint = read_checkpoint(folder)
+    options = {**card.get("model_args", {}), "num_classes": card["num_classes"]}
+    if size is not None:
+        options |= timm_size(name, size)
+    steps = card.get("pretrained_cfg") or {}
+    module = timm.create_model(name, pretrained=False, **options)
+    fill(module, checkpoint.state, str(folder), resized="img_size" in options)
+    names = _labels(card) or checkpoint.names_for(options["num_classes"])
+    wrap_options: dict[str, Any] = {"size": size, "classes": names}
+    if {"input_size", "mean", "std"} <= set(steps):
+        wrap_options["preprocess"] = from_timm(steps)
+    return Source(module, wrap_options, {"library": "timm", "name": name, "options": options})
+
+
+def _labels(card: dict[str, Any]) -> tuple[str, ...]:
+    """Names of classes in a card of timm, or what it calls them in words."""
+    names, words = class_list(card.get("label_names")), card.get("label_descriptions") or {}
+    return tuple(str(words.get(name, name)) for name in names)
+
+
+def open_adapter(folder: Path, base: str | None, size: tuple[int, int] | None) -> Source:
+    """A base model with the adapter of a PEFT folder merged into it. `base` is a model as
+    `sc.load` takes it; without it the folder says which one of transformers it is."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("peft", "adapters") from None
+    card = read_card(folder / ADAPTER)
+    named = card.get("base_model_name_or_path")
+    if base is None and not named:
+        raise MissingWeights(
+            str(folder),
+            "the adapter does not say what it was trained on",
+            f"Name it: --model timm:NAME (or hf:NAME) --weights {folder}",
+        )
+    where = next((folder / name for name in ADAPTED if (folder / name).is_file()), folder / "none")
+    adapter = read_checkpoint(where)
+    library, _, name = (base or f"hf:{named}").partition(":")
+    build: dict[str, Callable[..., Source]] = {"timm": _timm_base, "hf": _hf_base}
+    if library not in build:
+        raise BadOption("model", base, "timm:NAME or hf:NAME, which an adapter can be merged into")
+    with usable(folder):
+        source = build[library](name, adapter, size)
+        source.module = _merged(peft, source.module, folder)
+    return source
+
+
+def _merged(peft: Any, module: nn.Module, folder: Path) -> nn.Module:
+    return peft.PeftModel.from_pretrained(module, str(folder)).merge_and_unload()
+
+
+def _timm_base(name: str, adapter: Checkpoint, size: tuple[int, int] | None) -> Source:
+    source = open_source("timm", name, size=size)
+    count = adapter.count_classes(("head.weight", "head.modules_to_save.weight"))
+    if count is not None and count != source.module.num_classes:
+        base: Any = source.module
+        base.reset_classifier(count)
+        source.wrap_options["classes"] = ()
+        source.origin["options"]["num_classes"] = count
+    return source
+
+
+def _hf_base(name: str, adapter: Checkpoint, size: tuple[int, int] | None) -> Source:
+    count = adapter.count_classes(("classifier.weight", "classifier.modules_to_save.weight"))
+    return open_hf(name, None, size, labels=count)

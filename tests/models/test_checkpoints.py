@@ -1,0 +1,274 @@
+"""Checkpoints as trainings leave them: wrapped, prefixed, averaged, adapted, in folders."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+from torch import nn
+from torch.testing import assert_close
+from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+import seecause as sc
+from seecause.errors import MissingWeights, SeecauseError
+from seecause.models.checkpoints import class_list
+from tests.tiny import scramble
+
+NAMES = ["ant", "bee", "cat", "dog", "eel"]
+HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+VIT |= {"intermediate_size": 48, "image_size": 32, "patch_size": 8}
+
+
+class AttributeDict(dict):
+    """As Lightning keeps hyper-parameters."""
+
+
+def trained() -> nn.Module:
+    return scramble(timm.create_model("test_vit", num_classes=5))
+
+
+def images() -> torch.Tensor:
+    return torch.randn(1, 3, 160, 160, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+
+
+def same(model, module: nn.Module) -> None:
+    assert_close(model(images()), module.eval()(images()))
+
+
+def prefixed(prefix: str, state: dict) -> dict:
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+def lightning(state: dict) -> dict:
+    """A .ckpt: hyper-parameters of classes that nobody should load, a loss with weights."""
+    return {
+        "epoch": 3,
+        "state_dict": prefixed("model.", state) | {"criterion.weight": torch.ones(5)},
+        "hyper_parameters": AttributeDict(lr=0.1, args=argparse.Namespace(path=Path("x"))),
+        "callbacks": {"best": np.float64(0.5), "curve": np.zeros(3)},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}}],
+    }
+
+
+def apart(state: dict) -> dict:
+    """Of a Wrapper(backbone, fc)."""
+    head = {name: value for name, value in state.items() if name.startswith("head.")}
+    rest = {name: value for name, value in state.items() if name not in head}
+    renamed = {name.replace("head.", "fc."): value for name, value in head.items()}
+    return prefixed("backbone.", rest) | renamed
+
+
+SHAPES: dict[str, Callable[[dict], dict]] = {
+    "plain": lambda s: s,
+    "module.": lambda s: prefixed("module.", s),
+    "_orig_mod.": lambda s: prefixed("_orig_mod.", s),
+    "both": lambda s: prefixed("module._orig_mod.", s),
+    "compiled blocks": lambda s: {n.replace("blocks.0.", "blocks.0._orig_mod."): s[n] for n in s},
+    "state_dict": lambda s: {"state_dict": prefixed("model.", s), "epoch": 1},
+    "model": lambda s: {"model": s, "optimizer": {"lr": 1}},
+    "model_state_dict": lambda s: {"model_state_dict": prefixed("net.", s)},
+    "deeper": lambda s: {"model": {"state_dict": prefixed("encoder.vit.", s)}},
+    "lightning": lightning,
+    "averaged": lambda s: {"state_dict": {n: v + 1 for n, v in s.items()}, "state_dict_ema": s},
+    "averaged names": lambda s: {
+        "state_dict": {n: v + 1 for n, v in prefixed("model.", s).items()}
+        | prefixed("ema_model.module.", s)
+    },
+    "a head beside": apart,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_checkpoint_is_read_however_it_was_saved(tmp_path, shape):
+    module = trained()
+    torch.save(SHAPES[shape](module.state_dict()), tmp_path / "last.ckpt")
+    model = sc.load("timm:test_vit", weights=tmp_path / "last.ckpt", **HALF)
+    same(model, module)
+
+
+def test_it_is_said_that_averaged_weights_are_taken(tmp_path, caplog):
+    state = trained().state_dict()
+    torch.save({"state_dict": state, "state_dict_ema": state}, tmp_path / "last.pth.tar")
+    with caplog.at_level(logging.WARNING):
+        sc.load("timm:test_vit", weights=tmp_path / "last.pth.tar")
+    assert "averaged weights (state_dict_ema)" in caplog.text
+
+
+def test_nothing_of_a_checkpoint_runs(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(ran), "w")
+
+    torch.save({"state_dict": trained().state_dict(), "trap": Trap()}, tmp_path / "trap.pt")
+    same(sc.load("timm:test_vit", weights=tmp_path / "trap.pt"), trained())
+    assert not ran.exists()
+
+
+KEPT = {
+    "classes": {"classes": NAMES},
+    "class_to_idx": {"class_to_idx": {name: place for place, name in enumerate(NAMES)}},
+    "meta": {"meta": {"categories": NAMES}},
+    "hyper_parameters": {"hyper_parameters": AttributeDict(class_names=NAMES)},
+    "args": {"args": argparse.Namespace(id2label=dict(enumerate(NAMES)))},
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_class_names_of_a_checkpoint_are_used(tmp_path, kind):
+    torch.save({"state_dict": trained().state_dict(), **KEPT[kind]}, tmp_path / "last.pt")
+    model = sc.load("timm:test_vit", weights=tmp_path / "last.pt")
+    assert model.classes == tuple(NAMES)
+    others = sc.load("timm:test_vit", weights=tmp_path / "last.pt", classes=list("vwxyz"))
+    assert others.classes == tuple("vwxyz")
+
+
+def test_class_names_in_safetensors_are_used(tmp_path):
+    notes = {"classes": json.dumps(NAMES)}
+    save_file(trained().state_dict(), tmp_path / "a.safetensors", metadata=notes)
+    model = sc.load("timm:test_vit", weights=tmp_path / "a.safetensors")
+    assert model.classes == tuple(NAMES)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {"a": "b"}, {0: "a", 2: "b"}, ["a", 1], [], {}])
+def test_what_are_no_class_names_is_left(wrong):
+    assert class_list(wrong) == ()
+
+
+def test_as_many_names_as_classes():
+    with pytest.raises(SeecauseError, match=r"2 names.*5"):
+        sc.wrap(trained(), classes=["a", "b"], **HALF)
+
+
+def test_a_misfit_says_how_much_and_what(tmp_path):
+    state = trained().state_dict()
+    del state["cls_token"]
+    state["blocks.0.attn.qkv.weight"] = torch.zeros(2, 2)
+    state["extra"] = torch.zeros(1)
+    torch.save(state, tmp_path / "odd.pt")
+    with pytest.raises(MissingWeights) as caught:
+        sc.load("timm:test_vit", weights=tmp_path / "odd.pt")
+    words = str(caught.value)
+    assert "missing (cls_token)" in words and "not of it (extra)" in words
+    assert "blocks.0.attn.qkv.weight [2, 2], not [192, 64]" in words
+
+
+def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path):
+    torch.save(trained(), tmp_path / "whole.pt")
+    with pytest.raises(MissingWeights, match=r"torch\.save\(model\.state_dict"):
+        sc.load("timm:test_vit", weights=tmp_path / "whole.pt")
+
+
+def test_a_file_alone_is_opened_or_explained(tmp_path):
+    module = trained()
+    torch.save(module.state_dict(), tmp_path / "bare.pth")
+    with pytest.raises(MissingWeights, match=r"--model timm:NAME --weights .*bare\.pth"):
+        sc.load(str(tmp_path / "bare.pth"))
+    torch.save({"arch": "test_vit", "state_dict": module.state_dict()}, tmp_path / "timm.pth.tar")
+    same(sc.load(str(tmp_path / "timm.pth.tar")), module)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_folder_of_timm_is_a_model(tmp_path, safe):
+    module = trained()
+    module.pretrained_cfg = {**module.pretrained_cfg, "crop_pct": 0.8}
+    words = {"label_names": NAMES, "label_descriptions": {"ant": "a small ant"}}
+    save_for_hf(module, tmp_path / "timm", model_config=words, safe_serialization=safe)
+    model = sc.load(str(tmp_path / "timm"))
+    same(model, module)
+    assert model.classes == ("a small ant", *NAMES[1:])
+    assert model.preprocess.crop == 0.8
+    assert sc.load(str(tmp_path / "timm"), size=96).layout.grid == (6, 6)
+
+
+def test_weights_of_another_size_are_interpolated_where_a_size_is_named(tmp_path):
+    torch.save(trained().state_dict(), tmp_path / "160.pt")
+    model = sc.load("timm:test_vit", weights=tmp_path / "160.pt", size=96)
+    assert model.layout.grid == (6, 6)
+    torch.save(model.module.state_dict(), tmp_path / "96.pt")
+    assert_close(
+        sc.load("timm:test_vit", weights=tmp_path / "96.pt", size=96).module.pos_embed,
+        model.module.pos_embed,
+    )
+    with pytest.raises(MissingWeights, match=r"pos_embed .* size= \(--size\)"):
+        sc.load("timm:test_vit", weights=tmp_path / "96.pt")
+
+
+def test_a_folder_without_a_model_says_where_to_look(tmp_path):
+    with pytest.raises(MissingWeights, match="timm, transformers, PEFT"):
+        sc.load(str(tmp_path))
+    torch.save(trained().state_dict(), tmp_path / "best.pth")
+    with pytest.raises(MissingWeights, match=r"--model timm:NAME --weights .*best\.pth"):
+        sc.load(str(tmp_path))
+    ViTForImageClassification(ViTConfig(**VIT)).save_pretrained(tmp_path / "checkpoint-500")
+    with pytest.raises(MissingWeights, match="checkpoint-500"):
+        sc.load(str(tmp_path))
+
+
+def test_a_folder_of_transformers_without_a_processor_asks_once_for_all(tmp_path):
+    config = ViTConfig(**VIT, id2label=dict(enumerate(NAMES)))
+    ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(SeecauseError, match=r"mean and std.*--mean --std"):
+        sc.load(str(tmp_path))
+    model = sc.load(str(tmp_path), **HALF)
+    assert model.classes == tuple(NAMES) and model.preprocess.size == (32, 32)
+
+
+def adapter(folder: Path, base: nn.Module, head: str, targets: list[str]) -> nn.Module:
+    """A saved adapter, with weights of its own that matter."""
+    lora = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=[head])
+    adapted = peft.get_peft_model(base, lora)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.normal_(generator=torch.Generator().manual_seed(1))
+    adapted.save_pretrained(folder)
+    return adapted.eval()
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_an_adapter_of_transformers_is_merged_into_its_base(tmp_path, bare):
+    kind = ViTModel if bare else ViTForImageClassification
+    scramble(kind(ViTConfig(**VIT, num_labels=2))).save_pretrained(tmp_path / "base")
+    base = ViTForImageClassification.from_pretrained(
+        tmp_path / "base", num_labels=4, ignore_mismatched_sizes=True
+    )
+    adapted = adapter(tmp_path / "lora", base, "classifier", ["q_proj"])
+    model = sc.load(str(tmp_path / "lora"), **HALF)
+    x = images()[..., :32, :32]
+    assert model.n_classes == 4
+    assert_close(model(x), adapted.eval()(x).logits, atol=1e-4, rtol=1e-4)
+    again = sc.load(f"hf:{tmp_path / 'base'}", weights=tmp_path / "lora", **HALF)
+    assert_close(again(x), model(x))
+
+
+def test_an_adapter_of_timm_is_merged_into_the_model_that_is_named(tmp_path, monkeypatch):
+    base = timm.create_model("test_vit")
+    pretrained = lambda name, pretrained, **options: copy.deepcopy(base)  # noqa: E731
+    head = copy.deepcopy(base)
+    head.reset_classifier(4)
+    adapted = adapter(tmp_path / "lora", head, "head", ["qkv"])
+    monkeypatch.setattr(timm, "create_model", pretrained)
+    monkeypatch.setattr("seecause.models.hub._kept", lambda repo: True)
+    model = sc.load("timm:test_vit", weights=tmp_path / "lora")
+    assert model.n_classes == 4 and model.classes == ()
+    assert_close(model(images()), adapted(images()), atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_without_a_base_asks_for_it(tmp_path):
+    adapter(tmp_path / "lora", trained(), "head", ["qkv"])
+    with pytest.raises(MissingWeights, match="--model timm:NAME"):
+        sc.load(str(tmp_path / "lora"))
