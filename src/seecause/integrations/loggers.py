@@ -6,12 +6,12 @@
         log(step)                                  # every 100 steps: maps, answers, their scores
     log.numbers("audit", sc.audit(model, data).numbers(), step)
 
-The first argument is a `SummaryWriter`, the module `mlflow` (or a client of yours with log_image
-and log_metric), or a run of `wandb` (also one of `wandb.init(mode="offline")`).
+The first argument is a `SummaryWriter`, the module `mlflow`, or a run of `wandb` (also offline).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -93,9 +93,8 @@ def sink_of(place: Any) -> Sink:
 class MapLogger:
     """Called with a step, it explains the same pictures anew every `every` steps.
 
-    Logged under `name`: one row of overlays for each method; `confidence`, the mean probability of
-    the explained classes; and with `faithful` the mean of insertion less deletion of each method.
-    The model is left as it was: mode, gradients and random state.
+    Under `name`: a row of overlays for each method; `confidence`, the mean probability of what is
+    explained; with `faithful` also insertion less deletion. The model stays as it was.
     """
 
     def __init__(
@@ -121,12 +120,10 @@ class MapLogger:
         """Log if this step is due; whether it was."""
         if step % self.every:
             return False
-        values: dict[str, float] = {}
         with self.view.settled(), torch.no_grad():
             logits = self.view(self.images)
         goal = parse(self.view, self.target, len(self.images)).bind(logits)
-        score = goal.score(logits, sigmoid=self.view.sigmoid)
-        values["confidence"] = float(score.mean())
+        values = {"confidence": float(goal.score(logits, sigmoid=self.view.sigmoid).mean())}
         for method in self.methods:
             result = attribute(self.view, self.images, self.target, method)
             self.sink.image(f"{self.name}/{method}", row(result), step)
@@ -139,8 +136,8 @@ class MapLogger:
 
     def numbers(self, name: str, values: Mapping[str, float], step: int) -> None:
         """Any numbers, such as those of an audit, under `name`."""
-        words = {key: key.replace(" ", "_").replace(",", "").replace("%", "") for key in values}
-        self.sink.scalars({f"{name}/{words[key]}": float(values[key]) for key in values}, step)
+        plain = {re.sub(r"[,%]", "", key).replace(" ", "_"): v for key, v in values.items()}
+        self.sink.scalars({f"{name}/{key}": float(value) for key, value in plain.items()}, step)
 
 
 def row(result: Attribution) -> Image.Image:
