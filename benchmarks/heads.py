@@ -9,8 +9,8 @@
 speed   exact suffix scores and screen + verify against naive ones: two native forwards for each
 picture and head, columns of the output projection zeroed.
         Every head costs the same there, so it runs the whole model and one head of each block, and
-        the time is scaled. Batches are equally large (gradients of the screen hold every block, so
-        its memory budget is larger). Weights of ViT-B are random: the arithmetic is the same. Masks
+        the time is scaled. Exact runs have equally large batches; a screen, whose gradients hold
+        every block, has 16 GiB. Weights of ViT-B are random: the arithmetic is the same. Masks
         are timed on a few steps and scaled to 250.
         `screen in half` also measures in bfloat16.
 recall  of the exact top 4 among the first 12 of a guess, beside what 12 random heads would find: on
@@ -62,6 +62,7 @@ from seecause.models.view import VisionModel
 TOP, VERIFIED, HALVES = 4, 12, 50
 MASKS, MASK_STEPS = 64, 20  # what masks are timed on
 WARM_UP = 8  # pictures
+SCREENED = 16 << 30  # bytes for a screen, whose gradients hold every block
 
 
 def main(
@@ -72,6 +73,7 @@ def main(
     speed: bool = True,
     recall: bool = True,
     recall_pictures: int = 0,
+    small: bool = True,
     dtypes: str = "bfloat16,float32",
     contenders: str = "naive,exact suffix,screen,screen in half,masks",
 ) -> None:
@@ -84,9 +86,9 @@ def main(
             "| model | contender | seconds | x faster than naive | peak GiB |"
             " |\n|---|---|---|---|---|---|"
         )
-        for model, images, masks, repeats in _models(
-            where, pictures or (256 if cuda else 16), dtypes.split(","), real
-        ):
+        count, chosen = pictures or (256 if cuda else 16), [d for d in dtypes.split(",") if d]
+        models = _small_models(where, count, real) if small else []
+        for model, images, masks, repeats in models + _large_models(where, count, chosen):
             race(model, images, masks, batch or (256 if cuda else 32), repeats, contenders)
         print()
     if recall:
@@ -124,22 +126,29 @@ def main(
             )
 
 
-def _models(
-    where: torch.device, count: int, dtypes: list[str], real: Path | None
-) -> list[tuple[VisionModel, Tensor, Tensor, int]]:
-    """A view, pictures, masks and how often to repeat, for every line of the speed table."""
+Raced = tuple[VisionModel, Tensor, Tensor, int]  # a view, pictures, masks, how often to repeat
+
+
+def _small_models(where: torch.device, count: int, real: Path | None) -> list[Raced]:
+    """critters-biased and, where there are photos, the real ViT-Ti."""
     model, images, masks, _ = critter_views(sc.load("builtin:critters-biased", device=where), count)
-    found = [(model, images, masks, 3)]
+    raced: list[Raced] = [(model, images, masks, 3)]
     if real is not None:
         _, model, images, oracle = real_views(real, where, count)
-        found.append((model, images, oracle.hard, 3))
+        raced.append((model, images, oracle.hard, 3))
+    return raced
+
+
+def _large_models(where: torch.device, count: int, dtypes: list[str]) -> list[Raced]:
+    """ViT-B with random weights on noise, on a GPU."""
+    raced: list[Raced] = []
     if where.type != "cuda":
-        return found
+        return raced
     for dtype, repeats in (
         (getattr(torch, name), 3 if name == "bfloat16" else 1) for name in dtypes
     ):
         model = sc.wrap(
-            timm.create_model("vit_base_patch16_224").to(where, dtype),
+            timm.create_model("vit_base_patch16_224").to(where, dtype).eval(),
             name=f"ViT-B/16 {str(dtype).removeprefix('torch.')}",
         )
         images = torch.randn(
@@ -153,8 +162,8 @@ def _models(
         )
         masks = torch.zeros(count, 224, 224, dtype=torch.bool, device=where)
         masks[:, 56:168, 56:168] = True
-        found.append((model, images, masks, repeats))
-    return found  # type: ignore[return-value]
+        raced.append((model, images, masks, repeats))
+    return raced
 
 
 def race(
@@ -182,7 +191,7 @@ def race(
 
     def screened(n: int, half: bool = False) -> None:
         options = {"target": labels[:n], "baseline": "mean", "guard": False, "half": half}
-        with budget(int(batch * each * model.n_layers)):  # gradients hold every block
+        with budget(SCREENED):
             screen(model, images[:n], masks[:n], top=TOP, verify=VERIFIED, **options)
 
     def masked(n: int) -> None:

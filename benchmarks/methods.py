@@ -100,7 +100,7 @@ def main(
     rules: dict[str, Any] = {"warm_ups": 1, "repeats": 3} if quick else {}
     rules["patience"] = patience or (2.0 if where.type == "cuda" else 10.0)
     torch.manual_seed(0)
-    module = timm.create_model(name, num_classes=1000).to(where, dtype)
+    module = timm.create_model(name, num_classes=1000).to(where, dtype).eval()
     model = wrap(module, name=name)
     module.blocks[
         -1
