@@ -25,7 +25,7 @@ from seecause.heads import (
     second_order,
 )
 from seecause.heads._experiment import HeadExperiment
-from seecause.heads._screen import saturated
+from seecause.heads._screen import _half_twin, saturated
 from seecause.heads.joint import fit
 from tests.helpers import noise, view
 from tests.reference import cigma as reference
@@ -331,3 +331,29 @@ def test_options_that_do_not_exist_are_named():
             run(model, images, masks, stpes=3)
     with pytest.raises(BadOption, match="option 'stpes' of joint_effect"):
         joint_effect(model, images, masks, [(0, 0)], stpes=3)
+
+
+def test_only_a_float32_model_on_a_gpu_is_guessed_in_half_precision():
+    _, model, _, _ = case()
+    assert _half_twin(model) is model
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_screen_in_half_precision_measures_what_float32_measures_and_follows_the_model():
+    model = sc.load("builtin:critters-biased", device="cuda")
+    data = list(sc.data.open_data("critters:certified:train", limit=32))
+    images, _, masks = sc.data.to_batch(model, data)
+    exact = score(model, images, masks == 1, guard=False)
+    screened = screen(model, images, masks == 1, guard=False, half=True, audit=0.1)
+    measured = screened.scores.value.isfinite()
+    off = (screened.scores.value - exact.value)[measured].abs()
+    assert float(off.max()) < 0.2 * float(exact.error[measured].max())
+    assert screened.scores.protocol["model_fingerprint"] == model.fingerprint()
+    twin = _half_twin(model)
+    assert twin.dtype == torch.bfloat16 and _half_twin(model) is twin
+    with sc.heads.ablate(model, [(5, 3)]):
+        assert _half_twin(model) is not twin and _half_twin(model).gates is model.gates
+    with torch.no_grad():
+        model.blocks[0].native.attn.proj.weight.mul_(2)
+    changed = _half_twin(model).blocks[0].native.attn.proj.weight
+    assert torch.equal(changed, model.blocks[0].native.attn.proj.weight.bfloat16())

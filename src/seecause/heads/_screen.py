@@ -55,6 +55,7 @@ from seecause.types import wide_dtype
 VERIFIED = 3  # heads that are measured for each that is wanted
 MOST = math.log(2)  # no divergence is larger
 BENT = 0.6  # c, the weight of |e_h|^2
+PROBES = 1  # random signs whose squares are averaged
 ROOM = 1e-6  # of it, that is always left: the slope of x is that of JS over what is left
 
 
@@ -180,8 +181,9 @@ def _first_order(experiment: HeadExperiment, seed: int = 0) -> HeadScores:
 def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
     big = experiment.measure.response == "big"
     other: View = "no_background" if big else "no_foreground"
-    chance, shape = torch.Generator().manual_seed(seed), experiment.images.shape[:1]
-    signs = torch.randint(0, 2, (*shape, experiment.model.n_classes), generator=chance) * 2.0 - 1
+    chance = torch.Generator().manual_seed(seed)
+    shape = (PROBES, len(experiment.images), experiment.model.n_classes)
+    signs = torch.randint(0, 2, shape, generator=chance) * 2.0 - 1
 
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
@@ -192,9 +194,12 @@ def _second_order(experiment: HeadExperiment, seed: int) -> HeadScores:
             log_probs(graph.logits[view], experiment.measure.temperature)
             for view in ("plain", other)
         ]
-        spread = graph.slopes(_probe(answers[0], answers[1], signs[part].to(divergence)))
+        spread = torch.zeros_like(slopes)
+        for probe, sign in enumerate(signs[:, part].to(divergence)):
+            probed = graph.slopes(_probe(answers[0], answers[1], sign), again=probe + 1 < PROBES)
+            spread += probed.square() / PROBES
         at = divergence.detach().double().cpu()[:, None, None]
-        return at - saturated(at, slopes, spread.square())
+        return at - saturated(at, slopes, spread)
 
     return _averaged(experiment, "second order", run_chunk)
 
@@ -315,7 +320,7 @@ def _half_twin(model: VisionModel) -> VisionModel:
     state, held = model.state_key(), model.memo.get("half twin")
     if held is None or held[0] != state:
         try:
-            module = copy.deepcopy(model.module).to(torch.bfloat16)
+            module = copy.deepcopy(model.module).to(torch.bfloat16).eval()
             twin = rewrap(model, module, check=False)
         except NotDefined:  # of classes that its module does not know
             twin = model
