@@ -294,11 +294,13 @@ def _critter_row(view: Any, test: Pictures) -> Row:
     return {"average": right.average, "worst": right.worst, "flips": flips}
 
 
-def photos(context: StudyContext, *, data: str, setup: Row) -> list[Row]:
+def photos(context: StudyContext, *, data: str, others: str, setup: Row) -> list[Row]:
     """The real ViT-Ti on pets: is there something to repair, and what does a forced repair cost on
-    pictures that nothing was learned from?"""
+    held-out pets, and on `others`, photos of all classes?"""
     view = context.load(setup["model"], weights=context.fill(setup["weights"]))
-    cases = sc.heads.read_pictures(view, context.data(data, context.limit))
+    cases, all_classes = (
+        sc.heads.read_pictures(view, context.data(name, context.limit)) for name in (data, others)
+    )
     rows = []
     for force in (False, True):
         mended = sc.repair(view, cases, eye="given", force=force)
@@ -306,6 +308,10 @@ def photos(context: StudyContext, *, data: str, setup: Row) -> list[Row]:
         for when, result in (("before", mended.before), ("after", mended.after)):
             numbers = result.numbers()
             row |= {f"{when} {n}": numbers.get(n) for n in ("accuracy", "flips", "extra flips")}
+        for when, model in (("before", view), ("after", mended.model)):
+            answers = logits_of(model, all_classes.images).argmax(dim=1)
+            row[f"{when} others"] = float((answers == all_classes.labels).double().mean())
+        row["n others"] = len(all_classes)
         rows.append({"model": setup["model"], "verdict": mended.verdict, **row})
     return rows
 

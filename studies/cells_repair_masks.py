@@ -1,0 +1,254 @@
+"""Cells about iFAM as a repair without group labels: which setting, and what edge patches leak.
+
+    ifam_setting   iFAM on the pets shortcut at one setting, as in `cells_shortcut`, but learned from
+                   four fifths of the training pictures; the rest, put on other backgrounds by an
+                   eye's masks, says what transplant-worst thinks of it
+    ifam_chosen    the settings that transplant-worst, plain accuracy and group labels choose on
+                   seed 0, trained with another seed
+    edges          Critters, `certified`: a classifier that sees the patches of the creature only,
+                   when edge patches are read whole, left out, or filled where the creature is not
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import cells_shortcut as shortcut
+import torch
+import torch.nn.functional as F
+from cells_repair import Earlier, _normalised
+from torch import Tensor
+
+import seecause as sc
+from seecause import critters
+from seecause.bench.study import Row, StudyContext
+from seecause.critters.train.common import pace
+from seecause.faithful import IFAM
+from seecause.faithful.config import set_pace
+from seecause.faithful.losses import LossWeights, TrainingLosses
+from seecause.heads import Pictures
+from seecause.metrics import group_accuracy
+from seecause.repair.eye import by_patches
+from seecause.repair.parts import Judged, Part, split_rows
+
+CRITERIA = {  # who chooses a setting: by what, first and then
+    "transplant-worst": ("transplant-worst", "transplants"),
+    "accuracy": ("held-out accuracy", "transplant-worst"),
+    "group labels": ("val worst", "val average"),
+}
+SETTING = ("rate", "background", "variation", "whole")
+VERSIONS = 4  # transplants of each kind and picture
+
+
+def ifam_setting(
+    context: StudyContext,
+    *,
+    data: str,
+    seed: int,
+    setup: Row,
+    rate: float,
+    background: float,
+    variation: float,
+    whole: bool,
+    limit: int | None = None,
+) -> list[Row]:
+    """One training, and what every criterion says of it."""
+    job = shortcut.Setting(
+        "ifam", seed, rate, background=background, variation=variation, whole=whole
+    )
+    train, val, test = shortcut.open_pictures(data, seed, setup["size"], limit, context.device)
+    learn, choose = split_rows(train.labels, (0.8, 0.2), seed=seed)
+    part = _held_out(context, setup, train.take(choose.to(train.labels.device)), seed)
+    net = shortcut.new_net(context, job, setup)
+    weights = LossWeights(background=background, total_variation=variation)
+    lesson = TrainingLosses(net, weights)
+
+    def loss(pictures: Any, images: Tensor, step: int) -> Tensor:
+        return lesson(images, pictures.labels, pictures.photos, seed, step)[0]
+
+    taken = train.take(learn.to(train.labels.device))
+    shortcut.fit(job, setup, shortcut._groups(net, job), taken, loss)
+    net.eval()
+    judged = Judged(part, part.logits(sc.wrap(net, name="iFAM")))
+    row = shortcut.row_of(*(shortcut.measured_net(setup, net, split) for split in (val, test)))
+    row |= {"transplant-worst": judged.transplant_worst, "transplants": judged.moved_accuracy}
+    row |= {"held-out accuracy": judged.accuracy, "method": "iFAM, one setting"}
+    return [{**row, **{name: getattr(job, name) for name in SETTING}}]
+
+
+def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> Part:
+    """Transplants of held-out training pictures by the eye's masks: of other classes and, as in an
+    audit, of the same."""
+    module = shortcut.backbone(context, setup).to(context.device)
+    eye = sc.wrap(module, name="the pretrained backbone", preprocess=shortcut.frame(setup))
+    ids = tuple(map(str, pictures.photos.tolist()))
+    cases = Pictures("held out", ids, _normalised(eye, pictures), pictures.labels)
+    tuned = sc.wrap(shortcut._with_head(copy.deepcopy(module)), name="new head",
+                    preprocess=shortcut.frame(setup), classes=shortcut.SPECIES)  # fmt: skip
+    seen = sc.eye(eye, model=tuned, cache=context.work / "eye").masks(cases)
+    moved, control = (
+        sc.transplant(cases.images, seen.cut, pictures.labels, per_picture=VERSIONS,
+                      donors=donors, seed=seed)  # fmt: skip
+        for donors in ("other-class", "same-class")
+    )
+    return Part(cases, moved, control)
+
+
+def chosen_settings(rows: list[Row]) -> dict[str, Row]:
+    """The setting that each criterion takes, the first of equals."""
+    best = {}
+    for name, (first, then) in CRITERIA.items():
+        row = max(rows, key=lambda row: (row[first], row[then]))
+        best[name] = {key: row[key] for key in SETTING}
+    return best
+
+
+def ifam_chosen(
+    context: StudyContext,
+    *,
+    data: str,
+    seed: int,
+    setup: Row,
+    limit: int | None = None,
+    earlier: Earlier,
+) -> list[Row]:
+    """Every chosen setting trained with this seed; a setting that two criteria take, once."""
+    rows, trained = [], dict[str, Row]()
+    for name, setting in chosen_settings(earlier["ifam settings"]).items():
+        key = repr(setting)
+        if key not in trained:
+            (trained[key],) = ifam_setting(
+                context, data=data, seed=seed, setup=setup, limit=limit, **setting
+            )
+        rows.append({**trained[key], "method": f"iFAM, chosen by {name}"})
+    return rows
+
+
+Shown = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def edges(
+    context: StudyContext, *, seed: int, steps: int, batch: int, tested: int, rate: float
+) -> list[Row]:
+    """`critters-biased` trained on, on `certified`, when it sees the creature's patches only: by true
+    masks and by those of an eye (`critters-vit`)."""
+    rows = []
+    for masks in ("true", "eye"):
+        for name, shown in WAYS.items():
+            if masks == "eye" and name == "whole patches":
+                continue  # an eye's patches are all as whole as it can tell
+            net = _masked_net(context, seed)
+            look = _looker(context, masks)
+            _fit_masked(context, net, look, shown, seed, steps, batch, rate)
+            rows.append({"method": f"early mask, {masks}: {name}", "masks": masks,
+                         **_balanced(context, net, look, shown, tested)})  # fmt: skip
+    return rows
+
+
+def _masked_net(context: StudyContext, seed: int) -> IFAM:
+    base = sc.load("builtin:critters-biased")
+    torch.manual_seed(seed)
+    module = copy.deepcopy(base.module).requires_grad_(True)
+    net = IFAM(module, 4, base.classes, preprocess=base.preprocess)
+    net.stage1.requires_grad_(False)
+    return net.to(context.device).train()
+
+
+def _looker(context: StudyContext, masks: str) -> Callable[[Any], Tensor]:
+    """Pixels [b, S, S] of the creature in rendered scenes, as far as they are known."""
+    base = context.load("builtin:critters-vit")
+    eye = sc.eye(base, model=context.load("builtin:critters-biased"))
+
+    def look(scenes: Any) -> Tensor:
+        if masks == "true":
+            return scenes.mask.bool()
+        seen = eye.masks(base.preprocess.normalise(scenes.image)).masks[:, None].float()
+        size = tuple(scenes.mask.shape[-2:])
+        return F.interpolate(seen, size, mode="bilinear", align_corners=False)[:, 0] > 0.5
+
+    return look
+
+
+def _half(images: Tensor, pixels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    return images, grid
+
+
+def _whole(images: Tensor, pixels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    inside = F.adaptive_avg_pool2d(pixels[:, None].float(), grid.shape[1:])[:, 0]
+    return images, _some_left(inside >= 1 - 1e-6, grid)
+
+
+def _eroded(images: Tensor, pixels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    outside = F.max_pool2d((~grid)[:, None].float(), 3, stride=1, padding=1)[:, 0] > 0
+    return images, _some_left(~outside, grid)
+
+
+def _filled(images: Tensor, pixels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    """What the creature does not cover is grey (0 once normalised)."""
+    return images * pixels[:, None], grid
+
+
+def _some_left(mask: Tensor, grid: Tensor) -> Tensor:
+    """The mask, or the grid's where it is empty: a classifier must see something."""
+    return torch.where(mask.flatten(1).any(dim=1)[:, None, None], mask, grid)
+
+
+WAYS: dict[str, Shown] = {
+    "half-covered patches": _half,
+    "whole patches": _whole,
+    "eroded by a patch": _eroded,
+    "edges filled": _filled,
+}
+
+
+def _fit_masked(
+    context: StudyContext,
+    net: IFAM,
+    look: Callable[[Any], Tensor],
+    shown: Shown,
+    seed: int,
+    steps: int,
+    batch: int,
+    rate: float,
+) -> None:
+    frame = sc.load("builtin:critters-biased").preprocess
+    weights = [p for p in net.stage2.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW([{"params": weights, "lr": rate}], weight_decay=0.05)
+    for step in range(steps):
+        set_pace(optimizer.param_groups, pace(step, steps, 0.1))
+        latents = critters.draw("certified", "train", batch, seed=1000 * seed + step,
+                                device=context.device)  # fmt: skip
+        logits = _seen(net, frame, critters.render(latents), look, shown)
+        loss = F.cross_entropy(logits.float(), latents.label)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+
+def _seen(net: IFAM, frame: Any, scenes: Any, look: Callable[[Any], Tensor], shown: Shown) -> Tensor:
+    pixels = look(scenes)
+    grid = by_patches(pixels, net.stage2.tower.layout(scenes.image).grid)
+    images, mask = shown(frame.normalise(scenes.image), pixels, grid)
+    return net.classify(images, _some_left(mask, torch.ones_like(mask)), packed=False)
+
+
+@torch.no_grad()
+def _balanced(
+    context: StudyContext, net: IFAM, look: Callable[[Any], Tensor], shown: Shown, tested: int
+) -> Row:
+    """Accuracy over balanced pictures."""
+    frame = sc.load("builtin:critters-biased").preprocess
+    latents = critters.draw("balanced", "test", tested, device=context.device)
+    answers, kept = [], 0.0
+    net.eval()
+    for rows in torch.arange(tested).split(256):
+        scenes = critters.render(latents[rows])
+        answers.append(_seen(net, frame, scenes, look, shown).argmax(dim=1))
+        pixels = look(scenes)
+        grid = by_patches(pixels, net.stage2.tower.layout(scenes.image).grid)
+        kept += float(shown(scenes.image, pixels, grid)[1].double().mean(dim=(1, 2)).sum())
+    groups = torch.stack([latents.creature, latents.background], dim=1)
+    right = group_accuracy(torch.cat(answers) == latents.label, groups)
+    return {"average": right.average, "worst": right.worst, "kept": kept / tested}
