@@ -37,7 +37,7 @@ from seecause.faithful.config import set_pace
 from seecause.heads import Pictures, Swapped, random_sets, select
 from seecause.heads._outcomes import logits_without
 from seecause.heads.pictures import logits_of
-from seecause.repair import Discovery, Finding
+from seecause.repair import Discovery
 
 SPECIES = ("cat", "dog")
 SHARE, NOISE = 0.95, 0.3
@@ -109,14 +109,14 @@ def marks(
     rows = [{"table": "model", "method": "as trained", **measured(model, test)}]
     rows += maps(model, test)
     rows += heads(model, val, test, seed)
-    found = sc.discover(model, pictures(model, train.take(some(train, setup["looked"], seed)),
-                        as_trained=True), seed=seed)  # fmt: skip
-    rows += discovered(model, found, train.take(some(train, setup["looked"], seed)))
-    rows += repaired(model, found, train, test, setup, seed)
+    looked = train.take(drawn(train, setup["looked"], seed))
+    discovery = sc.discover(model, pictures(model, looked, as_trained=True), seed=seed)
+    rows += discovered(model, discovery, looked)
+    rows += repaired(model, discovery, train, test, setup, seed)
     return [{"world": world, "seed": seed, **row} for row in rows]
 
 
-def some(pile: Pile, count: int, seed: int) -> Tensor:
+def drawn(pile: Pile, count: int, seed: int) -> Tensor:
     order = torch.randperm(len(pile), generator=torch.Generator().manual_seed(seed))
     return order[:count]
 
@@ -320,35 +320,32 @@ def heads(model: Any, val: Pile, test: Pile, seed: int) -> Iterator[Row]:
                **measured(model, test, chosen)}  # fmt: skip
 
 
-def discovered(model: Any, found: Discovery, pile: Pile) -> Iterator[Row]:
-    """Every finding, and how much of it is the badge."""
+def discovered(model: Any, discovery: Discovery, pile: Pile) -> Iterator[Row]:
+    """Every finding, and how many of its examples are on the badge."""
     grid = model.layout.grid
     spots = F.adaptive_max_pool2d(pile.badges()[:, None].float(), grid)[:, 0].flatten(1) > 0
     spots = (spots & pile.marked[:, None]).cpu()
-    for rank, finding in enumerate(found.findings, 1):
+    for rank, finding in enumerate(discovery.findings, 1):
         low, high = finding.interval
+        on = spots[finding.tokens[:, 0], finding.tokens[:, 1]].double().mean()
         yield {"table": "discover", "method": f"finding {rank}", "class": finding.name,
-               "layer": finding.layer, "patches": finding.patches, "flips": finding.flips,
-               "control": finding.control, "low": low, "high": high,
-               "on the mark": float((finding.sets & spots).sum() / finding.sets.sum()),
+               "layer": finding.layer, "extent": finding.extent, "patches": finding.patches,
+               "flips": finding.flips, "control": finding.control, "low": low, "high": high,
+               "on the mark": float(on), "chance": float(spots.double().mean()),
                "on the object": finding.on_object, "n": len(finding.trials)}  # fmt: skip
 
 
-def off_object(finding: Finding) -> bool:
-    return finding.on_object is None or finding.on_object < 0.5
-
-
 def repaired(
-    model: Any, found: Discovery, train: Pile, test: Pile, setup: Row, seed: int
+    model: Any, discovery: Discovery, train: Pile, test: Pile, setup: Row, seed: int
 ) -> Iterator[Row]:
     """By pairs that discover made (its findings off the object), and by true pairs."""
     if not hasattr(sc, "repair") or not callable(sc.repair):
         return
     kinds = {}
-    places = [place for place, finding in enumerate(found.findings) if off_object(finding)]
+    places = [place for place, finding in enumerate(discovery.findings) if not finding.is_object]
     if places:
-        kinds["discovered pairs"] = found.pairs(places).pictures
-    kinds["true pairs"] = pictures(model, train.take(some(train, setup["paired"], seed)))
+        kinds["discovered pairs"] = discovery.pairs(places).pictures
+    kinds["true pairs"] = pictures(model, train.take(drawn(train, setup["paired"], seed)))
     for name, data in kinds.items():
         try:
             mended = sc.repair(model, data, seed=seed)

@@ -1,12 +1,12 @@
 """Cells about iFAM as a repair without group labels: which setting, and what edge patches leak.
 
-    ifam_setting   iFAM on the pets shortcut at one setting, as in `cells_shortcut`, but learned from
-                   four fifths of the training pictures; the rest, put on other backgrounds by an
-                   eye's masks, says what transplant-worst thinks of it
-    ifam_chosen    the settings that transplant-worst, plain accuracy and group labels choose on
-                   seed 0, trained with another seed
-    edges          Critters, `certified`: a classifier that sees the patches of the creature only,
-                   when edge patches are read whole, left out, or filled where the creature is not
+ifam_setting   iFAM on the pets shortcut at one setting, as in `cells_shortcut`, but learned
+               from four fifths of the training pictures; the rest, put on other backgrounds by
+               an eye's masks, says what transplant-worst thinks of it
+ifam_chosen    the settings that transplant-worst, plain accuracy and group labels choose on
+               seed 0, trained with another seed
+edges          Critters, `certified`: a classifier that sees the patches of the creature only,
+               when edge patches are read whole, left out, or filled where the creature is not
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def _held_out(context: StudyContext, setup: Row, pictures: Any, seed: int) -> Pa
                     preprocess=shortcut.frame(setup), classes=shortcut.SPECIES)  # fmt: skip
     seen = sc.eye(eye, model=tuned, cache=context.work / "eye").masks(cases)
     moved, control = (
-        sc.transplant(cases.images, seen.cut, pictures.labels, per_picture=VERSIONS,
-                      donors=donors, seed=seed)  # fmt: skip
+        sc.transplant(
+            cases.images, seen.cut, pictures.labels, per_picture=VERSIONS, donors=donors, seed=seed
+        )
         for donors in ("other-class", "same-class")
     )
     return Part(cases, moved, control)
@@ -132,8 +133,8 @@ Shown = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def edges(
     context: StudyContext, *, seed: int, steps: int, batch: int, tested: int, rate: float
 ) -> list[Row]:
-    """`critters-biased` trained on, on `certified`, when it sees the creature's patches only: by true
-    masks and by those of an eye (`critters-vit`)."""
+    """`critters-biased` trained on, on `certified`, when it sees the creature's patches only: by
+    true masks and by those of an eye (`critters-vit`)."""
     rows = []
     for masks in ("true", "eye"):
         for name, shown in WAYS.items():
@@ -227,7 +228,9 @@ def _fit_masked(
         optimizer.step()
 
 
-def _seen(net: IFAM, frame: Any, scenes: Any, look: Callable[[Any], Tensor], shown: Shown) -> Tensor:
+def _seen(
+    net: IFAM, frame: Any, scenes: Any, look: Callable[[Any], Tensor], shown: Shown
+) -> Tensor:
     pixels = look(scenes)
     grid = by_patches(pixels, net.stage2.tower.layout(scenes.image).grid)
     images, mask = shown(frame.normalise(scenes.image), pixels, grid)

@@ -34,6 +34,7 @@ class BadOption(SeecauseError):
 
     def __init__(self, name: str, got: object, expected: str):
         super().__init__(f"{name}={got!r} cannot be used; expected {expected}.")
+        self.option = name
 
 
 class UnknownName(SeecauseError):

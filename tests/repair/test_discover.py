@@ -15,7 +15,8 @@ import seecause as sc
 from seecause.cli import app
 from seecause.errors import BadOption
 from seecause.heads import Pictures
-from seecause.repair.discover import _kinds_at, _Plan, pasted
+from seecause.repair.kinds import KindPlan, kinds_at, pasted
+from seecause.repair.parts import origins
 
 RED, SIDE = 2, 32  # a class, and pixels of a picture
 
@@ -105,7 +106,9 @@ def test_known_objects_are_told_and_spared(model, pictures, found):
     masked = replace(pictures, truth=truth)
     told = sc.discover(model, masked, layers=[0], kinds=4, top=2, trials=8)
     first = next(finding for finding in told.findings if finding.answer == RED)
-    upper = first.sets.unflatten(1, (4, 4))[:, 0].sum() / first.sets.sum()
+    upper = (first.tokens[:, 1] < 4).double().mean()  # of a spot, its middle counts
+    if first.extent == "all":
+        upper = first.sets.unflatten(1, (4, 4))[:, 0].sum() / first.sets.sum()
     assert first.on_object == pytest.approx(float(upper))
     assert not first.trials.sets[:, 0].any()
 
@@ -187,9 +190,35 @@ def test_an_area_is_a_share_and_the_smallest_pastes_one_patch(model, pictures):
     assert findings and all(finding.patches <= 1 for finding in findings)
 
 
-def test_a_kind_that_no_picture_lends_is_left_out(model):
+def test_a_kind_that_no_picture_lends_is_left_out():
     draw = torch.Generator().manual_seed(0)
     tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
-    answers, plan = torch.arange(12) % 3, _Plan(4, 8, 4, 0, 0)  # no patch is typical
-    assert not list(_kinds_at(model, tokens, scores, answers, None, 1, plan))
-    assert list(_kinds_at(model, tokens, scores, answers, None, 1, replace(plan, most=4)))
+    answers, plan = torch.arange(12) % 3, KindPlan(4, 8, 4, 0, 0)  # no patch is typical
+    assert not list(kinds_at(tokens, scores, answers, None, (4, 4), 1, plan))
+    kinds = list(kinds_at(tokens, scores, answers, None, (4, 4), 1, replace(plan, most=4)))
+    assert kinds and all(kind.extent == "all" for kind in kinds)  # nine patches are too many
+
+
+def test_a_spot_is_a_pictures_most_typical_example_and_what_is_around_it():
+    draw = torch.Generator().manual_seed(0)
+    tokens, scores = torch.randn(12, 25, 8, generator=draw), torch.rand(12, 25, generator=draw)
+    plan = KindPlan(2, 8, 4, 9, 0)
+    kinds = list(kinds_at(tokens, scores, torch.arange(12) % 2, None, (5, 5), 1, plan))
+    for kind in kinds:
+        if kind.extent != "spot":
+            continue
+        for place in kind.sets.any(dim=1).nonzero()[:, 0].tolist():
+            first = next(patch for picture, patch in kind.tokens.tolist() if picture == place)
+            near = torch.zeros(5, 5, dtype=torch.bool)
+            row, column = divmod(first, 5)
+            near[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2] = True
+            assert kind.sets[place].equal(near.flatten())
+    assert {kind.extent for kind in kinds} == {"all", "spot"}
+
+
+def test_pairs_of_one_picture_stay_together_when_they_are_dealt(found):
+    pairs = found.pairs([0])
+    pictures = [name.rsplit("~", 1)[0] for name in pairs.ids]
+    assert len(set(pictures)) < len(pictures)  # a picture gets several pastes
+    numbers = origins(pairs.ids).tolist()
+    assert len(set(zip(pictures, numbers, strict=True))) == len(set(pictures)) == len(set(numbers))

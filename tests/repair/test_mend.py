@@ -138,6 +138,20 @@ def test_too_few_pictures_are_refused(biased):
         sc.repair(biased, scenes(60), options={"fine-tune": {"epochs": 1}})
 
 
+def test_an_option_that_cannot_be_used_is_an_error_before_any_work(biased, monkeypatch):
+    monkeypatch.setattr(mend, "material_of", lambda *_: pytest.fail("pictures were read"))
+    wrong = {"fine-tune": {"epochs": 0}, "heads": {"counts": []}, "last-layer": {"strength": 0.0}}
+    for name, options in wrong.items():
+        with pytest.raises(BadOption, match=f"{name}.{next(iter(options))}"):
+            sc.repair(biased, scenes(60), remedies=(name,), options={name: options})
+
+
+def test_an_option_that_the_model_cannot_have_is_an_error_and_no_hole(biased):
+    options = {"directions": {"rank": 10_000}}
+    with pytest.raises(BadOption, match="rank"):
+        sc.repair(biased, scenes(60), remedies=("directions",), options=options, per_picture=2)
+
+
 def test_a_work_folder_must_be_one(biased, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadOption, match="a folder"):

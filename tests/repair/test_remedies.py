@@ -14,7 +14,7 @@ from seecause.heads.pictures import logits_of
 from seecause.repair import fine_tune, head_remedies
 from seecause.repair._remedies import Lesson, find_remedy, remedies
 from seecause.repair.head_remedies import _last_versions, mean_carried, without
-from seecause.repair.parts import Judged, Material, split_rows, worst_cell
+from seecause.repair.parts import Judged, Material, origins, split_rows, worst_cell
 from tests.repair.toys import fitted, scenes
 
 
@@ -154,12 +154,33 @@ def test_remedies_are_known_by_name_and_their_options_checked():
 def test_small_cells_are_pooled_before_the_worst_is_taken():
     labels = torch.tensor([0] * 10 + [1] * 12)
     donors = torch.tensor([0] * 10 + [0] * 2 + [1] * 10)
-    right = torch.ones(22, dtype=torch.bool)
+    right, each = torch.ones(22, dtype=torch.bool), torch.arange(22)
     right[10:12] = False  # a cell of two
-    assert worst_cell(right, labels, donors, fewest=2) == 0.0
-    # pooled by class it would hold two still, so it is pooled with nothing else: all that is left
-    assert worst_cell(right, labels, donors, fewest=3) == 0.0
-    assert worst_cell(right, labels, donors, fewest=11) == pytest.approx(10 / 12)
+    assert worst_cell(right, labels, donors, each, fewest=2) == 0.0
+    assert worst_cell(right, labels, donors, each, fewest=3) == pytest.approx(10 / 12)  # its class
+    assert worst_cell(right, labels, donors, each, fewest=13) == pytest.approx(20 / 22)  # all
+    wrong = ~right
+    wrong[0] = True  # of class 0 one in ten is right, of the rest of class 1 none
+    assert worst_cell(wrong, labels, donors, each, fewest=3) == 0.0
+
+
+def test_a_cell_is_as_large_as_it_has_pictures_not_versions():
+    labels, donors = torch.zeros(24, dtype=torch.long), torch.tensor([0] * 8 + [1] * 16)
+    right = donors == 1  # the cell of eight versions is all wrong
+    few = torch.cat([torch.arange(2).repeat(4), torch.arange(2, 10).repeat(2)])
+    assert worst_cell(right, labels, donors, few, fewest=3) == pytest.approx(16 / 24)
+    assert worst_cell(right, labels, donors, torch.arange(24), fewest=3) == 0.0
+
+
+def test_versions_of_a_picture_are_never_torn_apart():
+    names = [f"{kind}{number}~{version}.png" for kind in "ab" for number in range(20)
+             for version in range(3)]  # fmt: skip
+    labels = torch.tensor([0] * 60 + [1] * 60)
+    parts = split_rows(labels, (0.6, 0.2, 0.2), seed=1, pictures=origins(names))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(120))
+    assert [len(rows) for rows in parts] == [72, 24, 24]
+    pictures = [{names[row].split("~")[0] for row in rows.tolist()} for rows in parts]
+    assert not (pictures[0] & pictures[1] or pictures[0] & pictures[2] or pictures[1] & pictures[2])
 
 
 def test_parts_are_dealt_class_by_class_and_leave_nobody_out():

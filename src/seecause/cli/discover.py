@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from seecause.repair.discover import Discovery
 
 SAID = 5  # findings on the terminal
-MOSTLY = 0.5  # share of patches from which a kind counts as part of the object
 EXAMPLES = """Examples:
 
   seecause discover --model hf:FOLDER --data folder:PATH --limit 300 --out kinds
@@ -39,14 +38,14 @@ EXAMPLES = """Examples:
 """
 Data = Annotated[str, typer.Option("--data", help=f"Pictures to look for shortcuts in: {KINDS}")]
 MethodName = Annotated[
-    str, typer.Option("--method", help="What finds evidence: caap, caap+mosaic.")
+    str, typer.Option("--method", help="What finds evidence: caap+mosaic, caap, mosaic.")
 ]
 LayerList = Annotated[
     str | None,
     typer.Option(
         "--layers",
         help="Layers whose tokens are sorted into kinds, such as 3,6,9.",
-        show_default="a quarter, half and three quarters of the depth",
+        show_default="the first, a quarter, half and three quarters of the depth",
     ),
 ]
 KindCount = Annotated[int, typer.Option("--kinds", help="Kinds of patches at each layer.", min=1)]
@@ -72,9 +71,9 @@ def discover(
     weights: Weights = None,
     data: Data = TRAIN,
     limit: Limit = 64,
-    method: MethodName = "caap",
+    method: MethodName = "caap+mosaic",
     layers: LayerList = None,
-    kinds: KindCount = 16,
+    kinds: KindCount = 24,
     trials: Trials = 32,
     pairs: PairChoice = "best",
     out: Out = Path("discovered"),
@@ -143,5 +142,5 @@ def _places(result: Discovery, wanted: list[int] | None) -> list[int]:
         if wrong:
             raise BadOption("--pairs", wrong[0], f"ranks from 1 to {count}, best or none")
         return [rank - 1 for rank in wanted]
-    off = [place for place, f in enumerate(result.findings) if (f.on_object or 0) < MOSTLY]
+    off = [place for place, finding in enumerate(result.findings) if not finding.is_object]
     return off[:1]

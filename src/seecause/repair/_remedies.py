@@ -44,6 +44,19 @@ from seecause.repair.last_layer import (
 from seecause.repair.parts import Judged, Part
 
 CONTROLS = 5  # draws of random directions
+COUNTS = (
+    "epochs",
+    "batch",
+    "patience",
+    "pairs",
+    "counts",
+    "rank",
+    "most",
+    "refits",
+    "steps",
+    "parts",
+)  # options that are whole numbers from 1
+AMOUNTS = ("strength", "rate")  # options that are above 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +142,18 @@ def remedies() -> dict[str, Remedy]:
 
 
 def find_remedy(name: str, options: dict[str, Any]) -> Remedy:
-    """A remedy by name, if it has these options."""
+    """A remedy by name, if it has these options and they can be used, as far as that is known
+    before there are pictures."""
     known = remedies()
     if name not in known:
         raise UnknownName("remedy", name, known)
     check_options(name, known[name].fit, options)
+    for option, value in options.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if option in COUNTS and (not numbers or any(n is not None and n < 1 for n in numbers)):
+            raise BadOption(f"{name}.{option}", value, "a whole number from 1")
+        if option in AMOUNTS and not value > 0:
+            raise BadOption(f"{name}.{option}", value, "a number above 0")
     return known[name]
 
 
@@ -266,7 +286,7 @@ def robust_last_layer(
 
 
 def _ranks(rank: int | None, most: int, available: int) -> list[int]:
-    if rank is not None and not 1 <= rank <= available:
+    if rank is not None and rank > available:
         raise BadOption("rank", rank, f"1 to {available} directions")
     return [rank] if rank is not None else list(range(1, min(most, available) + 1))
 

@@ -1,34 +1,32 @@
 """Shortcuts nobody named: which kinds of patches turn pictures into which class?
 
-1. Evidence: maps of every picture's own answer, from several layers on; its highest patches.
-2. Kinds: their tokens, at several layers, in clusters; a kind is a cluster within one answer C.
-3. Trial: what a picture has of a kind is pasted, patch on patch, into pictures that are answered
+1. Kinds: patches that answers hang on, sorted by their tokens (`kinds`).
+2. Trial: what a picture has of a kind is pasted, patch on patch, into pictures that are answered
    otherwise. How many are answered C now? Objects are spared where masks are known, else a paste
    is a quarter of a picture at most: whole pictures would turn anything. The control pastes, in
    the same places, patches of pictures that are not answered C either.
-4. A few trials sort out the kinds that do nothing, new ones tell how much the others do. They are
-   ranked by flips less control; of kinds that share most of their patches, the best stays.
+3. A few trials sort out the kinds that do nothing, by how far they raise the log odds of C more
+   than their control does: a weak cue is seen there before it flips anything. New trials tell how
+   much the others do. They are ranked by flips less control; of kinds that are mostly the same
+   patches, the best stays.
 
 Parts of the object are kinds, too, and rightly so: a cat's face turns pictures into cats. Where the
-data has masks, `on_object` tells them apart; else the crops do. A kind pasted in, or covered, makes
-pairs that should be answered alike: what a repair needs.
+data has masks, `on_object` tells them apart, and half of the places are theirs alone; else the
+crops tell. A kind pasted in, or covered, makes pairs that should be answered alike: what a repair
+needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seecause._random import bits
-from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset
-from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.pictures import Pictures, Progress, logits_of, no_progress, pictures_of
 from seecause.metrics.statistics import bootstrap_interval
@@ -36,40 +34,23 @@ from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.repair.eye import by_patches
+from seecause.repair.kinds import (
+    SCREEN,
+    Extent,
+    Kind,
+    KindPlan,
+    Trials,
+    evidence_of,
+    kinds_at,
+    pasted,
+    tokens_at,
+)
 from seecause.repair.pairs import Pairs
-from seecause.repair.transplant import on_pixels
 
-FEWEST = 3  # pictures that show a kind
-SCREEN = 6  # trials that sort out kinds, and are not counted afterwards
 QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
-SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
-_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # what a hash is for
-
-
-@dataclass(frozen=True, eq=False)
-class Trials:
-    """n pastes: `sets` [n, gh, gw] (bool) of pictures `sources` into `recipients`; controls paste
-    the same places of `controls`."""
-
-    sources: Tensor  # [n]
-    recipients: Tensor  # [n]
-    controls: Tensor  # [n]
-    sets: Tensor  # [n, gh, gw]
-    flipped: Tensor | None = None  # [n] bool: answered C with the paste
-    control_flipped: Tensor | None = None  # [n] bool: answered C with the control
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    @property
-    def covering(self) -> Trials:
-        """The other way round: sources whose patches of the kind are covered by the controls'."""
-        return Trials(self.controls, self.sources, self.recipients, self.sets)
-
-    def take(self, rows: slice) -> Trials:
-        """Some of those that were not made yet."""
-        own = (self.sources, self.recipients, self.controls, self.sets)
-        return Trials(*(values[rows] for values in own))
+SAME = 0.5  # overlap (IoU) of examples or patches from which two kinds are one
+MOSTLY = 0.5  # share on the object from which a kind counts as part of it
+TRIED = 3  # kinds that are put to the trial for each finding that may come of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +60,9 @@ class Finding:
     answer: int  # C, as a class of the model
     name: str
     layer: int  # whose tokens told the kind
+    extent: Extent  # all that a picture has of it is pasted, or a spot
     tokens: Tensor  # [m, 2] picture and patch of its examples, the most typical first
-    sets: Tensor  # [n, N] bool: all patches of the kind in pictures answered C
+    sets: Tensor  # [n, N] bool: what pictures answered C lend
     trials: Trials
     evidence: float  # mean z-score of its examples in their maps
     on_object: float | None = None  # share of its patches on the object, where masks are known
@@ -111,6 +93,11 @@ class Finding:
     def patches(self) -> float:
         """How many patches a paste has, on average."""
         return float(self.trials.sets.flatten(1).sum(dim=1).double().mean())
+
+    @property
+    def is_object(self) -> bool:
+        """Whether known masks count it as part of the object."""
+        return self.on_object is not None and self.on_object >= MOSTLY
 
     def sentence(self) -> str:
         """In words."""
@@ -143,8 +130,8 @@ class Discovery:
         others = torch.cat([pasted(self.pictures.images, part) for part in trials])
         rows = torch.cat([part.recipients for part in trials])
         labels = self.answers if self.pictures.labels is None else self.pictures.labels
-        numbered = enumerate(rows.tolist())
-        ids = tuple(f"{self.pictures.ids[row]}, {number}" for number, row in numbered)
+        numbered = enumerate(rows.tolist())  # pairs of one picture are told by their ids
+        ids = tuple(f"{self.pictures.ids[row]}~{number}" for number, row in numbered)
         here = rows.to(others.device)
         name = f"discovered in {self.pictures.name}"
         return Pairs(name, ids, self.pictures.images[here], others, labels.to(others.device)[here])
@@ -156,9 +143,9 @@ def discover(
     model: ImageModel,
     data: Dataset | Pictures,
     *,
-    method: str = "caap",
+    method: str = "caap+mosaic",
     layers: Sequence[int] | None = None,
-    kinds: int = 16,
+    kinds: int = 24,
     top: int = 8,
     trials: int = 32,
     area: float | None = None,
@@ -169,11 +156,11 @@ def discover(
 ) -> Discovery:
     """Kinds of patches that turn pictures into a class.
 
-    `method` and `options` make the maps (CAAP: logits). `layers`: whose tokens are clustered, and
-    from which on maps are made where the method can; a quarter, half and three quarters of the
-    depth unless given. `kinds` clusters at each layer of the `top` highest patches of each picture;
-    `trials` pastes of each, of at most `area` of a picture (a quarter; without limit where the data
-    has masks, whose objects are spared); at most `most` findings.
+    `method` and `options` make the maps (of logits). `layers`: whose tokens are clustered, and from
+    which on maps are made where the method can; the first, a quarter, half and three quarters of
+    the depth unless given. `kinds` clusters at each layer of the `top` highest patches of each
+    picture; `trials` pastes of each, of at most `area` of a picture (a quarter; without limit where
+    the data has masks, whose objects are spared); at most `most` findings.
 
     >>> import seecause as sc
     >>> model = sc.load("builtin:critters-biased")
@@ -183,41 +170,35 @@ def discover(
     True
     """
     view = _checked(model, layers, area, kinds=kinds, top=top, trials=trials, most=most)
-    chosen = _layers(view, layers)
-    if method == "caap":
-        options = {"score": "logit", **options}
-    find(method, view.architecture).check(options)
+    chosen, options = _layers(view, layers), {"score": "logit", **options}
+    known = find(method, view.architecture)
+    if "score" not in known.options:
+        options.pop("score")
+    known.check(options)
     pictures = pictures_of(view, data, progress)
     answers = logits_of(view, pictures.images).argmax(dim=1).cpu()
     _need_answers(view, pictures, answers)
-    with progress("looking for evidence", len(pictures)) as advance:
-        evidence = []
-        for part in pictures.images.split(64):
-            evidence.append(_evidence(view, part, method, chosen, options))
-            advance(len(part))
-    scores = torch.cat(evidence).cpu()  # [n, N]
+    scores = _evidence(view, pictures, method, chosen, options, progress)
     objects = None
     if pictures.truth is not None:
         objects = by_patches(pictures.truth, view.layout.grid).flatten(1).cpu()
     share = area or (QUARTER if objects is None else 1.0)
-    plan = _Plan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
-    candidates = list[Finding]()
+    plan = KindPlan(kinds, top, trials, max(1, round(share * scores.shape[1])), seed)
+    candidates = list[Kind]()
     for layer in chosen:
-        tokens = _tokens(view, pictures.images, layer)
-        candidates += _kinds_at(view, tokens, scores, answers, objects, layer, plan)
-    likely = _screened(view, pictures, candidates, 2 * most, progress)
+        tokens = tokens_at(view, pictures.images, layer)
+        candidates += kinds_at(tokens, scores, answers, objects, view.layout.grid, layer, plan)
+    likely = _screened(view, pictures, candidates, TRIED * most, progress)
     tried = list[Finding]()
     with progress("pasting", len(likely)) as advance:
-        for finding in likely:
-            tried.append(_try(view, pictures, finding))
+        for kind in likely:
+            tried.append(_try(view, pictures, kind))
             advance(1)
-    findings = _ranked(tried, most)
     about = {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
     about["layers"] = list(chosen)
     record_ = {"method": f"discover ({method})", "options": {**about, **options}}
-    return Discovery(
-        view, pictures, answers, findings, {**record_, **protocol(view, pictures.images)}
-    )
+    record_ |= protocol(view, pictures.images)
+    return Discovery(view, pictures, answers, _ranked(tried, most), record_)
 
 
 def _checked(
@@ -240,7 +221,7 @@ def _layers(model: VisionModel, layers: Sequence[int] | None) -> tuple[int, ...]
     if layers is not None:
         return tuple(dict.fromkeys(layers))
     quarters = (round(model.n_layers * quarter / 4) for quarter in (1, 2, 3))
-    return tuple(dict.fromkeys(quarters))
+    return tuple(dict.fromkeys([1, *quarters]))
 
 
 def _need_answers(model: VisionModel, pictures: Pictures, answers: Tensor) -> None:
@@ -254,147 +235,69 @@ def _need_answers(model: VisionModel, pictures: Pictures, answers: Tensor) -> No
 
 
 def _evidence(
-    model: VisionModel, images: Tensor, method: str, layers: Sequence[int], options: dict[str, Any]
+    model: VisionModel,
+    pictures: Pictures,
+    method: str,
+    layers: Sequence[int],
+    options: dict[str, Any],
+    progress: Progress,
 ) -> Tensor:
-    """Mean over starting layers of z-scored maps of each picture's own answer, [b, N]."""
-    starts = [None]
-    if "layers" in find(method, model.architecture).options and "layers" not in options:
-        starts = [None, *((layer, None) for layer in layers if 0 < layer < model.n_layers)]
-    total = torch.zeros(())
-    for start in starts:
-        own = options if start is None else {**options, "layers": start}
-        maps = attribute(model, images, method=method, **own).maps.flatten(1).double()
-        spread = maps.std(dim=1, keepdim=True).clamp_min(1e-12)
-        total = total.to(maps) + (maps - maps.mean(dim=1, keepdim=True)) / spread
-    return total / len(starts)
-
-
-def _tokens(model: VisionModel, images: Tensor, layer: int) -> Tensor:
-    """Patch tokens of every picture at one layer, [n, N, D] float32 on the CPU, of unit length once
-    the mean token is taken away."""
-    layout = model.check(images)
-
-    def run_chunk(a: int, b: int) -> Tensor:
-        until = None if layer == model.n_layers else layer
-        states = record(model, images[a:b], states={layer}, until=until).states[layer]
-        return states[:, layout.patches].float().cpu()
-
-    size = fit(len(images), model.forward_bytes(layout), images.device)
-    tokens = torch.cat(list(in_chunks(run_chunk, len(images), size, what="images")))
-    tokens -= tokens.mean(dim=(0, 1))
-    return torch.nn.functional.normalize(tokens, dim=-1)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    kinds: int
-    top: int
-    trials: int
-    most: int  # patches of a paste
-    seed: int
-
-
-def _kinds_at(
-    model: VisionModel,
-    tokens: Tensor,
-    scores: Tensor,
-    answers: Tensor,
-    objects: Tensor | None,
-    layer: int,
-    plan: _Plan,
-) -> Iterator[Finding]:
-    """Kinds of high-evidence tokens at one layer: clusters, each within one answer."""
-    from sklearn.cluster import KMeans
-
-    best = scores.topk(min(plan.top, scores.shape[1]), dim=1).indices  # [n, top]
-    picture = torch.arange(len(scores))[:, None].expand_as(best).flatten()
-    patch = best.flatten()
-    chosen = tokens[picture, patch].numpy()
-    count = min(plan.kinds, len(chosen))
-    clusters = KMeans(count, n_init="auto", random_state=plan.seed).fit(chosen)
-    flat = torch.from_numpy(clusters.transform(tokens.flatten(0, 1).numpy()))
-    distance = flat.unflatten(0, tokens.shape[:2])  # [n, N, kinds]
-    nearest = distance.argmin(dim=2)
-    for kind in range(count):
-        ranks = distance[..., kind].argsort(dim=1).argsort(dim=1)
-        typical = (nearest == kind) & (ranks < plan.most)  # [n, N]
-        of_best = nearest[picture, patch] == kind
-        for answer in answers.unique().tolist():
-            member = of_best & (answers[picture] == answer)
-            sets = typical & (answers == answer)[:, None]
-            if len(picture[member].unique()) < FEWEST or not bool(sets.any()):
-                continue
-            rows = torch.stack([picture[member], patch[member]], dim=1)
-            evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
-            far = distance[rows[:, 0], rows[:, 1], kind]
-            on_object = None
-            if objects is not None:
-                on_object = float((sets & objects).sum() / sets.sum())
-            yield Finding(
-                answer, model.class_name(answer), layer, rows[far.argsort(stable=True)], sets,
-                _draw(model, sets, answers, answer, objects, plan), evidence, on_object,
-            )  # fmt: skip
-
-
-def _draw(
-    model: VisionModel,
-    sets: Tensor,
-    answers: Tensor,
-    answer: int,
-    objects: Tensor | None,
-    plan: _Plan,
-) -> Trials:
-    """Who lends and who gets, by a hash of (seed, answer, number of the trial)."""
-    number = torch.arange(SCREEN + plan.trials) + (answer << 32)
-    lenders = sets.any(dim=1).nonzero()[:, 0]
-    others = (answers != answer).nonzero()[:, 0]
-    source = lenders[bits(number, 4 * plan.seed + _SOURCE) % len(lenders)]
-    recipient = others[bits(number, 4 * plan.seed + _RECIPIENT) % len(others)]
-    control = others[bits(number, 4 * plan.seed + _CONTROL) % len(others)]
-    chosen = sets[source]
-    if objects is not None:
-        chosen = chosen & ~objects[recipient]
-    return Trials(source, recipient, control, chosen.unflatten(1, model.layout.grid))
+    """[n, N] on the CPU."""
+    parts = list[Tensor]()
+    with progress("looking for evidence", len(pictures)) as advance:
+        for images in pictures.images.split(64):
+            parts.append(evidence_of(model, images, method, layers, options).cpu())
+            advance(len(images))
+    return torch.cat(parts)
 
 
 def _screened(
     model: VisionModel,
     pictures: Pictures,
-    candidates: Sequence[Finding],
+    candidates: Sequence[Kind],
     count: int,
     progress: Progress,
-) -> list[Finding]:
-    """The `count` kinds that flip most in a few trials, with the trials that are left."""
-    shares = list[float]()
+) -> list[Kind]:
+    """The `count` kinds that raise the log odds of their answer most in a few trials, with the
+    trials that are left; half of the places for kinds off the object, where that is known."""
+    gains = list[float]()
     with progress("sorting out", len(candidates)) as advance:
-        for finding in candidates:
-            first = pasted(pictures.images, finding.trials.take(slice(SCREEN)))
-            answered = logits_of(model, first).argmax(dim=1) == finding.answer
-            shares.append(float(answered.double().mean()))
+        for kind in candidates:
+            first = kind.trials.take(slice(SCREEN))
+            both = [pasted(pictures.images, t) for t in (first, first.pasting_controls)]
+            logits = logits_of(model, torch.cat(both)).double()
+            odds = logits[:, kind.answer] if model.sigmoid else _log_odds(logits, kind.answer)
+            with_kind, control = odds.split(len(first))
+            gains.append(float((with_kind - control).mean()))
             advance(1)
-    order = sorted(range(len(candidates)), key=lambda place: -shares[place])[:count]
+    order = sorted(range(len(candidates)), key=lambda place: -gains[place])
+    order = [place for place in order if gains[place] > 0]
+    off = [place for place in order if (candidates[place].on_object or 0.0) < MOSTLY]
+    places = dict.fromkeys([*off[: count // 2], *order])
+    likely = [candidates[place] for place in list(places)[:count]]
     rest = slice(SCREEN, None)
-    likely = [candidates[place] for place in order if shares[place] > 0]
-    return [replace(finding, trials=finding.trials.take(rest)) for finding in likely]
+    return [replace(kind, trials=kind.trials.take(rest)) for kind in likely]
 
 
-def _try(model: VisionModel, pictures: Pictures, finding: Finding) -> Finding:
-    """The same finding with what its trials came to."""
-    trials = finding.trials
-    control = replace(trials, sources=trials.controls)
-    both = [pasted(pictures.images, rows) for rows in (trials, control)]
-    answered = logits_of(model, torch.cat(both)).argmax(dim=1).cpu() == finding.answer
+def _log_odds(logits: Tensor, answer: int) -> Tensor:
+    """[n] float64: of the answer against all others."""
+    chances = logits.log_softmax(dim=1)
+    others = torch.cat([chances[:, :answer], chances[:, answer + 1 :]], dim=1)
+    return chances[:, answer] - others.logsumexp(dim=1)
+
+
+def _try(model: VisionModel, pictures: Pictures, kind: Kind) -> Finding:
+    """What the trials of a kind come to."""
+    trials = kind.trials
+    both = [pasted(pictures.images, rows) for rows in (trials, trials.pasting_controls)]
+    answered = logits_of(model, torch.cat(both)).argmax(dim=1).cpu() == kind.answer
     flipped, control_flipped = answered.split(len(trials))
     done = replace(trials, flipped=flipped, control_flipped=control_flipped)
-    return replace(finding, trials=done)
-
-
-def pasted(images: Tensor, trials: Trials) -> Tensor:
-    """Recipients [n, 3, H, W] with patches of their sources."""
-    sets = trials.sets.to(images.device)[:, None]
-    shown = on_pixels(sets, (images.shape[-2], images.shape[-1]))
-    sources, recipients = (x.to(images.device) for x in (trials.sources, trials.recipients))
-    return torch.where(shown, images[sources], images[recipients])
+    name = model.class_name(kind.answer)
+    return Finding(
+        kind.answer, name, kind.layer, kind.extent, kind.tokens, kind.sets, done, kind.evidence,
+        kind.on_object,
+    )  # fmt: skip
 
 
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
@@ -410,7 +313,12 @@ def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
 
 
 def _is_same(first: Finding, second: Finding) -> bool:
+    """Whether two kinds share most of their examples, or of the patches that they lend."""
     if first.answer != second.answer:
         return False
     both = (first.sets & second.sets).sum()
-    return bool(both > SAME * (first.sets | second.sets).sum())
+    if bool(both > SAME * (first.sets | second.sets).sum()):
+        return True
+    examples = [set(map(tuple, finding.tokens.tolist())) for finding in (first, second)]
+    shared = len(examples[0] & examples[1])
+    return shared > SAME * len(examples[0] | examples[1])

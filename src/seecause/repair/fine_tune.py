@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause._files import write_atomic
-from seecause.errors import BadOption, Diverged
+from seecause.errors import Diverged
 from seecause.loading import rewrap
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import Lesson, Mended, remedy
@@ -74,9 +74,6 @@ def fine_tune(
     patience: int = 2,
 ) -> Mended:
     """All weights trained on, on versions; stopped early by transplant-worst."""
-    for name, count in {"epochs": epochs, "batch": batch, "patience": patience}.items():
-        if count < 1:
-            raise BadOption(name, count, "a whole number from 1")
     view = rewrap(model, copy.deepcopy(model.module), check=False)
     module = nn.ModuleList([view.module] if view.extra is None else [view.module, view.extra])
     module.requires_grad_(True)

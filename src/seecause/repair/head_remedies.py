@@ -52,8 +52,6 @@ def remove_heads(
 ) -> Mended:
     """The heads that carry the change between versions are removed; how many, by held-out
     versions."""
-    if not counts or min(counts) < 1 or pairs < 1:
-        raise BadOption("counts, pairs", [*counts, pairs], "whole numbers from 1")
     scores = head_scores(model, lesson, by, pairs)
     order = scores.order()
     images, means = lesson.learn.pictures.images, list[Tensor]()
@@ -86,10 +84,8 @@ def blind_head(
     """In the head that carries most of the change, the directions in which it differs between
     versions are folded out of the output projection."""
     most = min(block.head_dim for block in model.blocks)
-    if rank is not None and not 1 <= rank <= most:
+    if rank is not None and rank > most:
         raise BadOption("rank", rank, f"1 to {most} directions of a head")
-    if pairs < 1:
-        raise BadOption("pairs", pairs, "a whole number from 1")
     layer, head = head_scores(model, lesson, "interchange", pairs).order(positive=False)[0]
     outputs = carried_by(model, lesson, layer, head)
     directions = change_directions(outputs, lesson.learn.moved.source_index)

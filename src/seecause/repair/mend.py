@@ -47,10 +47,10 @@ from seecause.repair._remedies import (
     remedies as all_remedies,
     with_layer,
 )
-from seecause.repair.audit import PER_PICTURE, audit_part, material_of
+from seecause.repair.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
 from seecause.repair.last_layer import LastLayer
-from seecause.repair.parts import Material, split_rows
+from seecause.repair.parts import Material, origins, split_rows
 from seecause.repair.result import Candidate, Repair
 
 log = logging.getLogger(__name__)
@@ -99,9 +99,8 @@ def repair(
     material = material_of(view, data, eye, progress)
     if groups:
         _need_groups(material)
-    seen = material if test is None else material_of(view, test, _again(eye), progress)
-    learn, choose, report = _split(material, None if test is None else seen, seed)
-    chosen_by = "worst group" if groups else "transplant-worst"
+    seen = None if test is None else material_of(view, test, _again(eye), progress)
+    learn, choose, report = _split(material, seen, seed)
     lesson = Lesson(
         learn.lesson(per_picture, seed=seed),
         choose.test(view, PER_PICTURE, seed=seed),
@@ -109,36 +108,62 @@ def repair(
         groups,
         progress=progress,
     )
-    tried = _tried(material, learn, choose, seed)
-    verdict = audit_part(
-        view, tried.test(view, PER_PICTURE, seed=seed), tried.masks, progress
-    ).verdict
+    judged_on = _tried(material, learn, choose)
+    part = judged_on.test(view, PER_PICTURE, seed=seed)
+    verdict = audit_part(view, part, judged_on.masks, progress).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
-    key += [] if folder is None else [_content(part, groups=groups) for part in (material, choose)]
-    candidates = {}
-    mended = {}
-    with progress("trying remedies", len(entries)) as advance:
+    key += [] if folder is None else [_content(each, groups=groups) for each in (material, choose)]
+    candidates, mended = _try_all(view, entries, lesson, folder, key)
+    chosen_by = "worst group" if groups else "transplant-worst"
+    name = _choice(candidates, mended, lesson, chosen_by, verdict, force)
+    record = _record(view, material, learn, choose, report, per_picture, seed)
+    candidates, before, after = _reported(view, report, candidates, mended, name, seed)
+    return Repair(
+        mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record
+    )
+
+
+def _try_all(
+    model: VisionModel,
+    entries: Sequence[tuple[Remedy, dict[str, Any]]],
+    lesson: Lesson,
+    folder: Path | None,
+    key: list[Any],
+) -> tuple[dict[str, Candidate], dict[str, Mended]]:
+    """Every remedy by name, and the mended model of each that could be done."""
+    candidates, mended = dict[str, Candidate](), dict[str, Mended]()
+    with lesson.progress("trying remedies", len(entries)) as advance:
         for entry, settings in entries:
             place = None if folder is None else folder / _name(entry, settings, key)
-            candidate, result = _try(view, entry, settings, lesson, place)
-            candidates[entry.name] = candidate
+            candidates[entry.name], result = _try(model, entry, settings, lesson, place)
             if result is not None:
                 mended[entry.name] = result
             advance(1)
-    name = _choice(candidates, mended, lesson, chosen_by, verdict, force)
-    part = report.test(view, PER_PICTURE, seed=seed + 1)
+    return candidates, mended
+
+
+def _reported(
+    model: VisionModel,
+    report: Material,
+    candidates: Mapping[str, Candidate],
+    mended: Mapping[str, Mended],
+    name: str,
+    seed: int,
+) -> tuple[dict[str, Candidate], BackgroundAudit, BackgroundAudit]:
+    """Candidates with their numbers on pictures that chose nothing, and the audits of the model
+    before and after."""
+    part = report.test(model, PER_PICTURE, seed=seed + 1)
     judged = {known: result.judge(part) for known, result in mended.items()}
-    for known, answers in judged.items():
-        candidates[known] = replace(candidates[known], report=answers.numbers(groups=True))
-    before = audit_part(view, part, report.masks, judged=judged["nothing"])
-    after = before
+    numbers = {known: each.numbers(groups=True) for known, each in judged.items()}
+    shown = {
+        known: replace(candidate, report=numbers.get(known, {}))
+        for known, candidate in candidates.items()
+    }
+    before = after = audit_part(model, part, report.masks, judged=judged["nothing"])
     if name != "nothing":
         verify(mended[name].model)
         after = audit_part(mended[name].model, part, report.masks, judged=judged[name])
-    return Repair(
-        mended[name].model, view, name, verdict, before, after, candidates, chosen_by,
-        _record(view, material, learn, choose, report, per_picture, seed),
-    )  # fmt: skip
+    return shown, before, after
 
 
 def _view(model: ImageModel) -> VisionModel:
@@ -198,7 +223,8 @@ def _split(
 ) -> tuple[Material, Material, Material]:
     assert material.pictures.labels is not None
     shares = SHARES if test is None else SHARES[:2]
-    rows = split_rows(material.pictures.labels, shares, seed=seed)
+    pictures = origins(material.pictures.ids)  # versions of a picture are not torn apart
+    rows = split_rows(material.pictures.labels, shares, seed=seed, pictures=pictures)
     for part in rows:
         if len(part) < 2 or len(material.pictures.labels[part].unique()) < 2:
             raise BadOption(
@@ -210,7 +236,7 @@ def _split(
     return parts[0], parts[1], parts[2] if test is None else test
 
 
-def _tried(material: Material, learn: Material, choose: Material, seed: int) -> Material:
+def _tried(material: Material, learn: Material, choose: Material) -> Material:
     """What the verdict is taken of: all that is not reported, spread."""
     ids = {*learn.pictures.ids, *choose.pictures.ids}
     rows = [row for row, name in enumerate(material.pictures.ids) if name in ids]
@@ -247,6 +273,8 @@ def _try(
     try:
         result = kept[0] if kept else entry.fit(model, replace(lesson, work=place), **settings)
     except SeecauseError as reason:
+        if isinstance(reason, BadOption) and reason.option in settings:
+            raise  # what was asked for cannot be done: no hole, but an error
         log.warning("%s cannot be tried: %s", entry.name, reason)
         return Candidate(entry.name, "not tried", failed=str(reason)), None
     seconds = kept[1] if kept else time.perf_counter() - began

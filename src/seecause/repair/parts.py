@@ -9,13 +9,14 @@ alike.
 
     flips              share of versions whose answer is not the picture's
     transplant-worst   the lowest accuracy over class x donor class: it needs no group label, and
-                       decides between remedies. Cells of few pictures are pooled by class, then
-                       altogether
+                       decides between remedies. Cells of few pictures (not versions) are pooled
+                       by class, then altogether
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -33,8 +34,9 @@ from seecause.repair.eye import EyeMasks
 from seecause.repair.last_layer import LastLayer
 from seecause.repair.transplant import Donors, transplant
 
-FEWEST = 10  # versions in a cell whose accuracy counts by itself
+FEWEST = 5  # pictures in a cell whose accuracy counts by itself
 AT_ONCE = 256  # versions that are made together
+_VERSION = re.compile(r"~\d+(\.\w+)?$")  # what tells versions of a picture apart in their ids
 
 
 class Versions(Protocol):
@@ -148,9 +150,7 @@ class Judged:
         """[n] float64: the share of a picture's versions, of both kinds, that is answered right;
         NaN where it has none."""
         right, _, _ = self._versions()
-        control = self.part.control
-        source = [v.source_index.cpu() for v in (self.part.moved, control) if v is not None]
-        return _mean_of(right.double(), torch.cat(source), len(self.logits.plain))
+        return _mean_of(right.double(), self._sources(), len(self.logits.plain))
 
     @property
     def right_somewhere(self) -> Tensor:
@@ -194,8 +194,8 @@ class Judged:
 
     @property
     def transplant_worst(self) -> float:
-        right, labels, donors = self._versions()
-        return worst_cell(right, labels, donors)
+        pictures = origins(self.part.pictures.ids)[self._sources()]
+        return worst_cell(*self._versions(), pictures)
 
     @property
     def groups(self) -> GroupAccuracy | None:
@@ -214,6 +214,11 @@ class Judged:
             "worst group": torch.nan if by_group is None else by_group.worst,
         }
 
+    def _sources(self) -> Tensor:
+        """[M]: places of the pictures that versions of both kinds are of."""
+        both = (self.part.moved, self.part.control)
+        return torch.cat([versions.source_index.cpu() for versions in both if versions is not None])
+
     def _versions(self) -> tuple[Tensor, Tensor, Tensor]:
         """Right, label and donor label of all versions."""
         both = [(self.part.moved, self.logits.moved)]
@@ -225,31 +230,53 @@ class Judged:
         return answers == labels, labels, donors
 
 
-def worst_cell(right: Tensor, labels: Tensor, donors: Tensor, *, fewest: int = FEWEST) -> float:
-    """The lowest accuracy over (class, donor class) of right [M] bool; cells below `fewest` are
-    pooled by class, and classes below it altogether.
+def worst_cell(
+    right: Tensor, labels: Tensor, donors: Tensor, pictures: Tensor, *, fewest: int = FEWEST
+) -> float:
+    """The lowest accuracy over (class, donor class) of right [M] bool, versions of pictures [M].
+    Cells of fewer than `fewest` pictures are pooled: with the other small ones of their class, with
+    the whole class, or altogether, whichever is the first to have enough.
 
     >>> import torch
     >>> right, classes = torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 1])
-    >>> worst_cell(right, classes, torch.tensor([0, 0, 1, 1]), fewest=2)
+    >>> worst_cell(right, classes, torch.tensor([0, 0, 1, 1]), torch.arange(4), fewest=2)
     0.5
     """
-    cells = torch.stack([labels, donors], dim=1)
-    sizes = _sizes(cells)
-    cells = torch.where((sizes >= fewest)[:, None], cells, _code(labels, -1))
-    sizes = _sizes(cells)
-    cells = torch.where((sizes >= fewest)[:, None], cells, -1)
-    return group_accuracy(right, cells).worst
+
+    def enough(rows: Tensor) -> bool:
+        return len(pictures[rows].unique()) >= fewest
+
+    pools, left = list[Tensor](), list[Tensor]()
+    for whole in _rows_by(labels):
+        cells = [whole[rows] for rows in _rows_by(donors[whole])]
+        pools += [cell for cell in cells if enough(cell)]
+        small = [cell for cell in cells if not enough(cell)]
+        if small:
+            rest = torch.cat(small)
+            pool = rest if enough(rest) else whole
+            (pools if enough(pool) else left).append(pool)
+    if left:
+        rest = torch.cat(left)
+        pools.append(rest if enough(rest) else torch.arange(len(right)))
+    return min(float(right[pool].double().mean()) for pool in pools)
 
 
-def _code(labels: Tensor, donor: int) -> Tensor:
-    return torch.stack([labels, torch.full_like(labels, donor)], dim=1)
+def _rows_by(codes: Tensor) -> list[Tensor]:
+    """Places of equal codes [M], together."""
+    order = codes.argsort(stable=True)
+    counts = codes[order].unique_consecutive(return_counts=True)[1]
+    return list(order.split(counts.tolist()))
 
 
-def _sizes(cells: Tensor) -> Tensor:
-    """[M]: how many share each row's cell."""
-    _, member, counts = cells.unique(dim=0, return_inverse=True, return_counts=True)
-    return counts[member]
+def origins(ids: Sequence[str]) -> Tensor:
+    """[n]: numbers of the pictures that ids name, equal for versions of one: NAME~1, NAME~2.
+
+    >>> origins(["a.png", "b~1.png", "b~2.png", "c"]).tolist()
+    [0, 1, 1, 2]
+    """
+    names = [_VERSION.sub("", name) for name in ids]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
 
 
 def _mean_of(values: Tensor, source: Tensor, count: int) -> Tensor:
@@ -262,19 +289,26 @@ def _mean(values: Tensor) -> float:
     return float(numbers.mean()) if len(numbers) else torch.nan
 
 
-def split_rows(labels: Tensor, shares: tuple[float, ...], *, seed: int) -> list[Tensor]:
-    """Places of pictures for each share, class by class, by lot; all places are dealt."""
-    chance = bits(torch.arange(len(labels)), 8 * seed + 5).double()
-    dealt: list[list[Tensor]] = [[] for _ in shares]
-    for kind in labels.cpu().unique().tolist():
-        rows = (labels.cpu() == kind).nonzero()[:, 0]
-        rows = rows[chance[rows].argsort()]
-        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(rows)
-        start = 0
-        for place, end in enumerate(ends.round().long().tolist()):
-            dealt[place].append(rows[start:end])
-            start = end
-    return [torch.cat(parts).sort().values for parts in dealt]
+def split_rows(
+    labels: Tensor, shares: tuple[float, ...], *, seed: int, pictures: Tensor | None = None
+) -> list[Tensor]:
+    """Places for each share, class by class, by lot; all places are dealt. Those of one picture
+    (`pictures` [n], each its own unless given) stay together."""
+    labels = labels.cpu()
+    which = torch.arange(len(labels)) if pictures is None else pictures.cpu()
+    which = which.unique(return_inverse=True)[1]
+    place = torch.arange(len(labels))
+    first = torch.full((int(which.max()) + 1,), len(labels)).scatter_reduce(0, which, place, "amin")
+    chance = bits(first, 8 * seed + 5).double()
+    part_of = torch.zeros(len(first), dtype=torch.long)
+    for kind in labels.unique().tolist():
+        members = (labels[first] == kind).nonzero()[:, 0]
+        members = members[chance[members].argsort()]
+        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(members)
+        part_of[members] = torch.bucketize(
+            torch.arange(len(members)), ends.round().long(), right=True
+        )
+    return [(part_of[which] == part).nonzero()[:, 0] for part in range(len(shares))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from seecause.attribution.explain import Answer, top_answers
 from seecause.data.images import to_pil
-from seecause.repair.discover import Discovery, Finding, pasted
+from seecause.repair.discover import Discovery, Finding
+from seecause.repair.kinds import pasted
 from seecause.report.heads_audit import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
 from seecause.report.page import Section, fragment, protocol_section
 
+NAME = 80  # characters of a file's name, at most
 CROPS = 9  # examples of a kind on its card
 AROUND = 1  # patches around an example that its crop shows
 FADED = 0.8  # how far what is not of the kind goes towards white
@@ -118,7 +121,7 @@ def findings_rows(result: Discovery) -> list[dict[str, Any]]:
             {
                 "rank": rank, "class": finding.name, "flips": finding.flips,
                 "control": finding.control, "low": low, "high": high,
-                "patches": finding.patches, "layer": finding.layer,
+                "patches": finding.patches, "extent": finding.extent, "layer": finding.layer,
                 "on the object": finding.on_object, "evidence": finding.evidence,
                 "trials": len(finding.trials),
             }
@@ -128,11 +131,13 @@ def findings_rows(result: Discovery) -> list[dict[str, Any]]:
 
 def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
     """Pairs of some findings as two folders, `with` and `without`, as `pairs:WITH:WITHOUT` takes
-    them; how many."""
+    them; how many. PICTURE~1.png and PICTURE~2.png are pairs of one picture: a repair keeps them
+    together."""
     pairs, model = result.pairs(places), result.model
     assert pairs.labels is not None
     for number, label in enumerate(pairs.labels.tolist()):
-        name = Path(model.class_name(label).replace("/", "-")) / f"{number:04d}.png"
+        plain = re.sub(r"[^\w~-]+", "-", pairs.ids[number])[-NAME:]
+        name = Path(model.class_name(label).replace("/", "-")) / f"{plain}.png"
         for version, images in (("with", pairs.others), ("without", pairs.images)):
             file = folder / version / name
             file.parent.mkdir(parents=True, exist_ok=True)
