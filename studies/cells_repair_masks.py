@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import cells_shortcut as shortcut
@@ -130,22 +131,59 @@ def ifam_chosen(
 Shown = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Scenes with what is known of where their creature is."""
+
+    images: Tensor  # [n, 3, S, S], normalised
+    labels: Tensor  # [n]
+    groups: Tensor  # [n, 2]
+    pixels: Tensor  # [n, S, S] bool
+    grid: Tensor  # [n, gh, gw] bool: patches that they cover by half
+
+    def take(self, rows: Tensor) -> Seen:
+        return Seen(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
 def edges(
-    context: StudyContext, *, seed: int, steps: int, batch: int, tested: int, rate: float
+    context: StudyContext,
+    *,
+    seed: int,
+    scenes: int,
+    steps: int,
+    batch: int,
+    tested: int,
+    rate: float,
 ) -> list[Row]:
     """`critters-biased` trained on, on `certified`, when it sees the creature's patches only: by
     true masks and by those of an eye (`critters-vit`)."""
     rows = []
     for masks in ("true", "eye"):
+        train = _scenes(context, "certified", "train", scenes, seed, masks)
+        test = _scenes(context, "balanced", "test", tested, 0, masks)
         for name, shown in WAYS.items():
             if masks == "eye" and name == "whole patches":
                 continue  # an eye's patches are all as whole as it can tell
             net = _masked_net(context, seed)
-            look = _looker(context, masks)
-            _fit_masked(context, net, look, shown, seed, steps, batch, rate)
-            rows.append({"method": f"early mask, {masks}: {name}", "masks": masks,
-                         **_balanced(context, net, look, shown, tested)})  # fmt: skip
+            _fit_masked(net, train, shown, seed, steps, batch, rate)
+            rows.append({"method": f"early mask, {masks}: {name}", "masks": masks, "seed": seed,
+                         **_balanced(net, test, shown)})  # fmt: skip
     return rows
+
+
+def _scenes(context: StudyContext, law: str, split: str, count: int, seed: int, masks: str) -> Seen:
+    base, biased = (context.load(f"builtin:critters-{name}") for name in ("vit", "biased"))
+    latents = critters.draw(law, split, count, seed=seed, device=context.device)
+    parts = [critters.render(latents[rows]) for rows in torch.arange(count).split(256)]
+    images = biased.preprocess.normalise(torch.cat([part.image for part in parts]))
+    pixels = torch.cat([part.mask for part in parts]).bool()
+    if masks == "eye":
+        seen = sc.eye(base, model=biased).masks(images).masks[:, None].float()
+        size = tuple(pixels.shape[-2:])
+        pixels = F.interpolate(seen, size, mode="bilinear", align_corners=False)[:, 0] > 0.5
+    groups = torch.stack([latents.creature, latents.background], dim=1)
+    grid = by_patches(pixels, biased.layout.grid)
+    return Seen(images, latents.label, groups, pixels, grid)
 
 
 def _masked_net(context: StudyContext, seed: int) -> IFAM:
@@ -155,21 +193,6 @@ def _masked_net(context: StudyContext, seed: int) -> IFAM:
     net = IFAM(module, 4, base.classes, preprocess=base.preprocess)
     net.stage1.requires_grad_(False)
     return net.to(context.device).train()
-
-
-def _looker(context: StudyContext, masks: str) -> Callable[[Any], Tensor]:
-    """Pixels [b, S, S] of the creature in rendered scenes, as far as they are known."""
-    base = context.load("builtin:critters-vit")
-    eye = sc.eye(base, model=context.load("builtin:critters-biased"))
-
-    def look(scenes: Any) -> Tensor:
-        if masks == "true":
-            return scenes.mask.bool()
-        seen = eye.masks(base.preprocess.normalise(scenes.image)).masks[:, None].float()
-        size = tuple(scenes.mask.shape[-2:])
-        return F.interpolate(seen, size, mode="bilinear", align_corners=False)[:, 0] > 0.5
-
-    return look
 
 
 def _half(images: Tensor, pixels: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,53 +228,33 @@ WAYS: dict[str, Shown] = {
 
 
 def _fit_masked(
-    context: StudyContext,
-    net: IFAM,
-    look: Callable[[Any], Tensor],
-    shown: Shown,
-    seed: int,
-    steps: int,
-    batch: int,
-    rate: float,
+    net: IFAM, train: Seen, shown: Shown, seed: int, steps: int, batch: int, rate: float
 ) -> None:
-    frame = sc.load("builtin:critters-biased").preprocess
+    assert net.stage2 is not None
     weights = [p for p in net.stage2.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([{"params": weights, "lr": rate}], weight_decay=0.05)
+    draw = torch.Generator().manual_seed(seed)
     for step in range(steps):
         set_pace(optimizer.param_groups, pace(step, steps, 0.1))
-        latents = critters.draw("certified", "train", batch, seed=1000 * seed + step,
-                                device=context.device)  # fmt: skip
-        logits = _seen(net, frame, critters.render(latents), look, shown)
-        loss = F.cross_entropy(logits.float(), latents.label)
+        rows = torch.randint(len(train.labels), (batch,), generator=draw)
+        part = train.take(rows.to(train.labels.device))
+        loss = F.cross_entropy(_answers(net, part, shown).float(), part.labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
 
 
-def _seen(
-    net: IFAM, frame: Any, scenes: Any, look: Callable[[Any], Tensor], shown: Shown
-) -> Tensor:
-    pixels = look(scenes)
-    grid = by_patches(pixels, net.stage2.tower.layout(scenes.image).grid)
-    images, mask = shown(frame.normalise(scenes.image), pixels, grid)
+def _answers(net: IFAM, part: Seen, shown: Shown) -> Tensor:
+    images, mask = shown(part.images, part.pixels, part.grid)
     return net.classify(images, _some_left(mask, torch.ones_like(mask)), packed=False)
 
 
 @torch.no_grad()
-def _balanced(
-    context: StudyContext, net: IFAM, look: Callable[[Any], Tensor], shown: Shown, tested: int
-) -> Row:
-    """Accuracy over balanced pictures."""
-    frame = sc.load("builtin:critters-biased").preprocess
-    latents = critters.draw("balanced", "test", tested, device=context.device)
-    answers, kept = [], 0.0
+def _balanced(net: IFAM, test: Seen, shown: Shown) -> Row:
+    """Accuracy over balanced pictures, and the share of patches that is seen."""
     net.eval()
-    for rows in torch.arange(tested).split(256):
-        scenes = critters.render(latents[rows])
-        answers.append(_seen(net, frame, scenes, look, shown).argmax(dim=1))
-        pixels = look(scenes)
-        grid = by_patches(pixels, net.stage2.tower.layout(scenes.image).grid)
-        kept += float(shown(scenes.image, pixels, grid)[1].double().mean(dim=(1, 2)).sum())
-    groups = torch.stack([latents.creature, latents.background], dim=1)
-    right = group_accuracy(torch.cat(answers) == latents.label, groups)
-    return {"average": right.average, "worst": right.worst, "kept": kept / tested}
+    parts = [test.take(rows) for rows in torch.arange(len(test.labels)).split(256)]
+    answers = torch.cat([_answers(net, part, shown).argmax(dim=1) for part in parts])
+    right = group_accuracy(answers == test.labels, test.groups)
+    kept = shown(test.images, test.pixels, test.grid)[1].double().mean()
+    return {"average": right.average, "worst": right.worst, "kept": float(kept)}

@@ -152,7 +152,7 @@ def find_remedy(name: str, options: dict[str, Any]) -> Remedy:
         numbers = value if isinstance(value, list | tuple) else [value]
         if option in COUNTS and (not numbers or any(n is not None and n < 1 for n in numbers)):
             raise BadOption(f"{name}.{option}", value, "a whole number from 1")
-        if option in AMOUNTS and not value > 0:
+        if option in AMOUNTS and not all(n > 0 for n in numbers):
             raise BadOption(f"{name}.{option}", value, "a number above 0")
     return known[name]
 

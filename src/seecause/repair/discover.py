@@ -41,6 +41,7 @@ from seecause.repair.kinds import (
     KindPlan,
     Trials,
     evidence_of,
+    join,
     kinds_at,
     pasted,
     tokens_at,
@@ -51,6 +52,8 @@ QUARTER = 0.25  # of a picture that a paste covers at most, where objects are no
 SAME = 0.5  # overlap (IoU) of examples or patches from which two kinds are one
 MOSTLY = 0.5  # share on the object from which a kind counts as part of it
 TRIED = 3  # kinds that are put to the trial for each finding that may come of it
+SCREENED = 24  # kinds that a few trials sort out, those with the most evidence, likewise
+TOGETHER = 16  # kinds whose pictures are answered together
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +191,7 @@ def discover(
     for layer in chosen:
         tokens = tokens_at(view, pictures.images, layer)
         candidates += kinds_at(tokens, scores, answers, objects, view.layout.grid, layer, plan)
+    candidates = _spread_over(sorted(candidates, key=lambda k: -k.evidence), SCREENED * most)
     likely = _screened(view, pictures, candidates, TRIED * most, progress)
     tried = list[Finding]()
     with progress("pasting", len(likely)) as advance:
@@ -262,28 +266,36 @@ def _screened(
     trials that are left; half of the places for kinds off the object, where that is known."""
     gains = list[float]()
     with progress("sorting out", len(candidates)) as advance:
-        for kind in candidates:
-            first = kind.trials.take(slice(SCREEN))
-            both = [pasted(pictures.images, t) for t in (first, first.pasting_controls)]
-            logits = logits_of(model, torch.cat(both)).double()
-            odds = logits[:, kind.answer] if model.sigmoid else _log_odds(logits, kind.answer)
-            with_kind, control = odds.split(len(first))
-            gains.append(float((with_kind - control).mean()))
-            advance(1)
+        for start in range(0, len(candidates), TOGETHER):
+            kinds = candidates[start : start + TOGETHER]
+            first = join([kind.trials.take(slice(SCREEN)) for kind in kinds])
+            answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
+            with_kind, control = (
+                _log_odds(model, pasted(pictures.images, trials), answers)
+                for trials in (first, first.pasting_controls)
+            )
+            gains += (with_kind - control).unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
+            advance(len(kinds))
     order = sorted(range(len(candidates)), key=lambda place: -gains[place])
-    order = [place for place in order if gains[place] > 0]
-    off = [place for place in order if (candidates[place].on_object or 0.0) < MOSTLY]
-    places = dict.fromkeys([*off[: count // 2], *order])
-    likely = [candidates[place] for place in list(places)[:count]]
+    likely = _spread_over([candidates[place] for place in order if gains[place] > 0], count)
     rest = slice(SCREEN, None)
     return [replace(kind, trials=kind.trials.take(rest)) for kind in likely]
 
 
-def _log_odds(logits: Tensor, answer: int) -> Tensor:
-    """[n] float64: of the answer against all others."""
-    chances = logits.log_softmax(dim=1)
-    others = torch.cat([chances[:, :answer], chances[:, answer + 1 :]], dim=1)
-    return chances[:, answer] - others.logsumexp(dim=1)
+def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
+    """The first `count`, half of the places for kinds off the object."""
+    off = [place for place, kind in enumerate(kinds) if (kind.on_object or 0.0) < MOSTLY]
+    places = dict.fromkeys([*off[: count // 2], *range(len(kinds))])
+    return [kinds[place] for place in list(places)[:count]]
+
+
+def _log_odds(model: VisionModel, images: Tensor, answers: Tensor) -> Tensor:
+    """[n] float64 on the CPU: of each picture's answer [n] against all others."""
+    logits, answers = logits_of(model, images).double().cpu(), answers[:, None]
+    if model.sigmoid:
+        return logits.gather(1, answers)[:, 0]
+    own = logits.gather(1, answers)[:, 0]
+    return own - logits.scatter(1, answers, -torch.inf).logsumexp(dim=1)
 
 
 def _try(model: VisionModel, pictures: Pictures, kind: Kind) -> Finding:

@@ -78,6 +78,12 @@ class Trials:
         return Trials(*(values[rows] for values in own))
 
 
+def join(parts: Sequence[Trials]) -> Trials:
+    """Trials that were not made yet, one after the other."""
+    names = ("sources", "recipients", "controls", "sets")
+    return Trials(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """A candidate: a cluster of tokens within one answer, and how it is pasted."""
@@ -157,7 +163,9 @@ def kinds_at(
             rows = rows[far[rows[:, 0], rows[:, 1]].argsort(stable=True)]
             evidence = float(scores[rows[:, 0], rows[:, 1]].mean())
             every = typical & (answers == answer)[:, None]
-            for extent, sets in (("all", every), ("spot", _spots(rows, grid, len(scores), plan))):
+            lent: dict[Extent, Tensor] = {"all": every}
+            lent["spot"] = _spots(rows, grid, len(scores), plan)
+            for extent, sets in lent.items():
                 if bool(sets.any()):
                     trials = _drawn(sets, answers, answer, objects, grid, plan)
                     share = _on_object(rows, sets, objects, extent)
