@@ -106,20 +106,43 @@ def badge(side: int) -> Tensor:
 def marks(
     context: StudyContext, *, world: str, seed: int, setup: Row, limit: int | None = None
 ) -> list[Row]:
-    """Train, then ask everything of the model that came out."""
-    train, val, test = (photo_piles if world == "photos" else critter_piles)(
-        context, setup, seed, limit
-    )
-    train = _learned_from(train, world, seed)
-    model = trained(context, world, seed, setup, train)
+    """Train, and ask what the model that came out looks at."""
+    model, _, val, test = opened(context, world, seed, setup, limit)
     rows = [{"table": "model", "method": "as trained", **measured(model, test)}]
     rows += maps(model, test)
     rows += heads(model, val, test, seed)
+    return [{"world": world, "seed": seed, **row} for row in rows]
+
+
+def mended(
+    context: StudyContext,
+    *,
+    world: str,
+    seed: int,
+    setup: Row,
+    limit: int | None = None,
+    earlier: dict[str, list[Row]],
+) -> list[Row]:
+    """What `discover` finds in training pictures, with their masks and without; and repairs."""
+    model, train, val, test = opened(context, world, seed, setup, limit)
     looked = train.take(drawn(train, setup["looked"], seed))
-    discovery = sc.discover(model, pictures(model, looked, as_trained=True), seed=seed)
-    rows += discovered(model, discovery, looked)
+    seen = pictures(model, looked, as_trained=True)
+    discovery = sc.discover(model, seen, seed=seed)
+    rows = [{**row, "masks": "true"} for row in discovered(model, discovery, looked)]
+    blind = sc.discover(model, replace(seen, truth=None), seed=seed)
+    rows += [{**row, "masks": "none"} for row in discovered(model, blind, looked)]
     rows += repaired(model, discovery, val, test, setup, seed)
     return [{"world": world, "seed": seed, **row} for row in rows]
+
+
+def opened(
+    context: StudyContext, world: str, seed: int, setup: Row, limit: int | None
+) -> tuple[Any, Pile, Pile, Pile]:
+    """A model, the pictures that it learned from, and held-out ones."""
+    piles = photo_piles if world == "photos" else critter_piles
+    train, val, test = piles(context, setup, seed, limit)
+    train = _learned_from(train, world, seed)
+    return trained(context, world, seed, setup, train), train, val, test
 
 
 def drawn(pile: Pile, count: int, seed: int) -> Tensor:
@@ -352,14 +375,13 @@ def repaired(
     places = [place for place, finding in enumerate(discovery.findings) if not finding.is_object]
     if places:
         kinds["discovered pairs"] = discovery.pairs(places[:1]).pictures
-        kinds["pairs of all findings"] = discovery.pairs(places).pictures
     kinds["true pairs"] = pictures(model, val.take(drawn(val, setup["paired"], seed)))
     for name, data in kinds.items():
         try:
-            mended = sc.repair(model, data, seed=seed)
+            result = sc.repair(model, data, seed=seed)
         except sc.SeecauseError as reason:
             yield {"table": "repair", "method": f"{name}: {reason}"}
             continue
-        row = {"table": "repair", "method": f"{name}: {mended.remedy}", "pairs": len(data),
-               "verdict": mended.verdict}  # fmt: skip
-        yield {**row, **measured(mended.model, test)}
+        row = {"table": "repair", "method": f"{name}: {result.remedy}", "pairs": len(data),
+               "verdict": result.verdict}  # fmt: skip
+        yield {**row, **measured(result.model, test)}

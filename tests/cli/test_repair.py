@@ -53,6 +53,26 @@ def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
     assert len(lines) == 61 and lines[0].startswith("picture,answer,label,flips")
 
 
+@pytest.mark.parametrize("command", ["audit", "repair"])
+def test_the_eye_warns_once(places, tmp_path, caplog, command):
+    done = run(command, places, tmp_path / "out", "--eye", "own", "--per-picture", "1")
+    assert done.exit_code == 0, done.output
+    warned = sum("shows the background" in record.message for record in caplog.records)
+    assert warned + done.output.count("shows the background") == 1
+
+
+def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_path):
+    words = ["--model", "builtin:critters-llava", "--classify", "name_ll", "--device", "cpu"]
+    words += ["--limit", "4", "--per-picture", "1", "--out"]
+    done = CliRunner().invoke(app, ["audit", *words, str(tmp_path / "audit")])
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((tmp_path / "audit" / "manifest.json").read_text())
+    assert manifest["verdict"] == "too few" and manifest["numbers"]["accuracy"] == 1.0
+    words = ["repair", "--model", "builtin:critters-llava", "--out", str(tmp_path / "no")]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2 and not (tmp_path / "no").exists()
+
+
 def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
     out = tmp_path / "repaired"
     more = ("--eye", "own", "--per-picture", "2", "--remedies", "last-layer", "--force")

@@ -13,8 +13,10 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadOption
+from seecause.heads.baselines import features, last_layer, with_last_layer
 from seecause.repair import _remedies, mend
-from tests.repair.toys import PATCH, SIDE, fitted, plain_vit, scenes, wrapped
+from tests.families.native import tokenize
+from tests.repair.toys import PATCH, SIDE, biased_clip, fitted, plain_vit, scenes, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,32 @@ def test_what_is_written_answers_alike_in_plain_transformers(tmp_path):
     native = ViTForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         assert_close(native(cases.images).logits, result.model(cases.images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"anchor": True, "strength": 1.0}])
+def test_a_zero_shot_model_gets_a_new_head_or_text_weights(tmp_path, options):
+    model, cases = biased_clip(scenes(64)), scenes(80, usual=0.9, seed=1)
+    before = sc.audit(model, cases)
+    assert before.verdict == "yes" and before.flips > 0.8
+    result = sc.repair(
+        model, cases, per_picture=4, remedies=("last-layer",), options={"last-layer": options}
+    )
+    assert result.remedy == "last-layer"
+    assert result.after.flips < 0.2 and result.after.accuracy > 0.9
+    folder = result.export(tmp_path / "model")
+    again = sc.load(str(folder), tokenizer=tokenize)
+    assert again.classes == model.classes
+    assert_close(again(cases.images), result.model(cases.images), atol=1e-4, rtol=1e-4)
+
+
+def test_the_old_layer_of_a_zero_shot_model_is_its_texts():
+    model, cases = biased_clip(scenes(32)), scenes(16, seed=1)
+    weight, bias = last_layer(model)
+    angles = features(model, cases.images)
+    assert_close(angles.norm(dim=1), torch.ones(16, dtype=torch.float64))
+    assert_close((angles @ weight.T + bias).float(), model(cases.images), atol=1e-4, rtol=1e-4)
+    same = with_last_layer(model, weight, bias)
+    assert_close(same(cases.images), model(cases.images), atol=1e-4, rtol=1e-4)
 
 
 def test_a_killed_repair_goes_on_where_it_stopped(biased, tmp_path, monkeypatch):
@@ -150,6 +178,13 @@ def test_an_option_that_the_model_cannot_have_is_an_error_and_no_hole(biased):
     options = {"directions": {"rank": 10_000}}
     with pytest.raises(BadOption, match="rank"):
         sc.repair(biased, scenes(60), remedies=("directions",), options=options, per_picture=2)
+
+
+def test_a_model_with_few_right_answers_is_repaired_by_what_held_out_versions_gain():
+    cases = scenes(60, usual=0.1, seed=1)  # answered from the background: nearly all wrong
+    result = sc.repair(fitted(scenes(64)), cases, per_picture=3)
+    assert result.verdict == "too few" and result.remedy != "nothing"
+    assert result.after.accuracy > 0.9 and result.before.accuracy < 0.4
 
 
 def test_a_work_folder_must_be_one(biased, tmp_path):

@@ -10,6 +10,7 @@ import seecause as sc
 from seecause.heads import Pictures
 from seecause.heads.baselines import features, with_last_layer
 from seecause.repair.last_layer import new_layer
+from tests.families.native import tokenize
 
 SIDE, PATCH, CLASSES = 32, 8, ("dark", "light")
 
@@ -53,6 +54,36 @@ def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = N
     assert pictures.labels is not None
     layer = new_layer(features(model, pictures.images), pictures.labels, classes=2, strength=1.0)
     return with_last_layer(model, layer.weight, layer.bias)
+
+
+def biased_clip(pictures: Pictures):
+    """A tiny CLIP whose picture projection brings the backgrounds of pictures [n] to the texts of
+    their classes."""
+    import transformers as hf
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shared = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                  "intermediate_size": 64}  # fmt: skip
+        text = {**shared, "vocab_size": 64, "max_position_embeddings": 8, "eos_token_id": 63}
+        vision = {**shared, "image_size": SIDE, "patch_size": PATCH}
+        config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+        module = hf.CLIPModel(config).eval()
+    options = {"tokenizer": tokenize, "templates": ("a {}",)}
+    first = wrapped(module, **options)
+    assert first.extra is not None and pictures.labels is not None
+    texts = first.extra.matrix  # [2, 16]
+    with torch.no_grad():
+        pooled = module.vision_model(pictures.images).pooler_output
+        norm = module.vision_model.post_layernorm
+        norm.bias -= pooled.mean(dim=0)
+        layer = new_layer(pooled - pooled.mean(dim=0), pictures.labels, classes=2, strength=1.0)
+        to_texts = torch.linalg.pinv(texts)  # [16, 2]
+        beside = module.visual_projection.weight - to_texts @ (
+            texts @ module.visual_projection.weight
+        )  # what texts do not read, where the object is still seen
+        module.visual_projection.weight.copy_(to_texts @ layer.weight.float() + 5 * beside)
+    return wrapped(module, **options)
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

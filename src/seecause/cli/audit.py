@@ -112,7 +112,7 @@ def audit(
     answering, result = audited(
         opened, data, look, limit=limit, per_picture=per_picture, seed=seed, quiet=quiet
     )
-    lines = audit_lines(result)
+    lines = audit_lines(result, notes=False)  # the eye has warned already
     manifest = {"command": "audit", "page": "index.html", "table": "audit.csv"}
     manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
     with result_folder(out, manifest, overwrite=overwrite) as folder:

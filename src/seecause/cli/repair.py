@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from seecause.cli.options import (
 )
 from seecause.cli.progress import counting
 from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.repair.result import Repair
 
 DataOption = Annotated[str, typer.Option("--data", help=f"Pictures to repair with: {KINDS}")]
 TestOption = Annotated[
@@ -97,9 +100,7 @@ def repair(
     """
     from seecause.data.registry import open_data
     from seecause.repair.mend import repair as run
-    from seecause.report.folder import check_out, result_folder
-    from seecause.report.page import write_page
-    from seecause.report.repair import repair_sections
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     options = _options(option or [])
@@ -123,17 +124,25 @@ def repair(
         work=work,
         progress=partial(counting, quiet=quiet),
     )
-    manifest = {"command": "repair", "page": "index.html", "model": "model", **result.facts()}
-    with result_folder(out, manifest, overwrite=overwrite) as folder:
-        title = f"{opened.name}: before and after"
-        sections = repair_sections(result)
-        write_page(folder / "index.html", title, sections, lead=result.sentence)
-        if result.remedy != "nothing":
-            result.export(folder / "model")
+    _write(result, out, overwrite=overwrite)
     shutil.rmtree(work, ignore_errors=True)
     lines = [result.sentence, *_lines(result)]
     lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
     say(lines, out, replaced=replaces, quiet=quiet)
+
+
+def _write(result: Repair, out: Path, *, overwrite: bool) -> None:
+    """The page, and the mended model where there is one."""
+    from seecause.report.folder import result_folder
+    from seecause.report.page import write_page
+    from seecause.report.repair import repair_sections
+
+    manifest = {"command": "repair", "page": "index.html", "model": "model", **result.facts()}
+    with result_folder(out, manifest, overwrite=overwrite) as folder:
+        title = f"{result.original.name}: before and after"
+        write_page(folder / "index.html", title, repair_sections(result), lead=result.sentence)
+        if result.remedy != "nothing":
+            result.export(folder / "model")
 
 
 def _options(pairs: list[str]) -> dict[str, dict[str, Any]]:
@@ -146,9 +155,12 @@ def _options(pairs: list[str]) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _lines(result: Any) -> list[str]:
-    """What a reader must know, and what every remedy did to held-out pictures."""
-    lines = [f"note: {note}" for note in result.record["notes"]]
+def _lines(result: Repair) -> list[str]:
+    """What a reader must know and the eye has not said already, and what every remedy did to
+    held-out pictures."""
+    masks = result.before.masks
+    heard = () if masks is None else masks.notes
+    lines = [f"note: {note}" for note in result.record["notes"] if note not in heard]
     for candidate in result.candidates.values():
         if candidate.failed:
             lines.append(f"{candidate.name}: not tried: {candidate.failed}")

@@ -27,7 +27,7 @@ from seecause.heads._prune import check_sliceable, kept_heads, original_heads, p
 from seecause.heads.scores import Head, checked_heads
 from seecause.loading import need_own_classes
 from seecause.models.exported import CARD, HEAD, PLAIN, SLICED
-from seecause.models.heads import CosineHead, TextHead
+from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel
 
@@ -214,7 +214,7 @@ def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
     if isinstance(head, CosineHead):
         return {"kind": "cosine", "scale": head.scale}
     if isinstance(head, nn.Linear):
-        return {"kind": "linear"}
+        return {"kind": "unit-linear" if isinstance(head, UnitLinear) else "linear"}
     raise NotDefined(
         "export",
         f"the head is a {type(head).__name__}, which no file describes",

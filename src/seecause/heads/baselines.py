@@ -35,6 +35,7 @@ from seecause.heads.scores import over_images
 from seecause.loading import rewrap
 from seecause.metrics.groups import group_accuracy
 from seecause.models._settled import settles
+from seecause.models.heads import CosineHead, TextHead, UnitLinear
 from seecause.models.view import VisionModel
 
 
@@ -158,15 +159,27 @@ def with_last_layer(
             own.weight.copy_(weight)
             own.bias.copy_(bias)
         return rewrap(model, module, check=check)
-    head = nn.Linear(weight.shape[1], weight.shape[0], dtype=model.dtype, device=model.device)
+    kind = UnitLinear if _by_angle(model) else nn.Linear
+    head = kind(weight.shape[1], weight.shape[0], dtype=model.dtype, device=model.device)
     head.load_state_dict({"weight": weight, "bias": bias})
     return rewrap(model, module, head=head, check=check)
 
 
+def _by_angle(model: VisionModel) -> bool:
+    """Whether the head reads features of unit length: texts, prototypes, or what became of them."""
+    return isinstance(model.extra, TextHead | CosineHead | UnitLinear)
+
+
 def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
-    """Weight [C, P] and bias [C] of what reads `features`, float64 on the CPU; refused where it is
-    not one linear layer."""
+    """Weight [C, P] and bias [C] of what reads `features`, float64 on the CPU; of texts, their
+    scaled embeddings. Refused where it is neither those nor one linear layer."""
     own = _own_classifier(model.module) if model.extra is None else model.extra
+    if isinstance(own, TextHead | CosineHead):
+        scale = own.scale.exp() if isinstance(own, TextHead) else own.scale
+        weight = (scale * own.matrix).detach().double().cpu()
+        bias = getattr(own, "bias", None)
+        shift = 0.0 if bias is None else float(bias.detach())
+        return weight, weight.new_full((len(weight),), shift)
     if not isinstance(own, nn.Linear):
         raise NotDefined(
             "the last layer",
@@ -181,10 +194,12 @@ def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
 @settles
 @torch.no_grad()
 def features(model: VisionModel, images: Tensor) -> Tensor:
-    """What enters the last layer, [N, P], float64 on the CPU."""
+    """What enters the last layer, [N, P], float64 on the CPU; of unit length where it reads
+    angles."""
     bare = rewrap(model, model.module, head=nn.Identity(), check=False)
     bare.gates = model.gates
-    return over_images(lambda a, b: bare(images[a:b]), model, images, holds=1).double().cpu()
+    pooled = over_images(lambda a, b: bare(images[a:b]), model, images, holds=1).double().cpu()
+    return F.normalize(pooled, dim=-1) if _by_angle(model) else pooled
 
 
 def fit_head(

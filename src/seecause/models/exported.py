@@ -15,7 +15,7 @@ from torch import nn
 
 from seecause.errors import MissingWeights, UnknownName
 from seecause.models.checkpoints import fill, read_weights
-from seecause.models.heads import CosineHead
+from seecause.models.heads import CosineHead, UnitLinear
 from seecause.models.hub import pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess
 from seecause.models.slicing import slice_heads
@@ -132,6 +132,7 @@ def _head(card: dict[str, Any], folder: Path) -> nn.Module:
     state = read_weights(folder / HEAD)
     if card["kind"] == "cosine":
         return CosineHead(state["matrix"], scale=card["scale"])
-    head = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
+    kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
+    head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
     head.load_state_dict(state)
     return head

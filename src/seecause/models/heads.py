@@ -55,6 +55,13 @@ class Similarity:
         return head.eval()
 
 
+class UnitLinear(nn.Linear):
+    """A linear layer on features of unit length: what a mended zero-shot head is."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.normalize(input, dim=-1))
+
+
 def linear(matrix: Tensor) -> nn.Module:
     """A linear head without bias from its matrix [C, D]."""
     layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=matrix.dtype)

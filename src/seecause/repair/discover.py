@@ -7,8 +7,8 @@
    the same places, patches of pictures that are not answered C either.
 3. A few trials sort out the kinds that do nothing, by how far they raise the log odds of C more
    than their control does: a weak cue is seen there before it flips anything. New trials tell how
-   much the others do. They are ranked by flips less control; of kinds that are mostly the same
-   patches, the best stays.
+   much the others do. They are ranked by flips less control. Kinds that are mostly the same patches
+   (a mark's corners) count as one: the best of them stands for all.
 
 Parts of the object are kinds, too, and rightly so: a cat's face turns pictures into cats. Where the
 data has masks, `on_object` tells them apart, and half of the places are theirs alone; else the
@@ -35,6 +35,7 @@ from seecause.models.base import ImageModel, protocol
 from seecause.models.view import VisionModel
 from seecause.repair.eye import by_patches
 from seecause.repair.kinds import (
+    FEWEST,
     SCREEN,
     Extent,
     Kind,
@@ -49,7 +50,8 @@ from seecause.repair.kinds import (
 from seecause.repair.pairs import Pairs
 
 QUARTER = 0.25  # of a picture that a paste covers at most, where objects are not known
-SAME = 0.5  # overlap (IoU) of examples or patches from which two kinds are one
+SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
+TOUCHING = 0.25  # share of the smaller that both have, from which they are, in pictures with both
 MOSTLY = 0.5  # share on the object from which a kind counts as part of it
 TRIED = 3  # kinds that are put to the trial for each finding that may come of it
 SCREENED = 24  # kinds that a few trials sort out, those with the most evidence, likewise
@@ -69,6 +71,7 @@ class Finding:
     trials: Trials
     evidence: float  # mean z-score of its examples in their maps
     on_object: float | None = None  # share of its patches on the object, where masks are known
+    alike: tuple[Trials, ...] = ()  # of kinds that are the same patches: more pairs
 
     @property
     def flips(self) -> float:
@@ -128,8 +131,8 @@ class Discovery:
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
-        trials = [finding.trials for finding in chosen]
-        trials += [finding.trials.covering for finding in chosen]
+        pastes = [part for finding in chosen for part in (finding.trials, *finding.alike)]
+        trials = [*pastes, *(part.covering for part in pastes)]
         others = torch.cat([pasted(self.pictures.images, part) for part in trials])
         rows = torch.cat([part.recipients for part in trials])
         labels = self.answers if self.pictures.labels is None else self.pictures.labels
@@ -198,11 +201,10 @@ def discover(
         for kind in likely:
             tried.append(_try(view, pictures, kind))
             advance(1)
-    about = {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
-    about["layers"] = list(chosen)
-    record_ = {"method": f"discover ({method})", "options": {**about, **options}}
-    record_ |= protocol(view, pictures.images)
-    return Discovery(view, pictures, answers, _ranked(tried, most), record_)
+    options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
+    about = {"method": f"discover ({method})", "options": {**options, "layers": list(chosen)}}
+    about |= protocol(view, pictures.images)
+    return Discovery(view, pictures, answers, _ranked(tried, most), about)
 
 
 def _checked(
@@ -313,24 +315,31 @@ def _try(model: VisionModel, pictures: Pictures, kind: Kind) -> Finding:
 
 
 def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
-    """The best of all kinds, without those whose effect may be nothing and those that are another
-    one again."""
+    """The best of all kinds, without those whose effect may be nothing; one that is another one
+    again lends that its trials."""
     best = list[Finding]()
     for finding in sorted(tried, key=lambda finding: -finding.effect):
-        if len(best) == most or finding.effect <= 0 or finding.interval[0] <= 0:
+        if finding.effect <= 0 or finding.interval[0] <= 0:
             continue
-        if not any(_is_same(finding, other) for other in best):
+        same = next((p for p, other in enumerate(best) if _is_same(finding, other)), None)
+        if same is not None:
+            best[same] = replace(best[same], alike=(*best[same].alike, finding.trials))
+        elif len(best) < most:
             best.append(finding)
     return tuple(best)
 
 
 def _is_same(first: Finding, second: Finding) -> bool:
-    """Whether two kinds share most of their examples, or of the patches that they lend."""
+    """Whether two kinds are mostly the same patches: of all that they lend, or, pasted alike, where
+    a picture lends both."""
     if first.answer != second.answer:
         return False
-    both = (first.sets & second.sets).sum()
-    if bool(both > SAME * (first.sets | second.sets).sum()):
+    mine, theirs = first.sets, second.sets
+    both = mine & theirs
+    if bool(both.sum() > SAME * (mine | theirs).sum()):
         return True
-    examples = [set(map(tuple, finding.tokens.tolist())) for finding in (first, second)]
-    shared = len(examples[0] & examples[1])
-    return shared > SAME * len(examples[0] | examples[1])
+    shared = mine.any(dim=1) & theirs.any(dim=1)
+    if first.extent != second.extent or int(shared.sum()) < FEWEST:
+        return False
+    smaller = torch.minimum(mine[shared].sum(dim=1), theirs[shared].sum(dim=1)).sum()
+    return bool(both[shared].sum() > TOUCHING * smaller)

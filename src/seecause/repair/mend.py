@@ -4,9 +4,10 @@
     choose    a fifth: which remedy, and its rank, count or epoch, by transplant-worst
     report    a fifth, or data of its own: what is said before and after
 
-First the verdict (`audit`) on learn and choose together: where it is "no" or "too few", nothing is
-done unless `force`. Else the best remedy by transplant-worst wins (with `groups`, by the worst
-group), if held-out versions are answered better by more than chance would have it.
+First the verdict (`audit`) on learn and choose together: where it is "no", nothing is done unless
+`force`. Else the best remedy by transplant-worst wins (with `groups`, by the worst group), if
+held-out versions are answered better by more than chance would have it: also where too few answers
+are right to tell why, for a model that is nearly always wrong has few.
 
 With a work folder every finished remedy but iFAM is kept under a digest of all that decides it, and
 so are the eye's maps and the epochs of fine-tuning: a repair that was killed goes on.
@@ -335,7 +336,7 @@ def _choice(
     force: bool,
 ) -> str:
     names = [name for name in mended if name != "nothing"]
-    if not names or (verdict in ("no", "too few") and not force):
+    if not names or (verdict == "no" and not force):
         return "nothing"
 
     def key(name: str) -> tuple[float, float, float]:

@@ -92,7 +92,10 @@ class Repair:
 _NO_GAIN = "no remedy answers held-out versions better by more than chance; nothing was changed."
 _NOTHING = {
     "no": "nothing to repair: its answers hardly follow the background.",
-    "too few": "too few right answers to tell whether there is something to repair.",
+    "too few": (
+        "too few right answers to tell whether there is something to repair, and no remedy answers"
+        " held-out versions better by more than chance; nothing was changed."
+    ),
 }
 
 

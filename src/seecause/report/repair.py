@@ -42,8 +42,9 @@ PICTURES_NOTE = (
 )
 
 
-def audit_lines(audit: BackgroundAudit) -> list[str]:
-    """The verdict in plain words, the conclusion first."""
+def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
+    """The verdict in plain words, the conclusion first; without the eye's `notes` where it has said
+    them already."""
     numbers, (low, high) = audit.numbers(), audit.interval
     lines = [ANSWERS[audit.verdict]]
     if low == low:
@@ -63,7 +64,8 @@ def audit_lines(audit: BackgroundAudit) -> list[str]:
             " background (filled with grey), that share is the background's."
         )
     if audit.masks is not None:
-        lines += [f"Objects: {audit.masks.source}{_overlap(audit)}.", *audit.masks.notes]
+        lines.append(f"Objects: {audit.masks.source}{_overlap(audit)}.")
+        lines += audit.masks.notes if notes else ()
     return lines
 
 
