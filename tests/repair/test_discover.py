@@ -134,7 +134,8 @@ def test_pastes_are_the_sources_patches_in_the_recipient(pictures, found):
 
 def test_pairs_are_pictures_with_and_without_the_kind_under_their_own_label(model, pictures, found):
     pairs = found.pairs([0])
-    count = len(found.findings[0].trials)
+    first = found.findings[0]
+    count = sum(map(len, (first.trials, *first.alike)))
     assert len(pairs) == 2 * count and len(set(pairs.ids)) == 2 * count
     with_it = model(pairs.others[:count]).argmax(dim=1)
     covered = model(pairs.others[count:]).argmax(dim=1)
