@@ -1,5 +1,7 @@
-"""The pictures of the documentation: python studies/pictures.py critters|demo|discover|heads|repair
+"""The pictures of the documentation: python studies/pictures.py NAME
 
+app        docs/app.png: the page of `seecause serve`; with another --out, every panel at two widths
+           and in two themes into that folder
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: the top of the demo's page, photographed with chromium
 discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
@@ -37,6 +39,46 @@ def photograph(make: Callable[[Path], Path], shoot: Callable[[Any], None], size:
         page = browser.new_page(viewport={"width": size[0], "height": size[1]})
         page.goto(page_file.as_uri())
         shoot(page)
+        browser.close()
+
+
+SHOWN = {  # panel of the page -> link, what is clicked, what is waited for
+    "explain": (
+        "#explain?model=critters-vit&explain.picture=s9&explain.patches=65-68.77-80.89-92"
+        "&explain.evidence=true", None, ".finding .needed",
+    ),
+    "swap": ("#swap?model=critters-vit&swap.a=s0&swap.b=s1&swap.patches=65-70.77-82.89-93"
+        "&swap.across=-1", "Where does", ".path-table"),
+    "heads": ("#heads?model=critters-biased&heads.by=background&heads.off=4.19.43", None,
+        ".head-buttons .for"),
+}  # fmt: skip
+
+
+def app(out: Path) -> None:
+    """One picture of Explain where `out` is a PNG, else all panels into a folder."""
+    from playwright.sync_api import sync_playwright
+
+    from seecause.app.server import create_app
+    from seecause.app.workshop import open_workshop
+    from tests.app.conftest import ARGUMENTS, MODELS, serving
+
+    one = out.suffix == ".png"
+    views = [(1280, "light")] if one else [(w, s) for w in (1280, 390) for s in ("light", "dark")]
+    with serving(create_app(open_workshop(MODELS))) as address, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=list(ARGUMENTS))
+        for name, (link, button, awaited) in SHOWN.items() if not one else [*SHOWN.items()][:1]:
+            for width, scheme in views:
+                size = {"width": width, "height": 860}
+                page = browser.new_page(viewport=size, color_scheme=scheme)
+                page.goto(f"{address}/{link}")
+                if button:
+                    page.get_by_role("button", name=button).click()
+                page.locator(awaited).first.wait_for()
+                page.locator("html[data-asking='0']").wait_for()
+                page.evaluate("window.scrollTo(0, 0)")
+                path = out if one else out / f"{name}-{width}-{scheme}.png"
+                page.screenshot(path=path, full_page=not one)
+                page.close()
         browser.close()
 
 
@@ -105,6 +147,7 @@ def discover(out: Path) -> None:
 
 
 PICTURES = {
+    "app": app,
     "critters": critters_sheet, "demo": demo, "discover": discover, "heads": heads,
     "repair": repair,
 }  # fmt: skip

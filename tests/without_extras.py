@@ -20,7 +20,8 @@ def main() -> int:
     there = [name for name in EXTRAS if importlib.util.find_spec(name)]
     if there:
         sys.exit(f"these are extras, and installed: {', '.join(there)}")
-    names = [module.name for module in pkgutil.walk_packages(seecause.__path__, "seecause.")]
+    found = pkgutil.walk_packages(seecause.__path__, "seecause.", onerror=lambda name: None)
+    names = [module.name for module in found]
     imported = 0
     for name in names:
         if name.endswith(("kernel_triton", "__main__")):
@@ -28,7 +29,7 @@ def main() -> int:
         try:
             importlib.import_module(name)
         except MissingExtra:
-            if not name.startswith("seecause.integrations."):
+            if not name.startswith(("seecause.integrations.", "seecause.app")):
                 raise
         imported += 1
     return imported

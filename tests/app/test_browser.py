@@ -199,6 +199,63 @@ def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit
     assert bars(page, "Only these") == pytest.approx(expected(desk, [52, 53, 54], "only"), abs=1e-3)
 
 
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (colour) => colour.slice(0, 3).map((part) => part / 255)
+    .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+  const below = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const poor = [];
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const words = walker.currentNode.textContent.trim();
+    if (!words || !element.checkVisibility()) continue;
+    if (element.closest("svg, .quiet, .skip, :disabled")) continue;
+    const [one, other] = [light(rgba(getComputedStyle(element).color)), light(below(element))];
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    if (ratio < 4.5) poor.push(`${words.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
+def test_all_words_can_be_read(visit, panel, scheme):
+    """Contrast AA: 4.5 to 1, in both themes."""
+    link = f"#{panel}?model=critters-vit&explain.methods=caap&heads.off=3"
+    page = visit(link, color_scheme=scheme)
+    page.locator(".answer-card li").first.wait_for()
+    expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
+    assert page.evaluate(CONTRASTS) == []
+
+
+@pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
+def test_everything_that_can_be_touched_has_a_name(visit, panel):
+    page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")
+    page.locator(".answer-card li").first.wait_for()
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, select, input, [tabindex='0'], [role=img]")]
+        .filter((e) => e.checkVisibility() && !e.ariaLabel && !e.textContent.trim()
+          && !(e.labels?.length) && !e.getAttribute("aria-labelledby"))
+        .map((e) => e.outerHTML.slice(0, 90))"""
+    )
+    assert nameless == []
+
+
 @pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
 def test_nothing_scrolls_sideways_on_a_telephone(visit, panel):
     page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")

@@ -37,3 +37,10 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
 4. Tests: `tests/app/test_NAME.py` calls the functions; `tests/app/test_browser.py` has one test of
    the panel's main act, on numbers.
 """
+
+from importlib.util import find_spec
+
+from seecause.errors import MissingExtra
+
+if find_spec("fastapi") is None:
+    raise MissingExtra("fastapi", "app")

@@ -22,7 +22,7 @@ from seecause.app.jobs import Job, Queue, Tell
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
 from seecause.data.registry import open_data
-from seecause.engine.blanks import Blank, blank_image, blank_trace
+from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.trace import Trace, record
 from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined
 from seecause.models.base import ImageModel
@@ -230,11 +230,13 @@ class Desk:
         return served.runs.get_or_make(key, lambda: _record(view, picture.inputs[served.key]))
 
     def blank(self, blank: Blank) -> Trace:
-        """The same of a blank."""
-        view = self.transformer
-        states, kv = range(view.n_layers + 1), range(view.n_layers)
-        empty = blank_image(view, view.preprocess.size, blank)
-        return blank_trace(view, empty, states=states, kv=kv)
+        """The same of a blank. Served models do not change, so nothing is asked of the model."""
+        view, served = self.transformer, self.served
+        assert served is not None
+        size = view.preprocess.size
+        return served.runs.get_or_make(
+            ("blank", blank), lambda: _record(view, blank_image(view, size, blank))
+        )
 
 
 @torch.no_grad()

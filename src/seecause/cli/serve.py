@@ -16,10 +16,11 @@ from seecause.cli.options import (
     DtypeOption,
     Quiet,
     Seed,
+    Weights,
     open_model,
 )
 from seecause.cli.progress import starting
-from seecause.errors import BadOption, MissingExtra
+from seecause.errors import BadOption
 
 EXAMPLES = """Examples:
 
@@ -71,6 +72,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     model: Models = None,
+    weights: Weights = None,
     picture: Samples = None,
     data: Data = None,
     runs: Runs = None,
@@ -86,20 +88,19 @@ def serve(
 
     Models are chosen here and never by who opens the page; several people may use it at once.
     """
-    try:
-        import uvicorn
-        from fastapi import FastAPI  # noqa: F401
-    except ImportError:
-        raise MissingExtra("fastapi", "app") from None
-    from seecause.app.guard import is_local
+    from seecause.app.guard import is_local  # says what is missing, if it is
     from seecause.data.images import find_pictures
 
     samples, folders = find_pictures(picture or []), {p.name: p.resolve() for p in runs or []}
     missing = [path for path in runs or [] if not path.is_dir()]
     if missing:
         raise BadOption("--runs", str(missing[0]), "a folder that is there")
+    if weights is not None and len(model or ()) != 1:
+        raise BadOption("--weights", weights, "one --model beside it")
     token = None if is_local(host) else secrets.token_urlsafe(16)
     with starting("loading models", quiet=quiet):
+        import torch
+
         from seecause.app.server import create_app
         from seecause.app.workshop import open_workshop
 
@@ -108,8 +109,12 @@ def serve(
             samples=samples,
             data={name: name for name in data or []},
             runs=folders,
-            load=lambda spec: open_model(spec, weights=None, device=device, dtype=dtype, seed=seed),
+            load=lambda spec: open_model(
+                spec, weights=weights, device=device, dtype=dtype, seed=seed
+            ),
         )
+        if torch.get_num_threads() > 1:  # one processor talks while the others compute
+            torch.set_num_threads(torch.get_num_threads() - 1)
         listener = bound_socket(host, port)
         port = listener.getsockname()[1]
         app = create_app(shop, token=token, port=port)
@@ -122,6 +127,8 @@ def serve(
         import webbrowser
 
         webbrowser.open(address)
+    import uvicorn
+
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=30)
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -135,6 +142,7 @@ def bound_socket(host: str, port: int):  # noqa: ANN201
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(128)
     except (OSError, OverflowError) as failure:
         listener.close()
         reason = getattr(failure, "strerror", None) or str(failure)

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, select, short, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, segmented, select, short, slider } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -32,8 +32,7 @@ function mount(root, tools) {
   const only = new Answers("Only these", "brush some patches");
   const without = new Answers("Without these", "brush some patches");
   const job = new JobBar();
-  const buttons = h("div", { class: "segmented", role: "radiogroup", "aria-label": "What the pointer does" },
-    TOOLS.map(([key, words]) => h("button", { type: "button", role: "radio", "data-tool": key, onclick: () => tools.set({ tool: key }) }, words)));
+  const buttons = segmented("What the pointer does", TOOLS, (tool) => tools.set({ tool }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], one: [], other: [] }) }, "Clear");
   const invert = h("button", { type: "button", class: "plain", onclick: () => {
     const brushed = new Set(mine().patches);
@@ -90,7 +89,8 @@ function mount(root, tools) {
         if (rows.length) rows.forEach((row, index) => lines.push([named[index], row[place]]));
         else lines.push([label || "value", values[place]]);
       }
-      drawn.values.replaceChildren(...lines.map(([name, value]) => h("div", {}, h("span", {}, name), h("b", {}, short(value)))));
+      if (!lines.length) drawn.values.replaceChildren(h("p", {}, "point at a patch: its value for each class"));
+      else drawn.values.replaceChildren(...lines.map(([name, value]) => h("div", {}, h("span", {}, name), h("b", {}, short(value)))));
     }
     read.textContent = place === null ? "" : `${stage.where(place)}${mine().patches.includes(place) ? ", brushed" : ""}`;
     if (place !== null && document.activeElement === stage.stack) tools.say(read.textContent);
@@ -198,7 +198,7 @@ function mount(root, tools) {
     const picture = new PatchPicture({ label: `Map by ${method}. Arrow keys move over patches.`, onhover: hover });
     const own = new JobBar();
     const scale = h("div", { class: "scale" });
-    const values = h("div", { class: "patch-values" });
+    const values = h("div", { class: "patch-values" }, h("p", {}, "point at a patch: its value for each class"));
     const close = h("button", { type: "button", class: "close", "aria-label": `remove the map by ${method}`, onclick: () => tools.set({ methods: names().filter((name) => name !== method).join(",") }) }, "×");
     const seconds = h("span", { class: "small" });
     const figure = h("article", { class: "map-card", "data-method": method }, h("header", {}, h("h3", {}, method), seconds, close), own.error, own.element, picture.element, scale, values);
@@ -240,11 +240,7 @@ function mount(root, tools) {
       stage.setPatches("needed", []);
     }
     sets.setAttribute("aria-pressed", String(evidence));
-    for (const button of buttons.children) {
-      const chosen = button.dataset.tool === tool;
-      button.setAttribute("aria-checked", String(chosen));
-      button.tabIndex = chosen ? 0 : -1;
-    }
+    buttons.choose(tool);
   }
 
   function update(state) {

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, h, segmented, slider } from "./parts.js";
 
 const defaults = { a: "s0", b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
 const TOOLS = [["brush", "Brush in A"], ["erase", "Erase"], ["move", "Drag into B"]];
@@ -20,8 +20,7 @@ function mount(root, tools) {
     a: side("a", "Picture A", "A: arrow keys move over patches, space brushes the patch that goes into B."),
     b: side("b", "Picture B", "B: arrow keys with shift move the patches that came from A."),
   };
-  const buttons = h("div", { class: "segmented", role: "radiogroup", "aria-label": "What the pointer does in A" },
-    TOOLS.map(([key, words]) => h("button", { type: "button", role: "radio", "data-tool": key, onclick: () => tools.set({ tool: key }) }, words)));
+  const buttons = segmented("What the pointer does in A", TOOLS, (tool) => tools.set({ tool }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], down: 0, across: 0 }) }, "Clear");
   const back = h("button", { type: "button", class: "plain", onclick: () => tools.set({ down: 0, across: 0 }) }, "Put at its own place");
   const find = h("button", { type: "button", class: "plain", onclick: () => seek() }, "Where does B’s answer become A’s?");
@@ -142,11 +141,7 @@ function mount(root, tools) {
     const { patches, tool } = mine();
     sides.a.picture.setPatches("brush", patches, { fill: true });
     sides.a.picture.setPatches("brush-line", patches);
-    for (const button of buttons.children) {
-      const chosen = button.dataset.tool === tool;
-      button.setAttribute("aria-checked", String(chosen));
-      button.tabIndex = chosen ? 0 : -1;
-    }
+    buttons.choose(tool);
     sides.a.picture.stack.classList.toggle("grabbing", tool === "move");
   }
 
@@ -198,7 +193,7 @@ function pathWords(answer, use) {
 
 // Values as a line over their places, with the zero that has to be crossed.
 function line(values) {
-  const [width, height, left, low, high] = [360, 170, 34, Math.min(...values, 0), Math.max(...values, 0)];
+  const [width, height, left, low, high] = [360, 170, 46, Math.min(...values, 0), Math.max(...values, 0)];
   const x = (place) => left + ((width - left - 8) * place) / Math.max(values.length - 1, 1);
   const y = (value) => 10 + ((height - 36) * (high - value)) / (high - low || 1);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `from ${values[0].toFixed(1)} to ${values.at(-1).toFixed(1)} with ${values.length - 1} patches` });

@@ -37,6 +37,30 @@ export function select(options, { value = "", onchange, ...rest } = {}) {
   return element;
 }
 
+// A row of buttons of which one is chosen; arrow keys move the choice.
+export function segmented(label, options, onchoose) {
+  const buttons = options.map(([key, words]) => h("button", {
+    type: "button", role: "radio", "data-key": key, onclick: () => onchoose(key),
+    onkeydown: (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const next = buttons[(buttons.indexOf(event.currentTarget) + step + buttons.length) % buttons.length];
+      next.focus();
+      next.click();
+    },
+  }, words));
+  const element = h("div", { class: "segmented", role: "radiogroup", "aria-label": label }, buttons);
+  element.choose = (key) => {
+    for (const button of buttons) {
+      const chosen = button.dataset.key === key;
+      button.setAttribute("aria-checked", String(chosen));
+      button.tabIndex = chosen ? 0 : -1;
+    }
+  };
+  return element;
+}
+
 export function slider(label, { min = 0, max, value, oninput, text = String }) {
   const shown = h("output", {}, text(value));
   const input = h("input", { type: "range", min: `${min}`, max: `${max}`, step: "1" });
