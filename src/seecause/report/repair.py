@@ -22,11 +22,16 @@ from seecause.target import Answer
 
 SHOWN = 6
 TERMS = {
+    "accuracy": "right answers on plain pictures",
     "flips": "answers that change on the background of a picture that is answered otherwise",
     "flips, control": "the same where that picture is answered the same: what cutting alone does",
-    "extra flips": "flips less those by cutting alone, over pictures that are answered right",
-    "transplants": "right answers among these",
+    "transplants": "right answers on backgrounds of pictures that are answered otherwise",
     "transplant-worst": "the lowest accuracy over class x class of the background",
+    "worst group": "the lowest accuracy over groups of pictures, where the data names groups",
+    "extra flips": "flips less those by cutting alone, over pictures that are answered right",
+    "low 95%": "where the 95 % interval of extra flips begins (bootstrap over pictures)",
+    "high 95%": "where it ends",
+    "right answers": "pictures that the verdict is taken of",
 }
 ANSWERS = {
     "yes": "Yes: the model answers from the background.",
@@ -83,18 +88,22 @@ def _overlap(audit: BackgroundAudit) -> str:
 
 
 def audit_sections(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
-    """Verdict, cuts, the worst pictures, groups and protocol."""
+    """Verdict, the worst pictures, cuts, numbers, groups and protocol."""
     body = fragment("heads_verdict.html.j2", verdict=audit_lines(audit))
-    rows = [(name, _number(name, value)) for name, value in audit.numbers().items()]
-    body += table(rows, head=("on these pictures", ""))
-    terms = TERMS | (GAINS if audit.gains is not None else {})
+    rows = [(name, _number(name, value), _meaning(name)) for name, value in audit.numbers().items()]
+    numbers = table(rows, head=("on these pictures", "", "what it is"))
     return [
-        Section("Does it answer from the background?", body, "", terms, short="Verdict"),
+        Section("Does it answer from the background?", body, "", short="Verdict"),
         worst_section([model], [audit], [""]),
         *sheet_section(model, audit),
+        Section("Numbers", numbers, ""),
         *groups_section(audit),  # type: ignore[arg-type]
         protocol_section([audit.protocol]),
     ]
+
+
+def _meaning(name: str) -> str:
+    return TERMS.get(name, GAINS.get(name, ""))
 
 
 def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN) -> list[Section]:
@@ -102,10 +111,13 @@ def sheet_section(model: ImageModel, audit: BackgroundAudit, count: int = SHOWN)
     moved = audit.judged.part.moved
     if not isinstance(moved, Transplants):
         return []
-    sheet = picture(moved.sheet(count, raw=model.preprocess.raw))
-    sheet.thumbnail((720, 2000))
+    rows = moved.sheet(count, raw=model.preprocess.raw)
+    if min(count, len(moved)) % 2 == 0:  # two columns: a page is wide
+        rows = torch.cat(rows.chunk(2, dim=1), dim=2)
+    sheet = picture(rows)
+    sheet.thumbnail((1240, 2000))
     image = Markup('<img class="sheet" alt="objects, backgrounds, transplants" src="{}">')
-    note = "Each row: where the object is from, whose background it gets, and the transplant."
+    note = "Each three: where the object is from, whose background it gets, and the transplant."
     return [Section("How were they cut?", image.format(data_uri(sheet, photo=True)), note)]
 
 
@@ -175,13 +187,13 @@ def repair_sections(result: Repair) -> list[Section]:
 def change_section(result: Repair, *, title: str = "What changed?") -> Section:
     first, second = result.before.numbers(), result.after.numbers()
     rows = [
-        (name, _number(name, value), _number(name, second[name]))
+        (name, _number(name, value), _number(name, second[name]), _meaning(name))
         for name, value in first.items()
         if name in second
     ]
+    head = ("on pictures nothing was chosen by", "before", "after", "what it is")
     body = fragment("heads_verdict.html.j2", verdict=[result.sentence])
-    body += table(rows, head=("on pictures nothing was chosen by", "before", "after"))
-    return Section(title, body, "", TERMS)
+    return Section(title, body + table(rows, head=head), "")
 
 
 def remedies_section(result: Repair) -> Section:
