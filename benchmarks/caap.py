@@ -25,14 +25,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.timing import Timing, measured_on, race
+from benchmarks.timing import CompiledBlock, Timing, measured_on, race
 from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.caap_cnn import sweep_features
 from seecause.attribution.select import selection
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.loading import wrap
-from seecause.models.block import CompiledBlock
 from seecause.models.conv_view import ConvModel
 from seecause.models.view import VisionModel
 from tests.reference import caap as reference

@@ -30,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.lvlm_shapes import SHAPES
-from benchmarks.timing import measured_on
+from benchmarks.timing import CompiledBlock, measured_on
 from seecause.lvlm import (
     LVLM,
     MaskEngine,
@@ -112,7 +112,7 @@ def run_model(
     found = None
     for mode in ("eager", "compiled"):
         if mode in parts:
-            found = responses(lvlm, engine, bank, drawn, mode, block, where, ceiling)
+            found = responses(lvlm, engine, drawn, mode, where, ceiling)
     if "plain" in parts:
         plain(lvlm, engine, bank, drawn, found, where)
     if found is not None:
@@ -137,23 +137,21 @@ def run_model(
 def responses(
     lvlm: LVLM,
     engine: MaskEngine,
-    bank: MeanBank,
     drawn: Tensor,
     mode: str,
-    block: int | None,
     where: torch.device,
     ceiling: float | None,
 ) -> tuple[Tensor, float]:
     """All masks once, after a warm-up of two blocks."""
+    eager_blocks = lvlm.decoder.blocks
     if mode == "compiled":
-        engine = MaskEngine(
-            lvlm, engine.prompt, None, bank, floor=None, block_size=block, compile=True
-        )
+        lvlm.decoder.blocks = [CompiledBlock(**vars(block)) for block in eager_blocks]
     size = engine.at_once(len(drawn))
     _, warm = clock(lambda: engine.evaluate(drawn[: 2 * size]), where)
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     found, taken = clock(lambda: engine.evaluate(drawn), where)
+    lvlm.decoder.blocks = eager_blocks
     peak = (
         f", {torch.cuda.max_memory_allocated(where) / 2**30:.1f} GiB"
         if where.type == "cuda"

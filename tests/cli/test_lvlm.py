@@ -256,7 +256,6 @@ ASKED = (
             "seed=99999999999999999",
         ),
         (("heads", *ASKED, "--answer", "banana"), "does not know"),
-        (("heads", *ASKED, "--compile"), "--compile"),
         (
             (
                 "heads",

@@ -53,7 +53,6 @@ BANK_EXAMPLE = (
     " --out bank"
 )
 MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
-COMPILE_HELP = "Compile the masked runs (GPU only): seconds at first, then a quarter less time."
 HOW_HELP = (
     "derivative: its mean over masks, in seconds; corrected: the same and a fit of what it leaves"
     " unexplained; fit: the paper's, thousands of masks."
@@ -110,7 +109,6 @@ Calibration = Annotated[
 LVLMDtype = Annotated[
     Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
 ]
-Compile = Annotated[bool, typer.Option("--compile", help=COMPILE_HELP)]
 
 
 class BankMode(StrEnum):
@@ -182,7 +180,6 @@ def heads(
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
-    compile: Compile = False,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -192,7 +189,7 @@ def heads(
     (trace.safetensors) and a manifest.
     """
     opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
-    opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
+    opened |= {"answer": answer, "position": position, "floor": floor}
     fit = {"how": how.value, "masks": masks, "p": ablated, "seed": seed, "adaptive": adaptive}
     _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)
 
@@ -219,7 +216,6 @@ def tokens(
     overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
-    compile: Compile = False,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -229,7 +225,7 @@ def tokens(
     and their numbers (tokens.safetensors).
     """
     opened: dict[str, Any] = {"bank": bank_folder, "calibration": calibration, "dtype": dtype}
-    opened |= {"answer": answer, "position": position, "floor": floor, "compile": compile}
+    opened |= {"answer": answer, "position": position, "floor": floor}
     fit = {"how": how.value, "masks": masks, "token_masks": token_masks or masks}
     fit |= {"p": ablated, "seed": seed}
     _trace(image, question, model, device, opened, fit, out, overwrite=overwrite, quiet=quiet)

@@ -46,7 +46,6 @@ def open_engine(
 
     check_question(question)
     check_bank(model, bank, calibration)
-    check_compile(options.get("compile", False), device)
     picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
     engine = MaskEngine(lvlm, picture, question, open_bank(lvlm, bank, calibration), **options)
     return picture, engine
@@ -82,12 +81,6 @@ def check_bank(model: str, folder: Path | None, calibration: list[str] | None) -
     if folder is not None and not folder.is_dir():
         raise BadOption("--bank", str(folder), "a folder that `seecause lvlm bank` wrote")
     find_images(calibration or [])
-
-
-def check_compile(compile: bool, device: Device) -> None:
-    """Refuse, before a model is loaded, what would only be slower."""
-    if compile and pick_device(device) != "cuda":
-        raise BadOption("--compile", "on a CPU", "a GPU; on a CPU it does not pay")
 
 
 def _knows_critters(model: str) -> bool:

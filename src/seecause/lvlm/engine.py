@@ -43,7 +43,6 @@ from seecause.lvlm.masks import MaskBatch, SoftMasks, check_masks, check_soft_ma
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models._settled import need_settled
-from seecause.models.block import CompiledBlock
 from seecause.models.decoder import causal
 from seecause.types import wide, wide_dtype
 
@@ -76,7 +75,6 @@ class MaskEngine:
         position: int = 0,
         floor: float | None = 1.0,
         vocabulary: int | None = None,
-        compile: bool = False,
         block_size: int | None = None,
     ):
         self.lvlm, self.question, self.position = lvlm, question, position
@@ -89,9 +87,6 @@ class MaskEngine:
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self._differentiable = False  # until it was looked at
         self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
-        self.compiled: list[CompiledBlock] = []
-        if compile:
-            self.compiled = [CompiledBlock(**vars(block)) for block in lvlm.blocks]
         self.target = int(self._intact_logits().argmax()) if target is None else target
         self.readout = lvlm.readout(self.target, vocabulary)
         ends = self.adjusted(torch.tensor([[False], [True]]).expand(2, self.n_components))
@@ -250,11 +245,6 @@ class MaskEngine:
         steps = walk(self.lvlm, cache.states, cache.at)  # states [1, R, D] until masks part
         for step in steps:
             index, last = step.index, step.index == self.lvlm.n_layers - 1
-            both = sees_picture[index] and sees_average[index]
-            # one shape, one graph
-            usual = 8 < len(step.h) == len(masks) and not last and both and not soft
-            if self.compiled and usual:
-                step.block = self.compiled[index]
             masks_here = slice(0, 1 if index < shared else None)
             choose = sent.heads[masks_here, index, None, :]  # [1|B, 1, H]
             if text is not None:
@@ -312,7 +302,7 @@ class MaskEngine:
 
     @property
     def _pads(self) -> bool:
-        """A GPU picks its kernels by shape: blocks of one size round alike, and compile once."""
+        """A GPU picks its kernels by shape: blocks of one size round alike."""
         return self.lvlm.device.type == "cuda"
 
     def at_once(self, total: int, cache: PrefixCache | None = None, *, mixed: bool = False) -> int:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -155,24 +154,6 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = N
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped
     ).transpose(1, 2)
-
-
-@dataclass(eq=False)
-class CompiledBlock(Block):
-    """The same block with both halves compiled; attention itself stays the fused kernel it was."""
-
-    def qkv(self, h: Tensor, at: At) -> tuple[Tensor, Tensor, Tensor]:
-        return _compiled(Block.qkv)(self, h, at)
-
-    def finish(self, h: Tensor, o: Tensor, gate: Tensor | None = None) -> Tensor:
-        return _compiled(Block.finish)(self, h, o, gate)
-
-
-@cache
-def _compiled(half: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph serves all blocks of a model that are built alike; the second shape makes it
-    general."""
-    return torch.compile(half)
 
 
 HIDDEN = -3e4  # the largest that float16 holds comfortably; exp(scale * HIDDEN) is exactly 0
