@@ -22,4 +22,5 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _replace(text: str) -> str:
     text = BLOCK.sub(lambda match: convert(match[1].strip(), display="block"), text)
-    return INLINE.sub(lambda match: convert(match[1].strip()), text)
+    # inside a span, because a line that begins with another element would be a block of its own
+    return INLINE.sub(lambda match: f"<span>{convert(match[1].strip())}</span>", text)

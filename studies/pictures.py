@@ -3,16 +3,18 @@
 app        docs/app.png: the page of `seecause serve`; with another --out, every panel at two widths
            and in two themes into that folder
 critters   docs/critters.png: every class on every background, one scene under each intervention
-demo       docs/demo.png: the top of the demo's page, photographed with chromium
+demo       docs/demo.png: the demo's first chapter, photographed with chromium
 discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
 repair     docs/repair.png: the end of the demo, critters-biased mended
+trust      docs/trust.png: every method, by the published results
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,11 @@ from seecause.critters.sheet import contact_sheet
 
 QUIET = ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync",
          "disable-background-networking", "disable-component-update")  # fmt: skip
+PICTURES_ALONE = (
+    ".bar, h1, .note, .more, .fold { display: none } h2 { margin-top: 1.2rem }"
+    " main { padding-bottom: 1rem }"
+)
+OURS = ("caap", "mosaic", "caap+mosaic")
 
 
 def critters_sheet(out: Path) -> None:
@@ -83,35 +90,63 @@ def app(out: Path) -> None:
 
 
 def demo(out: Path) -> None:
-    from typer.testing import CliRunner
+    from seecause.critters.demo import DemoSetting, explain
+    from seecause.report.page import write_page
 
-    from seecause.cli import app
-
-    def make(folder: Path) -> Path:
-        done = CliRunner().invoke(app, ["demo", "--out", str(folder / "demo"), "--no-open"])
-        if done.exit_code:
-            raise typer.Exit(done.exit_code)
-        return folder / "demo" / "index.html"
+    sections = explain(DemoSetting(), pictures=2).sections
 
     def shoot(page: Any) -> None:
-        page.evaluate("window.scrollTo(0, document.querySelector('h2').offsetTop - 80)")
-        page.screenshot(path=out)
+        page.add_style_tag(content=PICTURES_ALONE)
+        page.locator("main").screenshot(path=out)
 
-    photograph(make, shoot, (1300, 1230))
+    photograph(lambda folder: write_page(folder / "page.html", "", sections), shoot, (1240, 900))
+
+
+def trust(out: Path) -> None:
+    """Every method by what the studies measured, those on all photos; ours in red."""
+    import csv
+
+    import matplotlib.pyplot as plt
+
+    means: dict[str, dict[str, float]] = {}
+    for name in ("evidence-attribution", "mosaic"):  # the later study replaces the earlier
+        with (Path("docs/results") / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                wanted = ("imagenet, label", "ins-del"), ("pets, label", "aupr1")
+                if (row["table"], row["metric"]) in wanted and row["n"] in ("300", "500"):
+                    means.setdefault(row["method"], {})[row["metric"]] = 100 * float(row["mean"])
+    figure, axis = plt.subplots(figsize=(9, 5), dpi=110)
+    for method, values in means.items():
+        if len(values) < 2:
+            continue
+        left = method in ("raw-attention", "legrad", "attcat")  # or names would meet
+        ours, control = method in OURS, method in ("random", "center", "sobel")
+        colour = "#b4451f" if ours else "#9a9aa2" if control else "#264478"
+        axis.scatter(values["aupr1"], values["ins-del"], s=60 if ours else 22, color=colour)
+        place = values["aupr1"], values["ins-del"]
+        look = {"color": colour, "fontsize": 8, "weight": "bold" if ours else "normal"}
+        side = {"xytext": (-6, -3), "ha": "right"} if left else {"xytext": (6, -3), "ha": "left"}
+        axis.annotate(method, place, textcoords="offset points", **look, **side)
+    axis.set_xlabel("finds the object: AUPR_1 on 300 pets")
+    axis.set_ylabel("faithful: insertion less deletion on 500 ImageNet photos")
+    axis.set_xlim(32, 102)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(out)
 
 
 def heads(out: Path) -> None:
     from seecause.critters.demo import DemoSetting, audit, repair
     from seecause.report.page import write_page
 
-    verdict, *_ = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
-    grid, change, *_ = repair(DemoSetting()).sections
+    _, verdict = audit(DemoSetting(), models=("builtin:critters-biased",)).sections
+    _, grid, _, change = repair(DemoSetting()).sections
 
     def shoot(page: Any) -> None:
-        page.add_style_tag(content=".bar, h1, .note { display: none } h2 { margin-top: 1.2rem }")
+        page.add_style_tag(content=PICTURES_ALONE)
         page.locator("main").screenshot(path=out)
 
-    sections = [verdict, grid, change]
+    sections = [verdict, grid, replace(change, fold="")]
     photograph(lambda folder: write_page(folder / "heads.html", "", sections), shoot, (1100, 900))
 
 
@@ -122,7 +157,7 @@ def repair(out: Path) -> None:
     gallery, *_ = mend(DemoSetting(), shown=3).sections
 
     def shoot(page: Any) -> None:
-        page.add_style_tag(content=".bar, h1, .note { display: none } h2 { margin-top: 1.2rem }")
+        page.add_style_tag(content=PICTURES_ALONE)
         page.locator("main").screenshot(path=out)
 
     photograph(lambda folder: write_page(folder / "page.html", "", [gallery]), shoot, (1150, 700))
@@ -149,7 +184,7 @@ def discover(out: Path) -> None:
 PICTURES = {
     "app": app,
     "critters": critters_sheet, "demo": demo, "discover": discover, "heads": heads,
-    "repair": repair,
+    "repair": repair, "trust": trust,
 }  # fmt: skip
 
 
