@@ -38,6 +38,12 @@ BOTH = (
     " on (how the score changes with a patch, over many half-shown pictures; patches below 0 speak"
     " against the class)."
 )
+# what a reader of one good picture should know of others (docs/trust.md)
+DONE_BADLY = {
+    "caap": "CAAP finds objects; of what the score depends on it is in the middle of 21 methods.",
+    "mosaic": "Mosaic misses parts of the object that the answer does not hang on, and loses on"
+    " small models and where tokens are averaged.",
+}
 MANY = 4  # pictures from which on they can be sorted and searched
 ORDERS = {  # what cards are sorted by -> titles
     "confidence up": "least confident first",
@@ -141,6 +147,10 @@ def _section(
     terms = {
         method: find(method, architecture).summary.replace("`", "") for method in explanation.runs
     }
+    badly = [DONE_BADLY[method] for method in explanation.runs if method in DONE_BADLY]
+    if badly:
+        badly.append("A bright patch of a deep layer also carries what it read elsewhere.")
+        terms["what they do badly elsewhere"] = " ".join(badly)
     tools = _sorter(rows) if len(rows) >= MANY else Markup()
     return Section(TITLE, body, _how_to_read(explanation), terms, tools=tools)
 
