@@ -175,7 +175,7 @@ def discover(out: Path) -> None:
         return folder / "kinds" / "index.html"
 
     def shoot(page: Any) -> None:
-        page.add_style_tag(content=".bar, h1, h2, .lead, .note { display: none }")
+        page.add_style_tag(content=".bar, h1, h2, .lead, .note, .more { display: none }")
         page.screenshot(path=out)
 
     photograph(make, shoot, (1200, 805))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cells_repair
+import cells_repair_masks
 import pytest
 import torch
 
@@ -47,3 +48,30 @@ def test_wrong_masks_are_as_large_as_true_ones(case):
     )
     assert masks["another picture's"].masks.sum() == truth.sum()
     assert (masks["centre"].masks == masks["centre"].masks[0]).all()
+
+
+def test_every_criterion_chooses_the_setting_that_it_likes_best():
+    names = ("transplant-worst", "transplants", "held-out accuracy", "val worst", "val average")
+    rows = [
+        {"rate": place, "background": 2.0, "variation": 1.0, "whole": True,
+         **{name: float(best == place) for name, best in zip(names, (0, 0, 1, 2, 2), strict=True)}}
+        for place in range(3)
+    ]  # fmt: skip
+    chosen = cells_repair_masks.chosen_settings(rows)
+    assert {name: setting["rate"] for name, setting in chosen.items()} == {
+        "transplant-worst": 0, "accuracy": 1, "group labels": 2,
+    }  # fmt: skip
+
+
+def test_edge_patches_are_left_out_or_filled():
+    pixels = torch.zeros(1, 40, 40, dtype=torch.bool)
+    pixels[:, 8:32, 8:35] = True  # of 8 x 8 patches: whole but for the last column, covered by 3/8
+    grid = torch.zeros(1, 5, 5, dtype=torch.bool)
+    grid[:, 1:4, 1:5] = True
+    images = torch.ones(1, 3, 40, 40)
+    whole = cells_repair_masks._whole(images, pixels, grid)[1]
+    assert whole[0, 1:4, 1:4].all() and int(whole.sum()) == 9
+    eroded = cells_repair_masks._eroded(images, pixels, grid)[1]
+    assert int(eroded.sum()) == 3 and eroded[0, 2, 2:5].all()
+    filled, same = cells_repair_masks._filled(images, pixels, grid)
+    assert same.equal(grid) and filled[0, 0].bool().equal(pixels[0])

@@ -57,10 +57,9 @@ def _card(result: Discovery, rank: int, finding: Finding) -> ShotCard:
     after = pasted(images, shown)
     before = images[recipient : recipient + 1]
     answers = top_answers(result.model, torch.cat([before, after]))
-    where = result.pictures.ids[source]
     shots = [
         Shot("examples", _uri(_crops(result, finding))),
-        Shot(f"in {where}", _uri(_faded(raw(images[source]), shown.sets[0]))),
+        Shot("in a picture", _uri(_faded(raw(images[source]), shown.sets[0]))),
         Shot("before", _uri(raw(before)[0]), [("", _shown(answers[0], finding.name))]),
         Shot("with it", _uri(raw(after)[0]), [("", _shown(answers[1], finding.name))]),
     ]
