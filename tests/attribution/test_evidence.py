@@ -143,6 +143,18 @@ def test_the_seed_is_also_that_of_the_method_whose_order_is_taken():
     assert torch.equal(named.maps, expected)
 
 
+@pytest.mark.parametrize(
+    ("family", "order"),
+    [("timm_registers", "mosaic"), ("timm_mean", "libra-ixg+"), ("timm_map", "libra-ixg+")],
+)
+def test_the_order_is_that_of_the_smallest_sets_on_such_models(family, order):
+    native = tiny(family)
+    model, images = view(native, check=False), pictures(native)
+    sets = sc.evidence(model, images)
+    assert sets.manifest["options"]["order"] == order
+    assert_close(sets.maps, sc.attribute(model, images, method=order).maps)
+
+
 def test_what_cannot_be_done_is_said():
     native = tiny("timm_registers")
     model, images = view(native, check=False), pictures(native)

@@ -31,11 +31,13 @@ from seecause.attribution.attribute import attribute, protocol
 from seecause.attribution.registry import find
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, budget, fit, memory
+from seecause.engine.mixture import special_rows
 from seecause.errors import BadOption
 from seecause.loading import as_view
 from seecause.metrics._pixels import spread_out
 from seecause.models.base import ImageModel
 from seecause.models.inputs import Pictures, as_images
+from seecause.models.view import VisionModel
 from seecause.target import Spec, Target, parse
 from seecause.types import wide
 
@@ -119,9 +121,10 @@ def evidence(
     """The shortest sets of patches, in the order of a map, that keep the answer and that break it.
 
     `model`, `images` and `target` are as in `sc.attribute`. The order is that of
-    `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, and of
-    CAAP where mosaic is not defined. Patches that are not shown have the pixels of `blank`, one for
-    all or one for each. `seed` is also the method's, unless its options name one.
+    `maps` [B, gh, gw], or of `method` with its `options`; where none is named, of mosaic, where no
+    class token is read of libra-ixg+, and of CAAP where these are not defined. Patches that are not
+    shown have the pixels of `blank`, one for all or one for each. `seed` is also the method's,
+    unless its options name one.
     Every view that answers works: only its forward is used.
 
     >>> import seecause as sc
@@ -166,8 +169,10 @@ def evidence(
 
 
 def default_order(model: ImageModel) -> str:
-    """The method whose sets are smallest on such a model (docs/results/mosaic.md)."""
-    return "mosaic" if model.architecture == "transformer" else "caap"
+    """The method whose sets were smallest on such a model (docs/results/mosaic.md)."""
+    if not isinstance(model, VisionModel):
+        return "caap"
+    return "mosaic" if special_rows(model, model.layout) else "libra-ixg+"
 
 
 def _check_given(given: dict[str, Any], options: Any) -> None:
