@@ -192,7 +192,7 @@ def test_a_damaged_manifest_is_read_from_its_copy(store, caplog, content):
 def test_a_damaged_manifest_without_a_copy_is_written_anew_by_the_same_command(tmp_path, content):
     store, work = Store(tmp_path), worker(methods={"sobel": {}})
     run(store, work)
-    (tmp_path / "report.html").write_text("an earlier page")
+    (tmp_path / "index.html").write_text("an earlier page")
     for name in ("manifest.json", "manifest.copy"):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(BadOption, match=r"manifest\.json is damaged.*same `seecause bench run`"):

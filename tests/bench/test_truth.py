@@ -59,7 +59,7 @@ def test_the_report_shows_the_truth_and_keeps_it_as_csv(done):
     work, store = done
     found = against_truth(read_results(store, work.plan))
     assert "truth.csv" in [path.name for path in write_report(store)]
-    page = (store.folder / "report.html").read_text()
+    page = (store.folder / "index.html").read_text()
     assert "<h2>Against the truth</h2>" in page and all(
         f"<td>{number}</td>" in page for row in found.values() for number in shown(row)
     )
@@ -79,7 +79,7 @@ def test_a_run_without_the_truth_says_nothing_of_it(tmp_path):
         "truth.csv" not in [path.name for path in write_report(store)]
         and not (store.folder / "truth.csv").exists()
     )
-    page = (store.folder / "report.html").read_text()
+    page = (store.folder / "index.html").read_text()
     assert (
         "Against the truth" not in page and "one image" in page
     )  # one picture has no standard error

@@ -12,7 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from seecause.bench.plan import Store
+from seecause.bench.runner import Status
 from seecause.cli import app, bench as commands
+from seecause.cli.progress import INCOMPLETE
 
 SMALL = (
     "--limit",
@@ -38,14 +40,10 @@ def bench(*words: object):
 def test_one_command_makes_the_page(tmp_path, study, settings, title):
     done = bench("ablate", study, *SMALL, tmp_path)
     assert done.exit_code == 0, done.output
-    assert [Path(line).name for line in done.stdout.splitlines()[1:]] == [
-        "report.html",
-        "table.csv",
-        "table.tex",
-        "table.md",
-        "agreement.csv",
-    ]
-    page = (tmp_path / "report.html").read_text()
+    *_, also, page_line = done.stdout.splitlines()
+    assert also == "also: table.csv, table.tex, table.md, agreement.csv"
+    assert Path(page_line.removeprefix("page: ")) == tmp_path / "index.html"
+    page = (tmp_path / "index.html").read_text()
     titles = [
         "Do the scores change?",
         title,
@@ -64,7 +62,7 @@ def test_one_command_makes_the_page(tmp_path, study, settings, title):
     )
     before = len(Store(tmp_path).events())
     assert (
-        bench("report", tmp_path).exit_code == 0 and (tmp_path / "report.html").read_text() == page
+        bench("report", tmp_path).exit_code == 0 and (tmp_path / "index.html").read_text() == page
     )
     assert (
         bench("ablate", study, *SMALL, tmp_path).exit_code == 0
@@ -95,13 +93,15 @@ def test_without_masks_the_curves_are_left(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "left out: aupr1, aupr0, pointing" in done.stderr
-    assert "needs masks and a class token" in (tmp_path / "out" / "report.html").read_text()
+    assert "needs masks and a class token" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_an_ablation_with_holes_leaves_with_1(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_prepare", lambda *_, **__: None)
     monkeypatch.setattr("seecause.report.ablate.write_report", lambda store: [])
-    for complete, code in ((True, 0), (False, commands.INCOMPLETE)):
-        monkeypatch.setattr(commands, "_run", lambda *_, complete=complete, **__: complete)
+    monkeypatch.setattr(commands, "tell_report", lambda *_, **__: {})
+    for failed, code in (({}, 0), ({"a": "no memory"}, INCOMPLETE)):
+        state = Status(1, 1 - len(failed), failed, {}, (), (), (), {})
+        monkeypatch.setattr(commands, "_run", lambda *_, state=state, **__: state)
         done = CliRunner().invoke(app, ["bench", "ablate", "tail", "--out", str(tmp_path)])
         assert done.exit_code == code, done.output

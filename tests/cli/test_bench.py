@@ -156,13 +156,12 @@ def test_status_tells_where_a_run_stands(whole):
 def test_the_report_is_one_file_with_everything_in_it(whole):
     done = bench("report", whole, "--against", "random")
     assert done.exit_code == 0, done.output
-    assert [Path(line).name for line in done.stdout.splitlines()] == [
-        "report.html",
-        "table.csv",
-        "table.tex",
-        "table.md",
-    ]
-    page = (whole / "report.html").read_text()
+    *table, also, page_line = done.stdout.splitlines()
+    assert also == "also: table.csv, table.tex, table.md"
+    assert page_line == f"page: {whole / 'index.html'}"
+    printed = "\n".join(table)
+    assert all(word in printed for word in ("method", "ins-del ↑", "random", "±", "★"))
+    page = (whole / "index.html").read_text()
     for title in (
         "Which method is best?",
         "Does the answer follow the map?",
@@ -214,7 +213,7 @@ def test_a_bad_picture_ends_the_run_with_one_and_shows_in_the_report(tmp_path):
     done = bench(*words)
     assert done.exit_code == 1 and "truncated.jpg: 3 values missing" in done.stderr
     assert bench("report", out).exit_code == 0
-    page = (out / "report.html").read_text()
+    page = (out / "index.html").read_text()
     assert "1 of 3 missing" in page and str(bad) in page and "Not complete" in page
     bad.unlink()
     assert bench(*words).exit_code == 0

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from seecause.cli import app
-from seecause.cli.bench import INCOMPLETE
+from seecause.cli.progress import INCOMPLETE
 
 RUN = ("bench", "run", "--limit", "2", "--method", "random", "--metric", "aupr1", "--quiet")
 

@@ -111,7 +111,7 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
     done = lvlm(*words, "--out", tmp_path / "study")
     assert done.exit_code == 0, done.output
     page, table = (
-        (tmp_path / "study" / name).read_text() for name in ("report.html", "samples.csv")
+        (tmp_path / "study" / name).read_text() for name in ("index.html", "samples.csv")
     )
     for title in (
         "Which heads are used?",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -160,7 +160,7 @@ def _batch(rows: Sequence[_Row]) -> PictureBatch:
 
 def _singles(pictures: Any) -> Iterator[Any]:
     """One picture after the other, whatever batches they come in."""
-    items: Any = pictures
+    items: Iterable[Any] = cast("Iterable[Any]", pictures)
     if isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4:
         items = [items]
     return chain.from_iterable(map(_rows_of, items))

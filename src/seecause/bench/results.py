@@ -1,5 +1,6 @@
 """The numbers of a run, read from its shards in one pass: each file is read once, checked and let
-go, so that a run of 50,000 pictures takes the memory of its numbers."""
+go, so that a run of 50,000 pictures takes the memory of its numbers. Of the maps, those of some
+pictures are kept to be compared; others are read again where one is shown."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from seecause.bench.plan import Plan, Store
 from seecause.bench.store import Condition
+from seecause.data.dataset import evenly
 from seecause.metrics import PartScores
 
+COMPARED = 2000  # pictures whose maps are kept and compared, spread evenly
 COLUMNS = ("metric", "index", "value", "predicted")  # of rows, that are read
 CURVES = ("insertion", "deletion")
 PARTS = [part.name for part in fields(PartScores) if part.name != "thresholds"]
@@ -28,21 +31,19 @@ Values = dict[str, dict[str, Tensor]]  # [images] by method and metric
 
 @dataclass(frozen=True, eq=False)
 class SampleMaps(Mapping[int, Tensor]):
-    """Maps [gh, gw] by sample: rows of one tensor [samples, gh, gw], where there are any."""
+    """Maps [gh, gw] by sample, of those that are kept: rows of one tensor [kept, gh, gw]."""
 
     maps: Tensor
-    known: Tensor  # [samples] bool
+    rows: Mapping[int, int]  # sample -> row, of samples that have a map
 
     def __getitem__(self, sample: int) -> Tensor:
-        if not 0 <= sample < len(self.known) or not self.known[sample]:
-            raise KeyError(sample)
-        return self.maps[sample]
+        return self.maps[self.rows[sample]]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.known.nonzero()[:, 0].tolist())
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return int(self.known.sum())
+        return len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +52,31 @@ class RunResults:
 
     values: Values
     predicted: dict[int, int]  # the class the model answers, by sample
-    maps: dict[str, SampleMaps]  # by method
+    maps: dict[str, SampleMaps]  # by method, of `COMPARED` samples
     curves: dict[str, dict[str, Tensor]]  # insertion and deletion [images, n + 1] by method
     shares: Tensor  # [n + 1] of the picture, along the curves
     seconds: dict[str, list[float]]  # for one image, by method: one number a shard
     parts: dict[str, PartScores]  # by method
     condition: Condition  # of the shards
+    store: Store
+    plan: Plan
+
+    def map_of(self, method: str, sample: int) -> Tensor | None:
+        """The map [gh, gw] of any sample, read again where it is not kept; None if there is
+        none."""
+        if sample in self.maps[method]:
+            return self.maps[method][sample]
+        for shard in self.plan.shards:
+            if shard.method == method and shard.start <= sample < shard.stop:
+                result = self.store.read(shard.id, COLUMNS)
+                return None if result is None else _map_in(result.tensors, sample)
+        return None
+
+
+def _map_in(tensors: Mapping[str, Tensor], sample: int) -> Tensor | None:
+    """The map of one sample of a shard."""
+    rows = (tensors["index"] == sample).nonzero()[:, 0].tolist() if "maps" in tensors else []
+    return tensors["maps"][rows[0]] if rows else None
 
 
 @dataclass(eq=False)
@@ -64,7 +84,8 @@ class _MethodTensors:
     """What the shards of one method hold: rows by sample, and what is the same in all of them."""
 
     known: Tensor  # [samples] bool
-    rows: dict[str, Tensor] = field(default_factory=dict)  # [samples, ...]
+    kept: Tensor  # [samples] the row of the sample's map, -1 where it is not kept
+    rows: dict[str, Tensor] = field(default_factory=dict)  # [samples, ...]; maps [kept, ...]
     shared: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
@@ -74,12 +95,18 @@ class _MethodTensors:
             if name not in BY_SAMPLE:
                 self.shared.setdefault(name, tensor)
                 continue
+            place = self.kept[index] if name == "maps" else index
             if name not in self.rows:
-                self.rows[name] = tensor.new_zeros(len(self.known), *tensor.shape[1:])
-            self.rows[name][index] = tensor
+                count = int(self.kept.max()) + 1 if name == "maps" else len(self.known)
+                self.rows[name] = tensor.new_zeros(count, *tensor.shape[1:])
+            self.rows[name][place[place >= 0]] = tensor[place >= 0]
 
     def maps(self) -> SampleMaps:
-        return SampleMaps(self.rows.get("maps", torch.zeros(0)), self.known)
+        if "maps" not in self.rows:
+            return SampleMaps(torch.zeros(0), {})
+        samples = ((self.kept >= 0) & self.known).nonzero()[:, 0].tolist()
+        rows = {sample: int(self.kept[sample]) for sample in samples}
+        return SampleMaps(self.rows["maps"], rows)
 
     def curves(self) -> dict[str, Tensor]:
         return {kind: self.rows[kind][self.known] for kind in CURVES if kind in self.rows}
@@ -98,7 +125,12 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     grid = np.full((len(methods), len(metrics), samples), np.nan)
     predicted = np.full(samples, -1)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    tensors = {name: _MethodTensors(torch.zeros(samples, dtype=torch.bool)) for name in methods}
+    kept = torch.full((samples,), -1)
+    compared = torch.tensor(evenly(range(samples), COMPARED))
+    kept[compared] = torch.arange(len(compared))
+    tensors = {
+        name: _MethodTensors(torch.zeros(samples, dtype=torch.bool), kept) for name in methods
+    }
     method_of = {shard.id: shard.method for shard in plan.shards}
     for shard, result in store.scan(method_of, condition, COLUMNS):
         method = method_of[shard]
@@ -130,6 +162,8 @@ def read_results(store: Store, plan: Plan) -> RunResults:
         seconds=seconds,
         parts={name: of_method for name, of_method in scores.items() if of_method is not None},
         condition=condition,
+        store=store,
+        plan=plan,
     )
 
 

@@ -3,6 +3,8 @@ blank, selection, layers, tail or score decide the result?"""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +23,9 @@ from seecause.cli.options import (
     Seed,
     Weights,
     names,
+    value_of,
 )
+from seecause.cli.progress import Facts, Incomplete, counting, starting, with_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from seecause.bench.runner import Status
     from seecause.bench.work import Worker
 
-INCOMPLETE = 1  # exit code: something is missing
 LISTED = 20  # holes named one by one; the rows have them all
 EXAMPLE = (
     "Example: seecause bench run --method caap,rollout,random --data critters:clean:test --limit 64"
@@ -153,10 +156,10 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
-    commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
-    commands.command("status")(status)
-    commands.command("report")(report)
+    commands.command("run", epilog=EXAMPLE)(with_json(run))
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_json(ablate))
+    commands.command("status")(with_json(status))
+    commands.command("report")(with_json(report))
     app.add_typer(commands, name="bench")
 
 
@@ -180,7 +183,7 @@ def run(
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
     quiet: Quiet = False,
-) -> None:
+) -> Facts:
     """Run methods over a dataset and measure them. The same command again continues where it
     stopped.
 
@@ -204,10 +207,10 @@ def run(
         threads=threads,
         quiet=quiet,
     )
-    if not _run(out, worker, workers=workers, cluster=cluster, quiet=quiet):
-        raise typer.Exit(INCOMPLETE)
-    if not quiet:
+    state = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
+    if not quiet and state.complete:
         typer.echo(f"next: seecause bench report {out}")
+    return _left(state, {"out": str(out), **status_facts(state)})
 
 
 def ablate(
@@ -229,11 +232,11 @@ def ablate(
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
     quiet: Quiet = False,
-) -> None:
+) -> Facts:
     """Change one setting of CAAP at a time: the paper's metrics, paired differences from the
     default, and how alike the maps are.
 
-    Writes OUT/report.html, table.csv, table.tex, table.md and agreement.csv; the same command again
+    Writes OUT/index.html, table.csv, table.tex, table.md and agreement.csv; the same command again
     continues where it stopped.
     """
     from seecause.bench.ablate import save_depth
@@ -259,34 +262,77 @@ def ablate(
         threads=threads,
         quiet=quiet,
     )
-    complete = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
+    state = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
     if study is Study.layers:
         save_depth(Store(out), worker)
-    for path in write_report(Store(out)):
-        if not quiet:
-            typer.echo(str(path))
-    if not complete:
-        raise typer.Exit(INCOMPLETE)
+    facts = tell_report(out, write_report(Store(out)), quiet=quiet)
+    return _left(state, {**facts, **status_facts(state)})
 
 
-def status(folder: Folder) -> None:
+def status(folder: Folder) -> Facts:
     """How far a run is, what failed or was damaged and why. Leaves with 1 if anything is
     missing."""
-    from seecause import bench
+    with starting(f"reading {folder}"):
+        from seecause import bench
 
-    state = bench.status(folder)
+        state = bench.status(folder)
     tell_status(state)
+    return _left(state, status_facts(state))
+
+
+def report(folder: Folder, against: Against = None) -> Facts:
+    """Print the table, and write RUN/index.html, table.csv, table.tex and table.md from what is
+    finished."""
+    with starting(f"reading {folder}"):
+        from seecause.bench import Store
+        from seecause.report.ablate import write_report
+
+        files = write_report(Store(folder), against=against)
+    return tell_report(folder, files)
+
+
+def tell_report(folder: Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
+    """The table, and where everything is."""
+    if not quiet:
+        _print_tables((folder / "table.md").read_text(encoding="utf-8"))
+        typer.echo(f"also: {', '.join(path.name for path in files[1:])}")
+        typer.echo(f"page: {files[0]}")
+    with (folder / "table.csv").open(encoding="utf-8", newline="") as table:
+        rows = [{key: value_of(text) for key, text in row.items()} for row in csv.DictReader(table)]
+    return {"out": str(folder), "files": [path.name for path in files], "table": rows}
+
+
+def _print_tables(markdown: str) -> None:
+    """With columns of one width; the best of each is starred."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file has room
+        console = Console(highlight=False, width=240)
+    console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", markdown)))
+
+
+def status_facts(state: Status) -> Facts:
+    """Where a run stands, for programs."""
+    return {
+        "complete": state.complete,
+        "shards": state.total,
+        "done": state.done,
+        "pending": len(state.pending),
+        "failed": state.failed,
+        "damaged": state.damaged,
+        "not run": state.not_run(),
+        "holes": [{"picture": hole.image, "reason": hole.reason} for hole in state.holes],
+        "stopped": state.stopped,
+    }
+
+
+def _left(state: Status, facts: Facts) -> Facts:
+    """The facts; an exit code says that something is missing."""
     if not state.complete:
-        raise typer.Exit(INCOMPLETE)
-
-
-def report(folder: Folder, against: Against = None) -> None:
-    """Write RUN/report.html, table.csv, table.tex and table.md from what is finished."""
-    from seecause.bench import Store
-    from seecause.report.ablate import write_report
-
-    for path in write_report(Store(folder), against=against):
-        typer.echo(str(path))
+        raise Incomplete(facts)
+    return facts
 
 
 def _prepare(
@@ -299,36 +345,37 @@ def _prepare(
     **request: Any,
 ) -> Worker:
     """Check the folder, then open model and data. `words` are --option and --metric-option."""
-    from seecause import bench
     from seecause.cli.options import named_option, pick_device
 
-    bench.Store(out).check()
-    worker = bench.prepare(
-        bench.Request(
-            **request,
-            device=pick_device(device),
-            memory=None if memory is None else memory << 20,
-        ),
-        options=[named_option("--option", word) for word in words[0]],
-        metric_options=[named_option("--metric-option", word) for word in words[1]],
-    )
+    with starting(f"loading {request['model']} and {request['data']}", quiet=quiet):
+        from seecause import bench
+
+        bench.Store(out).check()
+        worker = bench.prepare(
+            bench.Request(
+                **request,
+                device=pick_device(device),
+                memory=None if memory is None else memory << 20,
+            ),
+            options=[named_option("--option", word) for word in words[0]],
+            metric_options=[named_option("--metric-option", word) for word in words[1]],
+        )
     for reason in {} if quiet else dict.fromkeys(worker.left_out.values()):
         metrics = [metric for metric, why in worker.left_out.items() if why == reason]
         typer.echo(f"left out: {', '.join(metrics)}: {reason}", err=True)
     return worker
 
 
-def _run(out: Path, worker: Worker, *, workers: int, cluster: str | None, quiet: bool) -> bool:
-    """Run what is not finished and tell how it went; whether every number is there."""
+def _run(out: Path, worker: Worker, *, workers: int, cluster: str | None, quiet: bool) -> Status:
+    """Run what is not finished and tell how it went."""
     from seecause import bench
-    from seecause.cli.progress import counting
 
     done = {shard.id for shard in bench.Store(out).finished(worker.plan)}
     todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
     with counting("images x methods", todo, quiet=quiet, rate="images/s") as advance:
         state = bench.run(out, worker, workers=workers, cluster=cluster, advance=advance)
     tell_status(state, quiet=quiet)
-    return state.complete
+    return state
 
 
 def tell_status(state: Status, *, quiet: bool = False) -> None:

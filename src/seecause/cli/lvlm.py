@@ -308,7 +308,7 @@ def study(
     """One question about many pictures: which heads are used, how often, and for what? Can be
     stopped and continued.
 
-    Writes OUT/report.html and samples.csv. Samples that cannot be traced stay in both with the
+    Writes OUT/index.html and samples.csv. Samples that cannot be traced stay in both with the
     reason.
     """
     from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, study_store

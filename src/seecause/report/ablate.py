@@ -52,7 +52,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         f" {len(plan.samples)} images of {plan.data['name']}."
     )
     page = write_page(
-        store.folder / "report.html",
+        store.folder / "index.html",
         STUDIES[plan.request.study],
         sections,
         lead=bench.lead(plan, status, opening),

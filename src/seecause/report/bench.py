@@ -37,7 +37,7 @@ from seecause.report.page import Section, fragment, write_page
 
 
 def write_report(store: Store, *, against: str | None = None) -> list[Path]:
-    """report.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
+    """index.html, table.csv, table.tex and table.md in the run folder, and truth.csv where the
     truth was measured."""
     plan = store.plan()
     results = read_results(store, plan)
@@ -57,7 +57,7 @@ def write_report(store: Store, *, against: str | None = None) -> list[Path]:
         f" {_counted(len(plan.request.methods), 'method')}."
     )
     page = write_page(
-        store.folder / "report.html",
+        store.folder / "index.html",
         f"Which method is faithful on {plan.request.model}?",
         sections,
         lead=lead(plan, status, opening),

@@ -13,7 +13,7 @@ from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.results import RunResults
 from seecause.data.batch import seen
-from seecause.data.dataset import Dataset, evenly
+from seecause.data.dataset import Dataset
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.metrics import rank_correlation
@@ -23,7 +23,6 @@ from seecause.report.overlay import number, scale_of
 from seecause.report.page import Section, fragment
 
 SHOWN = 3  # pictures of each kind
-COMPARED = 2000  # pictures whose maps are compared, spread evenly
 Maps = Mapping[str, Mapping[int, Tensor]]  # by method and sample
 
 
@@ -72,13 +71,13 @@ def _ranked(scores: Tensor, *, higher: bool) -> list[int]:
 
 
 def _disagreed(plan: Plan, maps: Maps) -> list[int]:
-    """The samples whose maps correlate least between methods, of at most `COMPARED`; controls,
+    """The samples whose maps correlate least between methods, of those that are kept; controls,
     which do not run the model, only count if nothing else is there."""
     architecture = plan.model["architecture"]
     entries = {method: find(plan.request.method(method), architecture) for method in maps}
     methods = [method for method, entry in entries.items() if entry.forwards != "0"]
     methods = methods if len(methods) > 1 else list(maps)
-    shared = evenly(sorted(set.intersection(*(set(maps[method]) for method in methods))), COMPARED)
+    shared = sorted(set.intersection(*(set(maps[method]) for method in methods)))
     pairs = list(itertools.combinations(methods, 2))
     if not pairs or not shared:
         return []
@@ -91,10 +90,11 @@ def _disagreed(plan: Plan, maps: Maps) -> list[int]:
 def _card(
     index: int, data: Dataset, plan: Plan, results: RunResults, scores: Mapping[str, Tensor]
 ) -> Card:
+    maps = {method: results.map_of(method, index) for method in results.maps}
     views = [
-        _view(method, by_sample[index], float(scores[method][index]))
-        for method, by_sample in results.maps.items()
-        if index in by_sample
+        _view(method, values, float(scores[method][index]))
+        for method, values in maps.items()
+        if values is not None
     ]
     sample = data[index]
     answer = f"answer: {_named(plan.model['classes'], results.predicted[index])}"

@@ -29,7 +29,7 @@ GALLERY, COLUMN = 8, 4  # pictures shown, and under one another
 def write_study(
     folder: Path, study: LVLMStudy, *, lvlm: LVLM, question: str, data: Dataset
 ) -> list[Path]:
-    """report.html and samples.csv in the folder of a study."""
+    """index.html and samples.csv in the folder of a study."""
     sections = []
     if study.traced:
         maps = token_maps(study, lvlm, data, question, GALLERY)
@@ -42,7 +42,7 @@ def write_study(
         ]
     lead = f"{len(study.traced)} of {len(study.samples)} samples of {data.name}. {question}"
     title = f"Which heads of {lvlm.name} carry the picture?"
-    page, rows = folder / "report.html", folder / "samples.csv"
+    page, rows = folder / "index.html", folder / "samples.csv"
     write_page(page, title, [*sections, holes_section(study)], lead=lead)
     write_atomic(rows, to_csv(study))
     return [page, rows]
