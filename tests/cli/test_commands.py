@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 import seecause.cli
 from seecause.cli import COMMANDS, app
-from seecause.cli.progress import starting
+from seecause.cli.progress import counting, dressed, plain, starting
 
 FILES = {file.stem for file in Path(seecause.cli.__file__).parent.glob("*.py")}
 LOADED = """
@@ -77,16 +78,6 @@ def test_a_missing_picture_is_refused_before_torch_is_loaded():
     assert "seecause.data.images" in modules and "torch" not in modules
 
 
-def test_a_spinner_turns_while_a_model_is_loaded(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes what captures for a terminal
-    monkeypatch.setenv("TERM", "xterm")
-    with starting("loading builtin:critters-vit"), starting("nothing", quiet=True):
-        pass
-    shown = capsys.readouterr()
-    assert "loading builtin:critters-vit" in shown.err and "nothing" not in shown.err
-    assert not shown.out
-
-
 @pytest.mark.parametrize("name", sorted(FILES - {"__init__"}))
 def test_every_option_of_a_command_is_used(name):
     """An option that is declared and goes nowhere is a promise that is not kept."""
@@ -96,3 +87,70 @@ def test_every_option_of_a_command_is_used(name):
         reads = [node for part in function.body for node in ast.walk(part)]
         used = {node.id for node in reads if isinstance(node, ast.Name)}
         assert declared <= used, f"{name}.{function.name}: {sorted(declared - used)}"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def commands(group=None, path=()):
+    """Every command, by its words."""
+    group = group or typer.main.get_command(app)
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_with_results_speaks_json():
+    flags = {words: [o for p in command.params for o in p.opts] for words, command in commands()}
+    without = {" ".join(words) for words, options in flags.items() if "--json" not in options}
+    assert not any("--out" in flags[tuple(words.split())] for words in without)
+    assert {"doctor", "methods", "bench status", "bench report", "zoo list"}.isdisjoint(without)
+
+
+def test_json_holds_what_the_manifest_holds_and_nothing_else_is_printed(tmp_path):
+    out = tmp_path / "audit"
+    words = ["audit", "--limit", "8", "--per-picture", "1", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["out"] == str(out) and facts["numbers"] and facts["page"] == "index.html"
+    assert json.loads(CliRunner().invoke(app, ["methods", "caap", "--json"]).stdout)["methods"]
+    nowhere = CliRunner().invoke(app, ["bench", "status", str(tmp_path / "no"), "--json"])
+    assert nowhere.exit_code == 2 and nowhere.stdout == ""
+
+
+def test_numbers_that_are_none_are_null():
+    assert plain({"a": float("nan"), 1: (2.5, Path("x"))}) == {"a": None, "1": [2.5, "x"]}
+
+
+def test_a_spinner_is_there_from_the_start_and_gone_before_the_first_word(monkeypatch):
+    screen, answers = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", answers)
+    monkeypatch.setenv("TERM", "xterm")
+    seen = []
+
+    def command() -> None:
+        seen.append(screen.getvalue())
+        with starting("loading it"):
+            seen.append(screen.getvalue())
+        typer.echo("an answer")
+        with counting("things", 2) as advance:
+            advance(2)
+
+    dressed(command)()
+    assert "starting" in seen[0] and "loading it" in seen[1]
+    assert answers.getvalue() == "an answer\n"
+    assert sys.stdout is answers and sys.stderr is screen
+    quiet = Terminal()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    dressed(lambda: None)()
+    with starting("loading it", quiet=True):
+        assert "loading" not in quiet.getvalue()

@@ -81,41 +81,49 @@ def _map_in(tensors: Mapping[str, Tensor], sample: int) -> Tensor | None:
 
 @dataclass(eq=False)
 class _MethodTensors:
-    """What the shards of one method hold: rows by sample, and what is the same in all of them."""
+    """What the shards of one method hold: rows by sample, and what is the same in all of them. In
+    numpy, whose small copies take a tenth of the time: a run has thousands of shards."""
 
-    known: Tensor  # [samples] bool
-    kept: Tensor  # [samples] the row of the sample's map, -1 where it is not kept
-    rows: dict[str, Tensor] = field(default_factory=dict)  # [samples, ...]; maps [kept, ...]
+    known: np.ndarray  # [samples] bool
+    kept: np.ndarray  # [samples] the row of the sample's map, -1 where it is not kept
+    rows: dict[str, np.ndarray] = field(default_factory=dict)  # [samples, ...]; maps [kept, ...]
     shared: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        index = tensors["index"]
+        index = tensors["index"].numpy()
         self.known[index] = True
         for name, tensor in tensors.items():
             if name not in BY_SAMPLE:
                 self.shared.setdefault(name, tensor)
                 continue
-            place = self.kept[index] if name == "maps" else index
+            values, place = tensor.numpy(), self.kept[index] if name == "maps" else index
             if name not in self.rows:
-                count = int(self.kept.max()) + 1 if name == "maps" else len(self.known)
-                self.rows[name] = tensor.new_zeros(count, *tensor.shape[1:])
-            self.rows[name][place[place >= 0]] = tensor[place >= 0]
+                count = self.kept.max() + 1 if name == "maps" else len(self.known)
+                self.rows[name] = np.zeros((count, *values.shape[1:]), values.dtype)
+            if name == "maps":
+                values, place = values[place >= 0], place[place >= 0]
+            self.rows[name][place] = values
 
     def maps(self) -> SampleMaps:
         if "maps" not in self.rows:
             return SampleMaps(torch.zeros(0), {})
-        samples = ((self.kept >= 0) & self.known).nonzero()[:, 0].tolist()
+        samples = np.flatnonzero((self.kept >= 0) & self.known).tolist()
         rows = {sample: int(self.kept[sample]) for sample in samples}
-        return SampleMaps(self.rows["maps"], rows)
+        return SampleMaps(torch.from_numpy(self.rows["maps"]), rows)
 
     def curves(self) -> dict[str, Tensor]:
-        return {kind: self.rows[kind][self.known] for kind in CURVES if kind in self.rows}
+        return {kind: self._known(kind) for kind in CURVES if kind in self.rows}
 
     def part_scores(self) -> PartScores | None:
         if "parts.thresholds" not in self.shared:
             return None
-        scores = {name: self.rows[f"parts.{name}"][self.known] for name in PARTS}
+        scores = {name: self._known(f"parts.{name}") for name in PARTS}
         return PartScores(**scores, thresholds=self.shared["parts.thresholds"])
+
+    def _known(self, name: str) -> Tensor:
+        """Rows of the samples that were done."""
+        rows = self.rows[name]
+        return torch.from_numpy(rows if self.known.all() else rows[self.known])
 
 
 def read_results(store: Store, plan: Plan) -> RunResults:
@@ -125,12 +133,10 @@ def read_results(store: Store, plan: Plan) -> RunResults:
     grid = np.full((len(methods), len(metrics), samples), np.nan)
     predicted = np.full(samples, -1)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    kept = torch.full((samples,), -1)
-    compared = torch.tensor(evenly(range(samples), COMPARED))
-    kept[compared] = torch.arange(len(compared))
-    tensors = {
-        name: _MethodTensors(torch.zeros(samples, dtype=torch.bool), kept) for name in methods
-    }
+    kept, compared = np.full(samples, -1), np.array(evenly(range(samples), COMPARED))
+    kept[compared] = np.arange(len(compared))
+    tensors = {name: _MethodTensors(np.zeros(samples, bool), kept) for name in methods}
+    codes = _Codes(metrics)
     method_of = {shard.id: shard.method for shard in plan.shards}
     for shard, result in store.scan(method_of, condition, COLUMNS):
         method = method_of[shard]
@@ -138,7 +144,7 @@ def read_results(store: Store, plan: Plan) -> RunResults:
         try:
             assert isinstance(rows, pa.Table)
             index, answer = (rows.column(name).to_numpy() for name in ("index", "predicted"))
-            column = pc.index_in(rows.column("metric"), metrics).to_numpy()  # pyright: ignore
+            column = codes.of(rows.column("metric"))
             grid[methods.index(method), column, index] = rows.column("value").to_numpy()
             read = answer == answer  # NaN where a picture could not be read
             predicted[index[read]] = answer[read]
@@ -165,6 +171,20 @@ def read_results(store: Store, plan: Plan) -> RunResults:
         store=store,
         plan=plan,
     )
+
+
+class _Codes:
+    """Places of names among `names`. Shards name the same metrics in the same order, mostly: what
+    was looked up last is looked at first."""
+
+    def __init__(self, names: pa.Array):
+        self._names, self._last = names, (pa.chunked_array([[]], pa.string()), np.zeros(0, int))
+
+    def of(self, column: pa.ChunkedArray) -> np.ndarray:
+        if not column.equals(self._last[0]):
+            places: Any = pc.index_in(column, self._names)  # pyright: ignore
+            self._last = (column, places.to_numpy())
+        return self._last[1]
 
 
 def values(rows: pa.Table, plan: Plan) -> Values:

@@ -112,9 +112,16 @@ def seecause(
 
 
 def _load(name: str) -> Any:
-    """The command, or group of commands, that a file registers."""
+    """The command, or group of commands, that a file registers, each with what all have."""
+    from seecause.cli.progress import dressed
+
     own = typer.Typer()
     importlib.import_module(f"seecause.cli.{name}").register(own)
+    groups = [group.typer_instance for group in own.registered_groups]
+    for group in [own, *(group for group in groups if group is not None)]:
+        for command in group.registered_commands:
+            assert command.callback is not None
+            command.callback = dressed(command.callback)
     return typer.main.get_group(own).commands[name]
 
 

@@ -4,7 +4,6 @@ blank, selection, layers, tail or score decide the result?"""
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +24,7 @@ from seecause.cli.options import (
     names,
     value_of,
 )
-from seecause.cli.progress import Facts, Incomplete, counting, starting, with_json
+from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,10 +155,10 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
-    commands.command("run", epilog=EXAMPLE)(with_json(run))
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_json(ablate))
-    commands.command("status")(with_json(status))
-    commands.command("report")(with_json(report))
+    commands.command("run", epilog=EXAMPLE)(run)
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
+    commands.command("status")(status)
+    commands.command("report")(report)
     app.add_typer(commands, name="bench")
 
 
@@ -294,23 +293,12 @@ def report(folder: Folder, against: Against = None) -> Facts:
 def tell_report(folder: Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
     """The table, and where everything is."""
     if not quiet:
-        _print_tables((folder / "table.md").read_text(encoding="utf-8"))
+        print_markdown((folder / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"also: {', '.join(path.name for path in files[1:])}")
         typer.echo(f"page: {files[0]}")
     with (folder / "table.csv").open(encoding="utf-8", newline="") as table:
         rows = [{key: value_of(text) for key, text in row.items()} for row in csv.DictReader(table)]
     return {"out": str(folder), "files": [path.name for path in files], "table": rows}
-
-
-def _print_tables(markdown: str) -> None:
-    """With columns of one width; the best of each is starred."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file has room
-        console = Console(highlight=False, width=240)
-    console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", markdown)))
 
 
 def status_facts(state: Status) -> Facts:

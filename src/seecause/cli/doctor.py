@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Seed, Weights
+from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -52,11 +52,10 @@ def doctor(
     model: ModelName = "",
     weights: Weights = None,
     classes: Annotated[bool, typer.Option("--classes", help="Also list the class names.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     device: DeviceOption = Device.auto,
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
-) -> None:
+) -> Facts:
     """Check a model's view against the model itself and print what was found; without --model,
     describe this machine.
 
@@ -78,10 +77,8 @@ def doctor(
             facts["classes"] = {
                 str(index): opened.class_name(index) for index in range(opened.n_classes)
             }
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        _show(facts)
+    _show(facts)
+    return facts
 
 
 def environment() -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from seecause.cli.options import (
     tell_outside,
     tell_page,
 )
-from seecause.cli.progress import Facts, Incomplete, counting, starting, with_json
+from seecause.cli.progress import Facts, Incomplete, counting, starting
 from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ InteractionsFlag = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_json(explain))
+    app.command(epilog=EXAMPLES)(explain)
 
 
 def explain(

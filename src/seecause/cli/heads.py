@@ -52,7 +52,7 @@ from seecause.cli.options import (
     Seed,
     Weights,
 )
-from seecause.cli.progress import counting
+from seecause.cli.progress import Facts, counting
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def _write_study(
         (folder / "table.csv").write_text(rows_csv(result.rows), encoding="utf-8")
 
 
-def selectors() -> None:
+def selectors() -> Facts:
     """The ways to choose heads, what each needs and what it costs."""
     from rich import box
     from rich.console import Console
@@ -322,3 +322,8 @@ def selectors() -> None:
     for name, entry in sorted(registered().items()):
         table.add_row(name, entry.needs, entry.cost, entry.summary)
     Console(highlight=False).print(table)
+    columns = ("needs", "cost", "summary")
+    return {
+        name: {column: getattr(entry, column) for column in columns}
+        for name, entry in sorted(registered().items())
+    }

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seecause.cli.progress import Facts
+
 if TYPE_CHECKING:
+    from seecause.attribution.registry import Method
     from seecause.models.base import Architecture
 
 
@@ -20,7 +23,7 @@ def methods(
         str, typer.Argument(help="Show the options of this method.", show_default=False)
     ] = "",
     conv: Annotated[bool, typer.Option("--conv", help="Those for convolutional networks.")] = False,
-) -> None:
+) -> Facts:
     """List attribution methods with what they read off the model and their cost in plain forwards,
     or the options of one."""
     from rich import box
@@ -55,3 +58,16 @@ def methods(
                 f"{entry.summary}\n[dim]forwards: {entry.forwards}[/dim]",
             )
     console.print(table)
+    entries = [find(name, architecture)] if name else known(architecture).values()
+    return {"methods": [_facts(entry) for entry in sorted(entries, key=lambda entry: entry.name)]}
+
+
+def _facts(entry: Method) -> Facts:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "needs": entry.needs,
+        "forwards": entry.forwards,
+        "class specific": entry.class_specific,
+        "options": entry.options,
+    }

@@ -1,5 +1,6 @@
-"""A spinner and a progress bar on standard error, so that standard output holds answers only; and
-`--json`, which makes of these answers what a program reads."""
+"""What every command has: a spinner from its start and a progress bar on standard error, so that
+standard output holds answers only; and `--json`, which makes of these answers what a program
+reads."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ import gc
 import inspect
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Annotated, Any, get_type_hints
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
 
@@ -32,35 +35,48 @@ class Incomplete(typer.Exit):
         self.facts = facts
 
 
-def with_json(command: Callable[..., Facts]) -> Callable[..., None]:
-    """Give a command `--json`: what it returns is printed then, and nothing else on standard
-    output."""
+def dressed(command: Callable[..., Any]) -> Callable[..., None]:
+    """A command with a spinner and, if it has facts, with `--json`: it returns them (`-> Facts`),
+    or writes them to the manifest in its `out`. Nothing else is on standard output then."""
+    hints = get_type_hints(command, include_extras=True)
+    has_facts = hints.get("return") == Facts or "out" in hints
 
     @functools.wraps(command)
     def run(*, as_json: bool = False, **options: Any) -> None:
-        if not as_json:
-            command(**options)
-            return
-        incomplete = None
-        with redirect_stdout(io.StringIO()):
+        with ExitStack() as stack:
+            stack.enter_context(spinning("starting", quiet=options.get("quiet", False)))
+            if not as_json:
+                command(**options)
+                return
+            stack.enter_context(redirect_stdout(io.StringIO()))
+            left = None
             try:
                 facts = command(**options)
-            except Incomplete as left:
-                facts, incomplete = left.facts, left
+            except typer.Exit as code:
+                facts, left = getattr(code, "facts", None), code
+        facts = _manifest(options.get("out")) if facts is None else facts
         typer.echo(json.dumps(plain(facts), indent=2, allow_nan=False))
-        if incomplete is not None:
-            raise incomplete
+        if left is not None:
+            raise left
 
-    hints = {**get_type_hints(command, include_extras=True), "as_json": JsonFlag, "return": None}
     signature = inspect.signature(command)
-    flag = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
-    parameters = [
-        parameter.replace(annotation=hints[parameter.name])
-        for parameter in (*signature.parameters.values(), flag)
-    ]
-    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
-    run.__annotations__ = hints
+    parameters = list(signature.parameters.values())
+    if has_facts:
+        hints["as_json"] = JsonFlag
+        parameters.append(
+            inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
+        )
+    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
+    run.__annotations__ = {**hints, "return": None}
     return run
+
+
+def _manifest(out: Path | None) -> Facts:
+    """What a result folder says about itself."""
+    file = None if out is None else out / "manifest.json"
+    record = json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
+    return {"out": out, **record}
 
 
 def plain(value: Any) -> Any:
@@ -74,20 +90,88 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
+class _Spinner:
+    """On a terminal, until something else is written to it."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+
+    def show(self, what: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self.stop()
+        stream = sys.stderr.stream if isinstance(sys.stderr, _Watched) else sys.stderr
+        console, drawn = Console(file=stream), Spinner("dots", text=what)
+        if console.is_terminal:
+            self._live = Live(
+                drawn, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start(refresh=True)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+
+class _Watched(io.TextIOBase):
+    """A stream that ends the spinner before anything is written to it."""
+
+    def __init__(self, stream: TextIO, spinner: _Spinner):
+        self.stream, self._spinner = stream, spinner
+
+    def write(self, text: str) -> int:
+        self._spinner.stop()
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self.stream.encoding
+
+    @property
+    def errors(self) -> str | None:
+        return self.stream.errors
+
+
+_spinner = _Spinner()
+
+
+@contextmanager
+def spinning(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner on terminals, gone when the block ends or anything is written."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    with ExitStack() as stack:
+        if not isinstance(sys.stderr, _Watched):
+            stack.enter_context(redirect_stdout(_Watched(sys.stdout, _spinner)))
+            stack.enter_context(redirect_stderr(_Watched(sys.stderr, _spinner)))
+        stack.callback(_spinner.stop)
+        _spinner.show(what)
+        yield
+
+
 @contextmanager
 def starting(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner on terminals while libraries are imported and weights are read. The collector of
-    cycles waits meanwhile and later passes over what was loaded: modules stay, and looking through
-    them took a sixth of the time."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    shown = console.is_terminal and not quiet
+    """Say on terminals what takes time while libraries are imported and weights are read. The
+    collector of cycles waits meanwhile and later passes over what was loaded: modules stay, and
+    looking through them took a sixth of the time."""
     first = "torch" not in sys.modules
     if first:
         gc.disable()
     try:
-        with console.status(what) if shown else nullcontext():
+        with spinning(what, quiet=quiet):
             yield
     finally:
         if first:
@@ -119,6 +203,7 @@ def counting(
     if not quiet and not console.is_terminal:
         yield _lines(what, total)
         return
+    _spinner.stop()
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     columns += [Rate("")] if rate else []
     with Progress(
@@ -144,3 +229,14 @@ def _lines(what: str, total: int) -> Callable[[int], None]:
             last = time.monotonic()
 
     return advance
+
+
+def print_markdown(text: str) -> None:
+    """Tables with columns of one width; what is bold has a star."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file has room
+        console = Console(highlight=False, width=240)
+    console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from seecause.cli.options import Device, DeviceOption
+from seecause.cli.progress import Facts
 
 _COLUMNS = {
     "accuracy": "accuracy",
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands, name="zoo")
 
 
-def list_models() -> None:
+def list_models() -> Facts:
     """The embedded models, what each was trained on and how well it does."""
     from rich import box
     from rich.console import Console
@@ -44,12 +45,15 @@ def list_models() -> None:
         *(Column(title, no_wrap=True) for title in ("regime", *_COLUMNS)),
     ]  # fits 80 columns; names give way first
     table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    facts: Facts = {}
     for name, recipe in zoo.recipes().items():
         card = zoo.card(ZOO, name)
         measured = {} if card is None else card["evaluation"]
         shown = [f"{measured[key]:.3f}" if key in measured else "-" for key in _COLUMNS.values()]
         table.add_row(name, recipe.regime, *(shown if card else ["untrained", *shown[1:]]))
+        facts[name] = {"regime": recipe.regime, **measured}
     Console(highlight=False).print(table)
+    return facts
 
 
 def train(

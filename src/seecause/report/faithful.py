@@ -60,7 +60,7 @@ def write_parts(folder: Path, examples: PartExamples, *, lead: str) -> None:
 
 def part_cards(examples: PartExamples) -> list[PartCard]:
     """One card for each picture: the picture, its parts, what stage 2 sees, and the answer without
-    each of the parts that the picture shows."""
+    each of the parts."""
     assert examples.net.preprocess is not None
     raw = examples.net.preprocess.raw(examples.images)
     return [_card(examples, raw[index], index) for index in range(len(raw))]
@@ -82,10 +82,10 @@ def _card(examples: PartExamples, raw: Tensor, index: int) -> PartCard:
         flipped = int(without.logits[index].argmax()) != base
         if flipped:
             flips.append(str(part))
-        if part in shown:
-            image = data_uri(part_picture(raw, maps, removed=[part]))
-            answers = _answers(net, without, index)
-            tiles.append(Tile(f"without part {part}", image, answers, flipped))
+        # every card has every column, so that parts can be compared down the page
+        title = f"without part {part}" if part in shown else f"part {part} is not in it"
+        image = data_uri(part_picture(raw, maps, removed=[part]))
+        tiles.append(Tile(title, image, _answers(net, without, index), flipped))
     verdict = f"answer: {_name(net, base)}, whichever part is left out"
     if flips:
         verdict = f"answer: {_name(net, base)}; changes without part {', '.join(flips)}"
