@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from seecause.report.explain import explain_section
-from seecause.report.page import Section, protocol_section, write_page
+from seecause.report.page import Section, protocol_section, render_page, write_page
+from seecause.target import Answer
 from tests.report.examples import MANIFEST, explanation
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -156,3 +158,40 @@ def test_a_narrow_window_does_not_scroll_sideways(shown):
     page.set_viewport_size({"width": 380, "height": 700})
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     page.set_viewport_size({"width": 1200, "height": 800})
+
+
+def test_cards_of_many_pictures_are_sorted_and_filtered(shown, tmp_path):
+    names = ("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    known = replace(
+        explanation(names),
+        answers=[[Answer("tabby", p, True)] for p in (0.9, 0.3, 0.8, 0.6)],
+        truths=["tabby", "tiger", "tiger", None],
+        background=[0.2, 0.7, None, 0.4],
+    )
+    file = write_page(tmp_path / "many.html", "Many", [explain_section(known)])
+    page, heard = shown[0].context.browser.new_page(), []
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.goto(file.as_uri())
+
+    def order() -> str:
+        return "".join(title[0] for title in page.locator(".card:visible h3").all_inner_texts())
+
+    expected = {
+        "": "abcd",
+        "confidence up": "bdca",
+        "confidence down": "acdb",
+        "error down": "cbad",  # confident and wrong first, unknown last
+        "background down": "bdac",
+    }
+    for value, letters in expected.items():
+        page.select_option("select[name=sort]", value)
+        assert order() == letters
+    page.select_option("select[name=show]", "wrong")
+    assert order() == "bc" and page.locator(".sorter output").inner_text() == "2 of 4"
+    page.fill("input[name=find]", "C.jpg")
+    assert order() == "c" and heard == []
+    page.close()
+
+
+def test_few_pictures_have_no_controls():
+    assert 'class="sorter"' not in render_page("Few", [explain_section(explanation())])

@@ -133,3 +133,19 @@ def test_mistakes_are_named(heat):
         overlay(torch.rand(4, 96, 96), heat)
     with pytest.raises(UnknownName, match="inferno"):
         scale_of(heat, colormap="infermo")
+
+
+@pytest.mark.parametrize(
+    ("values", "strongest", "words"),
+    [
+        (torch.linspace(0.2, 0.9, 144), 1.0, ""),
+        (torch.linspace(0.98, 1.0, 144), 0.2, "nearly the same everywhere"),
+        (torch.full((144,), 0.7), 0.0, "no differences"),
+        (torch.linspace(-1.0, 1.0, 144), 1.0, ""),
+        (torch.linspace(-1e-6, 1e-6, 144), 0.1, "no value is beyond"),
+    ],
+)
+def test_a_map_that_is_nearly_the_same_everywhere_is_pale_and_says_so(values, strongest, words):
+    scale = scale_of(values)
+    assert float(scale.strength(values).max()) == pytest.approx(strongest, abs=0.03)
+    assert words in scale.remark and bool(scale.remark) is bool(words)

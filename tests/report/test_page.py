@@ -188,3 +188,15 @@ def test_a_folder_with_other_things_is_left_alone_unless_asked(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work" and (
         tmp_path / "new.txt"
     ).exists()
+
+
+def test_pictures_come_before_prose():
+    """The first sentence stands above the body, the rest is folded; nothing is lost."""
+    note = "Bright is good. " + "It is hard to say more about it in a few words. " * 5
+    section = Section("Maps", Markup("<p>body</p>"), note.strip())
+    assert section.opening == "Bright is good." and section.rest.startswith("It is hard")
+    page = render_page("Title", [section, Section("Short", Markup(""), "One. Two.")])
+    above = page[: page.index("<p>body</p>")]
+    assert "<details" in above and above.index("Bright is good.") < above.index("<details")
+    assert f"{section.opening} {section.rest}" == note.strip()
+    assert page.count("<details") == 1 and "One. Two." in page
