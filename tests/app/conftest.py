@@ -21,7 +21,7 @@ ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-MODELS = ["builtin:critters-vit", "builtin:critters-biased"]
+MODELS = ["builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam"]
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from seecause.app.panels import explain, heads, swap
+from seecause.app.panels import explain, heads, parts, swap
 from seecause.app.panels.explain import Brush
 from seecause.app.workshop import Desk
 
+PANELS = ["explain", "swap", "heads", "parts"]
 EXPLAIN = "#explain?model=critters-vit&explain.picture=s1&explain.methods=caap"
 
 
@@ -199,6 +200,18 @@ def test_a_slow_job_says_how_far_it_is_and_a_cancelled_one_frees_the_queue(visit
     assert bars(page, "Only these") == pytest.approx(expected(desk, [52, 53, 54], "only"), abs=1e-3)
 
 
+def test_an_unticked_part_changes_what_is_read(visit, shop, sessions):
+    page = visit("#parts?parts.picture=s3")
+    bars(page, "All parts")
+    page.get_by_role("checkbox").nth(2).uncheck()
+    page.get_by_text("1 part out").wait_for()
+    desk = Desk(shop, sessions.open(), shop.models["critters-ifam"], lambda *_: None)
+    answer = parts.look(desk, parts.Masked(model="critters-ifam", picture="s3", out=(2,)))
+    assert bars(page, "As set") == pytest.approx(by_name(answer["after"]), abs=1e-3)
+    share = page.locator(".finding").get_attribute("data-share")
+    assert float(share) == pytest.approx(answer["share"], abs=1e-4)
+
+
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgba = (colour) => {
@@ -233,7 +246,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
+@pytest.mark.parametrize("panel", PANELS)
 def test_all_words_can_be_read(visit, panel, scheme):
     """Contrast AA: 4.5 to 1, in both themes."""
     link = f"#{panel}?model=critters-vit&explain.methods=caap&heads.off=3"
@@ -243,7 +256,7 @@ def test_all_words_can_be_read(visit, panel, scheme):
     assert page.evaluate(CONTRASTS) == []
 
 
-@pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
+@pytest.mark.parametrize("panel", PANELS)
 def test_everything_that_can_be_touched_has_a_name(visit, panel):
     page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")
     page.locator(".answer-card li").first.wait_for()
@@ -256,7 +269,7 @@ def test_everything_that_can_be_touched_has_a_name(visit, panel):
     assert nameless == []
 
 
-@pytest.mark.parametrize("panel", ["explain", "swap", "heads"])
+@pytest.mark.parametrize("panel", PANELS)
 def test_nothing_scrolls_sideways_on_a_telephone(visit, panel):
     page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")
     page.set_viewport_size({"width": 390, "height": 844})

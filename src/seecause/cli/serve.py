@@ -63,7 +63,7 @@ Host = Annotated[
 ]
 Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)]
 Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-EMBEDDED = (DEFAULT_MODEL, "builtin:critters-biased")
+EMBEDDED = (DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam")
 
 
 def register(app: typer.Typer) -> None:

@@ -20,14 +20,13 @@ from seecause.target import Answer
 NOTE = (
     "Stage 1 gives every patch to one of its parts or to the background; colours are parts. Stage 2"
     " answers from the coloured patches alone: with this mask, no dark pixel can change the answer."
-    " Stage 1 sees the whole picture when it chooses the mask. The last pictures have one part"
-    " taken out of the mask; the network is the same."
+    " Stage 1 sees the whole picture when it chooses the mask."
 )
 NO_PROMISE = (
     "Every patch goes to one of the parts or to the background; colours are parts. This network"
-    " promises nothing about the dark pixels: {why}. The last pictures have one part taken out; the"
-    " network is the same."
+    " promises nothing about the dark pixels: {why}."
 )
+LAST = " The last pictures have one part taken out of the mask; the network is the same."
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def parts_section(
         "#" + "".join(f"{round(255 * c):02x}" for c in colour)
         for colour in part_colours(parts).tolist()
     ]
-    return Section(title, fragment("faithful.html.j2", cards=cards, colours=colours), note)
+    return Section(title, fragment("faithful.html.j2", cards=cards, colours=colours), note + LAST)
 
 
 def _seen(raw: Tensor, mask: Tensor) -> Tensor:

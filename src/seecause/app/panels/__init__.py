@@ -7,7 +7,7 @@ import importlib
 from seecause.app.panels.registry import Panel
 from seecause.errors import UnknownName
 
-PANELS = ("explain", "swap", "heads")
+PANELS = ("explain", "swap", "heads", "parts")
 
 
 def panels() -> dict[str, Panel]:

@@ -1,0 +1,138 @@
+"""Parts: what a classifier that sees its parts only (iFAM) answers without some of them, and when
+tokens that look unusual are not trusted.
+
+A part that is out of the mask becomes background, and what is background is not read: with this
+mask, no dark pixel can change the answer. A token is unusual where it is further from its part's
+prototype than the chosen fraction of that part's tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.explain import SHOWN
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import STRICT, Index, OnPicture
+from seecause.app.panels.show import answers, as_command, opening_lines
+from seecause.app.workshop import Desk
+from seecause.data.images import to_pil
+from seecause.errors import BadOption
+from seecause.faithful.images import mask_pixels, part_colours, part_picture
+from seecause.faithful.interventions import calibrate, evaluating, intervene, network
+from seecause.faithful.net import IFAM, IFAMOutput
+from seecause.models.base import ImageModel
+from seecause.report.faithful import note_of
+from seecause.report.overlay import data_uri
+from seecause.types import wide
+
+TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # fractions that the slider has beside the network's own
+HIDDEN = 0.5  # grey
+
+
+@checked(frozen=True, config=STRICT)
+class Masked(OnPicture):
+    """`out`: parts that are taken out; `trusted`: the fraction of a part's tokens that pass, None
+    for all."""
+
+    out: Annotated[tuple[Index, ...], Field(max_length=256)] = ()
+    trusted: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+@torch.no_grad()
+def look(desk: Desk, request: Masked) -> Answer:
+    """Parts of the picture, what is read of it, and the answers with all and with these parts."""
+    model, net, image = desk.model, network(desk.model), desk.image(request.picture)
+    fractions = trusted_fractions(desk)
+    if request.trusted is not None and request.trusted not in fractions:
+        raise BadOption("trusted", request.trusted, f"one of {fractions}")
+    with evaluating(net):
+        whole = net(image)
+        with intervene(net, drop_parts=request.out, quantile=request.trusted):
+            changed = net(image)
+    raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
+    winner = whole.maps[0].argmax(dim=0).cpu()  # [gh, gw]; the background is the last
+    return {
+        "picture": data_uri(part_picture(raw, whole.maps[0].cpu(), removed=request.out)),
+        "seen": data_uri(_seen(raw, changed.mask[0].cpu()), photo=True),
+        "size": list(raw.shape[-2:]),
+        "grid": list(winner.shape),
+        "winner": winner.flatten().tolist(),
+        "parts": _parts(model, net, whole, winner),
+        "share": float(changed.mask.double().mean()),
+        "before": answers(model, whole.logits[0], whole.logits[0], count=SHOWN),
+        "after": answers(model, changed.logits[0], whole.logits[0], count=SHOWN),
+        "empty": bool(changed.empty[0]),
+        "fractions": fractions,
+        "note": note_of(net),
+    }
+
+
+def trusted_fractions(desk: Desk) -> list[float]:
+    """What the slider can be set to: the network's own fractions, and those that its tokens in the
+    sample pictures give."""
+    served, net = desk.served, network(desk.model)
+    assert served is not None
+    if "fractions" not in served.memo:
+        own = {q for q, by in net.thresholds if by == "distance"}
+        missing = [q for q in TRUSTED if q not in own]
+        if missing and desk.shop.samples:
+            calibrate(net, torch.cat([desk.image(id) for id in desk.shop.samples]), missing)
+            own.update(missing)
+        served.memo["fractions"] = sorted(own)
+    return served.memo["fractions"]
+
+
+def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Answer]:
+    """Every part: its colour, how many patches it has, and the class it speaks for."""
+    votes = whole.part_logits[0].argmax(dim=0).tolist()  # [K]
+    return [
+        {
+            "part": part,
+            "colour": "#" + "".join(f"{round(255 * c):02x}" for c in colour),
+            "patches": int((winner == part).sum()),
+            "votes": model.class_name(votes[part]),
+        }
+        for part, colour in enumerate(part_colours(net.parts).tolist())
+    ]
+
+
+def _seen(raw: Tensor, mask: Tensor):  # noqa: ANN202
+    """The picture [3, H, W] with what is not read grey."""
+    return to_pil(torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, HIDDEN))
+
+
+def copy(desk: Desk, request: Masked) -> Answer:
+    """The same without the page."""
+    lines, out = opening_lines(desk, request.picture), sorted(set(request.out))
+    if request.trusted in TRUSTED:
+        names = [desk.picture(id).name for id in desk.shop.samples]
+        lines += [
+            "import torch",
+            f"usual = [model.prepare(open_picture(name)) for name in {names!r}]",
+            f"sc.faithful.calibrate(model, torch.cat(usual), {request.trusted})",
+        ]
+    lines += [
+        f"with sc.faithful.intervene(model, drop_parts={out}, quantile={request.trusted}) as net:",
+        "    output = net(images)",
+        "answer = output.logits[0].softmax(dim=0)",
+        "print(model.class_name(int(answer.argmax())), float(answer.max()))",
+        "print(f'{output.mask.double().mean():.0%} of the patches are read')",
+    ]
+    python = "\n".join(lines) + "\n"
+    return {"python": python, "command": as_command(python)}
+
+
+PANEL = Panel(
+    "parts",
+    "Parts",
+    "What does it answer without this part?",
+    actions=(look,),
+    copy=copy,
+    kinds=("ifam",),
+)

@@ -1,0 +1,101 @@
+// Parts: colours are parts of the picture; parts are switched off by their boxes or in the picture,
+// unusual tokens by a slider, and the answer follows.
+
+import { latest } from "./api.js";
+import { PatchPicture } from "./grid.js";
+import { Answers, Chooser, JobBar, copyButtons, h, slider } from "./parts.js";
+
+const defaults = { picture: "s3", out: [], trusted: null };
+
+function mount(root, tools) {
+  const mine = () => tools.state().parts;
+  const request = () => ({ model: tools.state().model, picture: mine().picture, out: mine().out, trusted: mine().trusted });
+
+  let answer = null;
+  let fractions = [];
+
+  const job = new JobBar();
+  const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture }) });
+  const picture = new PatchPicture({ label: "The picture in the colours of its parts. Space switches the part of a patch.", caption: "its parts", onpaint: paint, onhover: hover });
+  const seen = new PatchPicture({ label: "What the answer is read from", caption: "what the answer is read from" });
+  const read = h("output", { class: "hover-read" });
+  const boxes = h("fieldset", { class: "part-boxes" });
+  const trust = slider("tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
+  const before = new Answers("All parts");
+  const after = new Answers("As set", "untick a part, or click it in the picture");
+  const finding = h("p", { class: "finding", role: "status" });
+  const note = h("p", { class: "small" });
+
+  root.append(h("div", { class: "layout" },
+    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, boxes, trust),
+    h("div", { class: "work" },
+      h("div", { class: "two-pictures" }, h("div", {}, picture.element, read), seen.element),
+      job.error, job.element,
+      h("div", { class: "stage-answers two" }, before.element, after.element),
+      finding, copyButtons(() => tools.ask("copy", request())), note)));
+
+  function toggle(part) {
+    const out = new Set(mine().out);
+    if (!out.delete(part)) out.add(part);
+    tools.set({ out: [...out].sort((x, y) => x - y) });
+  }
+
+  function paint([place], { first }) {
+    const part = answer?.winner[place];
+    if (first && part !== undefined && part < answer.parts.length) toggle(part);
+  }
+
+  function hover(place) {
+    const part = place === null ? undefined : answer?.winner[place];
+    read.textContent = part === undefined ? "" : part < answer.parts.length ? `part ${part}, votes for ${answer.parts[part].votes}` : "background: not read";
+  }
+
+  function build() {
+    boxes.replaceChildren(h("legend", {}, "Parts that are read"), ...answer.parts.map(({ part, colour, patches, votes }) => {
+      const swatch = h("span", { class: "swatch" });
+      swatch.style.background = colour;
+      const box = h("input", { type: "checkbox", onchange: () => toggle(part) });
+      box.checked = !mine().out.includes(part);
+      return h("label", {}, box, swatch, h("span", {}, `part ${part}`), h("small", {}, patches ? `${patches} patches, votes for ${votes}` : "not in this picture"));
+    }));
+  }
+
+  const looking = latest(async () => {
+    const next = await job.watch((progress) => tools.ask("look", request(), { slot: "parts", progress }));
+    if (!next) return;
+    answer = next;
+    fractions = answer.fractions;
+    picture.setPicture(answer.picture, answer.grid, answer.size);
+    picture.setPatches("gone", answer.winner.flatMap((part, place) => (mine().out.includes(part) ? [place] : [])));
+    seen.setPicture(answer.seen, answer.grid, answer.size);
+    before.show(answer.before);
+    after.show(answer.after);
+    const changed = mine().out.length || mine().trusted !== null;
+    after.say(changed ? `${mine().out.length} ${mine().out.length === 1 ? "part" : "parts"} out` + (mine().trusted === null ? "" : `, ${Math.round(100 * mine().trusted)} % of tokens trusted`) : "untick a part, or click it in the picture");
+    finding.textContent = answer.empty ? "Nothing is read: this answer says nothing about the picture." : `The answer is read from ${Math.round(100 * answer.share)} % of the patches.`;
+    finding.dataset.share = answer.share.toFixed(4);
+    note.textContent = answer.note;
+    if (!boxes.contains(document.activeElement)) build();
+    else for (const [place, box] of [...boxes.querySelectorAll("input")].entries()) box.checked = !mine().out.includes(place);
+    steps();
+  });
+
+  // The last step of the slider trusts all.
+  function steps() {
+    const place = mine().trusted === null ? fractions.length : fractions.indexOf(mine().trusted);
+    trust.set(place, fractions.length);
+  }
+
+  let asked = "";
+  function update() {
+    chooser.choose(mine().picture);
+    const text = JSON.stringify(request());
+    if (text === asked) return;
+    asked = text;
+    looking();
+  }
+
+  return { update };
+}
+
+export const panel = { defaults, mount };
