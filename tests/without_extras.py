@@ -8,7 +8,10 @@ import importlib.util
 import pkgutil
 import sys
 
+from typer.testing import CliRunner
+
 import seecause
+from seecause.cli import app
 from seecause.errors import MissingExtra
 
 EXTRAS = ("captum", "quantus", "ray", "open_clip", "pydicom", "tensorboard", "torchmetrics")
@@ -28,10 +31,16 @@ def main() -> int:
             continue
         try:
             importlib.import_module(name)
+            imported += 1
         except MissingExtra:
-            if not name.startswith(("seecause.integrations.", "seecause.app")):
+            if name != "seecause.integrations.captum" and not name.startswith("seecause.app"):
                 raise
-        imported += 1
+        except ModuleNotFoundError as missing:
+            if not name.startswith("seecause.app.") or missing.name not in ("fastapi", "starlette"):
+                raise
+    asked = CliRunner().invoke(app, ["serve"])
+    if asked.exit_code != 2 or "seecause[app]" not in asked.output:
+        sys.exit(f"`seecause serve` does not ask for its extra: {asked.output}")
     return imported
 
 
