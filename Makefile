@@ -76,8 +76,8 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 -q tests/models tests/attribution
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks studies examples docs
-	$(BIN)/ruff format --check src tests benchmarks studies examples docs
+	$(BIN)/ruff check src tests benchmarks studies examples docs/equations.py
+	$(BIN)/ruff format --check src tests benchmarks studies examples docs/equations.py
 	$(BIN)/python tests/readme_types.py
 
 # The site (out/site/index.html); a warning is an error.
