@@ -149,7 +149,8 @@ def test_group_labels_choose_only_where_they_are_allowed(biased):
 
 
 def test_classes_without_pictures_are_warned_of():
-    model = wrapped(plain_vit(), head=torch.nn.Linear(32, 5), pool="cls")
+    head, names = torch.nn.Linear(32, 5), ("dark", "light", "red", "green", "blue")
+    model = wrapped(plain_vit(), head=head, pool="cls", classes=names)
     result = sc.repair(
         model, scenes(60, seed=1), per_picture=2, remedies=("last-layer",), force=True
     )

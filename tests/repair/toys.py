@@ -45,7 +45,7 @@ def plain_vit(seed: int = 0) -> torch.nn.Module:
 
 
 def wrapped(module: torch.nn.Module, **options):
-    return sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, classes=CLASSES, **options)
+    return sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, **{"classes": CLASSES, **options})
 
 
 def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = None):
