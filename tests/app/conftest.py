@@ -21,7 +21,10 @@ ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-MODELS = ["builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam"]
+MODELS = [
+    "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",
+    "builtin:critters-llava",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from seecause.app.panels import explain, heads, parts, swap
+from seecause.app.panels import ask, explain, heads, parts, swap
 from seecause.app.panels.explain import Brush
 from seecause.app.workshop import Desk
 
-PANELS = ["explain", "swap", "heads", "parts"]
+PANELS = ["explain", "swap", "heads", "parts", "ask"]
 EXPLAIN = "#explain?model=critters-vit&explain.picture=s1&explain.methods=caap"
 
 
@@ -210,6 +210,31 @@ def test_an_unticked_part_changes_what_is_read(visit, shop, sessions):
     assert bars(page, "As set") == pytest.approx(by_name(answer["after"]), abs=1e-3)
     share = page.locator(".finding").get_attribute("data-share")
     assert float(share) == pytest.approx(answer["share"], abs=1e-4)
+
+
+def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
+    page = visit("#ask?ask.picture=s3&ask.question=Which+critter+is+this%3F")
+    desk = Desk(shop, sessions.open(), shop.models["critters-llava"], lambda *_: None)
+    asked = {"model": "critters-llava", "picture": "s3", "question": "Which critter is this?"}
+    word = page.get_by_role("button", name=ask.answer(desk, ask.Asked(**asked))["words"][0])
+    expect(word).to_have_attribute("aria-pressed", "true")
+    behind = ask.behind(desk, ask.Word(**asked))
+    page.locator("[data-sum]").wait_for()
+    total = float(page.locator("[data-sum]").get_attribute("data-sum"))
+    assert total == pytest.approx(sum(behind["tokens"]["values"]), abs=0.01)
+    first = behind["top"][0]
+    page.get_by_role("button", name=f"layer {first['layer']}, head {first['head']}:").click()
+    page.get_by_text("1 head blind").wait_for()
+    page.get_by_role("button", name="Blind those that are enough").click()
+    page.get_by_text(f"{len(behind['enough'])} heads blind").wait_for()
+    heard = ask.hear(desk, ask.Blind(**asked, blind=tuple(behind["enough"])))
+    assert bars(page, "Some blind") == pytest.approx(by_name(heard["after"]), abs=1e-3)
+    expect(page.locator("p.said").nth(1)).to_have_text(" ".join(heard["words"]))
+    page.get_by_label("question").fill("What colour is the tail?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.wait_for_url(re.compile("ask.question=What"))
+    other = ask.answer(desk, ask.Asked(**{**asked, "question": "What colour is the tail?"}))
+    page.get_by_role("button", name=other["words"][0], exact=True).wait_for()
 
 
 CONTRASTS = """() => {

@@ -31,6 +31,7 @@ from seecause.report.overlay import data_uri
 
 if TYPE_CHECKING:
     from seecause.app.sessions import Session
+    from seecause.lvlm import LVLM
 
 T = TypeVar("T")
 Kind = Literal["classifier", "ifam", "lvlm"]
@@ -101,7 +102,8 @@ class Served:
         base = {"key": self.key, "spec": self.spec, "kind": self.kind}
         view = self.view
         if self.kind == "lvlm":
-            return base
+            heads = [block.heads for block in view.blocks]
+            return base | {"layers": view.n_layers, "heads": heads, "architecture": view.family}
         grid = view.layout.grid
         classes = [view.class_name(index) for index in range(view.n_classes)]
         base |= {"grid": list(grid), "classes": classes, "architecture": view.architecture}
@@ -210,6 +212,14 @@ class Desk:
             raise NotDefined("this", reason, "Use a vision transformer")
         return view
 
+    @property
+    def lvlm(self) -> LVLM:
+        """The view of a vision-language model."""
+        if self.served is None or self.served.kind != "lvlm":
+            what = "nothing" if self.served is None else self.served.key
+            raise BadOption("model", what, "a vision-language model")
+        return self.served.view
+
     def picture(self, id: str) -> Picture:
         if id in self.shop.samples:
             return self.shop.sample(id)
@@ -252,11 +262,12 @@ def open_workshop(
     data: Mapping[str, str] | None = None,
     runs: Mapping[str, Path] | None = None,
     load: Callable[[str], Any] | None = None,
+    load_lvlm: Callable[[str], Any] | None = None,
 ) -> Workshop:
     """Load every model and name everything that can be asked for."""
     models: dict[str, Served] = {}
     for spec in specs:
-        kind, view = _load(spec, load)
+        kind, view = _load(spec, load, load_lvlm)
         key = _free(short_name(spec), models)
         models[key] = Served(key, public_spec(spec), kind, view, Queue(key))
     named = samples or default_samples(models)
@@ -270,15 +281,16 @@ def default_samples(models: Mapping[str, Served], count: int = 8) -> list[str]:
     return [f"{world}#{place}" for world in worlds for place in range(count)]
 
 
-def _load(spec: str, load: Callable[[str], Any] | None) -> tuple[Kind, Any]:
+def _load(
+    spec: str, load: Callable[[str], Any] | None, load_lvlm: Callable[[str], Any] | None
+) -> tuple[Kind, Any]:
+    from seecause import lvlm
     from seecause.loading import load as load_classifier
 
     try:
         view = (load or load_classifier)(spec)
     except NoClassifier:
-        from seecause.lvlm import load as load_lvlm
-
-        return "lvlm", load_lvlm(spec)
+        return "lvlm", (load_lvlm or lvlm.load)(spec)
     return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view
 
 

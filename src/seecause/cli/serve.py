@@ -63,7 +63,9 @@ Host = Annotated[
 ]
 Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)]
 Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-EMBEDDED = (DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam")
+EMBEDDED = (
+    DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam", "builtin:critters-llava",
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -103,6 +105,7 @@ def serve(
 
         from seecause.app.server import create_app
         from seecause.app.workshop import open_workshop
+        from seecause.cli.lvlm_open import open_lvlm
 
         shop = open_workshop(
             list(model or EMBEDDED),
@@ -112,6 +115,7 @@ def serve(
             load=lambda spec: open_model(
                 spec, weights=weights, device=device, dtype=dtype, seed=seed
             ),
+            load_lvlm=lambda spec: open_lvlm(spec, device, dtype),
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)

@@ -1,7 +1,9 @@
 from seecause.lvlm.activations import (
     HeadActivations as HeadActivations,
     HeadWords as HeadWords,
+    blind_logits as blind_logits,
     head_words as head_words,
+    speak_blind as speak_blind,
 )
 from seecause.lvlm.analysis import (
     Grouping as Grouping,

@@ -12,21 +12,24 @@ with the norm; `image_only` reads the part of the output that comes from image t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from seecause.engine.attend import Bank, attend, merge
 from seecause.engine.walk import walk
 from seecause.errors import BadOption
-from seecause.lvlm._cache import Part, PrefixCache, read_own
+from seecause.lvlm._cache import Part, PrefixCache, prefix_cache, read_own
 from seecause.lvlm.model import LVLM
 from seecause.types import wide
 
 if TYPE_CHECKING:
-    from seecause.lvlm.attribute import HeadAttribution
+    from seecause.lvlm.attribute import Head, HeadAttribution
+    from seecause.lvlm.bank import MeanBank
     from seecause.lvlm.engine import MaskEngine
 
 
@@ -147,3 +150,51 @@ def head_words(
         coefficient = float(attribution.coefficients[layer, head])
         top.append(HeadWords(layer, head, coefficient, tuple(piece.strip() for piece in pieces)))
     return top
+
+
+@torch.no_grad()
+def blind_logits(
+    lvlm: LVLM,
+    image: Image.Image,
+    question: str,
+    bank: MeanBank,
+    heads: Sequence[Head] = (),
+    *,
+    said: Sequence[int] = (),
+) -> Tensor:
+    """[V] float32 or float64: the next word behind the tokens `said`, where `heads` (layer, head)
+    see the bank's average picture."""
+    on = torch.ones(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
+    for layer, head in heads:
+        if not (0 <= layer < lvlm.n_layers and 0 <= head < lvlm.n_heads):
+            most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
+            raise BadOption("heads", (layer, head), most)
+        on[layer, head] = False
+    prompt = lvlm.prompt(bank.resized(image), question, list(said) or None)
+    cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
+    states = head_activations(lvlm, cache, on.to(lvlm.device)).states
+    return wide(lvlm.decoder.head(lvlm.decoder.norm(states[-1, -1:])))[0]
+
+
+def speak_blind(
+    lvlm: LVLM,
+    image: Image.Image,
+    question: str,
+    bank: MeanBank,
+    heads: Sequence[Head] = (),
+    *,
+    length: int = 12,
+) -> list[int]:
+    """What the model says, the likeliest token each time, where `heads` (layer, head) see the
+    bank's average picture: `lvlm.speak` with some heads blind.
+
+        ids = sc.lvlm.speak_blind(lvlm, picture, "Which critter is this?", bank, [(0, 4), (1, 1)])
+    """
+    ends = lvlm.module.generation_config.eos_token_id
+    ends, ids = (ends if isinstance(ends, list) else [ends]), []
+    for _ in range(length):
+        token = int(blind_logits(lvlm, image, question, bank, heads, said=ids).argmax())
+        if token in ends:
+            break
+        ids.append(token)
+    return ids

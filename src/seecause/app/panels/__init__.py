@@ -7,7 +7,7 @@ import importlib
 from seecause.app.panels.registry import Panel
 from seecause.errors import UnknownName
 
-PANELS = ("explain", "swap", "heads", "parts")
+PANELS = ("explain", "swap", "heads", "parts", "ask")
 
 
 def panels() -> dict[str, Panel]:

@@ -1,0 +1,264 @@
+"""Ask: what a vision-language model answers, which heads and image tokens are behind each of its
+words, and what it would say if some heads saw an average picture instead."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from PIL import Image
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import STRICT, Index, OnPicture
+from seecause.app.panels.show import as_command, command, heat, rounded
+from seecause.app.workshop import SHOWN_SIDE, Desk
+from seecause.data.images import to_pil
+from seecause.errors import BadOption
+from seecause.lvlm import (
+    AnswerTrace,
+    MaskEngine,
+    MeanBank,
+    blind_logits,
+    calibration_critters,
+    make_bank,
+    picture_map,
+    seen_picture,
+    speak_blind,
+    trace_answer,
+)
+from seecause.report.overlay import data_uri
+from seecause.types import wide
+
+LENGTH = 24  # tokens of an answer
+SHOWN = 5  # words that are weighed against each other
+TOP = 8  # heads that are listed
+Question = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+@checked(frozen=True, config=STRICT)
+class Asked(OnPicture):
+    question: Question
+
+
+@checked(frozen=True, config=STRICT)
+class Word(Asked):
+    """`position`: which token of the answer, from 0 on."""
+
+    position: Annotated[int, Field(ge=0, lt=LENGTH)] = 0
+
+
+@checked(frozen=True, config=STRICT)
+class Blind(Word):
+    """`blind`: heads that do not see the picture, layer * heads + head."""
+
+    blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
+
+
+def answer(desk: Desk, request: Asked) -> Answer:
+    """What the model sees and says."""
+    lvlm, picture = desk.lvlm, desk.picture(request.picture)
+    ids = _answer_ids(desk, request)
+    prompt = lvlm.prompt(_bank(desk).resized(picture.shown), request.question)
+    seen = seen_picture(lvlm, prompt, picture.shown)
+    return {
+        "name": picture.name,
+        "picture": data_uri(to_pil(seen), photo=True),
+        "size": list(seen.shape[-2:]),
+        "grid": list(picture_map(prompt.tokens, torch.zeros(prompt.n_image)).shape),
+        "words": _pieces(desk, ids),
+        "unknown": _unknown_words(desk, request.question),
+    }
+
+
+def behind(desk: Desk, request: Word) -> Answer:
+    """Heads and image tokens behind one word: mean derivatives over 64 masks."""
+    ids, done = _answer_ids(desk, request), 0
+    _check_position(request, ids)
+
+    def advance(parts: int) -> None:
+        nonlocal done
+        done += parts
+        desk.tell(done / 3, "image tokens" if done < 3 else "")
+
+    desk.tell(0.05, "heads")
+    engine = MaskEngine(
+        desk.lvlm, _shown(desk, request), request.question, _bank(desk),
+        answer=ids, position=request.position,
+    )  # fmt: skip
+    trace = trace_answer(engine, token_masks=None, advance=advance)
+    assert trace.tokens is not None
+    values = picture_map(trace.tokens.tokens.tokens, trace.tokens.tokens.coefficients)
+    heads = trace.heads.heads
+    return {
+        "word": engine.answer,
+        "span": round(engine.span, 4),
+        "heads": [rounded(row) for row in heads.coefficients],
+        "errors": [rounded(row) for row in heads.standard_error],
+        "top": _top(trace),
+        "enough": trace.heads.chosen.flatten().nonzero()[:, 0].tolist(),
+        "r2": round(heads.r2, 4),
+        "tokens": heat(values),
+        "token_error": float(trace.tokens.tokens.standard_error.median()),
+        "token_r2": round(trace.tokens.tokens.r2, 4),
+    }
+
+
+def hear(desk: Desk, request: Blind) -> Answer:
+    """The answer with some heads blind, and the likeliest words at the chosen place, before and
+    after, behind the same words."""
+    ids, heads = _answer_ids(desk, request), _heads(desk, request.blind)
+    _check_position(request, ids)
+    ask = (desk.lvlm, _shown(desk, request), request.question, _bank(desk))
+    said = ids[: request.position]
+    desk.tell(0.2, "listening")
+    before = wide(blind_logits(*ask, said=said)).softmax(dim=0)
+    after = before
+    new = ids
+    if heads:
+        after = wide(blind_logits(*ask, heads, said=said)).softmax(dim=0)
+        new = speak_blind(*ask, heads, length=LENGTH)
+    return {
+        "words": _pieces(desk, new),
+        "same": new == ids,
+        "before": _weighed(desk, before, before),
+        "after": _weighed(desk, after, before),
+        "blind": len(heads),
+    }
+
+
+def _bank(desk: Desk) -> MeanBank:
+    """What blind heads see: the average Critter for embedded models, for others the average of the
+    sample pictures."""
+    lvlm, served = desk.lvlm, desk.served
+    assert served is not None
+    if "bank" not in served.memo:
+        desk.tell(0.02, "averaging pictures")
+        if served.spec.startswith("builtin:"):
+            pictures = calibration_critters()
+        else:
+            pictures = [desk.shop.sample(id).shown for id in desk.shop.samples]
+        served.memo["bank"] = make_bank(lvlm, pictures)
+    return served.memo["bank"]
+
+
+def _shown(desk: Desk, request: Asked) -> Image.Image:
+    return desk.picture(request.picture).shown
+
+
+def _answer_ids(desk: Desk, request: Asked) -> list[int]:
+    """The model's own answer."""
+    lvlm, picture = desk.lvlm, _bank(desk).resized(_shown(desk, request))
+    ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
+    if not ids:
+        raise BadOption("question", request.question, "one that the model answers: it says nothing")
+    return ids
+
+
+def _check_position(request: Word, ids: list[int]) -> None:
+    if request.position >= len(ids):
+        raise BadOption("position", request.position, f"below {len(ids)}, the tokens of the answer")
+
+
+def _heads(desk: Desk, places: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(layer, head) of places, each once."""
+    width, count = desk.lvlm.n_heads, desk.lvlm.n_layers * desk.lvlm.n_heads
+    if any(place >= count for place in places):
+        raise BadOption("blind", max(places), f"heads 0-{count - 1}")
+    return [divmod(place, width) for place in sorted(set(places))]
+
+
+def _pieces(desk: Desk, ids: list[int]) -> list[str]:
+    return list(desk.lvlm.pieces(torch.tensor(ids, dtype=torch.long)))
+
+
+def _unknown_words(desk: Desk, question: str) -> list[str]:
+    """Words of a question that the tokenizer has no token for."""
+    tokenizer = desk.lvlm.processor.tokenizer
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is None:
+        return []
+    words = dict.fromkeys(question.split())
+    return [w for w in words if unknown in tokenizer(w, add_special_tokens=False)["input_ids"]]
+
+
+def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
+    """The heads that bring most, with their errors and the words they would say on their own."""
+    heads = trace.heads.heads
+    words = {(each.layer, each.head): each.words for each in trace.words}
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "value": float(heads.coefficients[layer, head]),
+            "error": float(heads.standard_error[layer, head]),
+            "words": list(words.get((layer, head), ())[:3]),
+        }
+        for layer, head in heads.top(min(TOP, heads.coefficients.numel()))
+    ]
+
+
+def _weighed(desk: Desk, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
+    """The likeliest words of all heads, then the two that lead now."""
+    places = whole.topk(min(SHOWN, len(whole))).indices.tolist()
+    places = list(dict.fromkeys(places + chances.topk(min(2, len(whole))).indices.tolist()))
+    best, names = int(chances.argmax()), _pieces(desk, places)
+    return [
+        {
+            "class": place,
+            "name": name.strip() or repr(name),
+            "probability": round(float(chances[place]), 6),
+            "leads": place == best,
+        }
+        for place, name in zip(places, names, strict=True)
+    ]
+
+
+def copy(desk: Desk, request: Blind) -> Answer:
+    """The same without the page; what is blind has no command of its own."""
+    assert desk.served is not None
+    spec, picture, heads = desk.served.spec, _shown(desk, request), _heads(desk, request.blind)
+    name, shrunk = desk.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
+    own = spec.startswith("builtin:")
+    samples = [desk.picture(id).name for id in desk.shop.samples]
+    lines = [
+        "import seecause as sc",
+        "from seecause.data.images import open_picture",
+        "",
+        f"lvlm = sc.lvlm.load({spec!r})",
+        f"picture = open_picture({name!r})",
+    ]
+    lines += [f"picture.thumbnail(({SHOWN_SIDE}, {SHOWN_SIDE}))"] * shrunk
+    usual = (
+        "sc.lvlm.calibration_critters()" if own else f"[open_picture(name) for name in {samples!r}]"
+    )
+    lines += [
+        f"bank = sc.lvlm.make_bank(lvlm, {usual})",
+        f"question = {request.question!r}",
+        f"engine = sc.lvlm.MaskEngine(lvlm, picture, question, bank, position={request.position})",
+        "trace = sc.lvlm.trace_answer(engine, token_masks=None)",
+        "print(engine.answer, trace.heads.heads.top(8))",
+        "print(trace.tokens.tokens.maps())",
+    ]
+    if heads:
+        said = f"sc.lvlm.speak_blind(lvlm, picture, question, bank, {heads}, length={LENGTH})"
+        lines += [f"said = {said}", "print(lvlm.processor.tokenizer.decode(said))"]
+    python = "\n".join(lines) + "\n"
+    if heads or shrunk or not own:
+        return {"python": python, "command": as_command(python)}
+    words = ["seecause", "lvlm", "tokens", name, "--question", request.question, "--model", spec]
+    words += ["--position", str(request.position)] if request.position else []
+    return {"python": python, "command": command([*words, "--out", "traced"])}
+
+
+PANEL = Panel(
+    "ask",
+    "Ask",
+    "Which heads, and what in the picture, are behind this word?",
+    actions=(answer, behind, hear),
+    copy=copy,
+    kinds=("lvlm",),
+)

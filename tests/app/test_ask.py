@@ -1,0 +1,125 @@
+"""The Ask panel: its numbers are those of `sc.lvlm`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import seecause as sc
+from seecause.app.panels import ask
+from seecause.app.panels.ask import Asked, Blind, Word
+from seecause.app.panels.registry import BadRequest, read_request
+from seecause.app.workshop import Desk
+from seecause.errors import BadOption
+
+QUESTION = "Which critter is this?"
+ON = {"model": "critters-llava", "picture": "s3", "question": QUESTION}
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def desk(shop, sessions, heard):
+    return Desk(
+        shop, sessions.open(), shop.models["critters-llava"],
+        lambda share, words="": heard.append((share, words)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def bank(desk):
+    ask.answer(desk, Asked(**ON))
+    return desk.served.memo["bank"]
+
+
+def test_the_answer_is_the_models_own(desk):
+    answer, lvlm = ask.answer(desk, Asked(**ON)), desk.lvlm
+    ids = lvlm.speak(lvlm.prompt(desk.picture("s3").shown, QUESTION), 24)
+    assert answer["words"] == list(lvlm.pieces(torch.tensor(ids)))
+    assert answer["grid"] == [12, 12] and answer["unknown"] == []
+    assert ask.answer(desk, Asked(**{**ON, "question": "Which zyzzyva?"}))["unknown"]
+
+
+def test_heads_and_tokens_are_those_of_a_traced_answer(desk, bank, heard):
+    heard.clear()
+    answer = ask.behind(desk, Word(**ON))
+    engine = sc.lvlm.MaskEngine(desk.lvlm, desk.picture("s3").shown, QUESTION, bank)
+    trace = sc.lvlm.trace_answer(engine, token_masks=None)
+    assert answer["word"] == engine.answer
+    heads = trace.heads.heads
+    expected = heads.coefficients.flatten().tolist()
+    assert [value for row in answer["heads"] for value in row] == pytest.approx(
+        expected, rel=1e-3, abs=1e-6
+    )
+    assert answer["enough"] == trace.heads.chosen.flatten().nonzero()[:, 0].tolist()
+    assert [(top["layer"], top["head"]) for top in answer["top"]] == heads.top(8)
+    first = answer["top"][0]
+    assert first["error"] == float(heads.standard_error[first["layer"], first["head"]]) > 0
+    tokens = trace.tokens.tokens.coefficients.tolist()
+    assert answer["tokens"]["values"] == pytest.approx(tokens, rel=1e-3, abs=1e-6)
+    shares = [share for share, _ in heard]
+    assert shares == sorted(shares) and len(shares) >= 3
+
+
+def test_blind_heads_change_the_words_as_masks_change_the_logit(desk, bank):
+    enough = ask.behind(desk, Word(**ON))["enough"]
+    answer = ask.hear(desk, Blind(**ON, blind=tuple(enough)))
+    picture = desk.picture("s3").shown
+    engine = sc.lvlm.MaskEngine(desk.lvlm, picture, QUESTION, bank)
+    mask = torch.ones(engine.n_components, dtype=torch.bool)
+    mask[enough] = False
+    heads = [divmod(place, desk.lvlm.n_heads) for place in enough]
+    logits = sc.lvlm.blind_logits(desk.lvlm, picture, QUESTION, bank, heads)
+    centred = float(logits[engine.target] - logits.mean())
+    assert centred == pytest.approx(float(engine.adjusted(mask[None])[0]), abs=1e-3)
+    chances = logits.softmax(dim=0)
+    for word in answer["after"]:
+        assert word["probability"] == pytest.approx(float(chances[word["class"]]), abs=1e-5)
+    said = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank, heads)
+    assert answer["words"] == list(desk.lvlm.pieces(torch.tensor(said)))
+    before = {word["class"]: word["probability"] for word in answer["before"]}
+    assert float(chances[engine.target]) < before[engine.target]
+
+
+def test_with_no_head_blind_the_answer_stays(desk, bank):
+    answer = ask.hear(desk, Blind(**ON))
+    assert answer["same"] and answer["before"] == answer["after"]
+    picture = desk.picture("s3").shown
+    said = sc.lvlm.speak_blind(desk.lvlm, picture, QUESTION, bank)
+    assert said == desk.lvlm.speak(desk.lvlm.prompt(picture, QUESTION), 12)
+    native = desk.lvlm.module(**desk.lvlm.prompt(picture, QUESTION).inputs).logits[0, -1]
+    ours = sc.lvlm.blind_logits(desk.lvlm, picture, QUESTION, bank)
+    torch.testing.assert_close(ours, native, atol=2e-3, rtol=1e-3)
+
+
+def test_what_is_not_there_is_refused_in_words(desk, bank):
+    with pytest.raises(BadOption, match="tokens of the answer"):
+        ask.behind(desk, Word(**ON, position=20))
+    with pytest.raises(BadOption, match="heads 0-47"):
+        ask.hear(desk, Blind(**ON, blind=(48,)))
+    with pytest.raises(BadOption, match="layer, head"):
+        sc.lvlm.blind_logits(desk.lvlm, desk.picture("s3").shown, QUESTION, bank, [(6, 0)])
+    reader = ask.PANEL.find("answer")[1]
+    for question in ("", "x" * 301):
+        body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
+        with pytest.raises(BadRequest, match="question"):
+            read_request(reader, body.encode())
+
+
+def test_a_classifier_cannot_be_asked(shop, sessions):
+    desk = Desk(shop, sessions.open(), shop.models["critters-vit"], lambda *_: None)
+    with pytest.raises(BadOption, match="vision-language"):
+        ask.answer(desk, Asked(**{**ON, "model": "critters-vit"}))
+
+
+def test_the_copied_python_says_the_same(desk, capsys):
+    request = Blind(**ON, blind=(0, 4, 9))
+    exec(ask.copy(desk, request)["python"], {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == ask.answer(desk, Asked(**ON))["words"][0]
+    assert lines[-1] == " ".join(w.strip() for w in ask.hear(desk, request)["words"])
+    plain = ask.copy(desk, Blind(**ON))["command"]
+    assert plain.startswith("seecause lvlm tokens") and "'Which critter is this?'" in plain
