@@ -67,7 +67,7 @@ class UnknownClass(SeecauseError):
             )
             reason = (
                 f"no class is called {name!r}; nearest: {near}. Give an index (0-{count - 1}) or"
-                " see `seecause doctor --model MODEL --classes`."
+                " see `seecause doctor --model MODEL --list-classes`."
             )
         super().__init__(reason)
 

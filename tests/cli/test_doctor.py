@@ -6,10 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
+import seecause as sc
 from seecause.cli import app
+from seecause.cli.options import read_class_names
+from seecause.data.batch import class_places
+from seecause.errors import BadOption
 from seecause.models import sources
+from seecause.models.preprocess import Preprocess
 
 MODEL = ("--model", "timm:test_vit", "--weights", "random", "--device", "cpu")
 
@@ -19,7 +25,7 @@ def invoke(*words: str):
 
 
 def test_the_four_probes_and_the_layout_are_told_to_machines():
-    done = invoke("doctor", *MODEL, "--json", "--classes")
+    done = invoke("doctor", *MODEL, "--json", "--list-classes")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert list(found["verified"]) == ["logits", "blocks", "attention", "locality"]
@@ -88,3 +94,84 @@ def test_the_zoo_lists_its_recipes_and_refuses_others():
 
 def test_version():
     assert invoke("--version").stdout.startswith("seecause 0.")
+
+
+def photos(folder: Path, names: list[str]) -> Path:
+    for place, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40), (50 * place, 90, 9)).save(folder / name / "a.png")
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """Of three classes, without names."""
+    import timm
+    import torch
+
+    path = tmp_path / "last.pt"
+    torch.save(timm.create_model("test_vit", num_classes=3).state_dict(), path)
+    return path
+
+
+def test_how_a_model_is_read_can_be_said_and_is_seen(tmp_path, checkpoint):
+    (tmp_path / "names.txt").write_text("ant\nbee\ncat\n")
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    reading = ("--classes", tmp_path / "names.txt", "--mean", "0.4,0.5,0.6", "--std", "0.2")
+    reading += ("--size", "96", "--model", "timm:test_vit", "--weights", checkpoint)
+    reading = [*map(str, reading), "--device", "cpu"]
+    facts = json.loads(invoke("doctor", *reading, "--json", "--list-classes").stdout)
+    assert facts["preprocessing"]["mean"] == "0.4, 0.5, 0.6"
+    assert facts["preprocessing"]["pictures"].startswith("96 x 96 pixels (short side 101, centre")
+    assert list(facts["classes"].values()) == ["ant", "bee", "cat"]
+    out = tmp_path / "out"
+    done = invoke("explain", str(tmp_path / "a.png"), *reading, "--class", "bee", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((out / "maps" / "caap" / "manifest.json").read_text())
+    assert manifest["preprocessing"]["std"] == [0.2, 0.2, 0.2]
+    assert manifest["preprocessing"]["filter"] == "bicubic"
+    assert Preprocess(**manifest["preprocessing"]).size == (96, 96)
+    page = (out / "index.html").read_text()
+    assert "mean 0.4, 0.5, 0.6; std 0.2, 0.2, 0.2" in page and "96 x 96 pixels (short side" in page
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--mean", "0.5,x,1", "three numbers"),
+        ("--std", "0,0,0", "above 0"),
+        ("--size", "big", "224,320"),
+        ("--classes", "missing.txt", "cannot be read"),
+        ("--classes", "{}", "no list of names"),
+        ("--classes", "a", "1 names"),
+    ],
+)
+def test_a_wrong_reading_is_one_line(tmp_path, checkpoint, flag, value, words):
+    if flag == "--classes" and value != "missing.txt":
+        (tmp_path / "names").write_text(value)
+        value = str(tmp_path / "names")
+    model = ("--model", "timm:test_vit", "--weights", str(checkpoint))
+    done = invoke("doctor", *model, flag, value)
+    assert done.exit_code == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_class_names_may_be_json(tmp_path):
+    (tmp_path / "a.json").write_text('["ant", "bee"]')
+    (tmp_path / "b.json").write_text('{"bee": 1, "ant": 0}')
+    (tmp_path / "c.json").write_text('{"0": "ant", "1": "bee"}')
+    for name in "abc":
+        assert read_class_names(tmp_path / f"{name}.json") == ("ant", "bee")
+
+
+def test_folders_are_matched_by_name_else_by_order_which_is_said(tmp_path, checkpoint, caplog):
+    def places(names, **options):
+        model = sc.load("timm:test_vit", weights=checkpoint, **options)
+        photos(tmp_path / "".join(names), names)
+        return class_places(model, sc.data.open_data(f"folder:{tmp_path / ''.join(names)}"))
+
+    assert places(["ant", "bee"], classes=["cat", "bee", "ant"]) == (2, 1)
+    assert not caplog.records
+    assert places(["x", "y", "z"]) == (0, 1, 2)
+    assert "x is class 0" in caplog.text and "--classes FILE" in caplog.text
+    with pytest.raises(BadOption, match=r"4 classes.*expected 3.*--classes FILE"):
+        places(["k", "l", "m", "n"])

@@ -31,6 +31,7 @@ from seecause.cli.options import (
     Quiet,
     Seed,
     Weights,
+    with_reading,
 )
 from seecause.cli.progress import counting
 
@@ -70,7 +71,7 @@ PerPicture = Annotated[int, typer.Option(help="Transplants of each picture and k
 
 def register(app: typer.Typer) -> None:
     example = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
-    app.command(epilog=f"Example: {example}")(audit)
+    app.command(epilog=f"Example: {example}")(with_reading(audit))
 
 
 def audit(

@@ -22,6 +22,7 @@ from seecause.cli.options import (
     Weights,
     names,
     open_model,
+    with_reading,
 )
 from seecause.cli.progress import counting
 from seecause.errors import BadOption
@@ -63,7 +64,7 @@ PairChoice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(discover)
+    app.command(epilog=EXAMPLES)(with_reading(discover))
 
 
 def discover(

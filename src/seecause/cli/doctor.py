@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from seecause.cli.options import Device, DeviceOption, Dtype, DtypeOption, ModelName, Seed, Weights
+from seecause.cli.options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ModelName,
+    Seed,
+    Weights,
+    with_reading,
+)
 from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
@@ -30,6 +39,7 @@ LIBRARIES = (
     "open_clip_torch",
 )
 EXTRAS = {
+    "adapters": "peft",
     "app": "fastapi",
     "cluster": "ray",
     "clip": "open_clip",
@@ -40,18 +50,20 @@ EXAMPLES = """Examples:
 
   seecause doctor
 
-  seecause doctor --model timm:deit3_small_patch16_224 --classes
+  seecause doctor --model timm:deit3_small_patch16_224 --list-classes
 """
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(doctor)
+    app.command(epilog=EXAMPLES)(with_reading(doctor))
 
 
 def doctor(
     model: ModelName = "",
     weights: Weights = None,
-    classes: Annotated[bool, typer.Option("--classes", help="Also list the class names.")] = False,
+    list_classes: Annotated[
+        bool, typer.Option("--list-classes", help="Also list the class names.")
+    ] = False,
     device: DeviceOption = Device.auto,
     dtype: DtypeOption = Dtype.float32,
     seed: Seed = 0,
@@ -65,15 +77,15 @@ def doctor(
     from seecause.cli.options import open_model
 
     if not model:
-        if classes:
-            raise BadOption("--classes", True, "a --model whose classes are to be listed")
+        if list_classes:
+            raise BadOption("--list-classes", True, "a --model whose classes are to be listed")
         facts = environment()
     else:
         opened = open_model(
             model, weights=weights, device=device, dtype=dtype, seed=seed, check=False
         )
         facts = checkup(opened)
-        if classes:
+        if list_classes:
             facts["classes"] = {
                 str(index): opened.class_name(index) for index in range(opened.n_classes)
             }
@@ -132,15 +144,20 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
             "readout": model.readout_name,
             "classes": model.n_classes,
             "probability": "sigmoid" if model.sigmoid else "softmax",
-            "input": (
-                f"{model.preprocess.size[0]} x {model.preprocess.size[1]} pixels"
-                + ("" if model.fixed_size else " (other sizes too)")
-            ),
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
         },
+        "preprocessing": {
+            "pictures": model.preprocess.geometry() + ("" if model.fixed_size else "; others too"),
+            "mean": _numbers(model.preprocess.mean),
+            "std": _numbers(model.preprocess.std),
+        },
         **inside,
     }
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)
 
 
 def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ from seecause.cli.options import (
     open_model,
     tell_outside,
     tell_page,
+    with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, counting, starting
 from seecause.errors import BadImage, BadOption
@@ -111,7 +112,7 @@ InteractionsFlag = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(explain)
+    app.command(epilog=EXAMPLES)(with_reading(explain))
 
 
 def explain(

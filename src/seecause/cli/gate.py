@@ -37,6 +37,7 @@ from seecause.cli.options import (
     Seed,
     Weights,
     tell_page,
+    with_reading,
 )
 
 FAILED = 3  # exit code: a limit is missed, or not shown to be met
@@ -69,7 +70,7 @@ JUnit = Annotated[
 
 def register(app: typer.Typer) -> None:
     example = "seecause gate --model FOLDER --data folder:PATH --max-flips 0.1 --junit gate.xml"
-    app.command(epilog=f"Example: {example}")(gate)
+    app.command(epilog=f"Example: {example}")(with_reading(gate))
 
 
 def gate(

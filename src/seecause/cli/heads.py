@@ -51,6 +51,7 @@ from seecause.cli.options import (
     Quiet,
     Seed,
     Weights,
+    with_reading,
 )
 from seecause.cli.progress import Facts, counting
 from seecause.errors import BadOption
@@ -120,7 +121,9 @@ def register(app: typer.Typer) -> None:
         ("prune", prune),
         ("ablation-study", ablation_study),
     ):
-        commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(command)
+        commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
+            with_reading(command)
+        )
     commands.command()(selectors)
     app.add_typer(commands, name="heads")
 

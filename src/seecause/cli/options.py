@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from seecause.errors import BadOption
+from seecause.errors import BadOption, DataMissing
 
 if TYPE_CHECKING:
     from seecause.models.base import Architecture, ImageModel
@@ -38,14 +43,14 @@ ModelName = Annotated[
         "-m",
         help=(
             "builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or a"
-            " saved folder."
+            " folder that timm, transformers, PEFT or seecause wrote."
         ),
     ),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="A weights file instead of the pretrained ones, or 'random'.",
+        help="A checkpoint or an adapter folder instead of the pretrained weights, or 'random'.",
         metavar="PATH|random",
         show_default="pretrained",
     ),
@@ -76,6 +81,117 @@ Overwrite = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 
 
+ClassNames = Annotated[
+    Path | None,
+    typer.Option(
+        "--classes",
+        help="Class names in the model's order: a file with one a line, or JSON.",
+        metavar="FILE",
+        show_default="the model's own",
+    ),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        help="Mean that pixels (0-1) are normalised by, such as 0.485,0.456,0.406.",
+        metavar="R,G,B",
+        show_default="the model's own",
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(
+        help="Standard deviation likewise.", metavar="R,G,B", show_default="the model's own"
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        help="Pictures' size in pixels, where the architecture takes others: 224, or 224,320.",
+        metavar="H[,W]",
+        show_default="the model's own",
+    ),
+]
+_reading: ContextVar[Mapping[str, Any]] = ContextVar("reading", default=MappingProxyType({}))
+
+
+def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--classes --mean --std --size`, which `open_model` heeds: how the model it
+    opens is read."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        class_names: Path | None = None,
+        mean: str | None = None,
+        std: str | None = None,
+        size: str | None = None,
+        **options: Any,
+    ) -> Any:
+        given = {
+            "classes": None if class_names is None else read_class_names(class_names),
+            "mean": None if mean is None else _three(mean, "--mean"),
+            "std": None if std is None else _three(std, "--std"),
+            "size": None if size is None else _sides(size),
+        }
+        before = _reading.set({name: value for name, value in given.items() if value is not None})
+        try:
+            return command(**options)
+        finally:
+            _reading.reset(before)
+
+    flags = {"class_names": ClassNames, "mean": Mean, "std": Std, "size": Size}
+    hints = {**get_type_hints(command, include_extras=True), **flags}
+    signature = inspect.signature(command)
+    parameters = [*signature.parameters.values()]
+    for name in flags:
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
+    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
+    run.__annotations__ = hints
+    return run
+
+
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """Names by line, or of a JSON list or mapping (index to name, or name to index)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as broken:
+        raise DataMissing(
+            str(path), f"it cannot be read ({type(broken).__name__})", "give a text file"
+        ) from broken
+    if not text.lstrip().startswith(("[", "{")):
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+    from seecause.models.checkpoints import class_list
+
+    try:
+        listed = class_list(json.loads(text))
+    except (ValueError, RecursionError):
+        listed = ()
+    if not listed:
+        raise DataMissing(
+            str(path), "no list of names, and no mapping", "give one name a line, or a JSON list"
+        )
+    return listed
+
+
+def _three(text: str, flag: str) -> tuple[float, ...]:
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise BadOption(flag, text, "three numbers such as 0.485,0.456,0.406, or one for all")
+    return tuple(values * 3 if len(values) == 1 else values)
+
+
+def _sides(text: str) -> tuple[int, int]:
+    words = text.replace("x", ",").split(",")
+    if len(words) not in (1, 2) or not all(word.strip().isdecimal() for word in words):
+        raise BadOption("--size", text, "pixels such as 224, or height and width: 224,320")
+    return int(words[0]), int(words[-1])
+
+
 def pick_device(device: Device) -> str:
     """The torch device; asking for a GPU that is not there is an error, not a slow run."""
     import torch
@@ -98,7 +214,14 @@ def open_model(
     from seecause.loading import load
 
     torch.manual_seed(seed)
-    return load(name, weights=weights, device=pick_device(device), dtype=dtype.value, check=check)
+    return load(
+        name,
+        weights=weights,
+        device=pick_device(device),
+        dtype=dtype.value,
+        check=check,
+        **_reading.get(),
+    )
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from seecause.cli.options import (
     named_option,
     names,
     open_model,
+    with_reading,
 )
 from seecause.cli.progress import counting
 from seecause.errors import BadOption
@@ -68,7 +69,7 @@ def register(app: typer.Typer) -> None:
         "seecause repair --model FOLDER --data folder:PATH --eye timm:NAME"
         " --remedies last-layer,fine-tune --out repaired"
     )
-    app.command(epilog=f"Example: {example}")(repair)
+    app.command(epilog=f"Example: {example}")(with_reading(repair))
 
 
 def repair(

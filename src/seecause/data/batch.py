@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -14,6 +15,8 @@ from seecause.data.images import to_pil
 from seecause.errors import BadOption, OtherClasses, UnknownClass
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Preprocess
+
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -100,17 +103,41 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
 
     By position only where names cannot tell: the model or the data has none, ImageNet's classes
     (one order, many spellings), or as many classes as the model's of which not one has a name it
-    knows. One known name among unknown ones is a mistake, not another spelling.
+    knows. One known name among unknown ones is a mistake, not another spelling. By position is said
+    in a line, and needs as many classes.
     """
     count = model.n_classes
     if in_order(data, model.classes, count) or (
         count == len(data.classes) and not any(_knows(model, name) for name in data.classes)
     ):
+        if data.classes and data.classes != tuple(model.classes):
+            _tell_order(model, data)
         return tuple(model.class_index(place) for place in range(len(data.classes)))
     unknown = next((name for name in data.classes if not _knows(model, name)), None)
     if unknown is not None:
         raise OtherClasses(data.name, model.name, unknown, model.classes)
     return tuple(model.class_index(name) for name in data.classes)
+
+
+def _tell_order(model: ImageModel, data: Dataset) -> None:
+    """Say once that names could not tell, or refuse where the order cannot either."""
+    if data.name.startswith("imagenet"):
+        return
+    if len(data.classes) != model.n_classes:
+        raise BadOption(
+            "data",
+            f"{data.name}, {len(data.classes)} classes",
+            f"{model.n_classes}, as {model.name} has, which carries no class names to match them"
+            " by; name its classes: classes=[...] (--classes FILE)",
+        )
+    key = ("matched by order", data.name)
+    if key not in model.memo:
+        model.memo[key] = True
+        log.warning(
+            "%s: its classes are matched to those of %s by order (%s is class 0, and so on), for"
+            " want of common names; name them by classes=[...] (--classes FILE) if that is wrong",
+            *(data.name, model.name, data.classes[0]),
+        )
 
 
 def in_order(data: Dataset, names: Sequence[str], count: int) -> bool:

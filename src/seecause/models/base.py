@@ -122,7 +122,12 @@ class ImageModel:
             raise BadImage(
                 f"images of {height} x {width}",
                 f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
-                "use model.preprocess(picture), or load the model with size=(height, width)",
+                "use model.preprocess(picture)"
+                + (
+                    ", or load the model with size=(height, width) (--size)"
+                    if self.origin.get("library") == "timm" and "name" in self.origin
+                    else ""
+                ),
             )
         if height % self.patch[0] or width % self.patch[1]:
             raise BadImage(
@@ -240,6 +245,7 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "model_fingerprint": model.fingerprint(),
         "random_weights": model.random_weights,
         "readout": model.readout_name,
+        "preprocessing": model.preprocess.record(),
         "grid": list(layout.grid),
         "prefix_tokens": layout.prefix,
         "images": list(images.shape),

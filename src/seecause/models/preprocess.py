@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Preprocess:
     filter: str = "bicubic"
 
     def __post_init__(self) -> None:
+        for name in ("size", "mean", "std"):  # lists, as JSON has them
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size):
             raise BadOption("size", self.size, "height and width in whole pixels")
         if not 0.01 <= self.crop <= 100:
@@ -44,6 +46,17 @@ class Preprocess:
             raise BadOption("mean", self.mean, "finite numbers")
         if not all(math.isfinite(value) and value > 0 for value in self.std):
             raise BadOption("std", self.std, "finite numbers above 0")
+
+    def geometry(self) -> str:
+        """Size, crop and interpolation in words."""
+        high, wide = (int(side / self.crop + 1e-6) for side in self.size)
+        both = f"{high} x {wide}" if self.squash or high != wide else f"short side {high}"
+        cut = "" if (high, wide) == self.size and self.squash else ", centre cut"
+        return f"{self.size[0]} x {self.size[1]} pixels ({both}{cut}, {self.filter})"
+
+    def record(self) -> dict[str, Any]:
+        """For manifests, and to make it again: `Preprocess(**record)`."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     def picture(self, image: Any) -> Image.Image:
         """The part of the picture the model sees, as an image of `size`."""

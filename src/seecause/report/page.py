@@ -180,6 +180,7 @@ def _protocol_rows(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("fingerprint", str(manifest.get("model_fingerprint", ""))),
         ("patch grid", " x ".join(map(str, manifest.get("grid", ())))),
         ("readout", str(manifest.get("readout", ""))),
+        *_preprocessing_rows(manifest.get("preprocessing")),
         (
             "device, dtype",
             (
@@ -204,3 +205,16 @@ def _environment() -> Environment:
     )
     environment.filters |= {"number": number, "fixed": fixed}
     return environment
+
+
+def _preprocessing_rows(record: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """How pictures were prepared; nothing for results of earlier versions."""
+    if record is None:
+        return []
+    from seecause.models.preprocess import Preprocess
+
+    mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
+    return [
+        ("pictures", Preprocess(**record).geometry()),
+        ("normalised by", f"mean {mean}; std {std}"),
+    ]
