@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from seecause.models.view import VisionModel
 if TYPE_CHECKING:
     from seecause.models.conv_view import ConvModel
 
-M = TypeVar("M", bound=ImageModel)
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
 
@@ -151,17 +150,18 @@ def _view(
         network = assemble_conv(module, parts, **wrap_options)
         if check:
             verify_conv(network)
-        return _with_names(network)
+            need_names(network)
+        return network
     model = assemble(module, parts, **wrap_options)
     if text is not None:
         model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
-    if not check:  # a view for its tokens may end in anything: names are not those of its outputs
-        return model
-    verify(model)
-    return _with_names(model)
+    if check:  # else it may end in anything, and names are not those of its outputs
+        verify(model)
+        need_names(model)
+    return model
 
 
-def _with_names(model: M) -> M:
+def need_names(model: ImageModel) -> None:
     """Refuse names that are not one for each class."""
     if model.classes and len(model.classes) != model.n_classes:
         raise BadOption(
@@ -169,7 +169,6 @@ def _with_names(model: M) -> M:
             f"{len(model.classes)} names",
             f"{model.n_classes}, one for each class of {model.name} in its order",
         )
-    return model
 
 
 def as_view(model: ImageModel | nn.Module) -> ImageModel:
@@ -278,6 +277,7 @@ def load(
     model.random_weights, model.origin = weights == "random", source.origin
     if model.extra is not None:
         model.extra.eval()
+    need_names(model)
     return model
 
 
