@@ -98,3 +98,19 @@ def test_two_classes_of_one_name_are_told_apart_by_index():
     with pytest.raises(sc.SeecauseError, match="134, 517"):
         model.class_index("crane")
     assert model.class_index("tabby") == 281
+
+
+def test_every_remedy_leads_on():
+    """What an error says to do works, or ends in another answer than the same error."""
+    embedded = sc.load("builtin:critters-vit")
+    with pytest.raises(sc.SeecauseError, match="resize the tensor") as caught:
+        sc.attribute(embedded, torch.zeros(1, 3, 128, 128))
+    assert "size=" not in str(caught.value)  # which `sc.load` would refuse for it
+    fixed = sc.load("timm:vit_tiny_patch16_224", weights="random", check=False, size=32)
+    with pytest.raises(sc.SeecauseError, match=r"load the model with size=\(height, width\)"):
+        fixed.check(torch.zeros(1, 3, 64, 64))
+    larger = sc.load("timm:vit_tiny_patch16_224", weights="random", check=False, size=(64, 64))
+    larger.check(torch.zeros(1, 3, 64, 64))
+    nameless = sc.load("timm:test_vit", weights="random", classes=())
+    with pytest.raises(sc.SeecauseError, match=r"classes=\[...\] \(--classes FILE\)"):
+        nameless.class_index("cat")

@@ -59,7 +59,7 @@ class UnknownClass(SeecauseError):
         elif not known:
             reason = (
                 f"no class is called {name!r}: this model carries no class names. Give an index"
-                f" (0-{count - 1})."
+                f" (0-{count - 1}), or name the classes: classes=[...] (--classes FILE)."
             )
         else:
             near = (

@@ -86,6 +86,7 @@ def _probes(model: VisionModel, seed: int) -> list[Probe]:
         )
     with listening([b.native for b in model.blocks]) as outputs:
         native = model.native(images)
+    model.memo["n_classes"] = native.shape[-1]
     if not torch.isfinite(native).all():
         raise ViewMismatch(
             "logits",
@@ -238,6 +239,7 @@ def verify_conv(model: ConvModel, *, seed: int = 0) -> list[Probe]:
     images = random_images(model, generator)
     with listening([stage.modules[-1] for stage in model.stages]) as outputs:
         native = model.native(images)
+    model.memo["n_classes"] = native.shape[-1]
     if not torch.isfinite(native).all():
         raise ViewMismatch(
             "logits",

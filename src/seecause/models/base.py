@@ -111,7 +111,7 @@ class ImageModel:
             raise BadImage(
                 f"images of shape {list(images.shape)}",
                 "expected [B, 3, H, W], normalised",
-                "use model.preprocess(picture)",
+                "use model.preprocess(picture), or sc.attribute, which takes pictures",
             )
         if len(images) == 0:
             raise BadImage(
@@ -122,7 +122,7 @@ class ImageModel:
             raise BadImage(
                 f"images of {height} x {width}",
                 f"this model takes {self.preprocess.size[0]} x {self.preprocess.size[1]} only",
-                "use model.preprocess(picture)"
+                "give pictures (PIL, paths, uint8), which are brought to size, or resize the tensor"
                 + (
                     ", or load the model with size=(height, width) (--size)"
                     if self.origin.get("library") == "timm" and "name" in self.origin
