@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from seecause.app.server import create_app
 from seecause.app.sessions import Sessions
 from seecause.app.workshop import Desk, open_workshop
 from seecause.cli.serve import bound_socket
+from seecause.report.folder import result_folder
+from seecause.report.lvlm import table
+from seecause.report.page import Section, write_page
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = (
@@ -72,10 +76,40 @@ def serving(app):
     thread.join(timeout=10)
 
 
+HOSTILE = """<!doctype html><title>hostile</title><p id="read">waiting</p><script>
+let parent = "reached";
+try { window.parent.document.title; } catch { parent = "no parent"; }
+fetch("/api/hello").then(() => "reached", () => "no server").then((server) => {
+  document.querySelector("#read").textContent = `${parent}, ${server}, ${window.origin}`;
+});
+</script>"""
+
+
 @pytest.fixture(scope="session")
-def address():
+def results(tmp_path_factory):
+    """A folder of results: a page of ours, one with a script that asks the server, numbers only;
+    and things that are none."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in ("ours", "hostile", "numbers", "notes"):
+        (folder / name).mkdir()
+    facts = {"command": "lvlm tokens", "model": "builtin:critters-llava", "image": "/home/me/a.png"}
+    with result_folder(folder / "ours", facts) as draft:
+        sections = [Section("What was found", table([("seven", "7")]))]
+        write_page(draft / "index.html", "A page of ours", sections)
+    (folder / "hostile" / "report.html").write_text(HOSTILE)
+    (folder / "hostile" / "more.html").write_text("<p>more")
+    (folder / "numbers" / "manifest.json").write_text('{"command": "audit", "seed": 3}')
+    (folder / "notes" / "secret.html").write_text("not a result")
+    (folder / "linked").symlink_to(folder / "notes")
+    for place, name in enumerate(("numbers/manifest.json", "hostile/report.html")):
+        os.utime(folder / name, (1e9 + place, 1e9 + place))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def address(results):
     """Of a server with models of its own: its workers switch heads off while tests compute."""
-    shop = open_workshop(MODELS)
+    shop = open_workshop(MODELS, runs={"results": results})
     with serving(create_app(shop)) as where:
         yield where
     shop.close()

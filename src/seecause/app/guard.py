@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +23,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 LOCAL = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:;"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    " connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -32,6 +33,20 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+# Pages of results come from files, which may hold any script: each is a sandbox without an origin,
+# from which nothing can be asked. Only our own page may frame them; a sandbox cannot have an opener
+# policy.
+RUNS = "/runs/"
+RUN_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts"
+)
+RUN_HEADERS = {
+    **HEADERS,
+    "content-security-policy": RUN_POLICY,
+    "cross-origin-opener-policy": "unsafe-none",
 }
 
 
@@ -47,11 +62,9 @@ class Guard:
             return
         if scope["type"] != "http":  # no websockets here
             return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, _with_headers(send))
-            return
-        await self.app(scope, receive, _with_headers(send))
+        headers = RUN_HEADERS if scope["path"].startswith(RUNS) else HEADERS
+        refusal, send = self._refusal(scope), _with_headers(send, headers)
+        await (refusal or self.app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {
@@ -91,10 +104,10 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            extra = [(name.encode(), value.encode()) for name, value in headers.items()]
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
         await send(message)
 

@@ -6,6 +6,7 @@ POST   /api/run/PANEL/ACTION        a job: its answer, or how far it is
 GET    /api/jobs/ID                 the same, later
 DELETE /api/jobs/ID                 cancel it
 GET    /api/files/ID                what a job made for download
+GET    /runs/ID                     a page of a result, in a sandbox
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 
 from seecause import __version__
 from seecause._stop import Stopped
@@ -29,6 +30,7 @@ from seecause.app.guard import Guard
 from seecause.app.jobs import Answer, Job, Queue, Tell, TooBusy
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
+from seecause.app.results import find_pages
 from seecause.app.sessions import NoJob, NoSession, Session, Sessions
 from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop, picture_name
 from seecause.errors import BadImage, SeecauseError, UnknownName
@@ -59,7 +61,7 @@ def create_app(
     app.add_exception_handler(SeecauseError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell_failure)
-    files = static_files()
+    files, run_pages = static_files(), find_pages(shop.results)
     hello = {
         "version": __version__,
         "models": [served.facts() for served in shop.models.values()],
@@ -78,6 +80,13 @@ def create_app(
         if name not in files:
             raise HTTPException(404)
         return Response(files[name].content, media_type=files[name].media_type)
+
+    @app.get("/runs/{id}")
+    async def run_page(id: str) -> Response:
+        path = run_pages.get(id)
+        if path is None or path.is_symlink() or not path.is_file():
+            raise HTTPException(404)
+        return FileResponse(path, media_type="text/html")
 
     @app.get("/api/hello")
     async def greet() -> Response:

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seecause._files import digest
 from seecause.app.jobs import Job, Queue, Tell
+from seecause.app.results import RunFolder, find_runs
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
 from seecause.data.registry import open_data
@@ -131,6 +132,11 @@ class Workshop:
     queue: Queue = field(default_factory=lambda: Queue(HOUSE))
     opened: dict[str, Picture] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def results(self) -> dict[str, RunFolder]:
+        """What is in the folders of results, listed once."""
+        return find_runs(self.runs)
 
     def sample(self, id: str) -> Picture:
         """A sample, opened once."""

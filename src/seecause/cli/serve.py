@@ -91,9 +91,10 @@ def serve(
     Models are chosen here and never by who opens the page; several people may use it at once.
     """
     from seecause.app.guard import is_local  # says what is missing, if it is
+    from seecause.app.results import name_folders
     from seecause.data.images import find_pictures
 
-    samples, folders = find_pictures(picture or []), {p.name: p.resolve() for p in runs or []}
+    samples, folders = find_pictures(picture or []), name_folders(runs or [])
     missing = [path for path in runs or [] if not path.is_dir()]
     if missing:
         raise BadOption("--runs", str(missing[0]), "a folder that is there")

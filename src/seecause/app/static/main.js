@@ -59,7 +59,7 @@ function show() {
   }
   models.replaceChildren(...able.map((model) => h("option", { value: model.key }, model.key)));
   models.value = state.model;
-  models.closest("label").hidden = able.length === 0;
+  models.closest("label").hidden = able.length === 0 || panel.kinds.length === 0;
   question.textContent = able.length || !panel.kinds.length ? panel.question
     : `${panel.title} needs a model of another kind: start the server with --model ${panel.kinds.join(" or ")}.`;
   document.title = `seecause: ${panel.title}`;

@@ -1,0 +1,68 @@
+"""Runs: results in the folders that the server was started with, and their pages."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass as checked
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import STRICT, Name
+from seecause.app.panels.show import as_command
+from seecause.app.results import RunFolder
+from seecause.app.workshop import Desk
+from seecause.errors import BadOption
+
+
+@checked(frozen=True, config=STRICT)
+class Everything:
+    """A request without fields."""
+
+
+@checked(frozen=True, config=STRICT)
+class Opened:
+    """One result, by the id of the list."""
+
+    run: Name
+
+
+def listed(desk: Desk, request: Everything) -> Answer:
+    """All results, the newest first."""
+    return {"runs": [run_facts(run) for run in desk.shop.results.values()]}
+
+
+def run_facts(run: RunFolder) -> Answer:
+    """What the page shows of a result; its folder stays here."""
+    return {
+        "id": run.id,
+        "name": run.name,
+        "kind": run.kind,
+        "date": run.date,
+        "facts": [list(fact) for fact in run.facts],
+        "pages": [{"id": page.id, "name": page.name} for page in run.pages],
+    }
+
+
+def copy(desk: Desk, request: Opened) -> Answer:
+    """What opens the same page without this one, from the folder that holds the results."""
+    runs = desk.shop.results
+    if request.run not in runs:
+        raise BadOption("run", request.run, "a result of the list")
+    run = runs[request.run]
+    if not run.pages:
+        raise BadOption("run", run.name, "a result with a page")
+    place = f"{run.name}/{run.pages[0].name}"
+    python = (
+        f"import webbrowser\nfrom pathlib import Path\n\n"
+        f"webbrowser.open(Path({place!r}).resolve().as_uri())\n"
+    )
+    return {"python": python, "command": as_command(python)}
+
+
+PANEL = Panel(
+    "runs",
+    "Runs",
+    "What did earlier runs find?",
+    actions=(listed,),
+    copy=copy,
+    kinds=(),
+)

@@ -1,0 +1,76 @@
+// Runs: results that the server was started with; their pages open here, each in a sandbox.
+
+import { latest } from "./api.js";
+import { JobBar, copyButtons, field, h, select } from "./parts.js";
+
+const defaults = { run: "", page: "" };
+
+function mount(root, tools) {
+  const mine = () => tools.state().runs;
+  let runs = [];
+
+  const job = new JobBar();
+  const list = h("div", { class: "run-list", role: "radiogroup", "aria-label": "Results" });
+  const none = h("p", { hidden: true }, "No results here: start the server with ", h("code", {}, "--runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
+  const facts = h("dl", { class: "run-facts" });
+  const pages = select([], { onchange: (page) => tools.set({ page }) });
+  const pagesField = field("page", pages);
+  const apart = h("a", { target: "_blank", rel: "noopener" }, "Open in a new tab");
+  const frame = h("iframe", { class: "run-page", sandbox: "allow-scripts", title: "The page of the result", hidden: true });
+  const copying = copyButtons(() => tools.ask("copy", { run: chosen()?.id ?? "" }));
+  root.append(h("div", { class: "layout" },
+    h("aside", { class: "side", "aria-label": "Results" }, list),
+    h("div", { class: "work" }, job.error, job.element, none, facts, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame, copying)));
+
+  const chosen = () => runs.find((run) => run.id === mine().run) ?? runs[0];
+
+  function build() {
+    list.replaceChildren(...runs.map((run) => h("button", {
+      type: "button", role: "radio", "data-run": run.id, onclick: () => tools.set({ run: run.id, page: "" }),
+      onkeydown: (event) => {
+        const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        const all = [...list.children];
+        const next = all[(all.indexOf(event.currentTarget) + step + all.length) % all.length];
+        next.focus();
+        next.click();
+      },
+    }, h("b", {}, run.name), h("small", {}, `${run.kind}, ${run.date}`))));
+  }
+
+  function show() {
+    const run = chosen();
+    none.hidden = Boolean(run);
+    copying.hidden = !run?.pages.length;
+    pagesField.hidden = (run?.pages.length ?? 0) < 2;
+    apart.hidden = frame.hidden = !run?.pages.length;
+    if (!run) return;
+    for (const button of list.children) {
+      const is = button.dataset.run === run.id;
+      button.setAttribute("aria-checked", String(is));
+      button.tabIndex = is ? 0 : -1;
+    }
+    facts.replaceChildren(...run.facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]), ...(run.pages.length ? [] : [h("dt", {}, "page"), h("dd", {}, "none: this result has numbers only")]));
+    if (!run.pages.length) return;
+    const page = run.pages.find(({ id }) => id === mine().page) ?? run.pages[0];
+    pages.replaceChildren(...run.pages.map(({ id, name }) => h("option", { value: id }, name)));
+    pages.value = page.id;
+    apart.href = `/runs/${page.id}`;
+    frame.title = `${run.name}: ${page.name}`;
+    if (frame.getAttribute("src") !== apart.getAttribute("href")) frame.src = `/runs/${page.id}`;
+  }
+
+  const listing = latest(async () => {
+    const answer = await job.watch((progress) => tools.ask("listed", {}, { slot: "runs", progress }));
+    if (!answer) return;
+    runs = answer.runs;
+    build();
+    show();
+  });
+  listing();
+
+  return { update: () => show() };
+}
+
+export const panel = { defaults, mount };

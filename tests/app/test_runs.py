@@ -1,0 +1,90 @@
+"""The Runs panel: what is listed at the start is all that can be opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seecause.app.guard import POLICY
+from seecause.app.panels import runs
+from seecause.app.panels.runs import Everything, Opened
+from seecause.app.results import find_pages, find_runs, name_folders
+from seecause.app.workshop import Desk, Workshop
+from seecause.errors import BadOption
+
+
+@pytest.fixture
+def desk(results, sessions):
+    shop = Workshop({}, runs={"results": results})
+    yield Desk(shop, sessions.open(), None, lambda *_: None)
+    shop.close()
+
+
+def test_results_one_level_down_are_listed_newest_first(desk, results):
+    listed = runs.listed(desk, Everything())["runs"]
+    names = ["results/ours", "results/hostile", "results/numbers"]
+    assert [run["name"] for run in listed] == names
+    assert [run["kind"] for run in listed] == ["lvlm tokens", "page", "audit"]
+    assert listed[1]["date"] == "2001-09-09 01:46 UTC"
+    pages = [[page["name"] for page in run["pages"]] for run in listed]
+    assert pages == [["index.html"], ["report.html", "more.html"], []]
+    assert listed[0]["facts"] == [["model", "builtin:critters-llava"], ["image", "a.png"]]
+    assert str(results) not in json.dumps(listed) and "/home" not in json.dumps(listed)
+
+
+def test_a_folder_that_is_a_result_itself_is_listed(results):
+    (run,) = find_runs({"mine": results / "ours"}).values()
+    assert run.name == "mine" and [page.name for page in run.pages] == ["index.html"]
+
+
+def test_links_that_lead_elsewhere_are_not_pages(tmp_path):
+    (tmp_path / "secret.html").write_text("secret")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "index.html").write_text("page")
+    (folder / "other.html").symlink_to(tmp_path / "secret.html")
+    (tmp_path / "run" / "manifest.json").write_text("[" * 100_000)  # damaged
+    assert [path.name for path in find_pages(find_runs({"run": folder})).values()] == ["index.html"]
+
+
+def test_folders_of_one_name_do_not_hide_each_other(tmp_path):
+    places = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
+    assert name_folders(places) == {"out": places[0], "out-2": places[1]}
+
+
+def test_a_page_comes_with_a_policy_that_gives_it_nothing(client):
+    answer = client.get("/runs/r0p0")
+    assert answer.status_code == 200 and "A page of ours" in answer.text
+    assert 'http-equiv="Content-Security-Policy"' in answer.text  # its own stays
+    policy = answer.headers["content-security-policy"]
+    assert "sandbox allow-scripts" in policy and "allow-same-origin" not in policy
+    assert "frame-ancestors 'self'" in policy and "connect-src" not in policy
+    assert "default-src 'none'" in policy
+    assert client.get("/").headers["content-security-policy"] == POLICY
+    assert "frame-ancestors 'none'" in POLICY
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["r9p0", "r0", "ours", "results/ours/index.html", "..%2fnotes%2fsecret.html", "%2fetc%2fpasswd",
+     "r0p0/../../notes/secret.html", "index.html", "r0p0%00"],
+)  # fmt: skip
+def test_what_is_not_listed_is_not_there(client, id):
+    answer = client.get(f"/runs/{id}")
+    assert answer.status_code == 404 and "secret" not in answer.text
+
+
+def test_a_sandboxed_page_is_refused_by_the_api(client, headers):
+    for extra in ({"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        assert client.get("/api/hello", headers={**headers, **extra}).status_code == 403
+
+
+def test_the_copied_python_names_no_folder_of_this_machine(desk, results):
+    text = runs.copy(desk, Opened(run="r0"))["python"]
+    compile(text, "copied", "exec")
+    assert "results/ours/index.html" in text and str(Path(results).parent) not in text
+    for wrong in ("r2", "r7"):
+        with pytest.raises(BadOption):
+            runs.copy(desk, Opened(run=wrong))
