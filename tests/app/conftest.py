@@ -15,7 +15,7 @@ import uvicorn
 from seecause.app.server import create_app
 from seecause.app.sessions import Sessions
 from seecause.app.workshop import Desk, open_workshop
-from seecause.cli.serve import bound_socket
+from seecause.cli.serve import AUDITED, bound_socket
 from seecause.report.folder import result_folder
 from seecause.report.lvlm import table
 from seecause.report.page import Section, write_page
@@ -29,11 +29,12 @@ MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",
     "builtin:critters-llava",
 ]  # fmt: skip
+DATA = {name: name for name in AUDITED}
 
 
 @pytest.fixture(scope="session")
 def shop():
-    opened = open_workshop(MODELS)
+    opened = open_workshop(MODELS, data=DATA)
     yield opened
     opened.close()
 
@@ -109,7 +110,7 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="session")
 def address(results):
     """Of a server with models of its own: its workers switch heads off while tests compute."""
-    shop = open_workshop(MODELS, runs={"results": results})
+    shop = open_workshop(MODELS, data=DATA, runs={"results": results})
     with serving(create_app(shop)) as where:
         yield where
     shop.close()

@@ -7,12 +7,21 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from seecause.app.panels import ask, explain, heads, parts, swap
+from seecause.app.panels import ask, explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush
 from seecause.app.workshop import Desk
 
-PANELS = ["explain", "swap", "heads", "parts", "ask"]
+PANELS = ["explain", "swap", "heads", "repair", "parts", "ask"]
 EXPLAIN = "#explain?model=critters-vit&explain.picture=s1&explain.methods=caap"
+
+
+def shown(page, panel):
+    """Wait until a panel has an answer; an audit does not begin by itself."""
+    if panel == "repair":
+        page.get_by_label("how many pictures").fill("16")
+        page.get_by_role("button", name="Audit", exact=True).click()
+    page.locator(".answer-card li").first.wait_for()
+    expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
 
 
 def bars(page, title, within="main"):
@@ -237,6 +246,54 @@ def test_blinded_heads_are_heard_in_the_answer(visit, shop, sessions):
     page.get_by_role("button", name=other["words"][0], exact=True).wait_for()
 
 
+AUDIT = "#repair?model=critters-biased&repair.limit=16&repair.remedy=directions&repair.force=true"
+
+
+def test_an_audit_is_read_and_a_remedy_gives_a_checkpoint(visit, shop, sessions):
+    page = visit(AUDIT)
+    audit = page.get_by_role("button", name="Audit", exact=True)
+    audit.click()
+    page.locator(".verdict").wait_for()
+    desk = Desk(shop, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    request = repair.OnData(model="critters-biased", data="critters:certified:test", limit=16)
+    answer = repair.audit(desk, request)
+    assert page.locator(".verdict").get_attribute("data-verdict") == answer["verdict"]
+    card = page.locator(".flips")
+    values = [float(card.get_attribute(f"data-{name}")) for name in ("flips", "control")]
+    assert values == pytest.approx([answer["flips"], answer["control"]])
+    low, high = map(float, card.get_attribute("data-interval").split())
+    assert [low, high] == pytest.approx(answer["interval"])
+    assert page.locator(".audit-result .tile").count() == 2 * repair.TILES
+    page.get_by_role("button", name="Try it").click()
+    page.locator(".mend-result [data-row=flips] td").first.wait_for()
+    cells = page.locator(".mend-result [data-row=flips] td").all_text_contents()
+    before, after = map(float, cells)
+    assert after < before
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download the checkpoint").click()
+    assert waiting.value.suggested_filename == "critters-biased-mended-by-directions.zip"
+    page.get_by_label("how many pictures").fill("32")  # going back computes nothing
+    page.get_by_label("how many pictures").blur()
+    page.get_by_text("Press Audit").wait_for()
+    page.get_by_label("how many pictures").fill("16")
+    page.get_by_label("how many pictures").blur()
+    page.locator(".mend-result [data-row=flips]").wait_for()
+
+
+def test_a_cancelled_audit_can_be_run_again(visit):
+    page = visit("#repair?model=critters-vit&repair.limit=160")
+    assert page.get_by_label("how many pictures").input_value() == "160"
+    audit = page.get_by_role("button", name="Audit", exact=True)
+    audit.click()
+    stop = page.locator(".job").get_by_role("button", name="Cancel").locator("visible=true")
+    stop.click()
+    expect(audit).to_be_enabled(timeout=60_000)
+    expect(page.locator(".verdict")).to_have_count(0)
+    page.get_by_label("how many pictures").fill("16")
+    audit.click()
+    page.locator(".verdict").wait_for()
+
+
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgba = (colour) => {
@@ -276,15 +333,14 @@ def test_all_words_can_be_read(visit, panel, scheme):
     """Contrast AA: 4.5 to 1, in both themes."""
     link = f"#{panel}?model=critters-vit&explain.methods=caap&heads.off=3"
     page = visit(link, color_scheme=scheme)
-    page.locator(".answer-card li").first.wait_for()
-    expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
+    shown(page, panel)
     assert page.evaluate(CONTRASTS) == []
 
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_everything_that_can_be_touched_has_a_name(visit, panel):
     page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")
-    page.locator(".answer-card li").first.wait_for()
+    shown(page, panel)
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("button, select, input, [tabindex='0'], [role=img]")]
         .filter((e) => e.checkVisibility() && !e.ariaLabel && !e.textContent.trim()
@@ -298,7 +354,7 @@ def test_everything_that_can_be_touched_has_a_name(visit, panel):
 def test_nothing_scrolls_sideways_on_a_telephone(visit, panel):
     page = visit(f"#{panel}?model=critters-vit&explain.methods=caap")
     page.set_viewport_size({"width": 390, "height": 844})
-    page.locator(".answer-card li").first.wait_for()
+    shown(page, panel)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -307,6 +307,15 @@ def public_spec(spec: str) -> str:
     return f"{library}{colon}{Path(name).name}" if local else spec
 
 
+def named_data(specs: Sequence[str]) -> dict[str, str]:
+    """Datasets by what the page calls them: what `open_data` takes, without folders."""
+    names: dict[str, str] = {}
+    for spec in specs:
+        public = ":".join(map(public_spec, spec.split(":")))
+        names[_free(public, names)] = spec
+    return names
+
+
 def picture_name(text: str) -> str:
     """What a file or sample is called, without the folders of this machine."""
     kind, colon, rest = text.partition(":") if sample_of(text) else ("", "", text)

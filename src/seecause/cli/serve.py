@@ -28,6 +28,8 @@ EXAMPLES = """Examples:
 
   seecause serve --model timm:deit3_small_patch16_224 --picture photos/
 
+  seecause serve --model repaired --data folder:photos
+
   seecause serve --model builtin:critters-vit --model builtin:critters-biased --port 9000
 """
 Models = Annotated[
@@ -50,7 +52,12 @@ Samples = Annotated[
 ]
 Data = Annotated[
     list[str] | None,
-    typer.Option("--data", help="A dataset that may be audited; repeat for more.", metavar="DATA"),
+    typer.Option(
+        "--data",
+        help="A dataset that may be audited; repeat for more.",
+        metavar="DATA",
+        show_default="Critters, for embedded models",
+    ),
 ]
 Runs = Annotated[
     list[Path] | None,
@@ -66,6 +73,7 @@ Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browse
 EMBEDDED = (
     DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam", "builtin:critters-llava",
 )  # fmt: skip
+AUDITED = ("critters:certified:test", "critters:certified:train")
 
 
 def register(app: typer.Typer) -> None:
@@ -100,18 +108,20 @@ def serve(
         raise BadOption("--runs", str(missing[0]), "a folder that is there")
     if weights is not None and len(model or ()) != 1:
         raise BadOption("--weights", weights, "one --model beside it")
+    if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
+        data = list(AUDITED)
     token = None if is_local(host) else secrets.token_urlsafe(16)
     with starting("loading models", quiet=quiet):
         import torch
 
         from seecause.app.server import create_app
-        from seecause.app.workshop import open_workshop
+        from seecause.app.workshop import named_data, open_workshop
         from seecause.cli.lvlm_open import open_lvlm
 
         shop = open_workshop(
             list(model or EMBEDDED),
             samples=samples,
-            data={name: name for name in data or []},
+            data=named_data(data or []),
             runs=folders,
             load=lambda spec: open_model(
                 spec, weights=weights, device=device, dtype=dtype, seed=seed

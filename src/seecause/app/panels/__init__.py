@@ -7,7 +7,7 @@ import importlib
 from seecause.app.panels.registry import Panel
 from seecause.errors import UnknownName
 
-PANELS = ("explain", "swap", "heads", "parts", "ask", "runs")
+PANELS = ("explain", "swap", "heads", "repair", "parts", "ask", "runs")
 
 
 def panels() -> dict[str, Panel]:

@@ -1,0 +1,343 @@
+"""Audit and repair: does the model answer from the background, and can that be mended?
+
+Objects are put on backgrounds of other pictures (`sc.audit`); answers that change are counted,
+beside those that cutting alone changes. A remedy learns from such pictures (`sc.repair`) and is
+judged on pictures that it has not seen. Datasets are those that the server was started with, so a
+result is the same for everybody: it is kept with the model, and asking again costs nothing.
+"""
+
+from __future__ import annotations
+
+import copy as copies
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from seecause.app.jobs import Answer
+from seecause.app.panels.registry import Panel
+from seecause.app.panels.requests import STRICT, Name, OnModel
+from seecause.app.panels.show import call, command
+from seecause.app.workshop import Desk, Recent, folder_as_zip
+from seecause.data.images import to_pil
+from seecause.data.registry import open_data
+from seecause.errors import BadOption
+from seecause.heads.pictures import Pictures, Progress, model_for, pictures_of
+from seecause.models.base import ImageModel
+from seecause.models.view import VisionModel
+from seecause.repair._remedies import Remedy, remedies as all_remedies
+from seecause.repair.audit import SOME, BackgroundAudit, audit as audit_background
+from seecause.repair.mend import repair
+from seecause.repair.result import Repair
+from seecause.repair.transplant import Transplants
+from seecause.report.heads import GAINS
+from seecause.report.overlay import data_uri
+from seecause.report.repair import TERMS, audit_lines
+from seecause.types import wide
+
+TILES = 6  # transplants on the sheet, and worst pictures
+TILE_SIDE = 144
+MOST_PICTURES = 512
+AUDITS, REPAIRS = 16, 2  # results that are kept for each model
+GIVEN, OWN = "data", "own"  # eyes that are no served model
+WITHOUT = ("ifam",)  # trains for hours: the command line's
+
+
+@checked(frozen=True, config=STRICT)
+class OnData(OnModel):
+    """`eye`: what finds the objects: what the data brings ("data"), the model's own maps ("own"),
+    or another served model."""
+
+    data: Name
+    eye: Name = GIVEN
+    limit: Annotated[int, Field(ge=8, le=MOST_PICTURES)] = 64
+
+
+@checked(frozen=True, config=STRICT)
+class Mend(OnData):
+    """`learn`: data that the remedy learns from, and `data` what is reported on; where both are the
+    same (None), a fifth of it. `force`: take the remedy also where it is not better."""
+
+    learn: Name | None = None
+    remedy: Name = "last-layer"
+    force: bool = False
+
+    @property
+    def lesson(self) -> str:
+        return self.learn or self.data
+
+    @property
+    def held_out(self) -> bool:
+        return self.lesson != self.data
+
+
+def audit(desk: Desk, request: OnData) -> Answer:
+    """The verdict, how many answers flip, and pictures of it."""
+    key = (request.data, request.eye, request.limit)
+    return _kept(desk, "audits", AUDITS).get_or_make(key, lambda: _audited(desk, request))
+
+
+def _audited(desk: Desk, request: OnData) -> Answer:
+    model, pictures = read(desk, request.data, request.limit)
+    result = audit_background(model, pictures, eye=_eye(desk, request), progress=telling(desk))
+    (low, high), numbers = result.interval, result.numbers()
+    return {
+        "verdict": result.verdict,
+        "words": audit_lines(result),
+        "pictures": len(result.pictures),
+        "right": int(result.counted.sum()),
+        "flips": _or_none(result.flips),
+        "control": _or_none(result.control_flips),
+        "extra": numbers.get("extra flips"),
+        "interval": [low, high] if low == low else None,
+        "from": SOME,
+        "rows": [_row(name, value) for name, value in numbers.items()],
+        "sheet": _tiles(model, [result], _spread(result)),
+        "worst": _tiles(model, [result], [version for _, version in result.worst(TILES)]),
+        "remedies": fitting_remedies(desk.model, grouped=result.pictures.grouped),
+    }
+
+
+def mend(desk: Desk, request: Mend) -> Answer:
+    """What the remedy does to pictures that it has not learned from."""
+    return _repaired(desk, request)[1]
+
+
+def export(desk: Desk, request: Mend) -> Answer:
+    """The mended model as a zip file: a native checkpoint, its card, and a page."""
+    result, answer = _repaired(desk, request)
+    if not answer["taken"]:
+        raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
+    assert desk.served is not None
+    desk.tell(0.3, "writing the checkpoint")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = result.export(Path(scratch) / "model")
+        desk.tell(0.7, "packing it")
+        content = folder_as_zip(folder, Path(scratch))
+    name = f"{desk.served.key}-mended-by-{request.remedy}.zip"
+    return {"file": desk.session.add_file(name, content), "name": name, "bytes": len(content)}
+
+
+def _repaired(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
+    key = (request.data, request.eye, request.limit, request.lesson, request.remedy, request.force)
+    return _kept(desk, "repairs", REPAIRS).get_or_make(key, lambda: _repair(desk, request))
+
+
+def _repair(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
+    model, remedy = desk.transformer, _remedy(request.remedy)
+    result = repair(
+        model,
+        read(desk, request.lesson, request.limit, merge=False)[1],
+        eye=_eye(desk, request),
+        test=read(desk, request.data, request.limit, merge=False)[1] if request.held_out else None,
+        remedies=(request.remedy,),
+        groups=remedy.needs == "group labels",
+        force=request.force,
+        progress=telling(desk),
+    )
+    tried, taken = result.candidates[request.remedy], result.remedy != "nothing"
+    first, pair = result.before.numbers(), [result.before, result.after]
+    after = result.after.numbers() if taken else tried.report
+    worst = [version for _, version in result.before.worst(TILES)]
+    return result, {
+        "remedy": request.remedy,
+        "taken": taken,
+        "sentence": result.sentence,
+        "done": tried.failed or tried.done,
+        "failed": bool(tried.failed),
+        "counts": [result.record[part] for part in ("learn", "choose", "report")],
+        "rows": [
+            {**_row(name, value), "after": after[name]}
+            for name, value in first.items()
+            if after.get(name, torch.nan) == after.get(name, torch.nan)
+        ],
+        "notes": list(result.record["notes"]),
+        "worst": _tiles(model, pair if taken else pair[:1], worst),
+    }
+
+
+def fitting_remedies(model: ImageModel, *, grouped: bool) -> list[Answer]:
+    """What can be tried with this model and data; none without a transformer's last layer."""
+    if not isinstance(model, VisionModel) or model.architecture == "prompt":
+        return []
+    known = [each for each in all_remedies().values() if each.name not in WITHOUT]
+    known = [each for each in known if grouped or each.needs != "group labels"]
+    return [{"name": each.name, "summary": _sentence(each), "cost": each.cost} for each in known]
+
+
+def _sentence(remedy: Remedy) -> str:
+    """The first of its description."""
+    words = " ".join((inspect.getdoc(remedy.fit) or "").split())
+    return re.split(r"(?<=\.) (?=[A-Z])", words)[0].replace("`", "")
+
+
+def _remedy(name: str) -> Remedy:
+    known = all_remedies()
+    if name not in known or name in WITHOUT:
+        raise BadOption("remedy", name, f"one of {', '.join(n for n in known if n not in WITHOUT)}")
+    return known[name]
+
+
+def read(desk: Desk, name: str, limit: int, *, merge: bool = True) -> tuple[ImageModel, Pictures]:
+    """Pictures of a dataset that the server was started with, called as the page calls it: what
+    is written about them names no folder of this machine. With `merge`, and the model as it
+    answers in the data's classes."""
+    if name not in desk.shop.data:
+        raise BadOption("data", name, f"one of {', '.join(desk.shop.data) or 'none: see --data'}")
+    data = open_data(desk.shop.data[name], limit=limit)
+    model = model_for(desk.model, data) if merge else desk.model
+    return model, replace(pictures_of(model, data, telling(desk)), name=name)
+
+
+def telling(desk: Desk) -> Progress:
+    """Progress of audits and repairs as that of a job."""
+
+    @contextmanager
+    def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            desk.tell(done / max(1, total), f"{what}, {done} of {total}")
+
+        desk.tell(0.0, what)
+        yield advance
+
+    return progress
+
+
+def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
+    """What `sc.audit` takes. Another model's own worker may switch its heads meanwhile: its view is
+    copied, its weights are not."""
+    if request.eye == GIVEN:
+        return None
+    served = desk.served
+    if request.eye == OWN or (served is not None and request.eye == served.key):
+        return OWN
+    other = desk.shop.served(request.eye)
+    if other.kind != "classifier" or not isinstance(other.view, VisionModel):
+        raise BadOption("eye", request.eye, "a vision transformer that is served")
+    view = copies.copy(other.view)
+    view.gates, view.memo = None, {}
+    return view
+
+
+def _kept(desk: Desk, what: str, most: int) -> Recent:
+    assert desk.served is not None
+    return desk.served.memo.setdefault(what, Recent(most, lambda _: 1))
+
+
+def _row(name: str, value: float) -> Answer:
+    return {"name": name, "value": value, "meaning": TERMS.get(name, GAINS.get(name, ""))}
+
+
+def _or_none(value: float) -> float | None:
+    return value if value == value else None
+
+
+def _spread(audit: BackgroundAudit) -> list[int]:
+    """Transplants over all pictures; none of pairs, which are not cut."""
+    moved = audit.judged.part.moved
+    if not isinstance(moved, Transplants):
+        return []
+    return torch.linspace(0, len(moved) - 1, min(TILES, len(moved))).round().long().tolist()
+
+
+def _tiles(
+    model: ImageModel, audits: Sequence[BackgroundAudit], versions: Sequence[int]
+) -> list[Answer]:
+    """Versions of the first audit's pictures: what they are made of, and the answers in every
+    audit of the same pictures."""
+    part = audits[0].judged.part
+    moved, labels = part.moved, part.labels
+    tiles = []
+    for version in versions:
+        place = int(moved.source_index[version])
+        donor = None
+        if isinstance(moved, Transplants):
+            donor = _uri(model, moved.images[int(moved.donor_index[version])])
+        image = moved[torch.tensor([version], device=moved.labels.device)][0]
+        truth = int(labels[place])
+        tiles.append(
+            {
+                "picture": part.pictures.ids[place],
+                "object": _uri(model, part.pictures.images[place]),
+                "background": donor,
+                "moved": _uri(model, image),
+                "truth": model.class_name(truth),
+                "donor": model.class_name(int(moved.donor_labels[version])),
+                "answers": [_both(model, audit, place, version, truth) for audit in audits],
+            }
+        )
+    return tiles
+
+
+def _both(
+    model: ImageModel, audit: BackgroundAudit, place: int, version: int, truth: int
+) -> list[Answer]:
+    """The answer to the picture, and to its version."""
+    rows = (audit.judged.logits.plain[place], audit.judged.logits.moved[version])
+    places = [int(row.argmax()) for row in rows]
+    return [{"name": model.class_name(best), "right": best == truth} for best in places]
+
+
+def _uri(model: ImageModel, image: Tensor) -> str:
+    raw = wide(model.preprocess.raw(image[None]))[0].clamp(0, 1).cpu()
+    shown = to_pil(raw)
+    shown.thumbnail((TILE_SIDE, TILE_SIDE))
+    return data_uri(shown, photo=True)
+
+
+def copy(desk: Desk, request: Mend) -> Answer:
+    """The same without the page."""
+    assert desk.served is not None
+    groups = _remedy(request.remedy).needs == "group labels"
+    eye = OWN if request.eye == OWN else None
+    if request.eye not in (GIVEN, OWN):
+        eye = desk.shop.served(request.eye).spec
+    looking: dict[str, Any] = {} if eye is None else {"eye": eye}
+    mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
+    mending |= {"groups": True} if groups else {}
+    mending |= {"force": True} if request.force else {}
+    spec, limit, test = desk.served.spec, request.limit, ["test=data"] if request.held_out else []
+    python = [
+        "import seecause as sc",
+        "",
+        f"model = sc.load({spec!r})",
+        f"data = sc.data.open_data({request.data!r}, limit={limit})",
+        f"result = {call('sc.audit', 'model', 'data', **looking)}",
+        "print(result.verdict, result.flips, result.control_flips, result.interval)",
+        f"learn = sc.data.open_data({request.lesson!r}, limit={limit})",
+        f"mended = {call('sc.repair', 'model', 'learn', *test, **mending)}",
+        "print(mended.sentence)",
+        'mended.export("repaired")',
+    ]
+    common = ["--limit", str(limit), *([] if eye is None else ["--eye", eye])]
+    auditing = ["seecause", "audit", "--model", spec, "--data", request.data, *common]
+    repairing = ["seecause", "repair", "--model", spec, "--data", request.lesson, *common]
+    repairing += ["--test", request.data] if request.held_out else []
+    repairing += ["--remedies", request.remedy]
+    repairing += [*(["--groups"] if groups else []), *(["--force"] if request.force else [])]
+    return {
+        "python": "\n".join(python) + "\n",
+        "command": f"{command(auditing)}\n{command(repairing)}",
+    }
+
+
+PANEL = Panel(
+    "repair",
+    "Audit",
+    "Does it answer from the background, and can that be mended?",
+    actions=(audit, mend, export),
+    copy=copy,
+)

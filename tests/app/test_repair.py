@@ -1,0 +1,168 @@
+"""The repair panel's functions give the numbers of `sc.audit` and `sc.repair`."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+
+import pytest
+
+import seecause as sc
+from seecause.app.jobs import Job
+from seecause.app.panels import repair
+from seecause.app.panels.repair import Mend, OnData
+from seecause.app.workshop import Desk, Workshop, named_data
+from seecause.errors import BadOption
+
+TEST, TRAIN = "critters:certified:test", "critters:certified:train"
+ON = {"model": "critters-biased", "data": TEST, "limit": 16}
+FORCED = Mend(**ON, learn=TRAIN, remedy="directions", force=True)
+
+
+@pytest.fixture
+def desk(shop, sessions):
+    return Desk(shop, sessions.open(), shop.models["critters-biased"], lambda share, words="": None)
+
+
+def pictures(name):
+    return sc.data.open_data(name, limit=ON["limit"])
+
+
+@pytest.mark.parametrize("eye", ["data", "critters-vit", "own"])
+def test_an_audit_has_the_numbers_of_sc_audit(desk, eye):
+    answer = repair.audit(desk, OnData(**ON, eye=eye))
+    given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[eye]
+    result = sc.audit(sc.load("builtin:critters-biased"), pictures(TEST), eye=given)
+    assert answer["verdict"] == result.verdict
+    assert (answer["flips"], answer["control"]) == (result.flips, result.control_flips)
+    assert tuple(answer["interval"]) == result.interval
+    assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(result.numbers())
+    assert len(answer["sheet"]) == len(answer["worst"]) == repair.TILES
+
+
+def test_tiles_show_the_answers_to_object_and_transplant(desk):
+    answer = repair.audit(desk, OnData(**ON))
+    result = sc.audit(desk.model, pictures(TEST))
+    for tile, (place, version) in zip(answer["worst"], result.worst(repair.TILES), strict=True):
+        assert tile["picture"] == result.pictures.ids[place]
+        rows = (result.judged.logits.plain[place], result.judged.logits.moved[version])
+        names = [desk.model.class_name(int(row.argmax())) for row in rows]
+        assert [each["name"] for each in tile["answers"][0]] == names
+        assert tile["truth"] != tile["donor"] or names[0] != names[1]
+    assert answer["worst"][0]["answers"][0][0]["right"]  # worst: right answers that change
+    assert not answer["worst"][0]["answers"][0][1]["right"]
+
+
+def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(desk, tmp_path):
+    answer = repair.mend(desk, FORCED)
+    result = sc.repair(
+        sc.load("builtin:critters-biased"), pictures(TRAIN), test=pictures(TEST),
+        remedies=("directions",), force=True,
+    )  # fmt: skip
+    assert answer["taken"] and answer["sentence"] == result.sentence
+    before, after = result.before.numbers(), result.after.numbers()
+    assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(before)
+    assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
+    packed = repair.export(desk, FORCED)
+    name, content = desk.session.files[packed["file"]]
+    assert name == "critters-biased-mended-by-directions.zip"
+    zipfile.ZipFile(io.BytesIO(content)).extractall(tmp_path / "mended")
+    images = desk.image("s9")
+    loaded, mended = sc.load(str(tmp_path / "mended"))(images), result.model(images)
+    assert loaded.flatten().tolist() == pytest.approx(mended.flatten().tolist(), abs=1e-4)
+    assert loaded.sub(desk.model(images)).abs().max() > 0.01
+
+
+def test_what_was_computed_is_not_computed_again(desk, monkeypatch):
+    before = repair.audit(desk, OnData(**ON)), repair.mend(desk, FORCED)
+    monkeypatch.setattr(repair, "audit_background", None)
+    monkeypatch.setattr(repair, "repair", None)
+    assert (repair.audit(desk, OnData(**ON)), repair.mend(desk, FORCED)) == before
+
+
+def test_doing_nothing_is_a_remedy_without_a_checkpoint(desk):
+    request = Mend(**ON, learn=TRAIN, remedy="nothing")
+    answer = repair.mend(desk, request)
+    assert not answer["taken"]
+    assert all(row["value"] == row["after"] for row in answer["rows"])
+    with pytest.raises(BadOption, match="nothing was changed"):
+        repair.export(desk, request)
+
+
+def test_remedies_are_those_that_fit_the_model_and_the_data(desk):
+    names = [each["name"] for each in repair.fitting_remedies(desk.model, grouped=False)]
+    assert {"nothing", "last-layer", "fine-tune"} < set(names) and "dfr" not in names
+    grouped = repair.fitting_remedies(desk.model, grouped=True)
+    assert "dfr" in [each["name"] for each in grouped]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"data": "folder:/etc"},
+        {"data": "critters:clean:test"},
+        {"eye": "timm:resnet50"},
+        {"eye": "critters-ifam"},
+    ],
+)
+def test_only_what_the_server_was_started_with_can_be_named(desk, wrong):
+    with pytest.raises(BadOption):
+        repair.audit(desk, OnData(**{**ON, **wrong}))
+
+
+def test_without_data_it_says_so(shop, sessions):
+    empty = Workshop(shop.models)
+    desk = Desk(empty, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    with pytest.raises(BadOption, match="--data"):
+        repair.audit(desk, OnData(**{**ON, "limit": 9}))
+
+
+def test_datasets_are_called_without_folders_of_this_machine(tmp_path):
+    specs = [f"folder:{tmp_path}", f"pairs:{tmp_path}:{tmp_path}", TEST, f"folder:{tmp_path}"]
+    names = named_data(specs)
+    last = tmp_path.name
+    assert list(names) == [f"folder:{last}", f"pairs:{last}:{last}", TEST, f"folder:{last}-2"]
+    assert list(names.values()) == specs
+
+
+def test_a_cancelled_audit_frees_the_queue(desk):
+    heard = []
+
+    def long(tell):
+        own = Desk(desk.shop, desk.session, desk.served, tell)
+        return repair.audit(own, OnData(**{**ON, "limit": 160}))
+
+    job = desk.served.queue.submit(Job(desk.session.id, long))
+    while not (job.running and job.words):
+        time.sleep(0.01)
+    desk.served.queue.cancel(job)
+    after = Job("another", lambda tell: {"heard": heard.append("next")})
+    desk.served.queue.submit(after).future.result(timeout=30)
+    assert type(job.future.exception(timeout=0)).__name__ == "Stopped" and heard == ["next"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "python", "command"),
+    [
+        ({}, "sc.repair(model, learn, test=data, remedies=('last-layer',))", "--test"),
+        ({"learn": TEST}, "sc.repair(model, learn, remedies=('last-layer',))", "--data"),
+        ({"eye": "critters-vit"}, "eye='builtin:critters-vit'", "--eye builtin:critters-vit"),
+        ({"remedy": "dfr"}, "groups=True", "--groups"),
+        ({"force": True}, "force=True", "--force"),
+    ],
+)
+def test_copies_name_the_settings(desk, changes, python, command):
+    copied = repair.copy(desk, Mend(**{**ON, "learn": TRAIN, **changes}))
+    assert python in copied["python"] and command in copied["command"]
+    compile(copied["python"], "copied", "exec")
+
+
+@pytest.mark.slow
+def test_the_copied_python_gives_the_same_answer(desk, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(repair.copy(desk, FORCED)["python"], {})
+    first, sentence = capsys.readouterr().out.splitlines()
+    answer = repair.audit(desk, OnData(**ON))
+    assert first.startswith(f"{answer['verdict']} {answer['flips']} {answer['control']}")
+    assert sentence == repair.mend(desk, FORCED)["sentence"]
