@@ -112,7 +112,7 @@ function mount(root, tools) {
       answer.failed ? "" : table(["on held-out pictures", "before", after], answer.rows.map(({ name, value, after: then, meaning }) => [name, meaning, figure(name, value), figure(name, then)])),
       ...answer.notes.map((note) => h("p", { class: "small" }, note)),
       answer.taken ? h("div", { class: "buttons export" }, h("button", { type: "button", onclick: () => exporting(saved) }, "Download the checkpoint"), saved) : "",
-      ...sheet("The same pictures, before and after", "", answer.worst));
+      ...sheet(answer.taken ? "The same pictures, before and after" : "Held-out pictures that flip most", "", answer.worst));
   }
 
   function update() {
