@@ -114,3 +114,8 @@ def test_every_remedy_leads_on():
     nameless = sc.load("timm:test_vit", weights="random", classes=())
     with pytest.raises(sc.SeecauseError, match=r"classes=\[...\] \(--classes FILE\)"):
         nameless.class_index("cat")
+
+
+def test_a_head_of_ones_own_does_not_inherit_names():
+    model = sc.load("builtin:critters-vit", head=torch.nn.Identity(), pool="cls")
+    assert model.classes == () and model.n_classes == model.module.embed_dim

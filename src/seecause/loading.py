@@ -271,7 +271,8 @@ def load(
     )
     source.module.to(device=_device(device), dtype=_dtype(dtype)).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
-    wrap_options |= {} if classes is None else {"classes": classes}
+    if classes is not None or options.get("head") is not None:  # names are the old head's
+        wrap_options["classes"] = classes
     with usable(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
