@@ -146,3 +146,13 @@ def test_what_cannot_be_is_refused_in_words(desk, request_, error):
 def test_an_unknown_method_is_refused(desk):
     with pytest.raises(UnknownName, match="no method is called"):
         explain.draw(desk, Draw(**ON, method="magic"))
+
+
+def test_a_copied_command_keeps_the_options_of_every_method(desk):
+    request = {**ON, "blank": "mean", "first": 1, "tail": "all"}
+    both = explain.copy(desk, Shown(**request, methods=("caap", "mosaic")))["command"]
+    for method in ("caap", "mosaic"):
+        lines = [line for line in both.splitlines() if method in line]
+        assert len(lines) == 1
+        for name, value in explain.method_options(desk, Draw(**request, method=method)).items():
+            assert f"{name}={value}" in lines[0] or f"{name}={value[0]}," in lines[0]

@@ -131,3 +131,9 @@ def test_copied_python_gives_the_numbers_of_the_page(desk, operator, tmp_path, m
 def test_heads_that_are_not_there_are_refused(desk):
     with pytest.raises(BadOption, match="layers 0-5"):
         heads.switch(desk, Off(**ON, off=(48,)))
+
+
+def test_where_nothing_moves_there_is_no_share(desk):
+    every = tuple(range(desk.transformer.n_layers * desk.transformer.n_heads))
+    before, after = heads.switch(desk, Off(**ON, off=every))["background"]
+    assert before["share"] is not None and after["share"] is None

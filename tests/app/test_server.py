@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import random
@@ -10,9 +12,12 @@ import httpx
 import pytest
 from PIL import Image
 
+from seecause.app import server
+from seecause.app.jobs import Job, Queue
 from seecause.app.server import create_app, error_words
-from seecause.app.workshop import picture_name, public_spec
-from seecause.errors import BadImage
+from seecause.app.sessions import Sessions
+from seecause.app.workshop import named_data, picture_name, public_spec
+from seecause.errors import BadImage, SeecauseError
 from tests.app.conftest import serving
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -57,6 +62,7 @@ def test_the_page_may_load_nothing_from_elsewhere(client):
         ("host", "127.0.0.1.evil.example:8321", 421),
         ("origin", "http://evil.example", 403),
         ("origin", "null", 403),
+        ("origin", "http://[bad", 403),
         ("sec-fetch-site", "cross-site", 403),
     ],
 )
@@ -81,7 +87,17 @@ def _check_token(client):
     first = client.get("/?token=secret")
     assert first.status_code == 303 and first.headers["location"] == "/"
     assert "httponly" in first.headers["set-cookie"].lower()
+    assert "samesite=lax" in first.headers["set-cookie"].lower()
     assert client.get("/api/hello").status_code == 200
+    client.cookies.clear()
+    others = {"cookie": 'other={"a": [1, 2]}; b@d=ü; seecause-9=secret'.encode()}
+    assert client.get("/api/hello", headers=others).status_code == 200
+    assert client.get("/api/hello", headers={"cookie": "x-seecause-9=secret"}).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2:8321", "localhost:8321", "[::1]:8321", "LOCALHOST"])
+def test_every_address_of_this_machine_may_be_asked(client, host):
+    assert client.get("/api/hello", headers={"host": host}).status_code == 200
 
 
 def test_a_session_is_needed(client):
@@ -133,6 +149,47 @@ def test_words_of_errors_hold_no_path():
     assert status == 400 and words.startswith("cat.png: no such file") and "/home" not in words
     words, status = error_words(RuntimeError("at /home/me/x.py line 3"))
     assert status == 500 and "/home" not in words and "RuntimeError" not in words
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ("folder:/home/me/secret/data holds no pictures", "folder:data holds no pictures"),
+        ("/home/me/my photos/cat.png: no such file", "cat.png: no such file"),
+        ("photos/disc/broken.jpg: damaged", "broken.jpg: damaged"),
+        ("photos/broken.jpg: damaged", "broken.jpg: damaged"),
+        ("'../private/x.png' and C:\\me\\x\\y.png", "'x.png' and y.png"),
+        ("/home/me/a.png and /home/me/b.png", "a.png and b.png"),
+        (
+            "hf:google/vit-base-patch16-224 and/or more",
+            "hf:google/vit-base-patch16-224 and/or more",
+        ),
+        ("see https://example.org/a/b.html", "see https://example.org/a/b.html"),
+    ],
+)
+def test_paths_of_every_kind_are_cut(words, left):
+    assert error_words(SeecauseError(words))[0] == left
+
+
+def test_data_is_named_without_folders(tmp_path):
+    specs = ["folder:/home/me/secret", f"folder:{tmp_path}", "critters:clean:test"]
+    assert list(named_data(specs)) == ["folder:secret", f"folder:{tmp_path.name}", specs[2]]
+
+
+def test_a_job_that_fails_later_leaves_no_word_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(server, "WAIT", 0.01)
+    job, queue, own = Job("me", lambda tell: {}), Queue("toy"), Sessions().open()
+
+    async def ask_and_leave():
+        assert b"waiting" in (await server._state(own, job, queue)).body
+        job.future.set_exception(BadImage("x", "broken"))
+        await asyncio.sleep(0.02)
+        gc.collect()
+
+    asyncio.run(ask_and_leave())
+    gc.collect()
+    queue.close()
+    assert "never retrieved" not in caplog.text
 
 
 def test_models_and_pictures_are_named_without_folders(tmp_path):

@@ -7,7 +7,7 @@ from PIL import Image
 
 from seecause._stop import Stopped
 from seecause.app.jobs import Job, Queue
-from seecause.app.sessions import PICTURES, NoJob, NoSession, Sessions
+from seecause.app.sessions import PICTURES, Full, NoJob, NoSession, Sessions
 from seecause.app.workshop import Picture
 
 
@@ -29,8 +29,10 @@ def test_a_session_goes_when_it_is_not_used():
 
 
 def test_the_session_unused_longest_makes_room():
-    sessions = Sessions(most=2)
+    now = [0.0]
+    sessions = Sessions(most=2, clock=lambda: now[0])
     first, second = sessions.open(), sessions.open()
+    now[0] = 70
     sessions.get(first.id)
     sessions.open()
     assert sessions.get(first.id)
@@ -72,3 +74,17 @@ def test_only_the_latest_pictures_of_a_session_stay():
     for place in range(PICTURES + 3):
         session.add_picture(picture(f"u{place}"))
     assert list(session.pictures) == [f"u{place}" for place in range(3, PICTURES + 3)]
+
+
+def test_sessions_in_use_are_not_ended_by_new_ones():
+    now = [0.0]
+    sessions = Sessions(most=2, clock=lambda: now[0])
+    first, second = sessions.open(), sessions.open()
+    with pytest.raises(Full, match="in a minute"):
+        sessions.open()
+    now[0] = 70
+    sessions.get(first.id)
+    third = sessions.open()  # the second was not used for a while
+    assert sessions.get(first.id) and sessions.get(third.id) and len(sessions) == 2
+    with pytest.raises(NoSession):
+        sessions.get(second.id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
+from PIL import Image
 
 from seecause.app.panels import explain, heads, swap
 from seecause.app.panels.explain import Brush, Draw
 from seecause.app.panels.requests import OnPicture
 from seecause.app.sessions import Sessions
-from seecause.app.workshop import Desk, Recent, open_workshop
-from seecause.errors import BadOption, NotDefined
+from seecause.app.workshop import AVERAGED, OPENED, Desk, Recent, Workshop, open_workshop
+from seecause.errors import BadImage, BadOption, NotDefined
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import tiny
@@ -62,3 +65,61 @@ def test_what_was_used_longest_ago_makes_room():
 def test_a_model_that_is_not_served_is_refused(shop):
     with pytest.raises(BadOption, match="one of critters-vit"):
         shop.served("timm:vit_base_patch16_224")
+
+
+def pictures_in(folder, names):
+    for name in names:
+        Image.new("RGB", (40, 40), (9, 90, 200)).save(folder / name)
+    return [str(folder / name) for name in names]
+
+
+def test_pictures_that_cannot_be_read_are_left_out_and_named_once(tmp_path, caplog):
+    samples = pictures_in(tmp_path, ("b.png", "c.png"))
+    (tmp_path / "a.png").write_bytes((tmp_path / "b.png").read_bytes()[:60])
+    broken = str(tmp_path / "a.png")
+    model = view(tiny("timm_mean"), check=False)
+    shop = open_workshop(["mine:toy"], load=lambda spec: model, samples=[broken, *samples])
+    assert list(shop.samples.values()) == samples
+    assert caplog.text.count("a.png") == 1
+    (tmp_path / "c.png").write_bytes(b"gone")  # later
+    for _ in range(2):
+        with pytest.raises(BadImage):
+            shop.sample("s1")
+    assert list(shop.samples) == ["s0"] and caplog.text.count("c.png") == 1
+    shop.close()
+    with pytest.raises(BadImage, match="not one"):
+        open_workshop(["mine:toy"], load=lambda spec: model, samples=[broken])
+
+
+def test_averages_take_an_even_part_of_many_samples_and_few_stay_open(tmp_path):
+    names = pictures_in(tmp_path, [f"{place}.png" for place in range(100)])
+    shop = Workshop({}, OrderedDict((f"s{place}", name) for place, name in enumerate(names)))
+    ids = shop.averaged()
+    assert len(ids) == len(set(ids)) == AVERAGED and ids[16] == "s50"
+    heard = []
+    desk = Desk(shop, Sessions().open(), None, lambda share, words="": heard.append(words))
+    assert len(list(desk.averaged_pictures())) == AVERAGED == len(heard)
+    for id in shop.samples:
+        shop.sample(id)
+    assert len(shop.opened) == OPENED and "s99" in shop.opened and "s0" not in shop.opened
+    shop.close()
+
+
+def test_the_checkpoint_is_named_in_what_is_copied():
+    model = view(tiny("timm_mean"), check=False)
+    shop = open_workshop(["mine:toy"], load=lambda spec: model, weights="/home/me/secret/w.pt")
+    desk = Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
+    texts = explain.copy(desk, explain.Shown(model="toy", picture="s0"))
+    assert "weights='w.pt'" in texts["python"] and "--weights w.pt" in texts["command"]
+    assert "secret" not in str(texts)
+    shop.close()
+
+
+@pytest.mark.parametrize("names", [[], ["same", "same", "same"]])
+def test_maps_of_heads_need_no_names_of_classes(names):
+    model = view(tiny("timm_mean"), check=False)
+    model.classes = names[:0] if not names else names[:1] * model.n_classes
+    desk = desk_of(model)
+    answer = heads.maps(desk, heads.Off(model="toy", picture="s0", off=(0,)))
+    assert answer["before"]["values"] != answer["after"]["values"]
+    desk.shop.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,7 +19,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:;"
     " connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none';"
@@ -71,10 +69,10 @@ class Guard:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         host = headers.get("host", "")
-        if self.token is None and _name(host) not in LOCAL:
+        if self.token is None and not is_local(_name(host)):
             return _no(421, "this server answers to 127.0.0.1 and localhost only.")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             return _no(403, "a page of another site may not ask this server.")
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
             return _no(403, "a page of another site may not ask this server.")
@@ -86,8 +84,9 @@ class Guard:
         assert self.token is not None
         offered = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and _same(offered, self.token):
+            # lax: who follows a link to this page from another one comes with the cookie
             answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
             return answer
         if _same(_cookie(headers.get("cookie", ""), self.cookie), self.token):
             return None
@@ -126,13 +125,22 @@ def _name(host: str) -> str:
         return ""
 
 
+def _place(origin: str) -> str | None:
+    """Host and port of an Origin header; None where it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
 
 
 def _cookie(header: str, name: str) -> str:
-    try:
-        cookies = SimpleCookie(header)
-    except CookieError:
-        return ""
-    return cookies[name].value if name in cookies else ""
+    """Split by hand: other programs of this host set cookies that `http.cookies` gives up on."""
+    for pair in header.split(";"):
+        key, _, value = pair.strip().partition("=")
+        if key == name:
+            return value.strip('"')
+    return ""

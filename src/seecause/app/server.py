@@ -31,7 +31,7 @@ from seecause.app.jobs import Answer, Job, Queue, Tell, TooBusy
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
 from seecause.app.results import find_pages
-from seecause.app.sessions import NoJob, NoSession, Session, Sessions
+from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
 from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop, picture_name
 from seecause.errors import BadImage, SeecauseError, UnknownName
 
@@ -40,9 +40,14 @@ REQUEST_BYTES = 1 << 20
 WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
 DECODING = 2  # uploads that are decoded at once
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
-STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, UnknownName: 404}
-# absolute paths in the words of an error, whatever wrote them
-_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/)(?:[^\s'\",;:]+[/\\])+([^\s'\",;:/\\]*)")
+STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, Full: 429, UnknownName: 404}
+# Paths in the words of an error, whatever wrote them: absolute ones, whose folders may have spaces,
+# and relative ones. An address (https://) is none; nor is `owner/model`, see `_last_part`.
+_WORD = r"[^\s'\",;:/\\]+"
+_PATH = re.compile(
+    rf"(?<![\w/.])(?:[A-Za-z]:\\|~?/(?!/))(?:{_WORD}(?: {_WORD}){{0,3}}[/\\]+)+(?P<last>{_WORD})?"
+    rf"|(?<![^\s'\",;:(])(?P<relative>(?:{_WORD}[/\\]+)+)(?P<file>{_WORD})"
+)
 
 
 def create_app(
@@ -90,7 +95,9 @@ def create_app(
 
     @app.get("/api/hello")
     async def greet() -> Response:
-        samples = [{"id": id, "name": picture_name(text)} for id, text in shop.samples.items()]
+        samples = [
+            {"id": id, "name": picture_name(text)} for id, text in list(shop.samples.items())
+        ]
         return JSONResponse({**hello, "samples": samples})
 
     @app.get("/api/samples/{id}")
@@ -167,7 +174,10 @@ def _submit(
 
 async def _state(own: Session, job: Job, queue: Queue) -> Response:
     """Where a job stands; waits a moment for its end. An answer is fetched once."""
-    await asyncio.wait([asyncio.wrap_future(job.future)], timeout=WAIT)
+    waiting = asyncio.wrap_future(job.future)
+    # a job that fails after this request is over has its failure told by the next one, not logged
+    waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await asyncio.wait([waiting], timeout=WAIT)
     if not job.done:
         ahead = queue.ahead(job)
         return JSONResponse(
@@ -192,11 +202,21 @@ async def _state(own: Session, job: Job, queue: Queue) -> Response:
 def error_words(failure: BaseException) -> tuple[str, int]:
     """What a user may read, and the status. Details of what nobody expected stay in the log."""
     if isinstance(failure, SeecauseError):
-        words = _PATH.sub(lambda match: match[1] or "a folder", " ".join(str(failure).split()))
+        words = _PATH.sub(_last_part, " ".join(str(failure).split())[:2000])
         return words[:600], STATUS.get(type(failure), 400)
     reference = secrets.token_hex(4)
     log.error("request failed, reference %s", reference, exc_info=failure)
     return f"something went wrong on the server; its log says what, reference {reference}.", 500
+
+
+def _last_part(match: re.Match[str]) -> str:
+    """What is left of a path: its last part. Two words around one slash stay, unless they end as a
+    file does."""
+    relative = match["relative"]
+    if relative is None:
+        return match["last"] or "a folder"
+    deep = len(re.findall(r"[/\\]+", relative)) > 1
+    return match["file"] if deep or re.search(r"\.\w{2,5}\W*$", match["file"]) else match[0]
 
 
 async def _tell_error(_: Request, failure: Exception) -> Response:

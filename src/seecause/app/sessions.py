@@ -17,6 +17,7 @@ from seecause.errors import SeecauseError
 
 IDLE = 30 * 60.0  # seconds until an unused session goes
 SESSIONS = 200  # at once; the one that was unused longest makes room
+RECENT = 60.0  # seconds in which a session that was used makes no room
 PICTURES = 12  # of one session
 JOBS = 48  # of one session that are remembered
 REMEMBERED = 120.0  # seconds that a finished job waits to be fetched
@@ -34,6 +35,13 @@ class NoJob(SeecauseError):
 
     def __init__(self):
         super().__init__("there is no such job; ask again.")
+
+
+class Full(SeecauseError):
+    """As many sessions as there may be, and all of them in use."""
+
+    def __init__(self):
+        super().__init__("too many people use this server at the moment; try again in a minute.")
 
 
 @dataclass(eq=False)
@@ -105,9 +113,16 @@ class Sessions:
     def open(self) -> Session:
         session = Session(secrets.token_urlsafe(18), self._clock())
         with self._lock:
-            self._sessions[session.id] = session
             gone = self._expired()
+            full = len(self._sessions) >= self._most
+            oldest = next(iter(self._sessions.values()), None)
+            refused = full and oldest is not None and self._clock() - oldest.used < RECENT
+            if not refused:
+                self._sessions[session.id] = session
+                gone += self._expired()
         self._end(gone)
+        if refused:
+            raise Full
         return session
 
     def get(self, id: str) -> Session:

@@ -3,11 +3,12 @@ that an answer costs a few rows instead of a forward."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from seecause.data.images import decode_image, open_picture, sample_of
 from seecause.data.registry import open_data
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.trace import Trace, record
-from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined
+from seecause.errors import BadImage, BadOption, NoClassifier, NotDefined, SeecauseError
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from seecause.app.sessions import Session
     from seecause.lvlm import LVLM
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Kind = Literal["classifier", "ifam", "lvlm"]
 
@@ -42,6 +44,9 @@ UPLOAD_PIXELS = 40_000_000
 SHOWN_SIDE = 768  # pixels of the longer side of what is kept to be looked at
 THUMB_SIDE = 112
 RUN_BYTES = 384 << 20  # recorded runs of one model
+OPENED = 64  # samples that stay opened
+AVERAGED = 32  # samples that averages are taken over, evenly chosen
+TRIED = 64  # files that are decoded at the start; of others only the header is read
 HOUSE = "house"  # the queue of requests that name no model
 
 
@@ -92,6 +97,7 @@ class Served:
     kind: Kind
     view: Any  # an ImageModel, or what `sc.lvlm.load` gives
     queue: Queue
+    weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
 
@@ -139,11 +145,26 @@ class Workshop:
         return find_runs(self.runs)
 
     def sample(self, id: str) -> Picture:
-        """A sample, opened once."""
+        """A sample; the latest stay open. One that cannot be read is left out from then on."""
         with self.lock:
-            if id not in self.opened:
-                self.opened[id] = self._open_sample(id)
-            return self.opened[id]
+            if id not in self.samples:
+                raise BadImage("the sample", "it could not be read", "choose another picture")
+            try:
+                picture = self.opened.pop(id, None) or self._open_sample(id)
+            except SeecauseError as failure:
+                log.warning("left out: %s", failure)
+                del self.samples[id]
+                raise
+            self.opened[id] = picture
+            while len(self.opened) > OPENED:
+                del self.opened[next(iter(self.opened))]
+            return picture
+
+    def averaged(self) -> list[str]:
+        """Ids of the samples that averages are taken over: all, or evenly chosen ones."""
+        ids = list(self.samples)
+        count = min(len(ids), AVERAGED)
+        return [ids[place * len(ids) // count] for place in range(count)]
 
     def _open_sample(self, id: str) -> Picture:
         text, place = self.samples[id], sample_of(self.samples[id])
@@ -233,6 +254,22 @@ class Desk:
             raise BadImage("your picture", "it is no longer here", "drop it on the page again")
         return self.session.pictures[id]
 
+    def averaged_pictures(self) -> Iterator[Picture]:
+        """Samples that an average is taken over, with word of how many are opened."""
+        ids = self.shop.averaged()
+        for place, id in enumerate(ids):
+            self.tell(0.2 * place / len(ids), f"opening sample {place + 1} of {len(ids)}")
+            try:
+                yield self.shop.sample(id)
+            except BadImage:  # it was named when it was left out
+                continue
+
+    def averaged_images(self) -> Tensor:
+        """What the model takes of them, [n, 3, H, W]."""
+        assert self.served is not None
+        key = self.served.key
+        return torch.cat([picture.inputs[key] for picture in self.averaged_pictures()])
+
     def image(self, id: str) -> Tensor:
         """What the model takes, [1, 3, H, W]."""
         assert self.served is not None
@@ -269,16 +306,39 @@ def open_workshop(
     runs: Mapping[str, Path] | None = None,
     load: Callable[[str], Any] | None = None,
     load_lvlm: Callable[[str], Any] | None = None,
+    weights: str | None = None,
 ) -> Workshop:
-    """Load every model and name everything that can be asked for."""
+    """Load every model and name everything that can be asked for. `weights` is what `load` takes
+    instead of a model's own, for what is copied from the page."""
+    named = readable(samples)
     models: dict[str, Served] = {}
     for spec in specs:
         kind, view = _load(spec, load, load_lvlm)
         key = _free(short_name(spec), models)
-        models[key] = Served(key, public_spec(spec), kind, view, Queue(key))
-    named = samples or default_samples(models)
+        models[key] = Served(
+            key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name
+        )
+    named = named or default_samples(models)
     ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
     return Workshop(models, ids, dict(data or {}), dict(runs or {}))
+
+
+def readable(samples: Sequence[str]) -> list[str]:
+    """Samples without files that cannot be read, which are named once in the log."""
+    broken: dict[str, str] = {}
+    for place, text in enumerate(samples):
+        try:
+            if sample_of(text) is None and place < TRIED:
+                open_picture(text)
+            elif sample_of(text) is None:
+                Image.open(text).close()
+        except (SeecauseError, OSError, Image.DecompressionBombError) as failure:
+            broken[text] = str(failure)
+    if broken and len(broken) == len(samples):
+        raise BadImage(samples[0], "not one of the pictures can be read", "give others")
+    if broken:
+        log.warning("left out, cannot be read: %s", ", ".join(broken))
+    return [text for text in samples if text not in broken]
 
 
 def default_samples(models: Mapping[str, Served], count: int = 8) -> list[str]:

@@ -127,6 +127,7 @@ def serve(
                 spec, weights=weights, device=device, dtype=dtype, seed=seed
             ),
             load_lvlm=lambda spec: open_lvlm(spec, device, dtype),
+            weights=weights,
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)

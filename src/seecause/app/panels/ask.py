@@ -15,7 +15,7 @@ from seecause.app.jobs import Answer
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Index, OnPicture
 from seecause.app.panels.show import as_command, command, heat, rounded
-from seecause.app.workshop import SHOWN_SIDE, Desk
+from seecause.app.workshop import SHOWN_SIDE, Desk, picture_name
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (
@@ -140,7 +140,7 @@ def _bank(desk: Desk) -> MeanBank:
         if served.spec.startswith("builtin:"):
             pictures = calibration_critters()
         else:
-            pictures = [desk.shop.sample(id).shown for id in desk.shop.samples]
+            pictures = [picture.shown for picture in desk.averaged_pictures()]
         served.memo["bank"] = make_bank(lvlm, pictures)
     return served.memo["bank"]
 
@@ -223,7 +223,7 @@ def copy(desk: Desk, request: Blind) -> Answer:
     spec, picture, heads = desk.served.spec, _shown(desk, request), _heads(desk, request.blind)
     name, shrunk = desk.picture(request.picture).name, max(picture.size) == SHOWN_SIDE
     own = spec.startswith("builtin:")
-    samples = [desk.picture(id).name for id in desk.shop.samples]
+    samples = [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
     lines = [
         "import seecause as sc",
         "from seecause.data.images import open_picture",
@@ -231,7 +231,10 @@ def copy(desk: Desk, request: Blind) -> Answer:
         f"lvlm = sc.lvlm.load({spec!r})",
         f"picture = open_picture({name!r})",
     ]
-    lines += [f"picture.thumbnail(({SHOWN_SIDE}, {SHOWN_SIDE}))"] * shrunk
+    if shrunk:
+        lines.insert(1, "from PIL import Image")
+        side = f"({SHOWN_SIDE}, {SHOWN_SIDE})"
+        lines.append(f"picture.thumbnail({side}, Image.Resampling.LANCZOS)")
     usual = (
         "sc.lvlm.calibration_critters()" if own else f"[open_picture(name) for name in {samples!r}]"
     )

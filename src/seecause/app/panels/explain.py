@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from seecause.app.panels.show import (
     class_word,
     command,
     heat,
+    model_words,
     opening_lines,
     rounded,
 )
@@ -203,11 +205,29 @@ def copy(desk: Desk, request: Shown) -> Answer:
         )
         lines.append(f"maps_{re.sub(r'[^a-z0-9]+', '_', method)} = {drawn}.maps")
     lines += _brush_lines(desk, request) if request.patches else []
-    words = ["seecause", "explain", desk.picture(request.picture).name, "--model"]
-    words += [desk.served.spec, *(["--class", str(named)] if named is not None else [])]
+    words = ["seecause", "explain", desk.picture(request.picture).name, *model_words(desk.served)]
+    words += [*(["--class", str(named)] if named is not None else [])]
     words += ["--method", ",".join(request.methods)]
-    shared = options[request.methods[0]] if len(request.methods) == 1 else {}
-    return {"python": "\n".join(lines) + "\n", "command": command(words, shared)}
+    python = "\n".join(lines) + "\n"
+    shared = shared_options(desk, options)
+    if shared is not None:
+        return {"python": python, "command": command(words, shared)}
+    every = [
+        command([*words[:-1], method, "--out", f"explained-{method}"], options[method])
+        for method in request.methods
+    ]
+    return {"python": python, "command": "\n".join(every)}
+
+
+def shared_options(desk: Desk, options: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Options for one command of several methods, each of which takes all that it knows; None where
+    one would take another's."""
+    every = {name: value for own in options.values() for name, value in own.items()}
+    for method, own in options.items():
+        known = find(method, desk.model.architecture).options
+        if own != {name: value for name, value in every.items() if name in known}:
+            return None
+    return every
 
 
 def _brush_lines(desk: Desk, request: Shown) -> list[str]:
@@ -216,7 +236,7 @@ def _brush_lines(desk: Desk, request: Shown) -> list[str]:
     target = (
         int(_plain_logits(desk, request).argmax()) if request.target is None else request.target
     )
-    options: dict[str, Any] = {"target": model.class_name(target), "blank": request.blank}
+    options: dict[str, Any] = {"target": class_word(model, target), "blank": request.blank}
     if isinstance(model, VisionModel):
         plan = sweep_plan(desk, request)
         layers = (plan.start, None if plan.tail == "source" else plan.stop)

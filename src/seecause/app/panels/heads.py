@@ -28,8 +28,16 @@ from seecause.app.panels.requests import (
     checked_patches,
     checked_target,
 )
-from seecause.app.panels.show import answers, as_command, class_word, heat, opening_lines, rounded
-from seecause.app.workshop import Desk, folder_as_zip
+from seecause.app.panels.show import (
+    answer_lines,
+    answers,
+    as_command,
+    class_word,
+    heat,
+    opening_lines,
+    rounded,
+)
+from seecause.app.workshop import Desk, folder_as_zip, picture_name
 from seecause.attribution.attribute import attribute
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
@@ -127,8 +135,10 @@ def maps(desk: Desk, request: Off) -> Answer:
     model, image = desk.transformer, desk.image(request.picture)
     target = checked_target(model, request.target)
     heads = checked_off(desk, request.off)
+    if target is None:  # by its place: classes may have no names, or one name twice
+        with torch.no_grad(), model.settled():
+            target = int(model(image)[0].argmax())
     before = attribute(model, image, target=target)
-    target = model.class_index(before.labels[0]) if target is None else target
     desk.tell(0.5, "once more without the heads")
     with ablate(model, heads):
         after = attribute(model, image, target=target)
@@ -170,7 +180,7 @@ def copy(desk: Desk, request: Off) -> Answer:
         ]
     else:
         lines += _instead_lines(desk, request)
-    lines.append("print(model.class_name(int(logits.argmax())), float(logits.softmax(-1).max()))")
+    lines += answer_lines(model)
     python = "\n".join(lines) + "\n"
     return {"python": python, "command": as_command(python)}
 
@@ -233,14 +243,16 @@ def _versions(desk: Desk, request: Off) -> Tensor:
     return torch.cat([image, erased.no_background, erased.no_foreground])
 
 
-def _share(logits: Tensor) -> dict[str, float]:
-    """Of the answers [3, C] to a picture, without its background, and without its object."""
+def _share(logits: Tensor) -> dict[str, float | None]:
+    """Of the answers [3, C] to a picture, without its background, and without its object. None
+    where neither moves the answer: a share of nothing."""
     plain, no_background, no_foreground = log_probs(logits).double().cpu().split(1)
     gains = Gains(
         jensen_shannon(plain, no_foreground), jensen_shannon(plain, no_background), noise_floor=0.0
     )
-    share, fig, big = float(gains.bir[0]), float(gains.fig[0]), float(gains.big[0])
-    return {"share": round(share, 4), "object": round(fig, 4), "background": round(big, 4)}
+    share = None if bool(gains.degenerate[0]) else round(float(gains.bir[0]), 4)
+    fig, big = float(gains.fig[0]), float(gains.big[0])
+    return {"share": share, "object": round(fig, 4), "background": round(big, 4)}
 
 
 def _donor(request: Off) -> str:
@@ -263,14 +275,14 @@ def _means(desk: Desk) -> list[Tensor]:
     """What heads carry on average over the samples."""
     assert desk.served is not None
     if "mean heads" not in desk.served.memo:
-        images = torch.cat([desk.image(id) for id in desk.shop.samples])
+        images = desk.averaged_images()
         with desk.transformer.settled():
             desk.served.memo["mean heads"] = mean_carried(desk.transformer, images)
     return desk.served.memo["mean heads"]
 
 
 def _sample_names(desk: Desk) -> list[str]:
-    return [desk.picture(id).name for id in desk.shop.samples]
+    return [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
 
 
 PANEL = Panel(

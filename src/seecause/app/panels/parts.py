@@ -82,7 +82,7 @@ def trusted_fractions(desk: Desk) -> list[float]:
         own = {q for q, by in net.thresholds if by == "distance"}
         missing = [q for q in TRUSTED if q not in own]
         if missing and desk.shop.samples:
-            calibrate(net, torch.cat([desk.image(id) for id in desk.shop.samples]), missing)
+            calibrate(net, desk.averaged_images(), missing)
             own.update(missing)
         served.memo["fractions"] = sorted(own)
     return served.memo["fractions"]

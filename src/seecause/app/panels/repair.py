@@ -26,7 +26,7 @@ from torch import Tensor
 from seecause.app.jobs import Answer
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Name, OnModel
-from seecause.app.panels.show import call, command
+from seecause.app.panels.show import call, command, load_line, model_words
 from seecause.app.workshop import Desk, Recent, folder_as_zip
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
@@ -309,11 +309,11 @@ def copy(desk: Desk, request: Mend) -> Answer:
     mending: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
     mending |= {"groups": True} if groups else {}
     mending |= {"force": True} if request.force else {}
-    spec, limit, test = desk.served.spec, request.limit, ["test=data"] if request.held_out else []
+    limit, test = request.limit, ["test=data"] if request.held_out else []
     python = [
         "import seecause as sc",
         "",
-        f"model = sc.load({spec!r})",
+        load_line(desk.served),
         f"data = sc.data.open_data({request.data!r}, limit={limit})",
         f"result = {call('sc.audit', 'model', 'data', **looking)}",
         "print(result.verdict, result.flips, result.control_flips, result.interval)",
@@ -323,8 +323,9 @@ def copy(desk: Desk, request: Mend) -> Answer:
         'mended.export("repaired")',
     ]
     common = ["--limit", str(limit), *([] if eye is None else ["--eye", eye])]
-    auditing = ["seecause", "audit", "--model", spec, "--data", request.data, *common]
-    repairing = ["seecause", "repair", "--model", spec, "--data", request.lesson, *common]
+    served = model_words(desk.served)
+    auditing = ["seecause", "audit", *served, "--data", request.data, *common]
+    repairing = ["seecause", "repair", *served, "--data", request.lesson, *common]
     repairing += ["--test", request.data] if request.held_out else []
     repairing += ["--remedies", request.remedy]
     repairing += [*(["--groups"] if groups else []), *(["--force"] if request.force else [])]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seecause.app.workshop import Desk
+from seecause.app.workshop import Desk, Served
 from seecause.models.base import ImageModel
 from seecause.report.overlay import SEQUENTIAL, data_uri, heat_layer, number, scale_of
 from seecause.target import spread
@@ -63,10 +63,27 @@ def opening_lines(desk: Desk, *pictures: str) -> list[str]:
     and `others` for two."""
     assert desk.served is not None
     lines = ["import seecause as sc", "from seecause.data.images import open_picture", ""]
-    lines.append(f"model = sc.load({desk.served.spec!r})")
+    lines.append(load_line(desk.served))
     for variable, id in zip(("images", "others"), pictures, strict=False):
         lines.append(f"{variable} = model.prepare(open_picture({desk.picture(id).name!r}))")
     return lines
+
+
+def load_line(served: Served) -> str:
+    """Python that loads a model as the server did, but for the folders of this machine."""
+    weights = {"weights": served.weights} if served.weights else {}
+    return f"model = {call('sc.load', repr(served.spec), **weights)}"
+
+
+def model_words(served: Served) -> list[str]:
+    """The same for a command."""
+    return ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
+
+
+def answer_lines(model: ImageModel) -> list[str]:
+    """Python that prints the most probable class of `logits` [C], and how probable it is."""
+    chances = "logits.sigmoid()" if model.sigmoid else "logits.softmax(-1)"
+    return [f"print(model.class_name(int(logits.argmax())), float({chances}.max()))"]
 
 
 def class_word(model: ImageModel, index: int) -> str | int:

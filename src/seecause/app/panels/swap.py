@@ -26,13 +26,15 @@ from seecause.app.panels.requests import (
     Patches,
     checked_patches,
 )
-from seecause.app.panels.show import answers, as_command, opening_lines
+from seecause.app.panels.show import answer_lines, answers, as_command, opening_lines
 from seecause.app.workshop import Desk
 from seecause.attribution.evidence import bisect
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.view import VisionModel
+from seecause.target import spread
+from seecause.types import wide
 
 Shift = Annotated[int, Field(ge=-512, le=512)]
 POINTS = 7  # lengths that are tried at once when the shortest path is looked for
@@ -105,7 +107,7 @@ def path(desk: Desk, request: Swap) -> Answer:
         sets = [best["patches"][:count] for count in range(best["count"] + 1)]
         logits = sets_logits(model, into, source, sets, span)
         contrast = (logits[:, goal] - logits[:, before]).tolist()
-        chances = logits.softmax(dim=-1)[:, goal].tolist()
+        chances = spread(wide(logits), "prob", sigmoid=model.sigmoid)[:, goal].tolist()
         result["steps"] = [
             {"contrast": round(contrast[step], 4), "probability": round(chances[step], 4)}
             for step in range(len(sets))
@@ -255,7 +257,7 @@ def copy(desk: Desk, request: Swap) -> Answer:
     lines += [
         f"sites = [{site} for layer in range({layers.start}, {layers.stop})]",
         "logits = sc.patch(model, images, others, [sites])[0, 0]",
-        "print(model.class_name(int(logits.argmax())), float(logits.softmax(dim=-1).max()))",
+        *answer_lines(desk.model),
     ]
     python = "\n".join(lines) + "\n"
     return {"python": python, "command": as_command(python)}

@@ -212,8 +212,8 @@ function shares({ background }) {
   return [
     h("ol", { class: "answers" }, background.map(({ share }, index) => {
       const inner = h("span");
-      inner.style.width = `${100 * share}%`;
-      return h("li", { class: index ? "explained" : "" }, h("span", { class: "name" }, words[index]), h("span", { class: "value" }, share.toFixed(3)), h("span", { class: "track" }, inner));
+      inner.style.width = `${100 * (share ?? 0)}%`;
+      return h("li", { class: index ? "explained" : "" }, h("span", { class: "name" }, words[index]), h("span", { class: "value" }, share === null ? "–" : share.toFixed(3)), h("span", { class: "track" }, inner));
     })),
     h("p", { class: "small" }, "BIG / (FIG + BIG): 0 is all object, 1 is all background."),
   ];
