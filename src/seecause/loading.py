@@ -182,10 +182,15 @@ def as_view(model: ImageModel | nn.Module) -> ImageModel:
 
 
 def rewrap(
-    model: VisionModel, module: nn.Module, *, head: nn.Module | None = None, check: bool = True
+    model: VisionModel,
+    module: nn.Module,
+    *,
+    head: nn.Module | None = None,
+    check: bool = True,
+    freeze: bool = True,
 ) -> VisionModel:
-    """The same view of an edited copy of its module, which is put into eval mode and frozen; `head`
-    replaces a head that is not part of it."""
+    """The same view of an edited copy of its module, which is put into eval mode and frozen, unless
+    it is the caller's (`freeze`); `head` replaces a head that is not part of it."""
     if model.architecture == "prompt":
         raise NotDefined(
             "an edited copy",
@@ -205,7 +210,7 @@ def rewrap(
     wrap_options |= (
         model.texts if head is None else {**model.texts, "head": head, "pool": model.readout.kind}
     )
-    other = wrap(module.eval().requires_grad_(False), **wrap_options)
+    other = wrap(module.eval().requires_grad_(False) if freeze else module, **wrap_options)
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other

@@ -228,3 +228,13 @@ def test_a_bad_file_of_a_stream_is_named_and_the_others_go_on(model, tmp_path):
     assert [len(part) for part in sc.attribute_stream(model, str(good), method="center")] == [1]
     with pytest.raises(BadOption, match="one for all"):
         list(sc.attribute_stream(model, [good], [1]))
+
+
+@pytest.mark.parametrize(
+    "target", [np.array([1, 2]), (1, 2, 3), torch.tensor([1, 2])], ids=["array", "tuple", "tensor"]
+)
+def test_a_stream_refuses_one_target_for_each_picture(model, images, target):
+    with pytest.raises(BadOption, match="one for all"):
+        list(sc.attribute_stream(model, images, target, "center"))
+    for whole in (torch.tensor(1), np.int64(1), (1, 2)):
+        assert len(list(sc.attribute_stream(model, images[:1], whole, "center"))) == 1

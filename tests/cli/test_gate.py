@@ -84,3 +84,8 @@ def test_limits_that_are_met_pass(tmp_path):
 def test_mistakes_are_one_line_and_code_2(tmp_path, more, line):
     done = gate(*more, "--out", tmp_path / "pack")
     assert done.exit_code == 2 and line in done.output and not (tmp_path / "pack").exists()
+
+
+def test_no_limit_at_all_names_the_flags():
+    result = gate()
+    assert result.exit_code == 2 and "--max-flips, --max-bir" in result.output

@@ -11,6 +11,7 @@ from PIL import Image
 
 import seecause as sc
 from seecause.data.dataset import capabilities
+from seecause.data.folder import read_mask
 from seecause.data.images import find_pictures, mask_of
 from seecause.data.registry import open_data
 from seecause.errors import BadImage, BadOption, DataMissing
@@ -143,3 +144,11 @@ def test_an_audit_reads_masks_of_your_own(pets):
     model = sc.load("builtin:critters-vit")
     batch = sc.data.to_batch(model, list(open_data(f"folder:{root}")))
     assert batch.masks is not None and batch.masks.float().mean() > 0.02
+
+
+@pytest.mark.parametrize("quality", [75, 90, 98])
+def test_a_mask_saved_as_jpeg_does_not_grow(tmp_path, quality):
+    exact = np.zeros((64, 64), bool)
+    exact[13:45, 10:51] = True
+    Image.fromarray(exact.astype(np.uint8) * 255).save(tmp_path / "m.jpg", quality=quality)
+    assert (read_mask(tmp_path / "m.jpg").numpy() == exact).all()

@@ -128,3 +128,19 @@ def test_a_place_that_is_none_of_them_and_a_missing_package_are_named(case, monk
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra, match="pip install wandb"):
         MapLogger(SimpleNamespace(log=print), model, images)
+
+
+@pytest.mark.parametrize(
+    ("target", "key"), [((1, 2), "contrast"), (lambda logits: logits[:, 1], "score")]
+)
+def test_what_is_no_probability_is_not_called_confidence(case, target, key):
+    model, images = case
+    logged = {}
+    place = SimpleNamespace(
+        add_image=print, add_scalar=lambda name, value, step: logged.update({name: value})
+    )
+    log = MapLogger(place, model, images, target=target, methods=())
+    assert log(0) and [*logged] == [f"explain/{key}"]
+    logits = model(images)
+    against = logits[:, 2] if key == "contrast" else 0
+    assert logged[f"explain/{key}"] == pytest.approx(float((logits[:, 1] - against).mean()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +63,11 @@ def test_randomised_modules_are_explained_not_the_first_one(case):
     last = list(scores.values())[-1]
     assert max(map(abs, last)) < 0.9, "maps of a random model are not those of the first"
     assert model.fingerprint() == before
+
+
+def test_a_module_that_is_handed_over_stays_as_it_was(case):
+    model, images = case
+    other = copy.deepcopy(model.module).train().requires_grad_(True)
+    sc.integrations.quantus.explain_func(model, "rollout")(other, images.numpy(), np.array([1, 2]))
+    assert all(part.training for part in other.modules())
+    assert all(weight.requires_grad for weight in other.parameters())

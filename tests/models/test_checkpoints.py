@@ -272,3 +272,27 @@ def test_an_adapter_without_a_base_asks_for_it(tmp_path):
     adapter(tmp_path / "lora", trained(), "head", ["qkv"])
     with pytest.raises(MissingWeights, match="--model timm:NAME"):
         sc.load(str(tmp_path / "lora"))
+
+
+def test_a_head_beside_a_backbone_with_its_own_is_not_passed_over(tmp_path):
+    state = trained().state_dict()
+    width = state["head.weight"].shape[1]
+    own = {"classifier.weight": torch.zeros(3, width), "classifier.bias": torch.zeros(3)}
+    torch.save(prefixed("backbone.", state) | own, tmp_path / "w.pt")
+    with pytest.raises(MissingWeights, match=r"its head: classifier.weight \[3, "):
+        sc.load("timm:test_vit", weights=tmp_path / "w.pt", **HALF)
+
+
+def test_two_models_in_one_file_are_not_guessed_between(tmp_path):
+    state = trained().state_dict()
+    torch.save(prefixed("student.", state) | prefixed("teacher.", state), tmp_path / "w.pt")
+    with pytest.raises(MissingWeights, match=r"several models: student\.\* and teacher\.\*"):
+        sc.load("timm:test_vit", weights=tmp_path / "w.pt", **HALF)
+
+
+def test_weights_that_are_not_used_are_named(tmp_path, caplog):
+    module = trained()
+    torch.save(lightning(module.state_dict()), tmp_path / "w.ckpt")
+    with caplog.at_level(logging.WARNING):
+        same(sc.load("timm:test_vit", weights=tmp_path / "w.ckpt", **HALF), module)
+    assert "1 weights beside the model are not used (criterion.weight)" in caplog.text

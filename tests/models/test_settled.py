@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 
 import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 import seecause as sc
 from seecause.attribution.registry import methods
 from seecause.errors import BadOption, NotDefined
-from seecause.models._settled import Watch
+from seecause.models._settled import Watch, settled
 from seecause.models.view import VisionModel
 from tests.tiny import scramble
 
@@ -300,3 +302,18 @@ def test_a_watch_notices_gates_edited_in_place():
     watch = Watch([], [gates])
     gates[0] = 0
     assert not watch.unchanged()
+
+
+def test_a_part_that_two_modules_share_is_held_until_both_let_go():
+    inner = nn.Linear(2, 2)
+    first, second = nn.Sequential(inner), nn.Sequential(inner, nn.Dropout())
+    device = torch.device("cpu")
+    with settled([first], device, frozen=True):
+        with settled([second], device, frozen=True):
+            pass
+        assert not inner.training and not inner.weight.requires_grad and second.training
+        late = ExitStack()
+        late.enter_context(settled([second, inner], device, frozen=True))
+    assert not inner.training and not inner.weight.requires_grad and first.training
+    late.close()
+    assert inner.training and inner.weight.requires_grad and second[1].training

@@ -73,12 +73,20 @@ def attribute_stream(
     ['critters:clean:test#2', 'critters:clean:test#3'] (2, 12, 12)
     ['critters:clean:test#4'] (1, 12, 12)
     """
-    if isinstance(target, list | Tensor):
+    if _one_each(target):
         raise BadOption("target", f"{len(target)} classes", "one for all pictures of a stream")
     model = as_view(model)
     for part in picture_batches(model, pictures, batch=batch, holes=holes):
         result = attribute(model, part.images, target, method, **options)
         yield named(result, part.names)
+
+
+def _one_each(target: Spec) -> bool:
+    """Whether a target has one class for each picture: a list, array, series or tensor with an
+    axis, or a tuple that is no contrast."""
+    if isinstance(target, tuple):
+        return len(target) != 2
+    return isinstance(target, list) or getattr(target, "ndim", 0) > 0
 
 
 def named(result: Attribution | Attributions, names: list[str]) -> Attribution | Attributions:

@@ -39,6 +39,7 @@ from seecause.cli.options import (
     tell_page,
     with_reading,
 )
+from seecause.errors import BadOption
 
 FAILED = 3  # exit code: a limit is missed, or not shown to be met
 
@@ -109,6 +110,9 @@ def gate(
 
     limits = {"max_flips": max_flips, "max_bir": max_bir}
     limits |= {"min_accuracy": min_accuracy, "min_worst_group": min_worst_group}
+    if all(value is None for value in limits.values()):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
+        raise BadOption("limits", "none", f"one at least, of {flags}")
     check_limits(limits)
     replaces = check_out(out, overwrite=overwrite)
     opened = open_asked(

@@ -28,6 +28,7 @@ GROUPS_LAYOUT = (
     "a CSV with the columns file (such as dog/1.jpg) and background (such as grass), a line for"
     " each picture"
 )
+LOSSY = (".jpg", ".jpeg")
 FEW = 16  # different numbers of a mask that numbers objects; one with more has soft edges
 
 
@@ -66,12 +67,12 @@ def open_folder(rest: str, *, limit: int | None = None) -> Photos:
 
 def read_mask(path: Path) -> Tensor:
     """[H, W] bool, True on the object: where a file of few numbers is not 0, where one with soft
-    edges is brighter than half."""
+    edges is brighter than half. JPEG puts small numbers around edges, so there it is half too."""
     try:
         values = read_ids(path)
     except BadImage:  # saved in colour
         values = read_grey(path)
-    few = len(np.unique(values)) <= FEW
+    few = path.suffix.lower() not in LOSSY and len(np.unique(values)) <= FEW
     return torch.from_numpy(values > 0 if few else values * 2 > values.max())
 
 

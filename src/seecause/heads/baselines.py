@@ -196,7 +196,7 @@ def last_layer(model: VisionModel) -> tuple[Tensor, Tensor]:
 def features(model: VisionModel, images: Tensor) -> Tensor:
     """What enters the last layer, [N, P], float64 on the CPU; of unit length where it reads
     angles."""
-    bare = rewrap(model, model.module, head=nn.Identity(), check=False)
+    bare = rewrap(model, model.module, head=nn.Identity(), check=False, freeze=False)
     bare.gates = model.gates
     pooled = over_images(lambda a, b: bare(images[a:b]), model, images, holds=1).double().cpu()
     return F.normalize(pooled, dim=-1) if _by_angle(model) else pooled

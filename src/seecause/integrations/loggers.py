@@ -94,7 +94,8 @@ class MapLogger:
     """Called with a step, it explains the same pictures anew every `every` steps.
 
     Under `name`: a row of overlays for each method; `confidence`, the mean probability of what is
-    explained; with `faithful` also insertion less deletion. The model stays as it was.
+    explained (`contrast`, the mean difference of two logits, or `score`, the mean of a function,
+    where those are); with `faithful` also insertion less deletion. The model stays as it was.
     """
 
     def __init__(
@@ -123,7 +124,10 @@ class MapLogger:
         with self.view.settled(), torch.no_grad():
             logits = self.view(self.images)
         goal = parse(self.view, self.target, len(self.images)).bind(logits)
-        values = {"confidence": float(goal.score(logits, sigmoid=self.view.sigmoid).mean())}
+        kind = (
+            "contrast" if goal.against is not None else "score" if goal.function else "confidence"
+        )
+        values = {kind: float(goal.score(logits, sigmoid=self.view.sigmoid).mean())}
         for method in self.methods:
             result = attribute(self.view, self.images, self.target, method)
             self.sink.image(f"{self.name}/{method}", row(result), step)

@@ -57,7 +57,7 @@ def _seen_as(view: ImageModel, module: Any) -> ImageModel:
     if module is None or module is view.module or module is view:
         return view
     if isinstance(view, VisionModel) and type(module) is type(view.module):
-        return rewrap(view, module, check=False)
+        return rewrap(view, module, check=False, freeze=False)
     return as_view(module)
 
 

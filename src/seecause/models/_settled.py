@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from operator import is_
@@ -25,6 +26,8 @@ _lock = threading.Lock()
 # by flag and module: how many runs hold it down, and which parts had it up before
 _Holds = weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Any]]]
 _held: dict[str, _Holds] = {"training": _Holds(), "requires_grad": _Holds()}
+# by flag and part (its id: the lists above keep it alive): how many held modules share it
+_shared: dict[str, Counter[int]] = {"training": Counter(), "requires_grad": Counter()}
 
 
 @contextmanager
@@ -76,14 +79,16 @@ def need_settled(modules: Sequence[nn.Module], device: torch.device) -> None:
         )
 
 
-def _raised(module: nn.Module, flag: str) -> list[Any]:
-    """Modules that are in training mode, or parameters that require gradients."""
+def _raised(module: nn.Module, flag: str, held: Container[int] = ()) -> list[Any]:
+    """Modules that are in training mode, or parameters that require gradients; also those that
+    would be, were they not `held`."""
     parts = parts_of(module)
     if flag == "training":
-        return [part for part in parts if part.training]
-    weights = [weight for part in parts for weight in part._parameters.values()]
-    learning = [weight for weight in weights if weight is not None and weight.requires_grad]
-    return [weight for weight in learning if not weight.is_inference()]  # fixed for ever
+        return [part for part in parts if part.training or id(part) in held]
+    weights = [w for part in parts for w in part._parameters.values() if w is not None]
+    learning = [w for w in weights if w.requires_grad or id(w) in held]
+    # each once, however many layers it is tied to; those of inference mode are fixed for ever
+    return list({id(w): w for w in learning if not w.is_inference()}.values())
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -146,7 +151,8 @@ def _hold(module: nn.Module, flag: str) -> None:
     with _lock:
         count, parts = _held[flag].get(module, (0, []))
         if not count:
-            parts = _raised(module, flag)
+            parts = _raised(module, flag, _shared[flag])
+            _shared[flag].update(map(id, parts))
             for part in parts:
                 setattr(part, flag, False)
         _held[flag][module] = (count + 1, parts)
@@ -160,4 +166,7 @@ def _let_go(module: nn.Module, flag: str) -> None:
             return
         del _held[flag][module]
         for part in parts:
-            setattr(part, flag, True)
+            _shared[flag][id(part)] -= 1
+            if not _shared[flag][id(part)]:
+                del _shared[flag][id(part)]
+                setattr(part, flag, True)

@@ -30,6 +30,7 @@ LISTS = ("classes", "class_names", "label_names", "labels", "categories")
 MAPPINGS = ("idx_to_class", "id2label", "class_to_idx", "label2id")
 WHOLE = "model.safetensors", "pytorch_model.bin"  # in folders
 NAMED = 3  # names in an error
+EXTRAS = ("criterion", "loss", "optim", "metric")  # how parts begin that no answer goes through
 _BROKEN = (
     *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError),
@@ -201,7 +202,17 @@ def fill(
     names is taken off (`module.`, `model.`, `backbone.`); a head beside the backbone is found. A
     module of timm that was `resized` gets its positions interpolated."""
     own = dict(module.state_dict())
-    fitting = _with_head(_unprefixed(state, own), state, own)
+    counts = _prefix_counts(state, own)
+    prefix = _best_prefix(counts, len(own), source)
+    below = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
+    fitting, layer = _with_head(below, state, own)
+    copies = [other for other, count in counts.items() if 2 * count >= len(own)]
+    beside = [
+        name
+        for name in state
+        if not name.startswith(prefix) and not (layer and name.startswith(f"{layer}."))
+    ]
+    _check_beside([n for n in beside if not _is_copy(n, copies, own)], state, own, source)
     if resized and "pos_embed" in fitting:
         fitting["pos_embed"] = _interpolated(module, fitting["pos_embed"])
     absent = [name for name in own if name not in fitting]
@@ -222,6 +233,10 @@ def fill(
             "Give the weights of this architecture"
             + (", or the size they are for: size= (--size)" if other else ""),
         )
+    if beside:
+        log.warning(
+            "%s: %d weights beside the model are not used (%s)", source, len(beside), _few(beside)
+        )
     module.load_state_dict(fitting)
 
 
@@ -239,9 +254,8 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
-def _unprefixed(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights below the prefix that gives the most names of the module; nothing is lost where
-    names fit as they are."""
+def _prefix_counts(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many names of the module each prefix gives."""
     counts: dict[str, int] = {"": 0}
     for name in state:
         parts = name.split(".")
@@ -249,19 +263,61 @@ def _unprefixed(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[
             if ".".join(parts[level:]) in own:
                 prefix = "".join(f"{part}." for part in parts[:level])
                 counts[prefix] = counts.get(prefix, 0) + 1
-    best = max(counts, key=lambda prefix: (counts[prefix], "ema" in prefix, -len(prefix)))
-    return {name[len(best) :]: value for name, value in state.items() if name.startswith(best)}
+    return counts
+
+
+def _best_prefix(counts: Mapping[str, int], size: int, source: str) -> str:
+    """The prefix that gives the most names; averages before others. Two whole models that nothing
+    tells apart are refused."""
+
+    def rank(prefix: str) -> tuple[int, bool]:
+        return counts[prefix], "ema" in prefix
+
+    best = max(counts, key=lambda prefix: (*rank(prefix), -len(prefix)))
+    tied = [prefix for prefix in counts if rank(prefix) == rank(best)]
+    if len(tied) > 1 and 2 * counts[best] >= size:
+        listed = " and ".join(f"{prefix}*" for prefix in tied)
+        raise MissingWeights(
+            source, f"it holds several models: {listed}", "Save the weights of one of them alone"
+        )
+    return best
+
+
+def _is_copy(name: str, prefixes: Sequence[str], own: Mapping[str, Tensor]) -> bool:
+    """Whether a weight is of another version of the whole model, such as one before averaging."""
+    return any(name.startswith(prefix) and name[len(prefix) :] in own for prefix in prefixes)
+
+
+def _check_beside(
+    beside: Sequence[str], state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
+) -> None:
+    """Refuse weights beside the model that could be the head which really answers."""
+    flat = [weight for name, weight in own.items() if weight.ndim == 2 and "weight" in name]
+    heads = [
+        name
+        for name in beside
+        if flat and state[name].ndim == 2 and state[name].shape[1] == flat[-1].shape[1]
+        if not any(part.startswith(EXTRAS) for part in name.split("."))
+    ]
+    if heads:
+        shapes = [f"{name} {list(state[name].shape)}" for name in heads]
+        raise MissingWeights(
+            source,
+            f"beside the model it holds what may be its head: {_few(shapes)}",
+            "Build the module with this head, load the file into it and give it to sc.wrap, or save"
+            " the weights of the model without it",
+        )
 
 
 def _with_head(
     fitting: dict[str, Tensor], state: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], str]:
     """The same with the classifier of a `Wrapper(backbone, head)`, where it alone is missing and
-    one layer beside the backbone has its shapes."""
+    one layer beside the backbone has its shapes; and what that layer is called there."""
     absent = [name for name in own if name not in fitting]
     layers = {name.rpartition(".")[0] for name in absent}
     if len(fitting) == len(state) or len(layers) != 1:
-        return fitting
+        return fitting, ""
     (layer,) = layers
     weight = own.get(f"{layer}.weight")
     beside = [
@@ -271,5 +327,6 @@ def _with_head(
     ]
     beside = [name for name in beside if all(f"{name}{n[len(layer) :]}" in state for n in absent)]
     if len(beside) != 1:
-        return fitting
-    return fitting | {name: state[f"{beside[0]}{name[len(layer) :]}"] for name in absent}
+        return fitting, ""
+    head = {name: state[f"{beside[0]}{name[len(layer) :]}"] for name in absent}
+    return fitting | head, beside[0]
