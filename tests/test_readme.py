@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,9 @@ def test_every_command_has_the_options_it_is_given(line):
         command = command.get_command(None, words.pop(0))
     known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_it_is_short_and_names_every_extra():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert len(README.split()) <= 700
+    assert all(f"`{name}`" in README for name in project["optional-dependencies"] if name != "docs")

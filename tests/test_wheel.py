@@ -18,7 +18,8 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
     done = subprocess.run([*build, str(folder), str(ROOT)], capture_output=True, text=True)
-    if done.returncode and "hatchling" in done.stderr:
+    missing = ("Could not find a version", "No matching distribution")
+    if done.returncode and any(words in done.stderr for words in missing):
         pytest.skip(f"no build backend here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     (file,) = folder.glob("seecause-*.whl")

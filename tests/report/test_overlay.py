@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from seecause.attribution.registry import is_signed
 from seecause.errors import BadImage, UnknownName
 from seecause.report.overlay import (
     MIN_DISPLAY,
@@ -149,3 +150,21 @@ def test_a_map_that_is_nearly_the_same_everywhere_is_pale_and_says_so(values, st
     scale = scale_of(values)
     assert float(scale.strength(values).max()) == pytest.approx(strongest, abs=0.03)
     assert words in scale.remark and bool(scale.remark) is bool(words)
+
+
+def test_a_method_for_and_against_keeps_its_colours_whatever_the_values():
+    """All slopes of one picture may be positive: they are drawn like those of another."""
+    values = torch.linspace(0.5, 3, 144)
+    scale = scale_of(values, signed=True)
+    assert scale.signed and scale.low == -scale.high and scale.colormap == "RdBu_r"
+    assert is_signed("mosaic") and is_signed("mosaic", "conv") and is_signed("ixg")
+    assert is_signed("gae") is None and is_signed("caap") is None and is_signed("no such") is None
+    flat = scale_of(torch.full((144,), 0.7), signed=True)
+    assert "no differences" in flat.remark and float(flat.strength(values).max()) == 0
+
+
+def test_a_clipped_scale_says_where_values_end():
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    assert not scale_of(values).clipped
+    values[0] = 9.0
+    assert "to 9" in scale_of(values).clipped and "to 8.5" in scale_of(values - 0.5).clipped

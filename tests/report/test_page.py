@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from markupsafe import Markup
 
 from seecause.errors import BadOption
 from seecause.metrics import metrics
+from seecause.repair.result import Candidate
 from seecause.report import page as page_module
 from seecause.report.cards import MapView
 from seecause.report.explain import answer_text, explain_panel, explain_section
 from seecause.report.folder import check_out, result_folder
 from seecause.report.overlay import scale_of
 from seecause.report.page import Section, protocol_section, render_page
+from seecause.report.repair import remedies_section
 from tests.report.examples import MANIFEST, explanation
 
 TEMPLATES = Path(page_module.__file__).parent / "templates"
@@ -200,3 +203,21 @@ def test_pictures_come_before_prose():
     assert "<details" in above and above.index("Bright is good.") < above.index("<details")
     assert f"{section.opening} {section.rest}" == note.strip()
     assert page.count("<details") == 1 and "One. Two." in page
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"transplant-worst": 0.7, "transplants": 0.9, "flips": 0.0}, ""),
+        ({"transplant-worst": 0.8, "transplants": 0.8, "flips": 0.0}, "more transplants"),
+        ({"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.3}, "fewer flips decided"),
+        ({"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}, "the first was taken"),
+    ],
+)
+def test_a_repair_says_what_decided_between_equals(other, words):
+    taken = {"transplant-worst": 0.8, "transplants": 0.9, "flips": 0.1}
+    listed = [Candidate("nothing", "", choose=taken), Candidate("a", "", choose=taken)]
+    candidates = {c.name: c for c in [*listed, Candidate("b", "", choose=other)]}
+    result = SimpleNamespace(candidates=candidates, remedy="a", chosen_by="transplant-worst")
+    note = remedies_section(result).note
+    assert words in note and ("The same transplant-worst there: b;" in note) is bool(words)

@@ -33,7 +33,7 @@ from seecause.target import Score, Target
 Suppress = Literal["add", "multiply"]
 
 
-@method("atman", forwards="N + 1", needs="attention", unset={"most": "no limit"})
+@method("atman", forwards="N + 1", needs="attention", unset={"most": "no limit"}, signed=True)
 @torch.no_grad()
 def atman(
     model: VisionModel,

@@ -27,7 +27,7 @@ from seecause.target import Score, Target
 Pairing = Literal["input", "output"]
 
 
-@method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients")
+@method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
 @over_images(every_block)
 @torch.enable_grad()
 def attcat(

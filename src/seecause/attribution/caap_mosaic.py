@@ -42,7 +42,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients")
+@method("caap+mosaic", forwards="2.8 (24 masks)", needs="activations, gradients", signed=True)
 @torch.no_grad()
 def caap_mosaic(
     model: VisionModel,

@@ -30,7 +30,7 @@ from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 
-@method("integrated-gradients", forwards="steps + steps backward", needs="gradients")
+@method("integrated-gradients", forwards="steps + steps backward", needs="gradients", signed=True)
 @over_images(every_block)
 @torch.enable_grad()
 def integrated_gradients(

@@ -27,7 +27,9 @@ from seecause.target import Score, Target
 Space = Literal["token", "pixel"]
 
 
-@method("ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE})
+@method(
+    "ixg", forwards="1 + 1 backward", needs="gradients", unset={"score": USUAL_SCORE}, signed=True
+)
 @over_images(every_block)
 @torch.enable_grad()
 def ixg(

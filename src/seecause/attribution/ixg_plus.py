@@ -31,7 +31,11 @@ USUAL_SCORE = "prob; logit for a cosine head (CLIP)"
 
 
 @method(
-    "ixg+", forwards="1 + 1 backward", needs="activations, gradients", unset={"score": USUAL_SCORE}
+    "ixg+",
+    forwards="1 + 1 backward",
+    needs="activations, gradients",
+    unset={"score": USUAL_SCORE},
+    signed=True,
 )
 @over_images(every_block)
 @torch.enable_grad()

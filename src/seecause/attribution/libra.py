@@ -33,6 +33,7 @@ def _both_paths(model: VisionModel, layout: TokenLayout) -> int:
     forwards="1 + 1 backward",
     needs="activations, gradients",
     unset={"score": USUAL_SCORE},
+    signed=True,
 )
 @over_images(_both_paths)
 @torch.enable_grad()

@@ -106,6 +106,7 @@ class MaskPlan:
         "layers": "0 (embedding) to the last block",
         "classes": ONE_CLASS,
     },
+    signed=True,
 )
 @torch.no_grad()
 def mosaic(

@@ -35,6 +35,7 @@ from seecause.types import wide
     needs="gradients",
     architectures=("conv",),
     unset={"stage": "the one at two thirds of the depth"},
+    signed=True,
 )
 @torch.no_grad()
 def mosaic_cnn(

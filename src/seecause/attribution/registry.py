@@ -56,6 +56,7 @@ class Method:
     summary: str
     # what an option is whose default is None, in words
     unset: Mapping[str, str] = field(default_factory=dict)
+    signed: bool = False  # values below 0 speak against the class, whatever a picture's values are
 
     @property
     def options(self) -> dict[str, Any]:
@@ -77,12 +78,13 @@ def method(
     class_specific: bool = True,
     architectures: Sequence[Architecture] = ("transformer",),
     unset: Mapping[str, str] | None = None,
+    signed: bool = False,
 ) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
     """Register a function under `name`, for some architectures."""
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
-        entry = Method(name, run, forwards, needs, class_specific, summary, unset or {})
+        entry = Method(name, run, forwards, needs, class_specific, summary, unset or {}, signed)
         for architecture in architectures:
             there = _METHODS[architecture].get(name)
             if there is None or _is_ours(there.run) or not _is_ours(run):  # a plug-in's stays
@@ -98,6 +100,15 @@ def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
         importlib.import_module(f"seecause.attribution.{file}")
     load_plugins("seecause.methods")
     return dict(_METHODS[architecture])
+
+
+def is_signed(name: str, architecture: Architecture = "transformer") -> bool | None:
+    """True where a method's values are for and against by definition; None where its maps tell, or
+    where nobody knows it (a plug-in that is not installed)."""
+    try:
+        return find(name, architecture).signed or None
+    except UnknownName:
+        return None
 
 
 def find(name: str, architecture: Architecture = "transformer") -> Method:

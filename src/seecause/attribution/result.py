@@ -131,11 +131,21 @@ class Attribution(Looks):
         smooth = {} if mode == "nearest" else {"align_corners": False}
         return F.interpolate(self.maps[:, None], size=size, mode=mode, **smooth)[:, 0]
 
+    @property
+    def signed(self) -> bool | None:
+        """True where values are for and against the class by the method's definition."""
+        from seecause.attribution.registry import is_signed
+
+        known = self.manifest
+        return is_signed(known.get("method", ""), known.get("architecture", "transformer"))
+
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""
         from seecause.report.overlay import overlay
 
         one = self[index]
+        if options.get("scale") is None:
+            options.setdefault("signed", self.signed)
         return overlay(one.images[0], one.pixels()[0], **options)
 
     def name(self, index: int) -> str:

@@ -38,7 +38,13 @@ def simple_insertion(
     return Maps(_scores(model, empty.expand_as(images), images, marks, bound, score), bound)
 
 
-@method("simple-deletion", forwards="N + 1", needs="logits", architectures=("transformer", "conv"))
+@method(
+    "simple-deletion",
+    forwards="N + 1",
+    needs="logits",
+    architectures=("transformer", "conv"),
+    signed=True,
+)
 @torch.no_grad()
 def simple_deletion(
     model: ImageModel,

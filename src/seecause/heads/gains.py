@@ -132,8 +132,8 @@ class Gains:
 
     def __repr__(self) -> str:
         ratios = (
-            f"BIR {self.bir_mean_of_ratios:.3f} (mean of ratios), {self.bir_ratio_of_means:.3f}"
-            " (ratio of means)"
+            f"BIR {self.bir_ratio_of_means:.3f} (ratio of means, which gates judge),"
+            f" {self.bir_mean_of_ratios:.3f} (mean of ratios)"
         )
         return (
             f"Gains({len(self.fig)} images: FIG {self.fig.mean():.4f}, BIG {self.big.mean():.4f},"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from seecause.attribution.registry import find
+from seecause.attribution.registry import find, is_signed
 from seecause.bench.measures import higher_is_better
 from seecause.bench.plan import Plan
 from seecause.bench.results import RunResults
@@ -51,7 +51,8 @@ def gallery_section(
         return Section(title, fragment("bench_gallery.html.j2", groups=groups))
     note = (
         f"Best and worst by {metric}, the number beside each method. Methods disagree where their"
-        " maps correlate least (ranks), controls left out."
+        " maps correlate least (ranks), controls left out. Dark to bright: low to high; where"
+        " colours run from blue to red, red is for the class and blue against."
     )
     return Section(title, fragment("bench_gallery.html.j2", groups=groups), note)
 
@@ -91,8 +92,10 @@ def _card(
     index: int, data: Dataset, plan: Plan, results: RunResults, scores: Mapping[str, Tensor]
 ) -> Card:
     maps = {method: results.map_of(method, index) for method in results.maps}
+    kind = plan.model["architecture"]
+    signed = {method: is_signed(plan.request.method(method), kind) for method in maps}
     views = [
-        _view(method, values, float(scores[method][index]))
+        _view(method, values, float(scores[method][index]), signed=signed[method])
         for method, values in maps.items()
         if values is not None
     ]
@@ -103,8 +106,8 @@ def _card(
     return Card(plan.samples[index], [strip], caption=answer + truth)
 
 
-def _view(method: str, values: Tensor, score: float) -> MapView:
-    return MapView(f"{method} {number(score)}", values, scale_of(values))
+def _view(method: str, values: Tensor, score: float, *, signed: bool | None) -> MapView:
+    return MapView(f"{method} {number(score)}", values, scale_of(values, signed=signed))
 
 
 def _named(names: Sequence[str], place: int) -> str:

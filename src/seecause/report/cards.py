@@ -47,7 +47,12 @@ class MapView:
     @property
     def grid(self) -> str:
         return data_uri(
-            grid_image(self.values, self.scale if self.native is None else scale_of(self.values))
+            grid_image(
+                self.values,
+                self.scale
+                if self.native is None
+                else scale_of(self.values, signed=self.scale.signed),
+            )
         )
 
     @property

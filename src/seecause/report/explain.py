@@ -25,13 +25,15 @@ from seecause.report.page import HtmlFile, Section, fragment, protocol_section, 
 from seecause.target import Answer
 
 HOW_TO_READ = (
-    "Bright patches speak for the explained class. CAAP puts each patch, with its neighbours, into"
-    " a blank picture, and its value is the class score that comes out; other methods have units of"
-    " their own. Colours run over the range written under each map, leaving out its most extreme"
-    " patches; a map that is nearly the same everywhere is pale, one without differences has no"
-    " colour. Compare places within a map, and numbers between maps. Move over a picture to read a"
-    " patch, by its row and column counted from 0 at the top left; the same patch lights up in"
-    " every map of its card."
+    "Where colours run from dark to bright, bright patches speak for the explained class; where"
+    " they run from blue to red around 0, red ones speak for it and blue ones against. CAAP puts"
+    " each patch, with its neighbours, into a blank picture, and its value is the class score that"
+    " comes out; other methods have units of their own. Colours run over the range written under"
+    " each map, leaving out its most extreme patches, which is said where they are far out; a map"
+    " that is nearly the same everywhere is pale, one without differences has no colour. Compare"
+    " places within a map, and numbers between maps. Move over a picture to read a patch, by its"
+    " row and column counted from 0 at the top left; the same patch lights up in every map of its"
+    " card."
 )
 BOTH = (
     "Two questions: caap asks where it is (what a patch causes alone), mosaic what the answer hangs"
@@ -345,4 +347,4 @@ def _title(method: str, run: Attribution, index: int) -> str:
 
 def _scale(run: Attribution, index: int) -> Scale:
     """The range of what is laid over the picture: the method's own pixels where it has them."""
-    return scale_of((run.maps if run.native is None else run.native)[index])
+    return scale_of((run.maps if run.native is None else run.native)[index], signed=run.signed)

@@ -6,6 +6,8 @@ audit.csv      one line for each picture
 pictures.csv   SHA-256 of each picture as the model saw it
 junit.xml      one test case for each limit, as build servers read it
 SHA256SUMS     of all files above: `sha256sum -c SHA256SUMS`
+
+`manifest.json`, the list of all files that every result has, is written last and has no sum.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ GAINS = {
     "BIG": "background information gain: how far the answer moves when the background goes",
     "BIR": (
         "background's share, BIG / (FIG + BIG): 0 answers from the object, 1 from the background."
-        " Averaged by picture (mean of ratios), or of the averages"
+        " Of the averages (ratio of means: what gates and verdicts judge), or averaged by picture"
+        " (mean of ratios)"
     ),
 }
 ERASURES = {  # each by what its name has in it

@@ -158,7 +158,7 @@ def verdict_section(
                 number(gains.noise_floor),
             )
         )
-    head = ("taken away by", "FIG", "BIG", "BIR (of means)", "its 95 % interval")
+    head = ("taken away by", "FIG", "BIG", "BIR (ratio of means)", "its 95 % interval")
     head += ("BIR (mean of ratios)", "degenerate", "noise floor")
     marked = [list(audit.gains).index(audit.trusted)]
     body = fragment("heads_verdict.html.j2", verdict=verdict(audit))

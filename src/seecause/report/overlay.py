@@ -2,8 +2,9 @@
 changed.
 
 A map of one sign is drawn from its low to its high values (dark to bright, and more opaque); a map
-with both signs diverges around zero (blue against, red for). The range drawn leaves out the
-outermost values, so that one patch cannot darken all others; the legend names it. A map that is
+with both signs, and every map of a method whose values are for and against, diverges around zero
+(blue against, red for). The range drawn leaves out the outermost values, so that one patch cannot
+darken all others; the legend names it, and `clipped` says where they end. A map that is
 nearly the same everywhere is pale, and says so.
 """
 
@@ -29,6 +30,7 @@ MIN_DISPLAY = 384  # pixels of the short side: smaller pictures are enlarged to 
 # a map that varies by less, relative to its values, is rounding: it is shown without colour
 _FLAT = 1e-3
 _PALE = 0.1  # one that varies by less than this share of its values is shown pale, in proportion
+_CLIPPED = 0.05  # values this share of the range beyond it are worth a word
 _SLIGHT = 1e-5  # and so is one of both signs that stays below this
 _INK, _PAPER = (38, 38, 43), (255, 255, 255)
 
@@ -42,6 +44,17 @@ class Scale:
     signed: bool
     colormap: str
     paleness: float = 0.0  # 0 for full colour, near 1 for a map that is nearly the same everywhere
+    extremes: tuple[float, float] | None = None  # the lowest and highest value, drawn or not
+
+    @property
+    def clipped(self) -> str:
+        """Where the values end that are drawn like the ends of the range, if they are far out."""
+        if self.extremes is None or self.high <= self.low:
+            return ""
+        (lowest, highest), slack = self.extremes, _CLIPPED * (self.high - self.low)
+        if lowest >= self.low - slack and highest <= self.high + slack:
+            return ""
+        return f"colours are clipped: values run from {number(lowest)} to {number(highest)}"
 
     @property
     def remark(self) -> str:
@@ -68,23 +81,26 @@ class Scale:
 
 
 def scale_of(*heats: Tensor, signed: bool | None = None, colormap: str | None = None) -> Scale:
-    """One scale for some maps of any shape. `signed` None: diverging if values of both signs
-    occur."""
+    """One scale for some maps of any shape. `signed` None: diverging if values of both signs occur;
+    True, for methods whose values are for and against: always."""
     values = torch.cat([heat.detach().double().flatten().cpu() for heat in heats])
-    signed = bool(values.min() < 0 < values.max()) if signed is None else signed
+    extremes = float(values.min()), float(values.max())
+    signed = extremes[0] < 0 < extremes[1] if signed is None else signed
     colormap = colormap or (DIVERGING if signed else SEQUENTIAL)
     if colormap not in matplotlib.colormaps:
         raise UnknownName("colormap", colormap, matplotlib.colormaps)
     if signed:
         reach = float(values.abs().quantile(0.995))
-        return Scale(-reach, reach, True, colormap, max(0.0, 1 - reach / _SLIGHT))
+        if extremes[1] - extremes[0] <= _FLAT * max(map(abs, extremes)):
+            return Scale(extremes[0], extremes[0], True, colormap)
+        return Scale(-reach, reach, True, colormap, max(0.0, 1 - reach / _SLIGHT), extremes)
     low, high = (
         float(q) for q in values.quantile(torch.tensor([0.01, 0.995], dtype=torch.float64))
     )
     differs, largest = high - low, max(abs(low), abs(high))
     if differs <= _FLAT * largest:
         return Scale(low, low, False, colormap)
-    return Scale(low, high, False, colormap, max(0.0, 1 - differs / (_PALE * largest)))
+    return Scale(low, high, False, colormap, max(0.0, 1 - differs / (_PALE * largest)), extremes)
 
 
 def overlay(

@@ -66,7 +66,9 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
     if audit.gains is not None:
         lines.append(
             f"BIR {audit.gains.bir_or_zero:.2f}: of what right answers lose without object or"
-            " background (filled with grey), that share is the background's."
+            " background (filled with grey), that share is the background's. It is the ratio of"
+            " means, which gate --max-bir judges; the mean of each picture's ratio is"
+            f" {audit.gains.bir_mean_of_ratios:.2f}."
         )
     if audit.masks is not None:
         lines.append(f"Objects: {audit.masks.source}{_overlap(audit)}.")
@@ -213,9 +215,31 @@ def remedies_section(result: Repair) -> Section:
     marked = [list(result.candidates).index(result.remedy)]
     note = (
         f"The shaded one was taken, by {result.chosen_by} on pictures that are not reported; the"
-        " other numbers are of pictures that chose nothing."
+        " other numbers are of pictures that chose nothing." + _tie(result)
     )
     return Section("Which remedy?", table(rows, head=head, marked=marked), note)
+
+
+def _tie(result: Repair) -> str:
+    """What decided where remedies were equally good by the number that chooses (repair/mend.py)."""
+    chosen = result.candidates[result.remedy]
+    others = [c for c in _tried(result) if c.name not in ("nothing", chosen.name)]
+    equal = _equal(others, chosen, result.chosen_by)
+    if chosen.name == "nothing" or not equal:
+        return ""
+    shared = f" The same {result.chosen_by} there: {', '.join(c.name for c in equal)}"
+    for name, words in (
+        ("transplants", "more transplants answered right"),
+        ("flips", "fewer flips"),
+    ):
+        equal = _equal(equal, chosen, name)
+        if not equal:
+            return f"{shared}; {words} decided."
+    return f"{shared}; nothing told them apart, and the first was taken."
+
+
+def _equal(others: Sequence[Any], chosen: Any, name: str) -> list[Any]:
+    return [c for c in others if c.choose.get(name) == chosen.choose.get(name)]
 
 
 def _tried(result: Repair) -> list[Any]:

@@ -122,7 +122,7 @@ def draw(desk: Desk, request: Draw) -> Answer:
     taken = time.perf_counter() - start
     every = None if drawn.class_maps is None else drawn.class_maps[0].flatten(0, 1).T  # [C', N]
     return {
-        **heat(drawn.maps[0]),
+        **heat(drawn.maps[0], signed=drawn.signed),
         "method": request.method,
         "summary": entry.summary,
         "label": drawn.labels[0] if drawn.labels else "",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seecause.app.workshop import Desk, Served
 from seecause.models.base import ImageModel
-from seecause.report.overlay import SEQUENTIAL, data_uri, heat_layer, number, scale_of
+from seecause.report.overlay import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
 from seecause.types import wide
 
@@ -38,17 +38,20 @@ def answers(
     ]
 
 
-def heat(values: Tensor, *, among: Tensor | None = None) -> dict[str, Any]:
+def heat(
+    values: Tensor, *, among: Tensor | None = None, signed: bool | None = None
+) -> dict[str, Any]:
     """A map [gh, gw]: its numbers, and how it is drawn; on the scale of some maps, if they are
     given."""
-    scale = scale_of(values if among is None else among)
+    scale = scale_of(values if among is None else among, signed=signed)
     return {
         "grid": list(values.shape),
         "values": rounded(values),
         "layer": data_uri(heat_layer(values, scale)),
         "low": number(scale.low),
         "high": number(scale.high),
-        "signed": scale.colormap != SEQUENTIAL,
+        "signed": scale.signed,
+        "clipped": scale.clipped,
     }
 
 

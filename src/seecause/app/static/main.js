@@ -17,6 +17,9 @@ let written = "";
 const opened = new Map(); // panels that were built: {root, update}
 const modules = new Map();
 
+// models to begin with, for panels that none of the served models fits
+const EXAMPLES = { classifier: "builtin:critters-vit", ifam: "builtin:critters-ifam", lvlm: "builtin:critters-llava" };
+
 const fits = (panel, model) => panel.kinds.length === 0 || panel.kinds.includes(model.kind);
 const modelsOf = (panel) => hello.models.filter((model) => fits(panel, model));
 
@@ -61,7 +64,7 @@ function show() {
   models.value = state.model;
   models.closest("label").hidden = able.length === 0 || panel.kinds.length === 0;
   question.textContent = able.length || !panel.kinds.length ? panel.question
-    : `${panel.title} needs a model of another kind: start the server with --model ${panel.kinds.join(" or ")}.`;
+    : `${panel.title} needs a model of another kind: start the server with --model ${panel.kinds.map((kind) => EXAMPLES[kind] ?? kind).join(" or ")}, or another of its kind.`;
   document.title = `seecause: ${panel.title}`;
   for (const tab of tabs.children) {
     const chosen = tab.dataset.panel === panel.name;

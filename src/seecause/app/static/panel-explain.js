@@ -214,7 +214,7 @@ function mount(root, tools) {
       picture.caption.textContent = answer.label ? `for ${answer.label}` : "";
       picture.stack.title = answer.summary;
       seconds.textContent = `${answer.seconds.toFixed(2)} s`;
-      scale.replaceChildren(h("span", {}, answer.low), h("span", { class: answer.signed ? "ramp signed" : "ramp" }), h("span", {}, answer.high));
+      scale.replaceChildren(h("span", {}, answer.low), h("span", { class: answer.signed ? "ramp signed" : "ramp" }), h("span", {}, answer.high), ...(answer.clipped ? [h("span", {}, answer.clipped)] : []));
     });
     return drawn;
   }
