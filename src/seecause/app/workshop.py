@@ -46,7 +46,7 @@ THUMB_SIDE = 112
 RUN_BYTES = 384 << 20  # recorded runs of one model
 OPENED = 64  # samples that stay opened
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
-TRIED = 64  # files that are decoded at the start; of others only the header is read
+TRIED = 64  # files that are decoded at the start
 HOUSE = "house"  # the queue of requests that name no model
 
 
@@ -324,15 +324,14 @@ def open_workshop(
 
 
 def readable(samples: Sequence[str]) -> list[str]:
-    """Samples without files that cannot be read, which are named once in the log."""
+    """Samples without files that cannot be read, which are named once in the log. Only the first
+    are tried; others leave the list when somebody opens them."""
     broken: dict[str, str] = {}
-    for place, text in enumerate(samples):
+    for text in samples[:TRIED]:
         try:
-            if sample_of(text) is None and place < TRIED:
+            if sample_of(text) is None:
                 open_picture(text)
-            elif sample_of(text) is None:
-                Image.open(text).close()
-        except (SeecauseError, OSError, Image.DecompressionBombError) as failure:
+        except SeecauseError as failure:
             broken[text] = str(failure)
     if broken and len(broken) == len(samples):
         raise BadImage(samples[0], "not one of the pictures can be read", "give others")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
 
+from seecause._pictures import decode_image
 from seecause.attribution.result import Attribution, Looks
 from seecause.errors import BadOption
 from seecause.report.overlay import overlay, picture
@@ -81,7 +82,7 @@ def show(result: Looks) -> None:
             return
     buffer = io.BytesIO()
     result.plot().savefig(buffer, format="png", dpi=110)
-    Image.open(buffer).show()
+    decode_image(buffer.getvalue(), "the figure").show()
 
 
 def caption(run: Attribution, index: int) -> str:
