@@ -78,7 +78,8 @@ def changes(
 def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
     """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
     gates = torch.stack([gates_without(model, heads) for heads in sets])
-    return logits_of_sets(model, images, gates)
+    with model.settled():
+        return logits_of_sets(model, images, gates)
 
 
 @settles
