@@ -65,7 +65,7 @@ def create_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_exception_handler(SeecauseError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http)
-    app.add_exception_handler(Exception, _tell_failure)
+    app.add_exception_handler(Exception, _tell_error)
     files, run_pages = static_files(), find_pages(shop.results)
     hello = {
         "version": __version__,
@@ -220,11 +220,6 @@ def _last_part(match: re.Match[str]) -> str:
 
 
 async def _tell_error(_: Request, failure: Exception) -> Response:
-    words, status = error_words(failure)
-    return JSONResponse({"error": words}, status_code=status)
-
-
-async def _tell_failure(_: Request, failure: Exception) -> Response:
     words, status = error_words(failure)
     return JSONResponse({"error": words}, status_code=status)
 

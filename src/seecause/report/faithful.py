@@ -69,7 +69,7 @@ def _card(examples: PartExamples, raw: Tensor, index: int) -> PartCard:
     net, output = examples.net, examples.output
     maps, mask = output.maps[index], output.mask[index]
     sees = "stage 2 sees" if note_of(net) == NOTE else "in some part:"
-    share, seen = mask.double().mean().item(), picture(_seen(raw, mask))
+    share, seen = mask.double().mean().item(), picture(seen_pixels(raw, mask))
     tiles = [
         Tile("picture", data_uri(picture(raw), photo=True)),
         Tile("parts", data_uri(part_picture(raw, maps))),
@@ -108,14 +108,19 @@ def parts_section(
     cards: Sequence[PartCard], parts: int, *, title: str = "What can it look at?", note: str = NOTE
 ) -> Section:
     """Cards under a legend of the parts' colours."""
-    colours = [
-        "#" + "".join(f"{round(255 * c):02x}" for c in colour)
-        for colour in part_colours(parts).tolist()
-    ]
+    colours = css_colours(parts)
     return Section(title, fragment("faithful.html.j2", cards=cards, colours=colours), note + LAST)
 
 
-def _seen(raw: Tensor, mask: Tensor) -> Tensor:
+def css_colours(parts: int) -> list[str]:
+    """The colours of parts, as a page names them."""
+    return [
+        "#" + "".join(f"{round(255 * c):02x}" for c in colour)
+        for colour in part_colours(parts).tolist()
+    ]
+
+
+def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
     """The picture [3, H, W] with hidden patches grey."""
     return torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, 0.5)
 

@@ -23,16 +23,15 @@ from seecause.app.panels.show import answers, as_command, opening_lines
 from seecause.app.workshop import Desk
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
-from seecause.faithful.images import mask_pixels, part_colours, part_picture
+from seecause.faithful.images import part_picture
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
-from seecause.report.faithful import note_of
+from seecause.report.faithful import css_colours, note_of, seen_pixels
 from seecause.report.overlay import data_uri
 from seecause.types import wide
 
 TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # fractions that the slider has beside the network's own
-HIDDEN = 0.5  # grey
 
 
 @checked(frozen=True, config=STRICT)
@@ -59,7 +58,7 @@ def look(desk: Desk, request: Masked) -> Answer:
     winner = whole.maps[0].argmax(dim=0).cpu()  # [gh, gw]; the background is the last
     return {
         "picture": data_uri(part_picture(raw, whole.maps[0].cpu(), removed=request.out)),
-        "seen": data_uri(_seen(raw, changed.mask[0].cpu()), photo=True),
+        "seen": data_uri(to_pil(seen_pixels(raw, changed.mask[0].cpu())), photo=True),
         "size": list(raw.shape[-2:]),
         "grid": list(winner.shape),
         "winner": winner.flatten().tolist(),
@@ -94,17 +93,12 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
     return [
         {
             "part": part,
-            "colour": "#" + "".join(f"{round(255 * c):02x}" for c in colour),
+            "colour": colour,
             "patches": int((winner == part).sum()),
             "votes": model.class_name(votes[part]),
         }
-        for part, colour in enumerate(part_colours(net.parts).tolist())
+        for part, colour in enumerate(css_colours(net.parts))
     ]
-
-
-def _seen(raw: Tensor, mask: Tensor):  # noqa: ANN202
-    """The picture [3, H, W] with what is not read grey."""
-    return to_pil(torch.where(mask_pixels(mask[None], (raw.shape[1], raw.shape[2])), raw, HIDDEN))
 
 
 def copy(desk: Desk, request: Masked) -> Answer:
