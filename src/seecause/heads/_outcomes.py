@@ -74,12 +74,12 @@ def changes(
     return both if gaps is None else {**both, "BG-gap": gaps}
 
 
+@settles
 @torch.no_grad()
 def logits_without(model: VisionModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
     """Logits [S, N, C] of images [N, 3, H, W] without each set of heads, on the model's device."""
     gates = torch.stack([gates_without(model, heads) for heads in sets])
-    with model.settled():
-        return logits_of_sets(model, images, gates)
+    return logits_of_sets(model, images, gates)
 
 
 @settles
