@@ -67,12 +67,13 @@ def app(out: Path) -> None:
 
     from seecause.app.server import create_app
     from seecause.app.workshop import open_workshop
-    from tests.app.conftest import ARGUMENTS, MODELS, serving
+    from tests.app.conftest import MODELS, serving
+    from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
     one = out.suffix == ".png"
     views = [(1280, "light")] if one else [(w, s) for w in (1280, 390) for s in ("light", "dark")]
     with serving(create_app(open_workshop(MODELS))) as address, sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=list(ARGUMENTS))
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
         for name, (link, button, awaited) in SHOWN.items() if not one else [*SHOWN.items()][:1]:
             for width, scheme in views:
                 size = {"width": width, "height": 860}

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,11 +19,6 @@ from seecause.report.folder import result_folder
 from seecause.report.lvlm import table
 from seecause.report.page import Section, write_page
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 MODELS = [
     "builtin:critters-vit", "builtin:critters-biased", "builtin:critters-ifam",
     "builtin:critters-llava",
@@ -114,18 +108,6 @@ def address(results):
     with serving(create_app(shop)) as where:
         yield where
     shop.close()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if not CHROMIUM.exists():
-        pytest.skip(f"no {CHROMIUM}: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

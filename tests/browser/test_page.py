@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from markupsafe import Markup
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from seecause.report.explain import explain_section
 from seecause.report.page import Section, protocol_section, render_page, write_page
 from seecause.target import Answer
 from tests.report.examples import MANIFEST, explanation
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"
-)
-
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+def shown(tmp_path_factory, browser):
     """The opened page, and everything it asked for or complained about."""
     file = tmp_path_factory.mktemp("page") / "index.html"
     sections = [
@@ -35,23 +24,19 @@ def shown(tmp_path_factory):
         protocol_section([MANIFEST]),
     ]
     write_page(file, "What toy saw", sections)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        page = browser.new_page(viewport={"width": 1200, "height": 800})
-        heard: list[str] = []
-        page.on(
-            "request",
-            lambda request: (
-                heard.append(request.url)
-                if not request.url.startswith(("file:", "data:"))
-                else None
-            ),
-        )
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.goto(file.as_uri())
-        yield page, heard
-        browser.close()
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    heard: list[str] = []
+    page.on(
+        "request",
+        lambda request: (
+            heard.append(request.url) if not request.url.startswith(("file:", "data:")) else None
+        ),
+    )
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.goto(file.as_uri())
+    yield page, heard
+    page.close()
 
 
 def heat_opacity(page: Page) -> float:
