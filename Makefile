@@ -49,7 +49,7 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet --editable '.[clip]' pytest pytest-xdist hypothesis $(OLDEST)
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 -q -W default -k 'not (slow_twin and qwen2)' \
-		tests/models tests/engine tests/attribution tests/lvlm tests/cli/test_explain.py
+		tests/models tests/engine tests/attribution tests/lvlm tests/cli/test_explain*.py
 
 # The wheel, built and installed without extras into an environment of its own, answers from outside of this folder.
 test-wheel:

@@ -3,10 +3,8 @@ paper."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 from torch.testing import assert_close
 
 import seecause as sc
@@ -225,121 +223,6 @@ def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, 
     assert_close(engine, pixels, atol=1e-10, rtol=0)
 
 
-# E-CAAP
-
-
-def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formula_does_not():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native)
-    nothing = torch.zeros(24, 24, dtype=torch.bool)
-    expected = model(blank_image(model, native.size))[:, 3].expand(2, 24).unflatten(1, (4, 6))
-    corrected = sc.attribute(
-        model, images, target=3, approx="e-caap", select=nothing, score="logit"
-    ).maps
-    printed = sc.attribute(
-        model, images, target=3, approx="e-caap-printed", select=nothing, score="logit"
-    ).maps
-    assert_close(corrected, expected, atol=1e-12, rtol=0)
-    assert (printed - expected).abs().min() > 1e-3
-
-
-def test_e_caap_ranks_nearly_like_caap():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native, batch=4)
-    exact = sc.attribute(model, images, target=3, score="logit").maps.flatten(1)
-    rank = {}
-    for approx in ("e-caap", "e-caap-printed"):
-        close = sc.attribute(model, images, target=3, approx=approx, score="logit").maps.flatten(1)
-        assert (close - exact).abs().max() > 1e-6  # it is an approximation
-        rank[approx] = sum(spearmanr(a, b).statistic for a, b in zip(exact, close, strict=True)) / 4
-    assert rank["e-caap"] > 0.9 and rank["e-caap"] > rank["e-caap-printed"]
-
-
-def test_e_caap_is_refused_where_it_has_no_meaning():
-    model = view(tiny("timm_mean"))
-    with pytest.raises(BadOption, match="E-CAAP"):
-        sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, approx="e-caap")
-
-
-# Targets, classes, options
-
-
-def test_targets_select_scores():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    every = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
-    assert every.shape == (2, 4, 6, 7)
-    predicted = model(images).argmax(dim=1)
-    assert_close(
-        sc.attribute(model, images, score="logit").maps,
-        torch.stack([every[i, ..., c] for i, c in enumerate(predicted)]),
-    )
-    assert_close(
-        sc.attribute(model, images, target=[1, 5], score="logit").maps,
-        torch.stack([every[0, ..., 1], every[1, ..., 5]]),
-    )
-    assert_close(sc.attribute(model, images, target=(2, 4)).maps, every[..., 2] - every[..., 4])
-    assert_close(
-        sc.attribute(model, images, target=lambda logits: logits[:, 3] ** 2).maps,
-        every[..., 3] ** 2,
-    )
-    assert_close(
-        sc.attribute(model, images, target=0, classes=[6, 2], score="logit").class_maps,
-        every[..., [6, 2]],
-    )
-
-
-def test_scores_are_probabilities_of_the_readout():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    logits = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
-    assert_close(sc.attribute(model, images, target=3).maps, logits.softmax(dim=-1)[..., 3])
-    assert_close(
-        sc.attribute(model, images, target=3, score="logprob").maps,
-        logits.log_softmax(dim=-1)[..., 3],
-    )
-    model.sigmoid = True
-    assert_close(sc.attribute(model, images, target=3).maps, logits.sigmoid()[..., 3])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"tail": "source", "layers": (1, 3)}, "no effect"),
-        ({"layers": (3, 2), "tail": "blank"}, "first <= last"),
-        ({"layers": (0, 9), "tail": "blank"}, "0 <= first"),
-        ({"tail": "sideways"}, "patched"),
-        ({"blank": "pink"}, "white"),
-        ({"blank": torch.zeros(3, 9, 9)}, "expected"),
-        ({"select": "box9"}, "box1"),
-        ({"select": torch.zeros(3, 3)}, "4 x 6"),
-        ({"score": "vibes"}, "prob"),
-        ({"approx": "lots"}, "e-caap"),
-        ({"direction": "up"}, "insert, delete"),
-        ({"colour": "red"}, "one of"),
-    ],
-)
-def test_bad_options_say_what_was_expected(options, said):
-    model = view(tiny("timm_deit3"))
-    with pytest.raises(sc.SeecauseError, match=said):
-        sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, **options)
-
-
-def test_defaults_depend_on_the_readout():
-    for family, tail in (
-        ("timm_deit3", "source"),
-        ("timm_mean", "patched"),
-        ("timm_map", "patched"),
-        ("hf_dinov2", "source"),
-    ):
-        native = tiny(family)
-        assert (
-            sc.attribute(view(native), pictures(native), target=0).manifest["used"]["tail"] == tail
-        )
-    with pytest.raises(NotDefined, match="constant"):
-        sc.attribute(view(tiny("timm_mean")), torch.zeros(1, 3, 32, 48), target=0, tail="blank")
-
-
 # What must not be left behind
 
 
@@ -464,46 +347,3 @@ def test_halvings_reach_the_manifest(monkeypatch):
     assert_close(found.maps, whole, atol=1e-12, rtol=0)
     monkeypatch.setattr(Sweep, "logits", real)
     assert sc.attribute(model, images, target=1).manifest["memory_halvings"] == []
-
-
-def test_targets_come_in_many_types():
-    import numpy as np
-
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    expected = sc.attribute(model, images, target=3).maps
-    for target in (
-        np.int64(3),
-        np.array([3, 3]),
-        torch.tensor(3),
-        torch.tensor([3, 3]),
-        [3, np.int64(3)],
-    ):
-        assert torch.equal(sc.attribute(model, images, target=target).maps, expected)
-    for target in (torch.tensor([1.5, 2.0]), [None, 1], 99, [1, 2, 3]):
-        with pytest.raises(sc.SeecauseError):
-            sc.attribute(model, images, target=target)
-    with pytest.raises(sc.SeecauseError, match="empty batch"):
-        sc.attribute(model, images[:0], target=3)
-
-
-@pytest.mark.parametrize("stride", [2, 3])
-def test_a_stride_is_exact_where_it_computes_and_linear_between(stride):
-    native = tiny(next(iter(FAMILIES)))
-    model, images = view(native, check=False), pictures(native)
-    options = {"target": 2, "score": "logit", "classes": "all"}
-    exact = sc.attribute(model, images, **options)
-    thin = sc.attribute(model, images, stride=stride, **options)
-    rows, columns = model.check(images).grid
-    down, across = (np.arange((side - 1) % stride // 2, side, stride) for side in (rows, columns))
-    for picture, computed in enumerate(exact.maps.numpy()[:, down][:, :, across]):
-        lines = np.stack([np.interp(range(columns), across, line) for line in computed])
-        expected = np.stack([np.interp(range(rows), down, line) for line in lines.T]).T
-        assert_close(thin.maps[picture].numpy(), expected, atol=1e-10, rtol=0)
-    assert_close(thin.class_maps[..., 2], thin.maps, atol=1e-10, rtol=0)
-
-
-def test_a_stride_larger_than_the_grid_is_refused():
-    native = tiny(next(iter(FAMILIES)))
-    with pytest.raises(BadOption, match="stride"):
-        sc.attribute(view(native, check=False), pictures(native), stride=50)

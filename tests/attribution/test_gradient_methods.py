@@ -3,19 +3,16 @@ method leaves anything behind."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.ixg_plus import usual_score
-from seecause.engine.libra import libra_rules
 from seecause.engine.trace import record, suffix
 from seecause.errors import BadOption
 from tests.helpers import hooks, view
-from tests.tiny import FAMILIES, pictures, scramble, tiny
+from tests.tiny import pictures, tiny
 
 TARGET = 3
 METHODS = {
@@ -284,121 +281,6 @@ def test_the_usual_score_is_the_logit_of_cosines_only():
         usual_score(ready(family)[1])
         for family in ("timm_registers", "timm_map", "hf_clip", "hf_siglip")
     ] == ["prob", "prob", "logit", "logit"]
-
-
-# Libra
-
-
-@contextmanager
-def nothing(model, **options):
-    yield model
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_libra_leaves_values_as_they_are(family):
-    _, model, images = ready(family)
-    before, blocks = model(images), model.blocks
-    with libra_rules(model, unit="constant"):
-        assert torch.equal(model(images), before)
-    assert model.blocks is blocks
-
-
-@contextmanager
-def trained(module):
-    module.requires_grad_(True)
-    yield {name: p for name, p in module.named_parameters() if name.endswith("bias")}
-    module.requires_grad_(False)
-
-
-EVERY = [
-    (f, torch.float64) for f in FAMILIES if f != "torchvision_pre_logits"
-]  # its tanh is no gate
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype"), [*EVERY, ("timm_registers", torch.float32), ("timm_swiglu", torch.float32)]
-)
-def test_libra_relevance_and_biases_add_up_to_the_logit_at_every_depth(family, dtype):
-    native, model, images = ready(family, dtype=dtype)
-    for layer in range(5):
-        assert imbalance(native.module, model, images, layer) < (
-            1e-10 if dtype == torch.float64 else 1e-4
-        )
-
-
-def imbalance(module, model, images, layer, rules=libra_rules):
-    """What is missing between the logit and relevance + bias terms, relative to the logit."""
-    h = record(model, images, states={layer}).states[layer].detach().requires_grad_()
-    with trained(module) as biases:
-        with rules(model, unit="constant"):
-            logit = suffix(model, h, model.at(images), layer)[:, TARGET].sum()
-        slope, *rest = torch.autograd.grad(logit, [h, *biases.values()], allow_unused=True)
-        of_biases = sum(
-            (b * g).sum() for b, g in zip(biases.values(), rest, strict=True) if g is not None
-        )
-    return abs((h * slope).sum() + of_biases - logit).item() / max(1.0, logit.abs().item())
-
-
-def test_libra_balances_rms_norms():
-    from timm.layers import RmsNorm
-    from timm.models.vision_transformer import VisionTransformer
-
-    for norm in (RmsNorm, torch.nn.RMSNorm):  # one written out by hand, one built in
-        module = scramble(
-            VisionTransformer(
-                img_size=16,
-                patch_size=8,
-                embed_dim=24,
-                depth=2,
-                num_heads=3,
-                num_classes=7,
-                norm_layer=norm,
-            )
-        ).double()
-        model = sc.wrap(module.requires_grad_(False), mean=(0.5,) * 3, std=(0.5,) * 3)
-        images = torch.randn(
-            2, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
-        before = model(images)
-        with libra_rules(model):
-            assert torch.equal(model(images), before)
-        assert (
-            imbalance(module, model, images, 0)
-            < 1e-10
-            < imbalance(module, model, images, 0, nothing)
-        )
-
-
-def test_plain_gradients_do_not_add_up():
-    """The tests above can fail."""
-    native, model, images = ready("timm_registers")
-    assert imbalance(native.module, model, images, 0, nothing) > 1e-2
-
-
-@pytest.mark.parametrize("activation", [torch.nn.functional.gelu, torch.nn.functional.silu])
-def test_libra_gates_have_their_limit_at_zero(activation):
-    _, model, _ = ready("timm_registers")
-    x = torch.tensor([-1.0, -1e-6, 0.0, 1e-6, 2.0], dtype=torch.float64, requires_grad=True)
-    with libra_rules(model):
-        (slope,) = torch.autograd.grad(activation(x).sum(), x)
-    expected = activation(x.detach()) / x.detach()
-    expected[2] = 0.5  # where that is 0 / 0
-    assert_close(slope, expected)
-
-
-def test_libra_ends_with_its_block_even_after_an_error():
-    native, model, images = ready("timm_registers")
-    blocks, expected = model.blocks, plain_slope(native, images)
-    with pytest.raises(RuntimeError, match="stop"), libra_rules(model):
-        raise RuntimeError("stop")
-    assert model.blocks is blocks
-    assert_close(
-        explain(model, images, "ixg pixel", target=TARGET, score="logit").native,
-        (images * expected).sum(dim=1),
-        atol=1e-12,
-        rtol=0,
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from seecause.bench.plan import Store
 from seecause.bench.results import values
 from seecause.bench.runner import LOST, inspect, run
 from seecause.bench.tables import make_table, table_of, to_csv, to_latex
-from seecause.bench.work import Clock, open_worker, predict, read_samples, run_shard
+from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics import insertion_deletion, localization
@@ -163,30 +162,6 @@ def test_no_more_shards_are_handed_out_than_there_are_workers(tmp_path, monkeypa
     ]
 
 
-def test_the_precision_of_products_is_part_of_a_shard_and_is_put_back(tmp_path, monkeypatch):
-    def precision():
-        return (
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.allow_tf32,
-        )  # of products, and of convolutions
-
-    before, seen = precision(), []
-    monkeypatch.setattr(
-        "seecause.bench.work.predict", lambda *given: (seen.append(precision()), predict(*given))[1]
-    )
-    fast, plain = (
-        worker(precision="high", methods={"sobel": {}}, limit=2),
-        worker(methods={"sobel": {}}, limit=2),
-    )
-    for work, wanted in ((fast, ("high", True)), (plain, ("highest", False))):
-        assert (
-            run(Store(tmp_path), work).complete and seen.pop() == wanted and precision() == before
-        )
-    assert [shard.id for shard in fast.plan.shards] != [shard.id for shard in plain.plan.shards]
-    with pytest.raises(BadOption, match="highest, high"):
-        worker(precision="medium")
-
-
 def test_a_longer_run_does_the_new_images_only(tmp_path):
     store, methods = Store(tmp_path), {"random": {}, "sobel": {}}
     run(store, worker(limit=2, methods=methods))
@@ -306,64 +281,6 @@ def test_a_shard_that_kills_its_worker_is_given_up_and_takes_no_other_with_it(
     assert len(died) == runner.RETRIES + 1
 
 
-def test_a_worker_with_other_software_than_the_plan_is_refused(monkeypatch):
-    plan = worker().plan
-    open_worker(plan)
-    others = replace(plan, versions={**plan.versions, "torch": "1.13.0"})
-    with pytest.raises(BadOption, match=r"torch=.*planned with, 1\.13\.0.*make them alike"):
-        open_worker(others)
-    with pytest.raises(BadOption, match="metric my-metric=None"):
-        open_worker(replace(plan, plugins={"metric my-metric": "0123"}))
-
-
-def test_a_picture_that_changed_after_the_plan_is_noticed(tmp_path):
-    pictures = tmp_path / "data"
-    pictures.mkdir()
-    draw = np.random.default_rng(0)
-    for name in ("a.png", "b.png", "c.png"):
-        Image.fromarray(draw.integers(0, 255, (60, 90, 3), np.uint8)).save(pictures / name)
-    asked = dict(data=f"folder:{pictures}", target="predicted", methods={"sobel": {}})
-    work = worker(**asked, metrics=("ins-del",))
-    Image.new("RGB", (90, 60), "red").save(pictures / "c.png")
-    status = run(Store(tmp_path / "run"), work)
-    assert status.done == 1
-    (reason,) = status.failed.values()
-    assert "samples 2 to 2" in reason and "they changed since" in reason
-    assert run(Store(tmp_path / "run"), worker(**asked, metrics=("ins-del",))).complete
-
-
-def test_large_pictures_do_not_pile_up(tmp_path):
-    for name in "ab":
-        Image.new("RGB", (1200, 900), "red").save(tmp_path / f"{name}.png")
-    work = worker(
-        data=f"folder:{tmp_path}", target="predicted", methods={"sobel": {}}, metrics=("ins-del",)
-    )
-    frame = work.model.preprocess
-    whole, _ = read_samples(work.data, 0, 2)
-    cut, _ = read_samples(work.data, 0, 2, frame=frame)
-    assert whole[0].image.shape == (3, 900, 1200)
-    assert tuple(cut[0].image.shape[1:]) == frame.size
-    batches = [to_batch(work.model, list(samples.values())) for samples in (cut, whole)]
-    assert torch.equal(batches[0].images, batches[1].images) and batches[0].masks is None
-
-
-def test_the_cache_counts_all_that_it_holds():
-    work = worker(methods={"sobel": {}}, metrics=("part-correctness",), measures={}, limit=2)
-    run_shard(work, work.plan.shards[0])
-    images, truth = work.loaded[0, 2].batch.images, work.truths[0, 2]
-    held = [images, work.loaded[0, 2].batch.masks, work.loaded[0, 2].batch.labels]
-    held += [truth.removed, truth.elsewhere, truth.creature]
-    assert work.bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
-
-
-def test_names_are_escaped_for_latex():
-    named = {r"50%_of#x$y&z{}~^\end": {"ins-del": torch.tensor([0.25, 0.5])}}
-    assert (
-        r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
-        in to_latex(table_of(named))
-    )
-
-
 def test_python_has_what_the_command_line_calls(whole):
     import seecause as sc
 
@@ -373,16 +290,6 @@ def test_python_has_what_the_command_line_calls(whole):
     assert set(done(store).values()) == {1}
     mine = sc.bench.table(str(store.folder), against="random")
     assert mine == make_table(store.rows(work.plan), work.plan, against="random")
-
-
-def test_a_clock_waits_for_the_gpu_at_both_ends(monkeypatch):
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for device in ("cuda", "cpu"):
-        clock = Clock(torch.device(device))
-        with clock.on("attribute"):
-            pass
-    assert waited == [torch.device("cuda")] * 2 and clock.seconds["attribute"] >= 0
 
 
 def test_the_table_marks_the_best_and_compares_image_by_image(whole):
@@ -404,3 +311,11 @@ def test_the_table_marks_the_best_and_compares_image_by_image(whole):
     assert to_latex(table).count(r"\mathbf") == 2
     with pytest.raises(UnknownName, match="of this run"):
         make_table(rows, work.plan, against="rollout")
+
+
+def test_names_are_escaped_for_latex():
+    named = {r"50%_of#x$y&z{}~^\end": {"ins-del": torch.tensor([0.25, 0.5])}}
+    assert (
+        r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &"
+        in to_latex(table_of(named))
+    )

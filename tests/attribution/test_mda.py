@@ -1,0 +1,118 @@
+"""MDA searches like its slow twin, and reads the map off the order it found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution import mda
+from seecause.engine.attention import explicit_run
+from tests.helpers import noise, view
+from tests.tiny import pictures, tiny
+
+
+def slow_order(answer, guide, start, reach, tries):
+    """The two searches for one image, one patch at a time. `answer(shown, inserting)` is the score
+    of a set of patches."""
+    order, goal = [], answer(range(len(guide)), True)
+    left = set(range(len(guide)))
+    while left:
+        tried = sorted(left, key=lambda i: -guide[i])[:tries]
+        values = [answer([*order, i], True) for i in tried]
+        best = max(range(len(tried)), key=lambda i: values[i])
+        order.append(tried[best])
+        left.remove(tried[best])
+        if values[best] - start >= reach * abs(goal - start):
+            break
+    tail = []
+    while left:
+        tried = sorted(left, key=lambda i: guide[i])[:tries]
+        values = [answer([*tail, i], False) for i in tried]
+        best = min(range(len(tried)), key=lambda i: values[i])
+        tail.append(tried[best])
+        left.remove(tried[best])
+    return order + tail[::-1], len(order)
+
+
+@pytest.mark.parametrize("reach", [0.3, 0.9, 9.0])  # the last is never reached
+@torch.no_grad()
+def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    scene, guide = mda.Scene(images, 4, 6, each=1), noise(3, 24)
+    soft = torch.stack([mda.box(image, 31) for image in images])
+    assert_close(
+        soft, torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15), atol=1e-12, rtol=0
+    )
+    places, beginning = mda.search(
+        scene, lambda x, rows: model(x).softmax(-1)[:, 2], soft, guide, tries=3, reach=reach
+    )
+    assert torch.equal(
+        places.sort(dim=1).values, torch.arange(24).expand(3, -1)
+    )  # a permutation, for every image
+    assert reach < 9 or (beginning == 24).all()
+    for image, blurred, hints, place, m in zip(images, soft, guide, places, beginning, strict=True):
+
+        def answer(shown, inserting, image=image, blurred=blurred):
+            picture = blurred.clone() if inserting else torch.zeros_like(image)
+            for i in shown:
+                part = (..., slice(i // 6 * 8, i // 6 * 8 + 8), slice(i % 6 * 8, i % 6 * 8 + 8))
+                picture[part] = image[part]
+            return float(model(picture[None]).softmax(-1)[0, 2])
+
+        assert slow_order(answer, hints.tolist(), answer([], True), reach, 3) == (
+            place.argsort().tolist(),
+            int(m),
+        )
+
+
+def test_the_guide_equals_its_equations():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native, batch=1)
+    found = sc.attribute(model, images, 3, "bt", steps=2, start=1).maps.flatten()
+
+    def attention(
+        pictures,
+    ):  # probabilities [3 heads, T, T] of the last three blocks, and their gradients
+        run = explicit_run(model, pictures, start=1)
+        return [p.detach()[0] for p in run.probs], [
+            g[0] for g in torch.autograd.grad(run.logits[0, 3], run.probs)
+        ]
+
+    reach = torch.eye(28, dtype=torch.float64)
+    for probs, slope in zip(*attention(images), strict=True):
+        share = torch.stack([(a.T @ g).abs().mean() for a, g in zip(probs, slope, strict=True)])
+        reach = reach + sum(s / share.sum() * a for s, a in zip(share, probs, strict=True)) @ reach
+    weight = sum(attention(alpha * images)[1][-1] for alpha in (0, 1)) / 2
+    assert_close(found, (reach[0] * weight.relu().mean(dim=0)[0])[4:], atol=1e-12, rtol=1e-9)
+
+
+def test_mda_maps_follow_the_order_and_say_what_failed():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native)
+    found = sc.attribute(
+        model, images, 1, "mda", candidates=2, reach=9.0, faint=-1.0, guide=noise(2, 4, 6)
+    )
+    assert found.manifest["used"] == {"beginning": [24, 24], "blur is faint": [False, False]}
+    assert (found.maps >= 0).all() and (found.maps.amax(dim=(1, 2)) > 0).all()
+    dense = sc.attribute(model, images, 1, "mda", candidates=2, gamma=1.0, guide="caap").maps
+    assert (dense > 0).any() and dense.shape == (2, 4, 6)
+
+
+def test_mda_fits_the_best_convex_curve():
+    falling = np.array([1, 0.5, 0.3, 0.2, 0.0])  # convex already
+    assert np.allclose(mda.convex_drops(falling), [0.5, 0.2, 0.1, 0.2], atol=0.1) and np.allclose(
+        mda.convex_drops(falling).sum(), 1
+    )
+    convex = np.array([1, 0.5, 0.25, 0.1, 0.0])
+    assert np.allclose(mda.convex_drops(convex), -np.diff(convex), atol=1e-6)
+    rough = np.clip(np.linspace(1, 0, 25) + 0.3 * noise(25).numpy(), 0, 1)
+    drops = mda.convex_drops(rough)
+    assert (drops >= -1e-12).all() and (np.diff(drops) <= 1e-9).all() and np.isclose(drops.sum(), 1)
+    goal, best = np.minimum.accumulate(rough)[1:], 1 - np.cumsum(drops)
+    for other in np.eye(24):  # no step towards another ramp is better
+        ramp = 1 - np.minimum(np.arange(1, 25) / (other.argmax() + 1), 1)
+        assert (best - goal) @ (ramp - best) > -1e-6

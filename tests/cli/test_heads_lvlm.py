@@ -1,0 +1,114 @@
+"""`seecause heads` on vision-language models that answer as classifiers."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from inspect import signature
+
+import seecause as sc
+from seecause.cli import heads as commands
+from seecause.cli.heads_options import TRAIN, open_asked
+from seecause.cli.options import Device, Dtype
+from tests.cli.calls import SMALL, heads, table
+from tests.lvlm.toy import save_toy
+
+
+def test_a_vision_language_model_is_audited_scored_and_pruned(tmp_path):
+    model, some = save_toy(tmp_path / "llava"), ("--limit", 24, "--masks", "oracle")
+    for scope, shape in (("vision", (2, 2)), ("llm", (3, 4))):
+        words = ("--model", model, "--classify", "name_ll", "--scope", scope)
+        done = heads("score", *words, *some, "--share", 1, *SMALL, tmp_path / scope)
+        assert done.exit_code == 0, done.output
+        rows = table(tmp_path / scope / "scores.csv")
+        assert len(rows) == shape[0] * shape[1]
+        assert all(
+            float(row["score"]) == 0 for row in rows if scope == "vision" and row["layer"] == "1"
+        )  # LLaVA drops its last block
+    done = heads("audit", *words, "--masks", "oracle", "--limit", 4, *SMALL, tmp_path / "a")
+    assert done.exit_code == 0 and len(table(tmp_path / "a" / "audit.csv")) == 4, done.output
+    done = heads(
+        "prune",
+        *words,
+        *some,
+        "--by",
+        "weight-norm",
+        "--top",
+        2,
+        "--share",
+        1,
+        "--test-limit",
+        32,
+        "--draws",
+        1,
+        *SMALL,
+        tmp_path / "p",
+    )
+    assert done.exit_code == 0, done.output
+    removed = json.loads((tmp_path / "p" / "manifest.json").read_text())["removed"]
+    pruned = sc.lvlm.load(str(tmp_path / "p" / "model"))
+    for layer, head in removed:
+        width = pruned.blocks[layer].head_dim
+        assert (
+            not pruned.blocks[layer]
+            .native.self_attn.o_proj.weight[:, head * width : (head + 1) * width]
+            .any()
+        )
+    cases = {
+        "--form='sliced'": ("prune", *words, "--form", "sliced"),
+        "--classify name_ll or label_token beside it": ("score", "--scope", "llm"),
+        "a vision-language model brings its own": ("score", *words, "--weights", "random"),
+        "--classify name_ll (or label_token) beside a vision-language model": (
+            "score",
+            "--model",
+            model,
+        ),
+    }
+    for message, given in cases.items():
+        done = heads(*given, *SMALL, tmp_path / "out")
+        assert done.exit_code == 2 and message in done.stderr, done.output
+
+
+def test_an_asked_model_is_opened_as_it_is_stored_and_a_classifier_in_float32(monkeypatch):
+    monkeypatch.setattr("seecause.cli.lvlm_open.open_lvlm", lambda name, device, dtype: dtype)
+    monkeypatch.setattr("seecause.lvlm.classifier", lambda opened, *_, **__: opened)
+    monkeypatch.setattr("seecause.cli.heads_options.open_model", lambda name, *, dtype, **_: dtype)
+    opened = partial(
+        open_asked,
+        data=TRAIN,
+        weights=None,
+        device=Device.cpu,
+        seed=0,
+        classify=None,
+        scope=None,
+        question=None,
+    )
+    assert (
+        opened("builtin:critters-llava", dtype=None) is None
+        and opened("builtin:critters-llava", dtype=Dtype.bfloat16) is Dtype.bfloat16
+    )
+    assert (
+        opened("builtin:critters-vit", dtype=None) is Dtype.float32
+        and opened("builtin:critters-vit", dtype=Dtype.float64) is Dtype.float64
+    )
+    for command in (commands.audit, commands.score, commands.prune, commands.ablation_study):
+        assert signature(command).parameters["dtype"].default is None
+
+
+def test_critters_llava_looks_at_the_creature(tmp_path):
+    done = heads(
+        "audit",
+        "--model",
+        "builtin:critters-llava",
+        "--data",
+        "critters:clean:test",
+        "--masks",
+        "oracle",
+        "--limit",
+        3,
+        *SMALL,
+        tmp_path / "a",
+    )
+    assert done.exit_code == 0, done.output
+    rows = table(tmp_path / "a" / "audit.csv")
+    assert all(row["answer"] == row["label"] and row["flips"] == "0" for row in rows)
