@@ -47,18 +47,15 @@ def explain(
     for start in range(0, len(samples), batch):
         part = samples[start : start + batch]
         pictures = [read_image(sample.filepath) for sample in part]
-        images = view.prepare(pictures)
-        with view.settled(), torch.no_grad():
-            logits = view(images).float()
-        chances = logits.sigmoid() if view.sigmoid else logits.softmax(dim=1)
-        maps = attribute(view, images, method=method, **options).pixels()
-        for sample, picture, chance, pixels in zip(part, pictures, chances, maps, strict=True):
+        result = attribute(view, view.prepare(pictures), method=method, **options)
+        rows = zip(part, pictures, result.answers, result.pixels(), strict=True)
+        for sample, picture, answers, pixels in rows:
             whole = on_picture(view, pixels, picture.height, picture.width)
             most = float(np.abs(whole).max()) or 1.0
             ends = [-most if whole.min() < 0 else 0.0, most]
             sample[field_of(method)] = fiftyone.Heatmap(map=whole, range=ends)
-            name = view.class_name(int(chance.argmax()))
-            sample["answer"] = fiftyone.Classification(label=name, confidence=float(chance.max()))
+            name, chance = answers[0].name, answers[0].probability
+            sample["answer"] = fiftyone.Classification(label=name, confidence=chance)
             sample.save()
 
 
