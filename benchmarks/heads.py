@@ -176,9 +176,8 @@ def race(
     heads = [(layer, layer % block.heads) for layer, block in enumerate(model.blocks)]
     total = sum(block.heads for block in model.blocks)
     slow: dict[str, Tensor] = {}
-    edited = rewrap(
-        model, copy.deepcopy(model.module)
-    )  # its weights change all the time: what the others keep must not be thrown away
+    # its weights change all the time: what the others keep must not be thrown away
+    edited = rewrap(model, copy.deepcopy(model.module))
 
     def naive(n: int) -> None:
         slow["effects"] = naive_effects(edited, images[:n], masks[:n], heads, batch)
@@ -212,24 +211,18 @@ def race(
         else float((slow["exact"][:, layer, head] - slow["effects"][:, i].cpu()).abs().max())
         for i, (layer, head) in enumerate(heads)
     )
-    slowest = (
-        timed["naive"][0] * (1 + total) / (1 + len(heads))
-    )  # the whole model runs once, however many heads there are
+    # the whole model runs once, however many heads there are
+    slowest = timed["naive"][0] * (1 + total) / (1 + len(heads))
     for name, (seconds, peak) in timed.items():
+        note = f"largest difference from naive {difference:.1e}" if name == "exact suffix" else ""
         if name == "masks":
             rate = min(MASKS, len(images)) / (seconds * 250 / MASK_STEPS)
-            print(
-                f"| {model.name} | masks, 250 steps | {1 / rate:.3f} a mask ({rate:.2f} masks/s) |"
-                f" | {peak / 2**30:.1f} | |"
-            )
-            continue
-        scaled = slowest if name == "naive" else seconds
-        note = f"largest difference from naive {difference:.1e}" if name == "exact suffix" else ""
-        print(
-            f"| {model.name}, {len(images)} pictures, batch {batch} | {name} | {scaled:.3f} |"
-            f" {slowest / scaled:.2f} | {peak / 2**30:.1f} | {note} |",
-            flush=True,
-        )
+            cells = ["masks, 250 steps", f"{1 / rate:.3f} a mask ({rate:.2f} masks/s)", ""]
+        else:
+            scaled = slowest if name == "naive" else seconds
+            cells = [name, f"{scaled:.3f}", f"{slowest / scaled:.2f}"]
+        about = f"{model.name}, {len(images)} pictures, batch {batch}"
+        print(f"| {' | '.join([about, *cells, f'{peak / 2**30:.1f}', note])} |", flush=True)
 
 
 @torch.no_grad()

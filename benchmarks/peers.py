@@ -40,27 +40,16 @@ def captum(
     Each entry, when made, tries `sizes` of pictures in one forward and keeps the fastest."""
     if _absent("captum.attr"):
         return {}
-    from captum.attr import (
-        FeatureAblation,
-        InputXGradient,
-        IntegratedGradients,
-        NoiseTunnel,
-        Saliency,
-    )
+    from captum import attr
 
-    warnings.filterwarnings(
-        "ignore", "Input Tensor", UserWarning
-    )  # that it asks for gradients itself
+    # that it asks for gradients itself
+    warnings.filterwarnings("ignore", "Input Tensor", UserWarning)
     where, batch, whole = images.device, len(images), usual / copies
     each = sorted({max(1, size // batch) for size in sizes})  # copies of the batch in one forward
-    path, product, ablation = (
-        IntegratedGradients(module),
-        InputXGradient(module),
-        FeatureAblation(module),
-    )
-    noise = NoiseTunnel(
-        Saliency(lambda pictures: module(pictures.to(images.dtype)))
-    )  # it draws float32
+    path, product = attr.IntegratedGradients(module), attr.InputXGradient(module)
+    ablation = attr.FeatureAblation(module)
+    saliency = attr.Saliency(lambda pictures: module(pictures.to(images.dtype)))
+    noise = attr.NoiseTunnel(saliency)  # it draws float32
     patches = _patches(images.shape[-1], 16).to(where)
 
     def integrated(size: int) -> Run:
@@ -69,13 +58,8 @@ def captum(
         )
 
     def smooth(size: int) -> Run:
-        return lambda: noise.attribute(
-            images,
-            target=classes,
-            nt_samples=copies,
-            nt_samples_batch_size=min(size, copies),
-            stdevs=0.3,
-        )
+        options = {"nt_samples": copies, "nt_samples_batch_size": min(size, copies)}
+        return lambda: noise.attribute(images, target=classes, stdevs=0.3, **options)
 
     def removed(size: int) -> Run:
         return torch.no_grad()(

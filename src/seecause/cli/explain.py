@@ -141,18 +141,16 @@ def explain(
     from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
-    methods = None if method is None else names(method)
-    if methods is not None and not methods:
+    if method is not None and not names(method):
         raise BadOption("--method", method, "at least one method; `seecause methods` lists them")
     files = find_pictures(images)
     others, shown = second_versions(files, without), short_names(files)
     with starting(f"loading {model}", quiet=quiet):  # after what is quickly refused
-        from seecause.attribution.explain import default_methods, explain_batches
+        from seecause.attribution.explain import explain_batches
         from seecause.report.explain import explain_to_folder
 
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
-        if methods is None:
-            methods = ["caap"] if option else list(default_methods(opened))
+        methods = _methods(method, opened, bool(option))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
         target = None if class_ is None else opened.class_index(class_)
     also = ["evidence"] * evidence + ["interactions"] * interactions
@@ -161,16 +159,9 @@ def explain(
     holes: list[Hole] = []
     with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
         parts = explain_batches(
-            opened,
-            files,
-            names=shown,
-            methods=methods,
-            target=target,
-            others=others,
-            options=options,
-            also=also,
-            holes=holes,
-        )
+            opened, files, names=shown, methods=methods, target=target,
+            others=others, options=options, also=also, holes=holes,
+        )  # fmt: skip
         facts = explain_to_folder(
             out, parts, files, shown, holes=holes, overwrite=overwrite, advance=advance
         )
@@ -182,6 +173,15 @@ def explain(
             typer.echo(f"left out: {hole.reason}", err=True)
         raise Incomplete(facts)
     return facts
+
+
+def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequence[str]:
+    """Those that are named, or the usual ones; options are CAAP's where nothing is named."""
+    from seecause.attribution.explain import default_methods
+
+    if text is not None:
+        return names(text)
+    return ["caap"] if with_options else list(default_methods(model))
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:

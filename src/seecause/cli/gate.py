@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +40,9 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.repair._gate import Gate
 
 FAILED = 3  # exit code: a limit is missed, or not shown to be met
 
@@ -103,10 +106,9 @@ def gate(
     Writes an evidence pack: a page, numbers, digests of weights and pictures, versions, command and
     a JUnit report.
     """
-    from seecause._files import write_atomic
     from seecause.repair._gate import check_limits, gate as judge
     from seecause.report.folder import check_out, result_folder
-    from seecause.report.gate import junit_xml, write_pack
+    from seecause.report.gate import write_pack
 
     limits = {"max_flips": max_flips, "max_bir": max_bir}
     limits |= {"min_accuracy": min_accuracy, "min_worst_group": min_worst_group}
@@ -128,14 +130,22 @@ def gate(
     manifest = {"command": "gate", "page": "index.html", "passed": result.passed}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         write_pack(folder, answering, result, lead=lead_of(opened, audit.pictures), **record)
-    if junit is not None:
-        junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(junit, junit_xml(result, answering.name))
+    _write_junit(junit, result, answering.name)
     if not quiet:
         typer.echo("\n".join([result.sentence, *(check.sentence for check in result.checks)]))
         tell_page(out, replaced=replaces)
     if not result.passed:
         raise typer.Exit(FAILED)
+
+
+def _write_junit(file: Path | None, result: Gate, name: str) -> None:
+    """The report for the build server, where it is asked for."""
+    from seecause._files import write_atomic
+    from seecause.report.gate import junit_xml
+
+    if file is not None:
+        file.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, junit_xml(result, name))
 
 
 def command_line(context: typer.Context) -> str:

@@ -73,22 +73,32 @@ def _read_bank(
             word = tl.load(keep_ptr + rows * keep_row + start // KEYS, mask=rows < n_rows, other=0)
             visible = ((word[:, None] >> tl.arange(0, KEYS)[None, :]) & 1) != 0
         peak, total, acc = _absorb(
-            q,
-            k_ptr,
-            v_ptr,
-            k_row,
-            v_row,
-            columns,
-            present,
-            visible,
-            peak,
-            total,
-            acc,
-            scale,
-            WIDTH,
-            LANES,
-            EXACT,
-        )
+            q, k_ptr, v_ptr, k_row, v_row, columns, present, visible,
+            peak, total, acc, scale, WIDTH, LANES, EXACT,
+        )  # fmt: skip
+    return peak, total, acc
+
+
+@triton.jit
+def _read_own(
+    q, rows, n_rows, tile, k_ptr, k_row, v_ptr, v_row, owner_ptr, starts_ptr, peak, total, acc, scale,
+    WIDTH: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The keys of the groups this tile's rows belong to."""
+    group = tl.load(owner_ptr + rows, mask=rows < n_rows, other=0)
+    low = tl.load(starts_ptr + group)
+    # rows past the end see nothing
+    high = tl.where(rows < n_rows, tl.load(starts_ptr + group + 1), low)
+    first = tl.load(starts_ptr + tl.load(owner_ptr + tile * ROWS))
+    end = tl.minimum(tile * ROWS + ROWS, n_rows) - 1
+    last = tl.load(starts_ptr + tl.load(owner_ptr + end) + 1)
+    for start in range(first, last, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
+        peak, total, acc = _absorb(
+            q, k_ptr, v_ptr, k_row, v_row, columns, columns < last, visible,
+            peak, total, acc, scale, WIDTH, LANES, EXACT,
+        )  # fmt: skip
     return peak, total, acc
 
 
@@ -107,11 +117,8 @@ def banked(
     rows = tile * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, LANES)
     real = (rows[:, None] < n_rows) & (lanes < WIDTH)[None, :]
-    q = tl.load(
-        q_ptr + batch * q_b + head * q_h + rows[:, None] * q_row + lanes[None, :],
-        mask=real,
-        other=0.0,
-    )
+    q_ptr += batch * q_b + head * q_h
+    q = tl.load(q_ptr + rows[:, None] * q_row + lanes[None, :], mask=real, other=0.0)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, LANES], tl.float32)
@@ -121,9 +128,8 @@ def banked(
         own_k = tl.load(ko + rows[:, None] * ko_row + lanes[None, :], mask=real, other=0.0)
         peak = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), axis=1) * scale
         total = tl.full([ROWS], 1.0, tl.float32)
-        acc = tl.load(vo + rows[:, None] * vo_row + lanes[None, :], mask=real, other=0.0).to(
-            tl.float32
-        )
+        own_v = tl.load(vo + rows[:, None] * vo_row + lanes[None, :], mask=real, other=0.0)
+        acc = own_v.to(tl.float32)
     if BANK0:
         peak, total, acc = _read_bank(
             q, rows, n_rows, tile, batch, head, kv_head,
@@ -136,37 +142,11 @@ def banked(
             k1, k1_b, k1_h, k1_row, v1, v1_b, v1_h, v1_row, n1, keep1, keep1_b, keep1_h, keep1_row, work1, work1_row, choose1, choose1_b,
             peak, total, acc, scale, KEEP1, CHOOSE1, WIDTH, LANES, KEYS, EXACT,
         )  # fmt: skip
-    if OWN:  # the keys of the groups this tile's rows belong to
-        group = tl.load(owner_ptr + rows, mask=rows < n_rows, other=0)
-        low = tl.load(starts_ptr + group)
-        high = tl.where(
-            rows < n_rows, tl.load(starts_ptr + group + 1), low
-        )  # rows past the end see nothing
-        first = tl.load(starts_ptr + tl.load(owner_ptr + tile * ROWS))
-        last = tl.load(
-            starts_ptr + tl.load(owner_ptr + tl.minimum(tile * ROWS + ROWS, n_rows) - 1) + 1
-        )
-        for start in range(first, last, KEYS):
-            columns = start + tl.arange(0, KEYS)
-            present = columns < last
-            visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-            peak, total, acc = _absorb(
-                q,
-                ko,
-                vo,
-                ko_row,
-                vo_row,
-                columns,
-                present,
-                visible,
-                peak,
-                total,
-                acc,
-                scale,
-                WIDTH,
-                LANES,
-                EXACT,
-            )
+    if OWN:
+        peak, total, acc = _read_own(
+            q, rows, n_rows, tile, ko, ko_row, vo, vo_row, owner_ptr, starts_ptr,
+            peak, total, acc, scale, WIDTH, LANES, ROWS, KEYS, EXACT,
+        )  # fmt: skip
     safe = tl.where(total > 0, total, 1.0)
     tl.store(
         o_ptr + batch * o_b + rows[:, None] * o_row + head * o_h + lanes[None, :],
