@@ -153,7 +153,7 @@ def test_float32_at_vit_b_16_shape_stays_within_2e_4():
     model = sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, check=False)
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     blank = blank_image(model, (224, 224))
-    positions = [0, 13, 14, 27, 90, 97, 104, 105, 130, 182, 190, 195]  # corners, edges, inside
+    positions = [0, 27, 97, 190]  # a corner, edges, inside
     every = selection((14, 14))[positions]
     sets = [row.nonzero()[:, 0].tolist() for row in every]
     for tail in ("patched", "source"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
-from seecause.faithful import TrainConfig
+from seecause.faithful import TrainConfig, train
 
 SHAPE: dict[str, Any] = dict(
     img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=2
@@ -77,3 +78,10 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
         ema=True,
     )
     return TrainConfig(**(settings | changes))
+
+
+def train_in_a_process(config: TrainConfig, environment: dict[str, str]) -> None:
+    """What a process that a test starts does, as if `torchrun` had told it the environment."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    train(config)

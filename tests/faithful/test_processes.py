@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 
+import pytest
 import torch
 from torch.testing import assert_close
 
 from seecause.faithful import train
-from tests.faithful.runs import tiny_config
+from tests.faithful.runs import tiny_config, train_in_a_process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PATIENCE = 120  # seconds, on a busy machine
 
 
-def start(config, *launcher: str) -> subprocess.Popen:
-    config.folder.parent.mkdir(exist_ok=True)
-    path = config.folder.parent / f"{config.folder.name}.json"
-    path.write_text(json.dumps(asdict(config)))
-    command = [
-        sys.executable,
-        *launcher,
-        "-m",
-        "seecause",
-        "faithful",
-        "train",
-        "--config",
-        str(path),
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
-    return subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: subprocess.Popen) -> None:
-    message, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, message
+def start(config, **environment: str) -> multiprocessing.Process:
+    """Training in a process of its own. They fork off one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["seecause.faithful.training"])
+    process = context.Process(target=train_in_a_process, args=(config, environment))
+    process.start()
+    return process
 
 
 def snapshot(config) -> dict:
@@ -61,13 +46,13 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     until = time.monotonic() + PATIENCE
     while (
         not (log.exists() and len(log.read_text().splitlines()) > 2)
-        and process.poll() is None
+        and process.is_alive()
         and time.monotonic() < until
     ):
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     stopped = snapshot(killed)["position"]["step"]
     assert 0 < stopped < 6 * 4
     train(killed)
@@ -91,20 +76,41 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path):
 def test_two_processes_take_the_steps_of_one(tmp_path):
     """The same global batch: noise by sample, the affine by step, the presence maximum over
     processes. Three steps with gradients of every kind."""
-    settings = {"epochs": 1, "batch": 4, "limit": 12, "options": {"freeze": "none"}}
-    one = tiny_config(tmp_path, out=str(tmp_path / "one"), **settings)
-    two = tiny_config(tmp_path, out=str(tmp_path / "two"), **settings)
-    process = start(
-        two,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--master_port=0",
-        "--rdzv_backend=c10d",
-        "--rdzv_endpoint=localhost:0",
-    )
+    one, two = two_runs(tmp_path)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    both = [start(two, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
     train(one)
-    finish(process)
+    for process in both:
+        process.join(timeout=PATIENCE)
+        assert process.exitcode == 0
+    check_equal_runs(one, two)
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_take_the_steps_of_one(tmp_path):
+    """The command as users give it."""
+    one, two = two_runs(tmp_path)
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(asdict(two)))
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0")
+    meeting = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "seecause")
+    words = ("faithful", "train", "--config", str(path), "--device", "cpu", "--quiet")
+    command = [sys.executable, *launcher, *meeting, *words]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    train(one)
+    check_equal_runs(one, two)
+
+
+def two_runs(folder):
+    settings = {"epochs": 1, "batch": 4, "limit": 12, "options": {"freeze": "none"}}
+    return [tiny_config(folder, out=str(folder / name), **settings) for name in ("one", "two")]
+
+
+def check_equal_runs(one, two) -> None:
     alone, shared = snapshot(one), snapshot(two)
     assert alone["position"] == shared["position"] and alone["position"]["step"] == 3
     for part in ("net", "ema"):
