@@ -46,6 +46,12 @@ def saved(tmp_path) -> Path:
 
 @pytest.fixture
 def hf(tmp_path) -> Path:
+    folder = hf_folder(tmp_path / "hf")
+    sc.load(str(folder))
+    return folder
+
+
+def hf_folder(folder: Path) -> Path:
     """A folder of transformers."""
     config = ViTConfig(
         hidden_size=8,
@@ -56,7 +62,6 @@ def hf(tmp_path) -> Path:
         patch_size=8,
         num_labels=3,
     )
-    folder = tmp_path / "hf"
     scramble(ViTForImageClassification(config)).save_pretrained(folder)
     processor = {
         "do_resize": True,
@@ -66,7 +71,6 @@ def hf(tmp_path) -> Path:
         "resample": 2,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    sc.load(str(folder))
     return folder
 
 
@@ -169,26 +173,36 @@ def test_odd_hf_folders_are_one_error_of_ours(hf, kind):
     assert kind in HARMLESS, "this folder is not that of a model"
 
 
-@pytest.mark.parametrize("what", ["classifier", "lvlm"])
-def test_no_code_of_a_folder_runs_and_nobody_is_asked(hf, tmp_path, what):
-    ran = tmp_path / "ran"
+LOADERS = {"classifier": "load", "lvlm": "lvlm.load"}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> tuple[subprocess.CompletedProcess, bool]:
+    """Both loaders on a folder with code of its own, in one process; and whether that code ran."""
+    place = tmp_path_factory.mktemp("remote")
+    folder, ran = hf_folder(place / "hf"), place / "ran"
     code = f"open({str(ran)!r}, 'w')\nfrom transformers import *\nclass Config(ViTConfig): pass\n"
-    (hf / "remote.py").write_text(code)
+    (folder / "remote.py").write_text(code)
     maps = {name: "remote.Config" for name in ("AutoConfig", "AutoModel", "AutoProcessor")}
     maps |= {"AutoModelForImageClassification": "remote.Config"}
     maps |= {"AutoModelForImageTextToText": "remote.Config"}
-    edit(hf, auto_map=maps, model_type="nothing")
-    call = "sc.load" if what == "classifier" else "sc.lvlm.load"
-    program = f"import sys, seecause as sc\ntry:\n    {call}(sys.argv[1])\n"
-    program += "except sc.SeecauseError as e:\n    print('refused', e)\n"
-    answer = "y\n" * 10
-    end = subprocess.run(
-        [sys.executable, "-c", program, str(hf)], input=answer, capture_output=True, text=True
-    )
+    edit(folder, auto_map=maps, model_type="nothing")
+    program = "import sys, seecause as sc\n"
+    for what, call in LOADERS.items():
+        program += f"try:\n    sc.{call}(sys.argv[1])\n"
+        program += f"except sc.SeecauseError as e:\n    print('{what}: refused', e)\n"
+    command = [sys.executable, "-c", program, str(folder)]
+    end = subprocess.run(command, input="y\n" * 10, capture_output=True, text=True)
+    return end, ran.exists()
+
+
+@pytest.mark.parametrize("what", LOADERS)
+def test_no_code_of_a_folder_runs_and_nobody_is_asked(refused, what):
+    end, ran = refused
     assert end.returncode == 0, end.stderr
-    assert "refused" in end.stdout
+    assert f"{what}: refused" in end.stdout
     assert "[y/N]" not in end.stdout + end.stderr
-    assert not ran.exists()
+    assert not ran
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from tests.tiny import scramble
 FRAME = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 METHODS = sorted(methods())
 QUICK = {
-    "rise": {"count": 8},
+    "rise": {"masks": 8},
     "integrated-gradients": {"steps": 3},
-    "smoothgrad": {"count": 2},
+    "smoothgrad": {"samples": 2},
 }
 
 
