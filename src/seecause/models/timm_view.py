@@ -20,6 +20,22 @@ from seecause.models.preprocess import from_timm
 from seecause.models.readout import Kind, LatentPool
 
 FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
+REFUSED = {  # classes that people ask for, and why not
+    "Beit": "its attention carries a relative position bias",
+    "Cait": "its heads are mixed with each other before and after the softmax",
+    "ConvMixer": "it has no attention",
+    "CrossVit": "it has two branches of tokens of different size",
+    "LevitDistilled": "its attention carries a bias by position, and shrinks between stages",
+    "MlpMixer": "it has no attention",
+    "MultiScaleVit": "its queries and keys are pooled, so rows are no patches",
+    "NaFlexVit": "it packs patches of any shape into padded sequences",
+    "Nest": "its attention is within blocks that are merged between stages",
+    "PoolingVisionTransformer": "its tokens are pooled between stages",
+    "Twins": "its attention is within windows, and to pooled keys",
+    "VisionTransformerRelPos": "its attention carries a relative position bias",
+    "VisionTransformerSAM": "its attention is windowed and carries a relative position bias",
+    "Xcit": "its attention is between channels, not between patches",
+}
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
 
@@ -29,8 +45,8 @@ def find(module: Any, *, kind: str | None = None) -> Parts:
     if kind not in FAMILIES:
         raise UnsupportedModel(
             f"timm {kind}",
-            "its attention is windowed, hybrid or carries a relative bias",
-            f"timm families that work: {', '.join(FAMILIES)}",
+            REFUSED.get(kind, "no view of this class is written"),
+            f"classes of timm that are read: {', '.join(FAMILIES)}, and those of docs/models.md",
         )
     rope = getattr(module, "rope", None)
     blocks = [

@@ -1,0 +1,86 @@
+"""Every family of timm is read or refused in words, and the words name it."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.models import list_modules
+
+import seecause as sc
+from seecause.errors import UnsupportedModel
+from seecause.models.parts import find_parts
+from seecause.models.timm_view import REFUSED
+
+SIZES = (
+    "test_",
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxs",
+    "xs",
+    "tiny",
+    "mini",
+    "small",
+    "_b0",
+    "18",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("xcit_nano_12_p8_224", "timm Xcit is not supported: its attention is between channels"),
+        ("mvitv2_tiny", "timm MultiScaleVit is not supported: its queries and keys are pooled"),
+        ("beit_base_patch16_224", "timm Beit is not supported.*relative position bias"),
+        ("sequencer2d_s", "timm Sequencer2d is not supported: no view of this class is written"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(name, words):
+    with torch.device("meta"):
+        module = timm.create_model(name)
+    with pytest.raises(UnsupportedModel, match=words):
+        find_parts(module)
+
+
+def test_a_module_without_weights_is_refused_in_words():
+    with torch.device("meta"):
+        module = timm.create_model("test_vit")
+    with pytest.raises(UnsupportedModel, match="its weights are not loaded"):
+        sc.wrap(module)
+
+
+def smallest(names: list[str]) -> str:
+    """The model whose name promises the least work."""
+
+    def rank(name: str) -> tuple[int, int, str]:
+        places = [place for place, size in enumerate(SIZES) if size in name]
+        return min(places, default=len(SIZES)), len(name), name
+
+    return min(names, key=rank)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_family_of_timm_is_read_or_refused():
+    """One model of each file of timm, without weights: no other exception, and no reason is given
+    for a class that does not exist."""
+    seen, read = set(), set()
+    for family in list_modules():
+        names = timm.list_models(module=family)
+        if not names:
+            continue
+        try:
+            with torch.device("meta"):
+                module = timm.create_model(smallest(names))
+        except (NotImplementedError, RuntimeError):  # it reads numbers while it is built
+            module = timm.create_model(smallest(names))
+        seen.add(type(module).__name__)
+        try:
+            find_parts(module)
+            read.add(type(module).__name__)
+        except UnsupportedModel as refused:
+            assert type(module).__name__ in str(refused)
+    assert {"VisionTransformer", "Eva", "ResNet"} <= read and len(seen) > 60
+    assert not REFUSED.keys() & read and REFUSED.keys() <= seen
