@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 import seecause as sc
 from seecause.data.imagenet import imagenet_classes
+from seecause.errors import UnsupportedModel
 
 
 @pytest.mark.parametrize(
@@ -119,3 +120,8 @@ def test_every_remedy_leads_on():
 def test_a_head_of_ones_own_does_not_inherit_names():
     model = sc.load("builtin:critters-vit", head=torch.nn.Identity(), pool="cls")
     assert model.classes == () and model.n_classes == model.module.embed_dim
+
+
+def test_a_module_without_parameters_is_refused_in_words():
+    with pytest.raises(UnsupportedModel, match="Identity is not supported: it has no parameters"):
+        sc.wrap(torch.nn.Identity())

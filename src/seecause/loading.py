@@ -16,6 +16,7 @@ from seecause.engine.verify import TOLERANCE, compare, random_images, verify, ve
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
+from seecause.models.checkpoints import read_class_names
 from seecause.models.containers import Contents, contents, is_known, peeled, told_by
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
@@ -37,7 +38,7 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | str | Path | None = None,
     head: nn.Module | Tensor | Similarity | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
@@ -47,12 +48,14 @@ def wrap(
     check: bool = True,
 ) -> VisionModel | ConvModel:
     """A verified view of any module an adapter knows. What the module does not tell (mean, std,
-    size, head, pool) must be given, one by one or as a whole `preprocess`.
+    size, head, pool) must be given, one by one or as a whole `preprocess`. `classes`: names in the
+    order of the outputs, or a file of them (one a line, or JSON).
 
     The module stays as it is: views run it in eval mode and give back what was set, so it may be
     in training. For models with a text tower, `classes`, `templates` and `tokenizer` make the
     zero-shot head.
     """
+    classes = _class_names(classes)
     text = (
         None
         if tokenizer is None
@@ -71,12 +74,28 @@ def wrap(
     }
     around, (module, told) = module, told_by(peeled(module))
     wrap_options = _joined_options(told, wrap_options)
-    with settled([around], next(around.parameters()).device, frozen=True):
+    with settled([around], _device_of(around), frozen=True):
         holds = None if is_known(module) else _contents(module)
         if holds is None:
             return _view(module, text, wrap_options, check)
         module, more = _reading(holds, wrap_options)
         return _view(module, text, wrap_options | more, check)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    weight = next(module.parameters(), None)
+    if weight is None:
+        reason = "it has no parameters, so there is no model in it"
+        raise UnsupportedModel(type(module).__name__, reason)
+    if weight.is_meta:
+        reason = "its weights are not loaded: they are on the meta device"
+        raise UnsupportedModel(type(module).__name__, reason, "load them first")
+    return weight.device
+
+
+def _class_names(classes: Sequence[str] | str | Path | None) -> Sequence[str] | None:
+    """Names as they are, or those of a file."""
+    return read_class_names(classes) if isinstance(classes, str | Path) else classes
 
 
 def _joined_options(told: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +253,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     size: tuple[int, int] | int | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | str | Path | None = None,
     **options: Any,
 ) -> VisionModel | ConvModel:
     """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
@@ -251,6 +270,7 @@ def load(
     """
     from seecause.models import sources
 
+    classes = _class_names(classes)  # a file that is not there is refused before weights are read
     library, _, name = spec.partition(":")
     if name and library not in LIBRARIES and library in _openers():
         return _load_plugin(

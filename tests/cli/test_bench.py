@@ -258,3 +258,29 @@ def test_an_out_that_is_no_run_is_left_alone(tmp_path):
         and bench("report", tmp_path / "nowhere").exit_code == 2
     )
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_how_a_model_is_read_decides_a_run(tmp_path):
+    """A checkpoint of one's own, its class names in a file, another mean: in the plan and in every
+    process."""
+    import timm
+    import torch
+
+    torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "mine.pth")
+    (tmp_path / "names.txt").write_text("bee\nant\n")
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (160, 160), "green").save(tmp_path / "photos" / name / "1.png")
+    own = ("--model", "timm:test_vit", "--weights", tmp_path / "mine.pth", "--mean", "0.25")
+    own += ("--std", "0.2,0.2,0.3", "--classes", tmp_path / "names.txt", "--method", "random")
+    data = ("--data", f"folder:{tmp_path / 'photos'}", "--metric", "ins-del", "--workers", 2)
+    done = bench("run", *own, *data, *SMALL, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    plan = Store(tmp_path / "run").plan()
+    assert plan.model["classes"] == ["bee", "ant"] and list(plan.places) == [1, 0]
+    assert plan.model["frame"]["mean"] == [0.25] * 3
+
+
+def test_serve_reads_one_model_as_told_and_no_others():
+    done = CliRunner().invoke(app, ["serve", "--size", "96"])
+    assert done.exit_code == 2 and "one --model beside it" in done.output

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import seecause as sc
 from seecause.cli import app
-from seecause.cli.options import read_class_names
 from seecause.data.batch import class_places
-from seecause.errors import BadOption
+from seecause.errors import BadOption, DataMissing
 from seecause.models import sources
+from seecause.models.checkpoints import read_class_names
 from seecause.models.preprocess import Preprocess
 
 MODEL = ("--model", "timm:test_vit", "--weights", "random", "--device", "cpu")
@@ -142,7 +142,7 @@ def test_how_a_model_is_read_can_be_said_and_is_seen(tmp_path, checkpoint):
         ("--std", "0,0,0", "above 0"),
         ("--size", "big", "224,320"),
         ("--classes", "missing.txt", "cannot be read"),
-        ("--classes", "{}", "no list of names"),
+        ("--classes", "{}", "no class names"),
         ("--classes", "a", "1 names"),
     ],
 )
@@ -159,8 +159,21 @@ def test_class_names_may_be_json(tmp_path):
     (tmp_path / "a.json").write_text('["ant", "bee"]')
     (tmp_path / "b.json").write_text('{"bee": 1, "ant": 0}')
     (tmp_path / "c.json").write_text('{"0": "ant", "1": "bee"}')
-    for name in "abc":
-        assert read_class_names(tmp_path / f"{name}.json") == ("ant", "bee")
+    (tmp_path / "d.txt").write_text("ant\n\n bee \n", encoding="utf-8-sig")
+    for name in ("a.json", "b.json", "c.json", "d.txt"):
+        assert read_class_names(tmp_path / name) == ("ant", "bee")
+
+
+def test_python_takes_the_same_files_of_class_names(tmp_path, checkpoint):
+    file = tmp_path / "names.txt"
+    file.write_text("ant\nbee\ncat\n")
+    for names in (file, str(file)):
+        model = sc.load("timm:test_vit", weights=checkpoint, classes=names)
+        assert model.classes == ("ant", "bee", "cat")
+    wrapped = sc.wrap(model.module, preprocess=model.preprocess, classes=str(file))
+    assert wrapped.classes == ("ant", "bee", "cat")
+    with pytest.raises(DataMissing, match=r"ant,bee,cat.*one a line"):
+        sc.load("timm:test_vit", weights=checkpoint, classes="ant,bee,cat")
 
 
 def test_folders_are_matched_by_name_else_by_order_which_is_said(tmp_path, checkpoint, caplog):

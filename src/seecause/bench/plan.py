@@ -89,6 +89,8 @@ class Request:
     shard_size: int = 16
     memory: int | None = None  # bytes of activations in one worker
     threads: int = 1  # of one worker
+    # how the model is read, as options of `load`: size, mean, std, classes
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def method(self, name: str) -> str:
         return self.called.get(name, name)

@@ -133,7 +133,14 @@ class Clock:
 def open_model(request: Request) -> ImageModel:
     """The seed decides random weights."""
     torch.manual_seed(request.seed)
-    return load(request.model, weights=request.weights, device=request.device, dtype=request.dtype)
+    reading = {name: tuple(value) for name, value in request.reading.items()}
+    return load(
+        request.model,
+        weights=request.weights,
+        device=request.device,
+        dtype=request.dtype,
+        **reading,
+    )
 
 
 def open_worker(plan: Plan) -> Worker:

@@ -23,6 +23,7 @@ from seecause.cli.options import (
     Weights,
     names,
     value_of,
+    with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
 
@@ -155,8 +156,8 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
-    commands.command("run", epilog=EXAMPLE)(run)
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(ablate)
+    commands.command("run", epilog=EXAMPLE)(with_reading(run))
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_reading(ablate))
     commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
@@ -333,7 +334,7 @@ def _prepare(
     **request: Any,
 ) -> Worker:
     """Check the folder, then open model and data. `words` are --option and --metric-option."""
-    from seecause.cli.options import named_option, pick_device
+    from seecause.cli.options import named_option, pick_device, reading
 
     with starting(f"loading {request['model']} and {request['data']}", quiet=quiet):
         from seecause import bench
@@ -343,6 +344,7 @@ def _prepare(
             bench.Request(
                 **request,
                 device=pick_device(device),
+                reading=reading(),
                 memory=None if memory is None else memory << 20,
             ),
             options=[named_option("--option", word) for word in words[0]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from seecause.errors import BadOption, DataMissing
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.models.base import Architecture, ImageModel
@@ -129,7 +128,7 @@ def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         given = {
-            "classes": None if class_names is None else read_class_names(class_names),
+            "classes": None if class_names is None else _names_in(class_names),
             "mean": None if mean is None else _three(mean, "--mean"),
             "std": None if std is None else _three(std, "--std"),
             "size": None if size is None else _sides(size),
@@ -152,27 +151,15 @@ def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def read_class_names(path: Path) -> tuple[str, ...]:
-    """Names by line, or of a JSON list or mapping (index to name, or name to index)."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as broken:
-        raise DataMissing(
-            str(path), f"it cannot be read ({type(broken).__name__})", "give a text file"
-        ) from broken
-    if not text.lstrip().startswith(("[", "{")):
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-    from seecause.models.checkpoints import class_list
+def reading() -> dict[str, Any]:
+    """What `--classes --mean --std --size` say, as options of `load`: only what was given."""
+    return dict(_reading.get())
 
-    try:
-        listed = class_list(json.loads(text))
-    except (ValueError, RecursionError):
-        listed = ()
-    if not listed:
-        raise DataMissing(
-            str(path), "no list of names, and no mapping", "give one name a line, or a JSON list"
-        )
-    return listed
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    from seecause.models.checkpoints import read_class_names
+
+    return read_class_names(path)
 
 
 def _three(text: str, flag: str) -> tuple[float, ...]:
@@ -220,7 +207,7 @@ def open_model(
         device=pick_device(device),
         dtype=dtype.value,
         check=check,
-        **_reading.get(),
+        **reading(),
     )
 
 

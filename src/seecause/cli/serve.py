@@ -18,6 +18,8 @@ from seecause.cli.options import (
     Seed,
     Weights,
     open_model,
+    reading,
+    with_reading,
 )
 from seecause.cli.progress import starting
 from seecause.errors import BadOption
@@ -77,7 +79,7 @@ AUDITED = ("critters:certified:test", "critters:certified:train")
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(serve)
+    app.command(epilog=EXAMPLES)(with_reading(serve))
 
 
 def serve(
@@ -106,8 +108,11 @@ def serve(
     missing = [path for path in runs or [] if not path.is_dir()]
     if missing:
         raise BadOption("--runs", str(missing[0]), "a folder that is there")
-    if weights is not None and len(model or ()) != 1:
-        raise BadOption("--weights", weights, "one --model beside it")
+    given = {"--weights": weights} if weights is not None else {}
+    given |= {f"--{name}": value for name, value in reading().items()}
+    if given and len(model or ()) != 1:
+        flag, value = next(iter(given.items()))
+        raise BadOption(flag, value, "one --model beside it")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
     token = None if is_local(host) else secrets.token_urlsafe(16)

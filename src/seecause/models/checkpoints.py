@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from seecause.errors import MissingWeights
+from seecause.errors import DataMissing, MissingWeights
 
 log = logging.getLogger(__name__)
 # where a file keeps its weights; averages first, as timm's own loader takes them
@@ -193,6 +193,26 @@ def class_list(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         return ()
     return tuple(value)
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """Names of a file: one a line, or a JSON list or mapping (index to name, or name to index)."""
+    remedy = "give names in a list, or a file with one a line or a JSON list"
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as broken:
+        reason = f"class names cannot be read from there ({type(broken).__name__})"
+        raise DataMissing(str(path), reason, remedy) from broken
+    if not text.lstrip().startswith(("[", "{")):
+        names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    else:
+        try:
+            names = class_list(json.loads(text))
+        except (ValueError, RecursionError):
+            names = ()
+    if not names:
+        raise DataMissing(str(path), "it holds no class names", remedy)
+    return names
 
 
 def fill(
