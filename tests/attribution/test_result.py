@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import seecause as sc
 from seecause.attribution.result import TENSORS
-from seecause.attribution.stream import Hole
+from seecause.data.dataset import Hole
 from seecause.errors import BadImage, BadOption, MissingExtra
 from tests.bad_files import bad_file
 
@@ -107,6 +107,17 @@ def test_a_frame_has_a_row_for_each_picture(att):
     assert len(both) == 16
 
 
+def test_a_frame_names_the_files(model, tmp_path):
+    paths = [tmp_path / "a.png", str(tmp_path / "b.png")]
+    for path in paths:
+        Image.new("RGB", (96, 96), "green").save(path)
+    pictures = [*paths, Image.open(paths[0]), Image.new("RGB", (96, 96))]
+    frame = sc.attribute(model, pictures, method=["rollout", "raw-attention"]).to_frame()
+    files = [str(paths[0]), str(paths[1]), str(paths[0]), "picture 3"]
+    assert list(frame["picture"]) == files * 2
+    assert sc.attribute(model, paths[0], method="rollout").names == files[:1]
+
+
 def test_without_pandas_a_frame_is_refused_in_words(att, monkeypatch):
     plain = builtins.__import__
 
@@ -127,6 +138,8 @@ def test_plots_are_figures_with_the_picture_beside_its_map(att):
     assert att[0].plot(ax=ax) is ax.get_figure() and ax.get_title() == f"mosaic: {att.labels[0]}"
     with pytest.raises(BadOption, match=r"att\[0\]"):
         att.plot(ax=ax)
+    with pytest.raises(BadOption, match=r"savefig\('a.png'\)"):
+        att.plot("a.png")
     pyplot.close("all")
 
 

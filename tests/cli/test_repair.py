@@ -109,12 +109,41 @@ def test_bad_input_is_one_line_and_nothing_is_half_written(places, tmp_path, com
     assert "Traceback" not in done.output and not (tmp_path / "out").exists()
 
 
-def test_a_corrupted_picture_is_one_line(places, tmp_path):
-    broken = tmp_path / "pictures" / CLASSES[0]
-    shutil.copytree(places / "pictures", tmp_path / "pictures")
-    (broken / "a.png").write_bytes(b"no picture")
-    words = ["--model", str(places / "model"), "--data", f"folder:{tmp_path / 'pictures'}"]
-    more = ["--eye", "own", "--device", "cpu", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, ["audit", *words, *more])
-    assert done.exit_code == 2 and "a.png" in done.output and "Traceback" not in done.output
-    assert not (tmp_path / "out").exists()
+FAST = {
+    "audit": ("--eye", "own", "--per-picture", "1"),
+    "gate": ("--eye", "own", "--per-picture", "1", "--min-accuracy", "0.01"),
+    "repair": ("--eye", "own", "--per-picture", "1", "--remedies", "directions"),
+    "discover": ("--kinds", "2", "--trials", "2", "--layers", "1", "--method", "caap"),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(places, tmp_path_factory):
+    """The same model and pictures, one of which is none."""
+    root = tmp_path_factory.mktemp("broken")
+    shutil.copytree(places / "pictures", root / "pictures")
+    shutil.copytree(places / "model", root / "model")
+    (root / "pictures" / CLASSES[0] / "a.png").write_bytes(b"no picture")
+    return root
+
+
+@pytest.mark.parametrize("command", FAST)
+def test_one_bad_picture_is_named_counted_and_skipped(broken, tmp_path, caplog, command):
+    done = run(command, broken, tmp_path / "out", *FAST[command])
+    assert done.exit_code == 1, done.output
+    assert "a.png" in caplog.text and "Traceback" not in done.output
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Not read" in page and "dark/a.png" in page
+    file = "gate.json" if command == "gate" else "manifest.json"
+    record = json.loads((tmp_path / "out" / file).read_text())
+    (hole,) = record["digests"]["left out"] if command == "gate" else record["left out"]
+    assert hole["name"] == "dark/a.png" and "a.png" in hole["reason"]
+
+
+def test_where_no_picture_can_be_read_the_first_is_the_error(places, tmp_path):
+    for name in CLASSES:
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "pictures" / name / "a.png").write_bytes(b"no picture")
+    shutil.copytree(places / "model", tmp_path / "model")
+    done = run("audit", tmp_path, tmp_path / "out", "--eye", "own")
+    assert done.exit_code == 2 and "a.png" in done.output and not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import seecause as sc
+from seecause.data import to_pil
 from seecause.errors import BadOption
 from seecause.repair.audit import verdict_of
 from tests.repair.toys import fitted, scenes
@@ -96,3 +97,26 @@ def test_bad_input_is_one_clear_line(models):
     empty = dataclasses.replace(cases, truth=torch.zeros_like(cases.truth))
     with pytest.raises(BadOption, match="0 of 20 with an object"):
         sc.audit(model, empty)
+
+
+def test_data_may_be_named_and_results_print_one_line(tmp_path, models, caplog):
+    for place, image in enumerate(scenes(24, seed=4).images):
+        folder = tmp_path / ("light" if place % 2 else "dark")
+        folder.mkdir(exist_ok=True)
+        to_pil((image / 2 + 0.5).clamp(0, 1)).save(folder / f"{place}.png")
+    result = sc.audit(models["biased"], f"folder:{tmp_path}", eye="own", per_picture=1)
+    assert len(result.pictures) == 24
+    assert "\n" not in repr(result) and repr(result).startswith(f"BackgroundAudit({result.verdict}")
+    mended = sc.repair(
+        models["biased"], f"folder:{tmp_path}", eye="own", per_picture=1, remedies=("directions",)
+    )
+    assert repr(mended) == f"Repair({mended.sentence})"
+    findings = sc.discover(
+        models["biased"], f"folder:{tmp_path}", kinds=2, trials=2, layers=[1], method="caap"
+    )
+    assert "\n" not in repr(findings) and "in 24 pictures of folder:" in repr(findings)
+    (tmp_path / "dark" / "bad.png").write_text("no picture")
+    (hole,) = sc.heads.read_pictures(models["biased"], f"folder:{tmp_path}").holes
+    assert hole.name == "dark/bad.png" and "left out" in caplog.text
+    with pytest.raises(BadOption, match="folder:"):
+        sc.audit(models["biased"], str(tmp_path))

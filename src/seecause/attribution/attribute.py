@@ -15,7 +15,7 @@ from seecause.engine.chunks import batched, budget, fit, memory
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import as_view
 from seecause.models.base import Architecture, ImageModel, protocol
-from seecause.models.inputs import Pictures, as_images
+from seecause.models.inputs import Pictures, as_images, file_names
 from seecause.target import Spec, Target, best_answers, parse, spread
 from seecause.types import wide
 
@@ -73,12 +73,13 @@ def attribute(
     ['caap', 'mosaic']
     """
     model = as_view(model)
+    names = file_names(images)
     if isinstance(method, str):
-        return _attribute(model, images, target, method, options)
+        return _attribute(model, images, names, target, method, options)
     images = as_images(model, images)
     return Attributions(
         {
-            name: _attribute(model, images, target, name, own)
+            name: _attribute(model, images, names, target, name, own)
             for name, own in options_by_method(method, options, model.architecture).items()
         }
     )
@@ -104,7 +105,12 @@ def options_by_method(
 
 
 def _attribute(
-    model: ImageModel, pictures: Pictures, spec: Spec, method: str, options: dict[str, Any]
+    model: ImageModel,
+    pictures: Pictures,
+    names: list[str],
+    spec: Spec,
+    method: str,
+    options: dict[str, Any],
 ) -> Attribution:
     entry = find(method, model.architecture)
     entry.check(options)
@@ -131,6 +137,7 @@ def _attribute(
         probabilities=probabilities,
         labels=target.labels(model),
         answers=best_answers(model, probabilities, target),
+        names=names,
         manifest={
             "method": method,
             "options": {

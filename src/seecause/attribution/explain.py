@@ -21,7 +21,8 @@ from seecause.attribution.result import (
     joined_manifest,
     saved_lists,
 )
-from seecause.attribution.stream import BATCH, Hole, picture_batches
+from seecause.attribution.stream import BATCH, picture_batches
+from seecause.data.dataset import Hole
 from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined, SeecauseError

@@ -38,6 +38,9 @@ class Looks:
     def plot(self, ax: Any = None, **options: Any) -> Figure:
         """Pictures and their maps as a matplotlib figure; a single map also into axes of your own,
         `ax`. `options` are those of `seecause.report.overlay.overlay`."""
+        if isinstance(ax, str | Path):
+            file = f"axes of matplotlib; to write a file: att.plot().savefig({str(ax)!r})"
+            raise BadOption("ax", str(ax), file)
         from seecause.report.notebook import plot
 
         return plot(self._runs(), ax, **options)

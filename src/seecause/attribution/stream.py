@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution, Attributions
+from seecause.data.dataset import Hole
 from seecause.data.images import PictureFacts, PictureOpener
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import as_view
@@ -24,14 +25,6 @@ from seecause.target import Spec
 
 BATCH = 16
 PIXELS = "pixel_values"  # what batches of Hugging Face call their images
-
-
-@dataclass(frozen=True)
-class Hole:
-    """A picture that could not be read, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)

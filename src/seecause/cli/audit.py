@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,8 +98,9 @@ def audit(
     """Does the model answer from the background? Objects are put on other backgrounds, and answers
     that change are counted, beside those that cutting alone changes.
 
-    Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. `seecause heads
-    audit` erases backgrounds instead, and needs no masks.
+    Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. Pictures that
+    cannot be read are left out and named; the exit code is 1 then. `seecause heads audit` erases
+    backgrounds instead, and needs no masks.
     """
     from seecause.report.folder import check_out, result_folder
     from seecause.report.page import write_page
@@ -114,14 +116,15 @@ def audit(
         opened, data, look, limit=limit, per_picture=per_picture, seed=seed, quiet=quiet
     )
     lines = audit_lines(result, notes=False)  # the eye has warned already
-    manifest = {"command": "audit", "page": "index.html", "table": "audit.csv"}
+    manifest: dict[str, Any] = {"command": "audit", "page": "index.html", "table": "audit.csv"}
     manifest |= {"verdict": result.verdict, "numbers": result.numbers(), "run": result.protocol}
+    manifest["left out"] = [asdict(hole) for hole in result.pictures.holes]
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         title = f"Does {opened.name} answer from the background?"
         lead, sections = lead_of(opened, result.pictures), audit_sections(answering, result)
         write_page(folder / "index.html", title, sections, lead=lead)
         (folder / "audit.csv").write_text(audit_csv(result, answering.classes), encoding="utf-8")
-    say(lines, out, replaced=replaces, quiet=quiet)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
 
 
 def audited(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -111,8 +112,13 @@ def discover(
         progress=partial(counting, quiet=quiet),
     )
     places = [] if pairs == "none" else _places(result, wanted)
-    manifest = {"command": "discover", "page": "index.html", "table": "findings.csv"}
+    manifest: dict[str, Any] = {
+        "command": "discover",
+        "page": "index.html",
+        "table": "findings.csv",
+    }
     manifest |= {"pairs": [place + 1 for place in places], "run": result.protocol}
+    manifest["left out"] = [asdict(hole) for hole in result.pictures.holes]
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:SAID], 1)]
     lines = lines or ["no kind of patch turns pictures into a class by more than chance"]
     with result_folder(out, manifest, overwrite=overwrite) as folder:
@@ -125,7 +131,7 @@ def discover(
             numbers = ", ".join(str(place + 1) for place in places)
             spec = f"pairs:{out / 'pairs' / 'with'}:{out / 'pairs' / 'without'}"
             lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
-    say(lines, out, replaced=replaces, quiet=quiet)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
 
 
 def _ranks(flag: str, text: str) -> list[int]:

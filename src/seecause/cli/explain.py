@@ -33,7 +33,7 @@ from seecause.cli.progress import Facts, Incomplete, counting, starting
 from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
-    from seecause.attribution.stream import Hole
+    from seecause.data.dataset import Hole
     from seecause.models.base import ImageModel
 
 EXAMPLES = """Examples:

@@ -39,6 +39,7 @@ from seecause.cli.options import (
     tell_page,
     with_reading,
 )
+from seecause.cli.progress import Incomplete
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def gate(
     to meet; the exit code is 3 unless all are met.
 
     Writes an evidence pack: a page, numbers, digests of weights and pictures, versions, command and
-    a JUnit report.
+    a JUnit report. Where all are met and pictures could not be read, the exit code is 1.
     """
     from seecause.repair._gate import check_limits, gate as judge
     from seecause.report.folder import check_out, result_folder
@@ -136,6 +137,8 @@ def gate(
         tell_page(out, replaced=replaces)
     if not result.passed:
         raise typer.Exit(FAILED)
+    if audit.pictures.holes:  # named when they were read
+        raise Incomplete
 
 
 def _write_junit(file: Path | None, result: Gate, name: str) -> None:

@@ -181,7 +181,7 @@ def audit(
         **search,
     )
     lines = _write_audit(opened, result, out, overwrite=overwrite)
-    say(lines, out, replaced=replaces, quiet=quiet)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
 
 
 def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool) -> list[str]:

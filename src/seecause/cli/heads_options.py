@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import Device, Dtype, open_model, tell_page
+from seecause.cli.progress import Incomplete
 from seecause.errors import BadOption, NoClassifier
 
 if TYPE_CHECKING:
-    from seecause.data.dataset import Dataset
+    from seecause.data.dataset import Dataset, Hole
     from seecause.heads._prune_and_test import Background
     from seecause.heads.pictures import Pictures
     from seecause.models.base import ImageModel
@@ -348,14 +349,21 @@ def _pairs(flag: str, pairs: Sequence[str], example: str, flags: dict[str, str])
 
 def lead_of(model: ImageModel, pictures: Pictures) -> str:
     lead = f"{len(pictures)} pictures of {pictures.name}."
+    if pictures.holes:
+        lead += f" {len(pictures.holes)} could not be read."
     if model.random_weights:
         lead += " The model has random weights: its answers mean nothing."
     return lead
 
 
-def say(lines: list[str], out: Path, *, replaced: bool, quiet: bool) -> None:
-    """What came out, then where the page is."""
+def say(
+    lines: list[str], out: Path, *, replaced: bool, quiet: bool, holes: Sequence[Hole] = ()
+) -> None:
+    """What came out, then where the page is. Pictures that could not be read have been named; the
+    exit code tells of them."""
     if not quiet:
         for line in lines:
             typer.echo(line)
         tell_page(out, replaced=replaced)
+    if holes:
+        raise Incomplete

@@ -145,7 +145,8 @@ def score(
     scores = result.scores
     best = [f"{head} {float(scores.value[head]):.3g}" for head in scores.order()[:5]]
     highest = f"highest (layer, head): {', '.join(best) or 'no head has a score above 0'}"
-    say([*_about_lines(scores), highest], out, replaced=replaces, quiet=quiet)
+    lines = [*_about_lines(scores), highest]
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
 
 
 def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrite: bool) -> None:
@@ -228,7 +229,8 @@ def prune(
     )  # fmt: skip
     _write_pruned(result, form, out, overwrite=overwrite)
     lines = [*_prune_lines(result), f"checkpoint: {out / 'model'}"]
-    say(lines, out, replaced=replaces, quiet=quiet)
+    holes = (*result.scored.pictures.holes, *result.test.holes)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=holes)
 
 
 def _prune_lines(result: PruneResult) -> list[str]:

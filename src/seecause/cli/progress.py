@@ -28,9 +28,10 @@ JsonFlag = Annotated[
 
 
 class Incomplete(typer.Exit):
-    """A command that did what it could: its facts, and an exit code that says so."""
+    """A command that did what it could: its facts (None: those of its manifest), and an exit code
+    that says so."""
 
-    def __init__(self, facts: Facts):
+    def __init__(self, facts: Facts | None = None):
         super().__init__(INCOMPLETE)
         self.facts = facts
 

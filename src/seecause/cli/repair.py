@@ -129,7 +129,7 @@ def repair(
     shutil.rmtree(work, ignore_errors=True)
     lines = [result.sentence, *_lines(result)]
     lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
-    say(lines, out, replaced=replaces, quiet=quiet)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
 
 
 def _write(result: Repair, out: Path, *, overwrite: bool) -> None:

@@ -55,6 +55,14 @@ class Sample:
     id: str = ""
 
 
+@dataclass(frozen=True)
+class Hole:
+    """A picture that could not be read, and why."""
+
+    name: str
+    reason: str
+
+
 class Dataset(Protocol):
     """What every dataset has. Iterating works too: an index beyond the end raises IndexError.
 

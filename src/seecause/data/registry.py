@@ -7,13 +7,14 @@ import importlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from seecause._options import keyword_options
 from seecause._plugins import load_plugins, plugins
 from seecause.data.dataset import Dataset, Subset, check_limit, evenly
 from seecause.errors import BadOption, UnknownName
 
+T = TypeVar("T")
 Opener = Callable[..., Dataset]  # (what follows `name:`, *, limit=None)
 
 _OURS = {  # spec -> where its opener is; imported on first use
@@ -81,6 +82,11 @@ def open_data(spec: str, *, limit: int | None = None) -> Dataset:
     if name not in _REGISTERED:
         raise UnknownName("dataset", spec, datasets())
     return _open_registered(_REGISTERED[name][1], spec, rest, limit)
+
+
+def as_data(data: T | str | Path) -> T | Dataset:
+    """A dataset as it is, or the one of that name."""
+    return open_data(str(data)) if isinstance(data, str | Path) else data
 
 
 open = open_data  # sc.data.open(...)

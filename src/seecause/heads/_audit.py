@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.dataset import Dataset
+from seecause.data.registry import as_data
 from seecause.errors import BadOption
 from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples
 from seecause.heads.erase import Erasure, Fill, Masks
@@ -145,7 +146,7 @@ class Audit:
 @settles
 def audit(
     model: ImageModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     *,
     masks: MaskSource = "both",
     fills: Sequence[Fill] = ("mean", "grey"),
@@ -168,6 +169,7 @@ def audit(
     if count not in get_args(Counted):
         raise BadOption("count", count, f"one of {', '.join(get_args(Counted))}")
     check_search(search)
+    data = as_data(data)
     model = model_for(model, data)
     pictures = pictures_of(model, data, progress)
     sources, overlap = _masks(

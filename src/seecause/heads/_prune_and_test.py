@@ -17,6 +17,7 @@ import torch
 from seecause._options import check_options
 from seecause.data._answers import group_shares
 from seecause.data.dataset import Dataset
+from seecause.data.registry import as_data
 from seecause.errors import BadOption, UnknownName
 from seecause.heads._export import Form, export
 from seecause.heads._outcomes import (
@@ -141,7 +142,7 @@ class ScoredHeads:
 @settles
 def score_heads(
     model: ImageModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     *,
     selector: str = "cigma",
     options: Mapping[str, Any] | None = None,
@@ -166,7 +167,7 @@ def score_heads(
 
 def _score(
     model: VisionModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     entry: Selector,
     sampling: AnswerSampling | None,
     background: Background,
@@ -174,6 +175,7 @@ def _score(
     progress: Progress,
     options: dict[str, Any],
 ) -> ScoredHeads:
+    data = as_data(data)
     scorer = _view(model_for(model, data))
     everything = pictures_of(scorer, data, progress)
     if everything.labels is None and "labels" in entry.needs:
@@ -250,8 +252,8 @@ class PruneResult:
 @settles
 def prune_and_test(
     model: ImageModel,
-    train: Dataset | Pictures,
-    test: Dataset | Pictures,
+    train: Dataset | Pictures | str,
+    test: Dataset | Pictures | str,
     *,
     selector: str = "cigma",
     options: Mapping[str, Any] | None = None,
@@ -277,6 +279,7 @@ def prune_and_test(
         options = {"top": most, **options}
     scored = _score(view, train, entry, sampling, background, seed, progress, options)
     heads = scored.scores.top(top)
+    test = as_data(test)
     judge = _view(model_for(view, test))
     pictures = pictures_of(judge, test, progress)
     twin = None if same is None else pictures_of(judge, same, progress)

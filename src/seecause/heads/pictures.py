@@ -3,6 +3,7 @@ studies start from."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,11 +13,20 @@ import torch
 from torch import Tensor
 
 from seecause.data._answers import Group, true_positives
-from seecause.data.batch import class_places, to_batch
-from seecause.data.dataset import IGNORE, Dataset, has_counterfactuals, has_pairs
+from seecause.data.batch import class_places, framed, to_batch
+from seecause.data.dataset import (
+    IGNORE,
+    Dataset,
+    Hole,
+    Sample,
+    has_counterfactuals,
+    has_pairs,
+    sample_ids,
+)
 from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map
+from seecause.data.registry import as_data
 from seecause.engine.chunks import batched, fit
-from seecause.errors import BadOption
+from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.heads.erase import Masks, Swapped
 from seecause.heads.registry import checked_labels
 from seecause.models._settled import settles
@@ -27,6 +37,7 @@ from seecause.models.view import VisionModel
 if TYPE_CHECKING:
     from seecause.critters import Latents
 
+log = logging.getLogger(__name__)
 NONE = "none of the nine"
 _READ = 64  # pictures held at once before they have the model's size
 
@@ -54,6 +65,7 @@ class Pictures:
     swapped: Swapped | None = None  # exact counterfactuals: Critters, and data of pairs
     objects: tuple[str, ...] = ()  # names of the first code of groups: the data's own classes
     places: tuple[str, ...] = ()  # names of the second code of groups
+    holes: tuple[Hole, ...] = ()  # what else the data has, and could not be read
 
     def __len__(self) -> int:
         return len(self.images)
@@ -90,10 +102,12 @@ class Pictures:
 
 
 def read_pictures(
-    model: ImageModel, data: Dataset, *, progress: Callable[[int], None] | None = None
+    model: ImageModel, data: Dataset | str, *, progress: Callable[[int], None] | None = None
 ) -> Pictures:
-    """All pictures of a dataset. Critters bring exact counterfactuals: the same creature elsewhere,
-    and another creature in the same place."""
+    """All pictures of a dataset, or of the one of that name; those that cannot be read are left
+    out and named (`holes`). Critters bring exact counterfactuals: the same creature elsewhere, and
+    another creature in the same place."""
+    data = as_data(data)
     if data.classes:
         class_places(model, data)  # a dataset of other classes is refused before it is read
     if has_counterfactuals(data) and model.preprocess.size == (96, 96):
@@ -107,12 +121,16 @@ def read_pictures(
     images, labels, truth = list[Tensor](), list[Tensor](), list[Tensor]()
     groups, ids = list[Group | None](), list[str]()
     others = list[Tensor]()
+    holes = list[Hole]()
     for start in range(0, len(data), _READ):
         places = range(start, min(start + _READ, len(data)))
-        samples = [data[place] for place in places]
+        samples, seconds = _read(model, data, places, holes)
+        if progress is not None:
+            progress(len(places))
+        if not samples:
+            continue
         batch = to_batch(model, samples)
-        if has_pairs(data):
-            others.append(to_batch(model, [data.other(place) for place in places]).images)
+        others += [to_batch(model, seconds).images] if seconds else []
         images.append(batch.images)
         labels += [] if batch.labels is None else [batch.labels]
         shape = (len(samples), *batch.images.shape[-2:])
@@ -120,8 +138,8 @@ def read_pictures(
         truth.append(unknown if batch.masks is None else batch.masks)
         groups += [sample.group for sample in samples]
         ids += [sample.id for sample in samples]
-        if progress is not None:
-            progress(len(samples))
+    if not images:
+        raise SeecauseError(holes[0].reason)
     masked = any(bool((part != IGNORE).any()) for part in truth)
     pictures = Pictures(
         data.name,
@@ -133,8 +151,29 @@ def read_pictures(
         swapped=Swapped(torch.cat(others)) if others else None,
         objects=tuple(data.classes),
         places=tuple(getattr(data, "places", ())),
+        holes=tuple(holes),
     )
     return _with_labels(model, data, pictures)
+
+
+def _read(
+    model: ImageModel, data: Dataset, places: range, holes: list[Hole]
+) -> tuple[list[Sample], list[Sample]]:
+    """Samples in the model's frame, and their second versions where there are such. What cannot be
+    read is named and left out."""
+    samples, seconds, frame = list[Sample](), list[Sample](), model.preprocess
+    paired = has_pairs(data)
+    for place in places:
+        try:
+            sample = framed(frame, data[place])
+            second = [framed(frame, data.other(place))] if paired else []
+        except (BadImage, DataMissing) as bad:
+            log.warning("left out: %s", bad)
+            holes.append(Hole(sample_ids(data)[place], str(bad)))
+            continue
+        samples.append(sample)
+        seconds += second
+    return samples, seconds
 
 
 def pictures_of(model: ImageModel, data: Dataset | Pictures, progress: Progress) -> Pictures:

@@ -73,6 +73,21 @@ def as_images(model: Framed, pictures: Pictures) -> Tensor:
     return batch.to(model.device, model.dtype)
 
 
+def file_names(pictures: Pictures) -> list[str]:
+    """What pictures are called by the paths they come from; empty where none comes from a file."""
+    items: Any = pictures if isinstance(pictures, list | tuple) else [pictures]
+    paths = [_path(item) for item in items]
+    if not any(paths) or any(getattr(item, "ndim", 0) > 3 for item in items):
+        return []
+    return [path or f"picture {place}" for place, path in enumerate(paths)]
+
+
+def _path(item: Any) -> str:
+    if isinstance(item, Image.Image):  # one that was opened and not changed knows its file
+        return str(getattr(item, "filename", ""))
+    return str(item) if isinstance(item, str | Path) else ""
+
+
 def _one_or_more(model: Framed, value: Any) -> Tensor:
     """[B, 3, H, W], normalised, of a picture or of an array of them."""
     frame = model.preprocess

@@ -69,12 +69,15 @@ class Check:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gate:
     """All limits, and the audit that they were held against."""
 
     audit: BackgroundAudit
     checks: tuple[Check, ...]
+
+    def __repr__(self) -> str:
+        return f"Gate({self.sentence})"
 
     @property
     def passed(self) -> bool:

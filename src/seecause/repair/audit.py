@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.dataset import Dataset
+from seecause.data.registry import as_data
 from seecause.errors import BadOption, NothingRight
 from seecause.heads.erase import Masks
 from seecause.heads.gains import Gains, information_gains
@@ -45,7 +46,7 @@ ENOUGH = 20  # right answers
 PER_PICTURE = 4  # transplants of each kind
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BackgroundAudit:
     """Answers to pictures and their versions, and what they say."""
 
@@ -53,6 +54,12 @@ class BackgroundAudit:
     masks: EyeMasks | None  # None: pairs
     gains: Gains | None = None  # of pictures that are answered right
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        flips = f"extra flips {_mean(self.extra_flips):+.0%} ({low:+.0%} to {high:+.0%})"
+        of = f"{len(self.pictures)} pictures of {self.pictures.name}"
+        return f"BackgroundAudit({self.verdict}: {flips}, {of})"
 
     @property
     def pictures(self) -> Pictures:
@@ -164,14 +171,15 @@ def verdict_of(
 @settles
 def audit(
     model: ImageModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     *,
     eye: Eye | ImageModel | Tensor | str | None = None,
     per_picture: int = PER_PICTURE,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
-    """Measure how far answers follow the background. `eye` finds the objects (`sc.eye`): None for
+    """Measure how far answers follow the background. `data`: a dataset, or its name as the command
+    line takes it (`folder:PATH`). `eye` finds the objects (`sc.eye`): None for
     masks that the data brings, or pairs where it brings those instead.
 
     >>> import seecause as sc
@@ -180,6 +188,7 @@ def audit(
     >>> result.verdict
     'yes'
     """
+    data = as_data(data)
     model = model_for(model, data)
     material = material_of(model, data, eye, progress)
     result = audit_part(

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset
+from seecause.data.registry import as_data
 from seecause.errors import BadOption, NotDefined
 from seecause.heads.pictures import Pictures, Progress, logits_of, no_progress, pictures_of
 from seecause.metrics.statistics import bootstrap_interval
@@ -115,7 +116,7 @@ class Finding:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Discovery:
     """Kinds of patches, the strongest first."""
 
@@ -124,6 +125,11 @@ class Discovery:
     answers: Tensor  # [n] what the model says
     findings: tuple[Finding, ...]
     protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.findings)} kinds of patches in {len(self.pictures)} pictures"
+        first = f"; first: {self.findings[0].sentence()}" if self.findings else ""
+        return f"Discovery({count} of {self.pictures.name}{first})"
 
     def pairs(self, places: Sequence[int] | None = None) -> Pairs:
         """Findings (all, or those at `places`) as pairs of equal label: pictures with the kind
@@ -147,7 +153,7 @@ class Discovery:
 @torch.no_grad()
 def discover(
     model: ImageModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     *,
     method: str = "caap+mosaic",
     layers: Sequence[int] | None = None,
@@ -181,7 +187,7 @@ def discover(
     if "score" not in known.options:
         options.pop("score")
     known.check(options)
-    pictures = pictures_of(view, data, progress)
+    pictures = pictures_of(view, as_data(data), progress)
     answers = logits_of(view, pictures.images).argmax(dim=1).cpu()
     _need_answers(view, pictures, answers)
     scores = _evidence(view, pictures, method, chosen, options, progress)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from seecause import __version__
 from seecause._files import digest, digest_json, write_atomic, write_json
 from seecause.data.dataset import Dataset, evenly
+from seecause.data.registry import as_data
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.heads.pictures import Pictures, Progress, no_progress
@@ -65,10 +66,10 @@ JUDGED = 400  # pictures that the verdict is taken of, at most
 @settles
 def repair(
     model: ImageModel,
-    data: Dataset | Pictures,
+    data: Dataset | Pictures | str,
     *,
     eye: Eye | ImageModel | Tensor | str | None = None,
-    test: Dataset | Pictures | None = None,
+    test: Dataset | Pictures | str | None = None,
     remedies: Sequence[str] = CHEAP,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     groups: bool = False,
@@ -97,6 +98,7 @@ def repair(
     folder = None if work is None else _folder(Path(work))
     if isinstance(eye, str) and folder is not None:
         eye = open_eye(eye, model=view, cache=folder / "eye")
+    data, test = as_data(data), as_data(test)
     material = material_of(view, data, eye, progress)
     if groups:
         _need_groups(material)
@@ -120,8 +122,9 @@ def repair(
     record = _record(view, material, learn, choose, report, per_picture, seed)
     candidates, before, after = _reported(view, report, candidates, mended, name, seed)
     return Repair(
-        mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record
-    )
+        mended[name].model, view, name, verdict, before, after, candidates, chosen_by, record,
+        holes=(*material.pictures.holes, *(() if seen is None else seen.pictures.holes)),
+    )  # fmt: skip
 
 
 def _try_all(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seecause._files import write_atomic, write_json
+from seecause.data.dataset import Hole
 from seecause.heads._export import export as export_model
 from seecause.models.view import VisionModel
 from seecause.repair.audit import BackgroundAudit
@@ -33,7 +34,7 @@ class Candidate:
     failed: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Repair:
     """`model` is the mended one, or `original` where nothing was done."""
 
@@ -46,6 +47,10 @@ class Repair:
     candidates: Mapping[str, Candidate]
     chosen_by: str
     record: dict[str, Any] = field(default_factory=dict)
+    holes: tuple[Hole, ...] = ()  # pictures that could not be read
+
+    def __repr__(self) -> str:
+        return f"Repair({self.sentence})"
 
     @property
     def sentence(self) -> str:
@@ -86,6 +91,7 @@ class Repair:
             "after": self.after.numbers(),
             "candidates": [_plain(vars(candidate)) for candidate in self.candidates.values()],
             "run": self.record,
+            "left out": [asdict(hole) for hole in self.holes],
         }
 
 

@@ -17,7 +17,7 @@ from seecause.repair.discover import Discovery, Finding
 from seecause.repair.kinds import pasted
 from seecause.report.heads_audit import Shot, ShotCard
 from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment, protocol_section
+from seecause.report.page import Section, fragment, holes_section, protocol_section
 
 NAME = 80  # characters of a file's name, at most
 CROPS = 9  # examples of a kind on its card
@@ -44,7 +44,8 @@ def discover_sections(result: Discovery) -> list[Section]:
         cards = [_card(result, *place) for place in enumerate(result.findings, 1)]
         body = fragment("shots.html.j2", cards=cards)
     title = "Which kinds of patches turn pictures into which class?"
-    return [Section(title, body, NOTE, TERMS), protocol_section([result.protocol])]
+    holes = holes_section(result.pictures.holes)
+    return [Section(title, body, NOTE, TERMS), *holes, protocol_section([result.protocol])]
 
 
 def _card(result: Discovery, rank: int, finding: Finding) -> ShotCard:

@@ -16,12 +16,19 @@ from seecause._files import write_json
 from seecause.attribution.explain import AttributionWriter, Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
-from seecause.attribution.stream import Hole
+from seecause.data.dataset import Hole
 from seecause.errors import SeecauseError
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
-from seecause.report.page import HtmlFile, Section, fragment, protocol_section, write_page
+from seecause.report.page import (
+    HtmlFile,
+    Section,
+    fragment,
+    holes_section,
+    protocol_section,
+    write_page,
+)
 from seecause.target import Answer
 
 HOW_TO_READ = (
@@ -164,14 +171,6 @@ def _sorter(rows: Sequence[Mapping[str, Any]]) -> Markup:
     known = {"confidence", *(["error"] * truths), *(["background"] * masks)}
     orders = [(key, title) for key, title in ORDERS.items() if key.split()[0] in known]
     return fragment("sorter.html.j2", orders=orders, truths=truths)
-
-
-def holes_section(holes: Sequence[Hole]) -> list[Section]:
-    """Pictures that could not be read; none if all could."""
-    if not holes:
-        return []
-    rows = [(hole.name, hole.reason) for hole in holes]
-    return [Section("Not read", fragment("facts.html.j2", rows=rows, head=(), marked=[]))]
 
 
 def write_runs_page(path: Path, runs: Mapping[str, Attribution]) -> Path:

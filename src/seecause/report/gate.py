@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def facts(
             "weights files": files,
             "data": audit.pictures.name,
             "pictures": len(audit.pictures),
+            "left out": [asdict(hole) for hole in audit.pictures.holes],
             "pictures.csv": hashlib.sha256(pictures_csv(result).encode()).hexdigest(),
         },
         "command": command,

@@ -21,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from seecause._files import atomic_file, digest
+from seecause.data.dataset import Hole
 from seecause.report.overlay import fixed, number
 
 SHORT_NOTE = 180  # characters that stand above a picture without being in its way
@@ -139,6 +140,14 @@ def folded(summary: str, body: Markup) -> Markup:
     """HTML that is shown when its summary is touched."""
     opening = Markup('<details class="fold"><summary>{}</summary>').format(summary)
     return opening + body + Markup("</details>")
+
+
+def holes_section(holes: Sequence[Hole]) -> list[Section]:
+    """Pictures that could not be read; none if all could."""
+    if not holes:
+        return []
+    rows = [(hole.name, hole.reason) for hole in holes]
+    return [Section("Not read", fragment("facts.html.j2", rows=rows, head=(), marked=[]))]
 
 
 def protocol_section(manifests: Sequence[Mapping[str, Any]]) -> Section:

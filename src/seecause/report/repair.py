@@ -17,7 +17,7 @@ from seecause.repair.transplant import Transplants
 from seecause.report.heads import GAINS, rows_csv, table
 from seecause.report.heads_audit import Shot, ShotCard, groups_section
 from seecause.report.overlay import data_uri, picture
-from seecause.report.page import Section, fragment, protocol_section
+from seecause.report.page import Section, fragment, holes_section, protocol_section
 from seecause.target import Answer
 
 SHOWN = 6
@@ -100,6 +100,7 @@ def audit_sections(model: ImageModel, audit: BackgroundAudit) -> list[Section]:
         *sheet_section(model, audit),
         Section("Numbers", numbers, ""),
         *groups_section(audit),  # type: ignore[arg-type]
+        *holes_section(audit.pictures.holes),
         protocol_section([audit.protocol]),
     ]
 
@@ -182,6 +183,7 @@ def repair_sections(result: Repair) -> list[Section]:
         remedies_section(result),
         *sheet_section(result.original, result.before),
         not_tested_section(),
+        *holes_section(result.holes),
         protocol_section([{**result.before.protocol, "options": _settings(result.record)}]),
     ]
 
