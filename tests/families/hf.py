@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers as hf
 from torch import Tensor, nn
 
@@ -94,6 +95,49 @@ def hf_dinov3() -> Native:
     )
 
 
+def hf_beit() -> Native:
+    config = hf.BeitConfig(
+        **BASE, **LABELS, image_size=32, use_relative_position_bias=True, use_mean_pooling=False
+    )
+    return _classifier(hf.BeitForImageClassification(config), OTHER_SIZE)
+
+
+def hf_data2vec() -> Native:
+    config = hf.Data2VecVisionConfig(
+        **BASE, **LABELS, image_size=32, use_shared_relative_position_bias=True
+    )
+    return _classifier(hf.Data2VecVisionForImageClassification(config), OTHER_SIZE)
+
+
+def packed(images: Tensor, padding: int = 0) -> dict[str, Tensor]:
+    """Pictures as SigLIP 2 NaFlex takes them: patches in rows, padded and masked."""
+    from transformers.models.siglip2.image_processing_siglip2 import (
+        convert_image_to_patches,
+        pad_along_first_dim,
+    )
+
+    rows = [convert_image_to_patches(image, 8) for image in images]
+    both = [pad_along_first_dim(row, len(row) + padding) for row in rows]
+    patches, masks = (torch.stack(parts) for parts in zip(*both, strict=True))
+    grid = torch.tensor([[side // 8 for side in images.shape[-2:]]] * len(images))
+    return {"pixel_values": patches, "pixel_attention_mask": masks, "spatial_shapes": grid}
+
+
+def hf_siglip2() -> Native:
+    module, head = hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**BASE, num_patches=16)), matrix(24)
+    return _native(
+        module,
+        {**OTHER_SIZE, "head": head},
+        lambda x: module(**packed(x)).pooler_output @ head.to(x.dtype).T,
+    )
+
+
+def hf_siglip2_classifier() -> Native:
+    config = hf.Siglip2Config(vision_config={**BASE, "num_patches": 16}, **LABELS)
+    module = hf.Siglip2ForImageClassification(config)
+    return _native(module, OTHER_SIZE, lambda x: module(**packed(x)).logits)
+
+
 def _dual(kind: str) -> Any:
     """The config of a model with two towers: vision as in BASE, and a short text tower."""
     text = dict(
@@ -164,6 +208,6 @@ FAMILIES = {
         hf_vit, hf_vit_other_size, hf_vit_backbone, hf_deit, hf_deit_distilled, hf_dinov2,
         hf_dinov2_swiglu, hf_dinov2_registers, hf_dinov3,
         hf_clip, hf_clip_tower, hf_clip_classifier, hf_siglip, hf_siglip_tower,
-        hf_siglip_classifier,
+        hf_siglip_classifier, hf_beit, hf_data2vec, hf_siglip2,
     )
 }  # fmt: skip

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
+from tests.families.hf import hf_siglip2, hf_siglip2_classifier, packed
 from tests.families.native import HALF, SIZE, matrix
 from tests.helpers import hooks, noise, view
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -98,38 +99,12 @@ def _timm(name: str, **options: object) -> nn.Module:
     return timm.create_model(name, **options)
 
 
-def _hf(kind: str) -> nn.Module:
+def _swin_backbone() -> nn.Module:
     import transformers
 
-    small = dict(
-        image_size=32,
-        patch_size=8,
-        hidden_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        intermediate_size=24,
-    )
-    return getattr(transformers, f"{kind}ForImageClassification")(
-        getattr(transformers, f"{kind}Config")(**small)
-    )
-
-
-def _swin() -> nn.Module:
-    import transformers
-
-    return transformers.SwinForImageClassification(
+    return transformers.SwinModel(
         transformers.SwinConfig(
             image_size=32, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4
-        )
-    )
-
-
-def _siglip2() -> nn.Module:
-    import transformers
-
-    return transformers.Siglip2VisionModel(
-        transformers.Siglip2VisionConfig(
-            hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24
         )
     )
 
@@ -150,20 +125,14 @@ def _open_clip_with(**vision: object) -> nn.Module:
 
 
 REFUSED = {
-    "timm SwinTransformer": lambda: _timm(
-        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(3, 3)
-    ),
-    "timm Beit": lambda: _timm(
-        "beit_base_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
+    "timm Xcit": lambda: _timm(
+        "xcit_nano_12_p16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
     ),
     "timm VisionTransformerRelPos": lambda: _timm(
         "vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
     ),
-    "transformers BeitForImageClassification": lambda: _hf("Beit"),
-    "transformers Data2VecVisionForImageClassification": lambda: _hf("Data2VecVision"),
-    "transformers SwinForImageClassification": _swin,
-    "transformers Siglip2VisionModel": _siglip2,
-    "torchvision SwinTransformer": lambda: _torchvision("swin_t"),
+    "transformers SwinModel": _swin_backbone,
+    "torchvision MaxVit": lambda: _torchvision("maxvit_t"),
     "open_clip ModifiedResNet": lambda: _open_clip_with(layers=(1, 1, 1, 1), width=8),
     "open_clip VisionTransformer": lambda: _open_clip_with(layers=1, attentional_pool=True),
     "torch.nn.modules.linear.Linear": lambda: nn.Linear(3, 3),
@@ -259,3 +228,22 @@ def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
 def _width(model) -> int:
     block = model.blocks[0]
     return block.heads * block.head_dim
+
+
+@pytest.mark.parametrize("kind", ["vision", "classifier"])
+@torch.no_grad()
+def test_padding_of_packed_patches_changes_no_answer(kind):
+    native = {"vision": hf_siglip2, "classifier": hf_siglip2_classifier}[kind]()
+    scramble(native.module).double().requires_grad_(False)
+    model, images = view(native), pictures(native)
+    tower = native.module if kind == "vision" else native.module.vision_model
+    for padding in (0, 3):
+        inputs = packed(images, padding)
+        if kind == "vision":
+            head = native.options["head"].double()
+            expected = tower(**inputs).pooler_output @ head.T
+        else:
+            expected = native.module(**inputs).logits
+        assert_close(model(images), expected, atol=1e-10, rtol=0)
+    tall = pictures(native).transpose(-1, -2)  # another grid of as many patches
+    assert_close(model(tall), native.forward(tall), atol=1e-10, rtol=0)

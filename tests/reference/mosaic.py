@@ -45,6 +45,10 @@ def mixed_logits(
         keys = torch.cat([k[0, :, :special], k[1, :, special:], k[2, :, special:]], dim=1)
         values = torch.cat([v[0, :, :special], v[1, :, special:], v[2, :, special:]], dim=1)
         weight = torch.cat([mask.new_zeros(special), torch.log1p(-mask), torch.log(mask)])
+        added = args[0] if args else options.get("attn_mask")
+        if added is not None:  # relative positions: both runs' keys have those of their place
+            own = added.expand(3, *added.shape[1:])[0, :, : rows.shape[1]]
+            weight = weight + torch.cat([own, own[..., special:]], dim=-1)
         share = torch.softmax(rows @ keys.transpose(1, 2) * scale + weight, dim=-1)
         mixed = torch.cat([share @ values, o[0, :, rows.shape[1] :]], dim=1)
         return torch.cat([mixed[None], o[1:]])

@@ -90,7 +90,9 @@ def _parts(
         step.h = step.out = blank.states[index][:, special]  # recorded: nothing runs again
         keep = sets.context_mask if index in donor_blocks else sets.whole_mask
         queries = step.q.repeat(1, 1, n, 1)  # the blank's own class query
-        o, lse = attend(queries, [blank.bank(index, keep)], scale=step.block.scale)
+        bias = step.block.bias(at, blank.at)
+        bias = None if bias is None else bias.repeat(1, 1, n, 1)
+        o, lse = attend(queries, [blank.bank(index, keep, bias)], scale=step.block.scale)
         if printed:
             o = blank.kv[index][1][:, :, ~sets.is_special].mean(dim=2)[:, None].expand_as(o)
         parts[index] = (o.to(lse.dtype), lse)

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.engine import kernel, soft
+from seecause.models.block import Block
+from seecause.models.layout import At
 from seecause.types import wide
 
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
@@ -161,13 +163,24 @@ class Bank:
 class Own:
     """Live keys and values k, v [B, Hkv, K, dh]: query rows and keys come in the same number of
     groups, and a row sees its group's keys only. With one row and one key per group this is each
-    row's own key.
+    row's own key. `bias` [1|B, H, R, keys of the largest group] is added to the scores.
     """
 
     k: Tensor
     v: Tensor
     queries: Groups
     keys: Groups
+    bias: Tensor | None = None
+
+
+def own_bias(block: Block, rows: At, keys: At, queries: Groups, groups: Groups) -> Tensor | None:
+    """What a block adds to the scores of rows (in groups `queries`) against keys (in as many
+    `groups`): [1, H, R, keys of the largest group], or None."""
+    if block.additive is None:
+        return None
+    theirs = keys.index[groups.padded][queries.owner.long()]  # of each row [R, keys]
+    bias = block.bias(rows.take(rows.index[:, None]), keys.take(theirs))  # [R, H, 1, keys]
+    return None if bias is None else bias[:, :, 0].transpose(0, 1)[None]
 
 
 def attend(
@@ -235,9 +248,11 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     folded = [
         t[:, :, groups.padded].transpose(1, 2).flatten(0, 1) for t, groups in padded
     ]  # [B*G, H, g, dh]
-    scores = _scores(folded[0], folded[1], scale).masked_fill(
-        ~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf
-    )
+    scores = _scores(folded[0], folded[1], scale)
+    if own.bias is not None:
+        added = own.bias[:, :, own.queries.padded].transpose(1, 2)  # [1|B, G, H, g, keys]
+        scores = scores + added.expand(batch, -1, -1, -1, -1).flatten(0, 1)
+    scores = scores.masked_fill(~own.keys.valid.repeat(batch, 1)[:, None, None, :], -torch.inf)
     o, lse = (
         t.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         for t in _softmax_part(scores, folded[2])
@@ -252,6 +267,8 @@ def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     rows = wide(q).unflatten(2, (count, -1)).unflatten(1, (-1, share))  # [B, Hkv, s, G, g, dh]
     k, v = (wide(x).unflatten(2, (count, -1))[:, :, None] for x in (own.k, own.v))
     scores = (rows[..., :, None, :] * k[..., None, :, :]).sum(dim=-1) * scale  # [.., G, g, keys]
+    if own.bias is not None:
+        scores = scores + own.bias.unflatten(2, (count, -1)).unflatten(1, (-1, share))
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse[..., None])
     o = (weights[..., None] * v[..., None, :, :]).sum(dim=-2)

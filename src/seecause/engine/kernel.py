@@ -46,7 +46,8 @@ def usable(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
         *((own.k, own.v) if own is not None else ()),
     ]
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    simple = len(banks) <= 2 and all(b.bias is None for b in banks) and q.shape[-1] <= 256
+    plain = all(part is None or part.bias is None for part in (*banks, own))
+    simple = len(banks) <= 2 and plain and q.shape[-1] <= 256
     fits = q.is_cuda and q.dtype in DTYPES and simple and not differentiable
     return fits and triton_modules() is not None
 

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import Bank, Groups, Own, attend
+from seecause.engine.attend import Bank, Groups, Own, attend, own_bias
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import walk
@@ -69,11 +69,14 @@ class Mixture:
         first = self.picture.layout.prefix
         steps = walk(self.model, z, at, start=self.start)
         for step in steps:
+            bias = step.block.bias(step.at, self.blank.at)
+            bias = None if bias is None else bias[..., first:]
             banks = [
-                _weighted(trace.kv[step.index], weight, first)
+                _weighted(trace.kv[step.index], weight if bias is None else weight + bias, first)
                 for trace, weight in zip((self.blank, self.picture), weights, strict=True)
             ]
-            own = Own(step.k, step.v, groups, groups)
+            beside = own_bias(step.block, step.at, step.at, groups, groups)
+            own = Own(step.k, step.v, groups, groups, beside)
             step.o, _ = attend(step.q, banks, own, scale=step.block.scale, fused=self.fused)
         return steps.h.unflatten(1, (count, p))
 

@@ -36,7 +36,7 @@ def fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
     if own is None or len(banks) != 2 or q.dtype not in DTYPES or q.shape[-1] > 128:
         return False
     each = own.queries.each
-    if each is None or each != own.keys.each or each > MOST_EACH:
+    if own.bias is not None or each is None or each != own.keys.each or each > MOST_EACH:
         return False
     heads = {q.shape[1], own.k.shape[1], *(bank.k.shape[1] for bank in banks)}
     learning = torch.is_grad_enabled() and any(

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seecause.engine.attend import Bank, Mask, Own, attend, merge
+from seecause.engine.attend import Bank, Mask, Own, attend, merge, own_bias
 from seecause.engine.token_sets import RowGroups, TokenSets, token_sets
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import Step, walk
@@ -215,11 +215,13 @@ class Sweep:
             if step.index == plan.start:
                 self._share(step, first, rows.tokens[:p])
             mixed = step.index in donor_blocks
-            banks = [self.donor.bank(step.index, sets.donor_mask)] if mixed else []
+            bias = step.block.bias(step.at, self.context.at)  # tokens have one place in both runs
+            banks = [self.donor.bank(step.index, sets.donor_mask, bias)] if mixed else []
             if summary is None:
                 keep = sets.context_mask if mixed else sets.whole_mask
-                banks.insert(0, self.context.bank(step.index, keep))
-            own = Own(step.k, step.v, rows.groups, rows.groups)
+                banks.insert(0, self.context.bank(step.index, keep, bias))
+            beside = own_bias(step.block, step.at, step.at, rows.groups, rows.groups)
+            own = Own(step.k, step.v, rows.groups, rows.groups, beside)
             step.o, lse = attend(step.q, banks, own, scale=step.block.scale)
             if summary is not None:
                 o, blank_lse = summary.parts[step.index]
@@ -257,8 +259,10 @@ class Sweep:
             if step.index == last and self.model.readout.reads_rows:
                 step.take(rows.special_rows)
                 rows, keep = special.groups, sets.special_outside_mask
-            own = Own(step.k, step.v, rows.groups, keys)
-            banks = [self.context.bank(step.index, keep)]
+            beside = own_bias(step.block, step.at, step.keys_at, rows.groups, keys)
+            own = Own(step.k, step.v, rows.groups, keys, beside)
+            bias = step.block.bias(step.at, self.context.at)
+            banks = [self.context.bank(step.index, keep, bias)]
             step.o, _ = attend(step.q, banks, own, scale=step.block.scale)
         return LiveRows(sets, rows, steps.h)
 

@@ -44,9 +44,9 @@ class Trace:
         kept = [*self.states.values(), *(k for k, _ in self.kv.values())]
         return len(kept[0] if self.logits is None else self.logits)
 
-    def bank(self, block: int, keep: Mask | None = None) -> Bank:
+    def bank(self, block: int, keep: Mask | None = None, bias: Tensor | None = None) -> Bank:
         k, v = self.kv[block]
-        return Bank(k, v, keep)
+        return Bank(k, v, keep, bias=bias)
 
 
 def record(

@@ -59,6 +59,12 @@ def check_sliceable(model: VisionModel) -> None:
             "every head has rotary frequencies of its own",
             ZEROED,
         )
+    if any(block.additive is not None for block in model.blocks):
+        raise UnsupportedModel(
+            f"cutting heads out of {model.family}",
+            "every head has relative position biases of its own",
+            ZEROED,
+        )
     if hasattr(model.module, "view_parts"):
         raise UnsupportedModel(
             f"cutting heads out of {model.family}",

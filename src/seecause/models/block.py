@@ -48,6 +48,12 @@ def chain(*steps: Fn) -> Fn:
     return run
 
 
+def times(owner: Any, name: str) -> Fn:
+    """Multiplication by a parameter that may be absent, read at each call so that edits are
+    seen."""
+    return lambda x: x if getattr(owner, name) is None else getattr(owner, name) * x
+
+
 @dataclass(eq=False)
 class Block:
     """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.

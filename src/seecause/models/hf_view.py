@@ -1,5 +1,5 @@
-"""Views of transformers' vision towers: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and
-SigLIP.
+"""Views of transformers' vision towers: ViT, DeiT, BEiT, Data2Vec, DINOv2 (with registers),
+DINOv3, CLIP, SigLIP and SigLIP 2 (of fixed size, and NaFlex).
 
 The classes of one library differ in what follows the tower, so a table says how each is read:
 
@@ -14,6 +14,7 @@ norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +25,13 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models import multihead
-from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models.block import Block, Constant, Fn, chain, same, silent, times
 from seecause.models.containers import peeled
 from seecause.models.heads import TextHead, TextInput, as_inputs, require_text, text_matrix
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.readout import Kind, LatentPool
+from seecause.models.relative import OWN_BIAS, SHARED_BIAS, Table, native_table, relative_bias
 
 Rotate = Callable[[Tensor, At], Tensor]
 
@@ -64,10 +66,11 @@ def blocks_of(tower: nn.Module) -> list[Block]:
         raise UnsupportedModel(f"transformers {type(tower).__name__}", "it has no list of blocks")
     rope = getattr(tower, "rope_embeddings", None)
     rotate = None if rope is None else partial(_rotate, rope)
-    return [_block(native, f"blocks.{i}", rotate) for i, native in enumerate(stack)]
+    shared = native_table(tower, *SHARED_BIAS)
+    return [_block(native, f"blocks.{i}", rotate, shared) for i, native in enumerate(stack)]
 
 
-def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
+def _block(native: Any, name: str, rotate: Rotate | None, shared_bias: Table | None) -> Block:
     native = peeled(native)  # blocks may be compiled one by one
     outer = first(native, "attention", "self_attn")
     attention = getattr(
@@ -77,11 +80,11 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         "name": name,
         "native": native,
         "norm": first(native, "norm1", "layernorm_before", "layer_norm1"),
-        "branch": getattr(native, "layer_scale1", same),
+        "branch": _layer_scale(native, 1),
         "feed": chain(
             first(native, "norm2", "layernorm_after", "layer_norm2"),
             _mlp(native),
-            getattr(native, "layer_scale2", same),
+            _layer_scale(native, 2),
         ),
     }
     mix = (
@@ -105,11 +108,21 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         **shared,
         heads=heads,
         head_dim=shape[1],
-        scale=first(attention, "scaling", "scale"),
+        scale=multihead.first_or_none(attention, "scaling", "scale") or shape[1] ** -0.5,
         project=project,
         rotate=rotate,
+        additive=relative_bias(
+            native_table(native, *OWN_BIAS),
+            shared_bias,
+        ),
         mix=mix,
     )
+
+
+def _layer_scale(native: Any, number: int) -> Fn:
+    if not hasattr(native, f"lambda_{number}"):  # BEiT keeps parameters, or a 1, or nothing
+        return getattr(native, f"layer_scale{number}", same)
+    return times(native, f"lambda_{number}")
 
 
 def _mlp(native: Any) -> Any:
@@ -172,6 +185,7 @@ class Reading:
     zero_shot: bool = False
     raw: bool = False  # the tower's `last_hidden_state` comes before its final norm
     normed: bool = True  # whether the final norm is used at all
+    pooler: bool = False  # the tower's pooler says whether the class token or a mean is read
 
 
 CLASSIFIER = ("classifier",)
@@ -183,6 +197,10 @@ READINGS = {
     "DeiTForImageClassificationWithTeacher": Reading(
         "cls+dist", ("cls_classifier", "distillation_classifier")
     ),
+    "BeitModel": Reading("cls", pooler=True),
+    "BeitForImageClassification": Reading("cls", CLASSIFIER, pooler=True),
+    "Data2VecVisionModel": Reading("cls", pooler=True),
+    "Data2VecVisionForImageClassification": Reading("cls", CLASSIFIER, pooler=True),
     "Dinov2Model": Reading("cls"),
     "Dinov2ForImageClassification": Reading("cls+mean", CLASSIFIER),
     "Dinov2WithRegistersModel": Reading("cls"),
@@ -195,15 +213,12 @@ READINGS = {
     "SiglipVisionModel": Reading("latent"),
     "SiglipModel": Reading("latent", zero_shot=True),
     "SiglipForImageClassification": Reading("mean", CLASSIFIER),
+    "Siglip2VisionModel": Reading("latent"),
+    "Siglip2Model": Reading("latent", zero_shot=True),
+    "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
 REFUSED = {  # beginnings of class names, and why
-    "Beit": "its attention carries a relative position bias",
-    "Data2VecVision": "its attention carries a relative position bias",
-    "Swin": "its attention is windowed",
-    "Siglip2": (
-        "it packs patches of any shape into padded sequences (fixed-size SigLIP 2 checkpoints load"
-        " as SiglipModel)"
-    ),
+    "Swin": "its attention is windowed (the classes ...ForImageClassification work, by stages)",
     "Llava": (
         "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"
         " name_ll`) asks it for classes"
@@ -219,7 +234,10 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
     """The parts of a transformers vision model."""
     reading = _reading(module)
     tower = tower_of(module)
-    patch, size = _pair(tower.config.patch_size), _pair(tower.config.image_size)
+    patch = _pair(tower.config.patch_size)
+    packed = hasattr(tower.config, "num_patches")  # SigLIP 2 NaFlex
+    side = math.isqrt(tower.config.num_patches) if packed else 0
+    size = (side * patch[0], side * patch[1]) if packed else _pair(tower.config.image_size)
     norm = (
         chain(
             first(tower, "layernorm", "norm", "post_layernorm"),
@@ -229,26 +247,35 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
         else same
     )
     before = getattr(tower, "pre_layrnorm", same)
-    resize = partial(_resize, tower.embeddings, size)
+    enter = partial(_packed, patch) if packed else partial(_resize, tower.embeddings, size)
+    after, pool = _pooler(tower) if reading.pooler else (same, reading.pool)
+
+    def embed(images: Tensor) -> Tensor:
+        given = {k: v for k, v in enter(images).items() if k != "pixel_attention_mask"}
+        tokens = tower.embeddings(**given)
+        return before(tokens[0] if isinstance(tokens, tuple) else tokens)
 
     def native_tokens(images: Tensor) -> Tensor:
-        tokens = tower(images, return_dict=True, **resize(images)).last_hidden_state
+        tokens = tower(return_dict=True, **enter(images)).last_hidden_state
         return norm(tokens) if reading.raw else tokens
 
     parts = Parts(
         family=f"transformers.{type(module).__name__}",
-        embed=lambda images: before(tower.embeddings(images, **resize(images))),
+        embed=embed,
         layout_at=partial(_layout, tower.embeddings, patch),
         blocks=blocks_of(tower),
         norm=norm,
         patch=patch,
         native_tokens=native_tokens,
-        pool=reading.pool,
+        pool=pool,
+        after_pool=after,
         latent=(
             latent_pool(tower.head) if isinstance(getattr(tower, "head", None), nn.Module) else None
         ),
-        head=_head([getattr(module, name) for name in reading.heads], tower.config.hidden_size),
-        native_logits=lambda images: module(images, return_dict=True, **resize(images)).logits,
+        head=_head(
+            [getattr(module, name) for name in reading.heads], tower.config.hidden_size, after
+        ),
+        native_logits=lambda images: module(return_dict=True, **enter(images)).logits,
         classes=class_names(module.config) if reading.heads else (),
         sigmoid=getattr(module.config, "problem_type", None) == "multi_label_classification",
         fixed_size=not (
@@ -257,7 +284,7 @@ def find(module: Any, *, text: TextInput | None = None) -> Parts:
         size=size,
     )
     if reading.zero_shot:
-        _add_text(module, parts, require_text(module, text), resize)
+        _add_text(module, parts, require_text(module, text), enter)
     elif reading.pool == "latent" and parts.latent is None:
         parts.pool = None
     return parts
@@ -290,11 +317,29 @@ def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) ->
     )
 
 
-def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, bool]:
-    """Ask for interpolated positions where the tower wants to be asked and the pictures have
-    another size."""
+def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:
+    """What a tower is given: pictures, and where it wants to be asked and they have another size,
+    the wish for interpolated positions."""
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
-    return {"interpolate_pos_encoding": True} if asks and tuple(images.shape[-2:]) != size else {}
+    other = asks and tuple(images.shape[-2:]) != size
+    return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if other else {})
+
+
+def _packed(patch: tuple[int, int], images: Tensor) -> dict[str, Any]:
+    """What NaFlex is given: patches [B, N, P * P * 3], all of them real, and their grid. Pictures
+    of one batch have one size, so nothing is padded."""
+    rows = images.unfold(2, patch[0], patch[0]).unfold(3, patch[1], patch[1])
+    patches = rows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+    grid = torch.tensor([rows.shape[2:4]] * len(images))  # on the CPU, where its sizes are read
+    mask = torch.ones(patches.shape[:2], dtype=torch.long, device=images.device)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": grid}
+
+
+def _pooler(tower: Any) -> tuple[Fn, Kind]:
+    """BEiT's pooler norms the mean of patches, or takes the class token."""
+    norm = getattr(tower.pooler, "layernorm", None)
+    mean = tower.config.use_mean_pooling
+    return norm if norm is not None else same, "mean" if mean else "cls"
 
 
 def _interpolates(config: Any, patch: tuple[int, int], size: tuple[int, int]) -> bool:
@@ -302,16 +347,16 @@ def _interpolates(config: Any, patch: tuple[int, int], size: tuple[int, int]) ->
     return size[0] // patch[0] == size[1] // patch[1] and isinstance(config.patch_size, int)
 
 
-def _head(classifiers: Sequence[nn.Module], width: int) -> Fn | None:
+def _head(classifiers: Sequence[nn.Module], width: int, after: Fn) -> Fn | None:
     if not classifiers or any(isinstance(layer, nn.Identity) for layer in classifiers):
         return None
     if len(classifiers) == 1:
-        return classifiers[0]
+        return chain(after, classifiers[0])
     on_class, on_distillation = classifiers
     return lambda pooled: (on_class(pooled[..., :width]) + on_distillation(pooled[..., width:])) / 2
 
 
-def _add_text(module: Any, parts: Parts, text: TextInput, resize: Any) -> None:
+def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
     """The zero-shot head of a dual model, through its own text tower."""
     device = next(module.parameters()).device
     length = module.config.text_config.max_position_embeddings
@@ -328,7 +373,7 @@ def _add_text(module: Any, parts: Parts, text: TextInput, resize: Any) -> None:
     )
     parts.head = parts.extra = head
     parts.native_logits = lambda images: head(
-        module.get_image_features(images, return_dict=True, **resize(images)).pooler_output
+        module.get_image_features(return_dict=True, **enter(images)).pooler_output
     )
     parts.classes, parts.sigmoid = text.classes, head.bias is not None
 
@@ -347,7 +392,7 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
 
 def class_names(config: Any) -> tuple[str, ...]:
     """Class names, unless they are the placeholders LABEL_0, LABEL_1 ..."""
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
     return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 

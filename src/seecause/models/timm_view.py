@@ -1,5 +1,5 @@
-"""Views of timm's `VisionTransformer` (with its distilled DeiT) and `Eva` (rotary: EVA-02, DINOv3,
-PE ...)."""
+"""Views of timm's `VisionTransformer` (with its distilled DeiT), `Eva` (rotary: EVA-02, DINOv3,
+PE ...) and `Beit` (relative positions)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.block import Block, Constant, Fn, chain, same, silent
+from seecause.models.block import Block, Constant, Fn, chain, same, silent, times
 from seecause.models.containers import peeled
 from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts
 from seecause.models.preprocess import from_timm
 from seecause.models.readout import Kind, LatentPool
+from seecause.models.relative import Table, relative_bias
+from seecause.models.staged_families import CONVOLUTIONAL, TRANSFORMING
 
-FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
+FAMILIES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
 REFUSED = {  # classes that people ask for, and why not
-    "Beit": "its attention carries a relative position bias",
     "Cait": "its heads are mixed with each other before and after the softmax",
     "ConvMixer": "it has no attention",
     "CrossVit": "it has two branches of tokens of different size",
@@ -46,11 +47,19 @@ def find(module: Any, *, kind: str | None = None) -> Parts:
         raise UnsupportedModel(
             f"timm {kind}",
             REFUSED.get(kind, "no view of this class is written"),
-            f"classes of timm that are read: {', '.join(FAMILIES)}, and those of docs/models.md",
+            "classes of timm that are read: "
+            + ", ".join((*FAMILIES, *CONVOLUTIONAL, *TRANSFORMING)),
         )
     rope = getattr(module, "rope", None)
+    shared = getattr(module, "rel_pos_bias", None)  # Beit's, of all blocks
+    shared_bias = None if shared is None else lambda layout: shared()[None]
     blocks = [
-        _block(native, f"blocks.{i}", None if rope is None else partial(_rotate, module, i))
+        _block(
+            native,
+            f"blocks.{i}",
+            None if rope is None else partial(_rotate, module, i),
+            shared_bias,
+        )
         for i, native in enumerate(module.blocks)
     ]
     distilled = kind == "VisionTransformerDistilled"
@@ -80,6 +89,10 @@ def find(module: Any, *, kind: str | None = None) -> Parts:
 
 
 def _embed(module: Any, images: Tensor) -> Tensor:
+    if not hasattr(module, "_pos_embed"):  # Beit
+        patches = module.patch_embed(images)
+        tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
+        return tokens if module.pos_embed is None else tokens + module.pos_embed
     tokens = module._pos_embed(module.patch_embed(images))
     if isinstance(tokens, tuple):  # Eva also returns its rotary table
         return module.norm_pre(tokens[0])
@@ -103,7 +116,12 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
     )
 
 
-def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
+def _block(
+    native: Any,
+    name: str,
+    rotate: Callable[[Tensor, At], Tensor] | None,
+    shared_bias: Table | None = None,
+) -> Block:
     native = peeled(native)  # blocks may be compiled one by one
     kind = type(native).__name__
     if kind == "ParallelScalingBlock":
@@ -114,11 +132,11 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
         raise UnsupportedModel(
             f"timm {kind} ({name})", f"its attention is {type(attention).__name__}"
         )
-    if kind == "Block":
+    if kind == "Block" and not hasattr(native, "gamma_1"):
         norm, branch, feed = native.norm1, native.ls1, chain(native.norm2, native.mlp, native.ls2)
-    elif kind == "EvaBlock":
-        norm, branch = native.norm1, _times(native, "gamma_1")
-        feed = chain(native.norm2, native.mlp, _times(native, "gamma_2"))
+    elif kind in ("Block", "EvaBlock"):  # the first is Beit's
+        norm, branch = native.norm1, times(native, "gamma_1")
+        feed = chain(native.norm2, native.mlp, times(native, "gamma_2"))
     elif kind in ("ResPostBlock", "EvaBlockPostNorm"):
         norm, branch, feed = same, native.norm1, chain(native.mlp, native.norm2)
     else:
@@ -135,13 +153,14 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
     return Block(
         **shared,
         heads=attention.num_heads,
-        head_dim=attention.head_dim,
+        head_dim=_head_dim(attention),
         scale=attention.scale,
         project=partial(_project, attention),
-        q_norm=attention.q_norm,
-        k_norm=attention.k_norm,
+        q_norm=getattr(attention, "q_norm", same),
+        k_norm=getattr(attention, "k_norm", same),
         rotate=rotate,
-        sub_norm=attention.norm,
+        additive=relative_bias(_own_table(attention), shared_bias),
+        sub_norm=getattr(attention, "norm", same),
         out_gate=(
             None if getattr(attention, "gate", None) is None else partial(_sigmoid_gate, attention)
         ),
@@ -149,8 +168,19 @@ def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None
     )
 
 
+def _head_dim(attention: Any) -> int:
+    return attention.proj.in_features // attention.num_heads
+
+
+def _own_table(attention: Any) -> Table | None:
+    """The relative biases of one of Beit's attentions."""
+    if getattr(attention, "relative_position_bias_table", None) is None:
+        return None
+    return lambda layout: attention._get_rel_pos_bias()
+
+
 def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (attention.num_heads, attention.head_dim)
+    shape = (attention.num_heads, _head_dim(attention))
     if attention.qkv is None:
         q, k, v = (
             layer(x).unflatten(-1, shape)
@@ -297,9 +327,3 @@ def _latent(pool: Any) -> LatentPool:
         return x.mean(dim=1) if pool.pool == "avg" else x[:, 0]
 
     return LatentPool(scale=pool.scale, query=query, kv=kv, finish=finish)
-
-
-def _times(owner: Any, name: str) -> Fn:
-    """Multiplication by a parameter that may be absent, read at each call so that edits are
-    seen."""
-    return lambda x: x if getattr(owner, name) is None else getattr(owner, name) * x
