@@ -32,7 +32,7 @@ from seecause.attribution.select import selection
 from seecause.engine import graphs
 from seecause.engine.blanks import blank_image
 from seecause.loading import wrap
-from seecause.models.conv_view import ConvModel
+from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from tests.reference import caap as reference
 
@@ -99,7 +99,7 @@ HEAD = (
 
 
 @contextmanager
-def running(model: VisionModel | ConvModel, way: str) -> Iterator[None]:
+def running(model: VisionModel | StagedModel, way: str) -> Iterator[None]:
     """Eager runs without graphs; captured ones with; compiled ones with compiled blocks, too."""
     eager_blocks = list(getattr(model, "blocks", ()))
     if way == "compiled" and eager_blocks:
@@ -113,7 +113,7 @@ def running(model: VisionModel | ConvModel, way: str) -> Iterator[None]:
 
 
 def contenders(
-    model: VisionModel | ConvModel, images: Tensor, tails: list[str], way: str, others: bool
+    model: VisionModel | StagedModel, images: Tensor, tails: list[str], way: str, others: bool
 ) -> dict[str, Run]:
     """Everything that is timed on one batch."""
     layout = model.check(images)
@@ -122,7 +122,7 @@ def contenders(
     runs: dict[str, Run] = {
         PLAIN: lambda: graphs.captured(model, (PLAIN, way), lambda: forward, images)
     }
-    if isinstance(model, ConvModel):
+    if isinstance(model, StagedModel):
         cells = selection(layout.grid)
         for direction in ("insert", "delete"):
             runs[f"CAAP, {direction}"] = partial(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause._plugins import plugins
-from seecause.engine.verify import TOLERANCE, compare, random_images, verify, verify_conv
+from seecause.engine.verify import TOLERANCE, compare, random_images, verify, verify_staged
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.models._settled import settled
 from seecause.models.base import ImageModel
@@ -26,7 +26,7 @@ from seecause.models.readout import Kind
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
-    from seecause.models.conv_view import ConvModel
+    from seecause.models.staged_view import StagedModel
 
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 
@@ -46,7 +46,7 @@ def wrap(
     templates: Sequence[str] | None = None,
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
-) -> VisionModel | ConvModel:
+) -> VisionModel | StagedModel:
     """A verified view of any module an adapter knows. What the module does not tell (mean, std,
     size, head, pool) must be given, one by one or as a whole `preprocess`. `classes`: names in the
     order of the outputs, or a file of them (one a line, or JSON).
@@ -161,14 +161,14 @@ def answer_of(module: Callable[[Tensor], Any], images: Tensor) -> Tensor | None:
 
 def _view(
     module: nn.Module, text: TextInput | None, wrap_options: dict[str, Any], check: bool
-) -> VisionModel | ConvModel:
+) -> VisionModel | StagedModel:
     parts = find_parts(module, text=text)
     if not isinstance(parts, Parts):
-        from seecause.models.conv_view import assemble_conv
+        from seecause.models.staged_view import assemble_staged
 
-        network = assemble_conv(module, parts, **wrap_options)
+        network = assemble_staged(module, parts, **wrap_options)
         if check:
-            verify_conv(network)
+            verify_staged(network)
             need_names(network)
         return network
     model = assemble(module, parts, **wrap_options)
@@ -255,7 +255,7 @@ def load(
     size: tuple[int, int] | int | None = None,
     classes: Sequence[str] | str | Path | None = None,
     **options: Any,
-) -> VisionModel | ConvModel:
+) -> VisionModel | StagedModel:
     """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
     `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
 
@@ -319,7 +319,7 @@ def _load_plugin(
     device: torch.device | None,
     dtype: torch.dtype | None,
     **options: Any,
-) -> VisionModel | ConvModel:
+) -> VisionModel | StagedModel:
     library, _, name = spec.partition(":")
     module = _openers()[library](name, weights=weights).to(device=device, dtype=dtype)
     model = wrap(module.eval().requires_grad_(False), name=spec, **options)

@@ -12,10 +12,12 @@ from seecause.attribution.registry import methods
 from seecause.cli import app
 
 
-@pytest.mark.parametrize("architecture", ["transformer", "conv"])
+@pytest.mark.parametrize("architecture", ["transformer", "staged"])
 def test_every_method_is_listed_with_what_it_needs_and_costs(architecture):
     shown = CliRunner().invoke(
-        app, ["methods", *(["--conv"] if architecture == "conv" else [])], env={"COLUMNS": "200"}
+        app,
+        ["methods", *(["--staged"] if architecture == "staged" else [])],
+        env={"COLUMNS": "200"},
     )
     assert shown.exit_code == 0
     blocks = re.split(
@@ -32,7 +34,7 @@ def test_the_list_is_readable_on_a_narrow_terminal():
     assert all(name in shown for name in sc.methods())  # no name is broken in two
 
 
-@pytest.mark.parametrize("architecture", ["transformer", "conv"])
+@pytest.mark.parametrize("architecture", ["transformer", "staged"])
 def test_a_default_that_is_decided_later_is_said_in_words(architecture):
     """None is no value a reader could give or understand."""
     for entry in methods(architecture).values():

@@ -157,7 +157,7 @@ def test_a_method_for_and_against_keeps_its_colours_whatever_the_values():
     values = torch.linspace(0.5, 3, 144)
     scale = scale_of(values, signed=True)
     assert scale.signed and scale.low == -scale.high and scale.colormap == "RdBu_r"
-    assert is_signed("mosaic") and is_signed("mosaic", "conv") and is_signed("ixg")
+    assert is_signed("mosaic") and is_signed("mosaic", "staged") and is_signed("ixg")
     assert is_signed("gae") is None and is_signed("caap") is None and is_signed("no such") is None
     flat = scale_of(torch.full((144,), 0.7), signed=True)
     assert "no differences" in flat.remark and float(flat.strength(values).max()) == 0

@@ -29,8 +29,8 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.errors import BadOption
-from seecause.models.conv_view import ConvModel
 from seecause.models.layout import TokenLayout
+from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 
 
@@ -38,12 +38,12 @@ from seecause.target import Score, Target
     "caap",
     forwards="2 + N x the part after the stage",
     needs="activations",
-    architectures=("conv",),
+    architectures=("staged",),
     unset={"stage": "the one at two thirds of the depth", "classes": ONE_CLASS},
 )
 @torch.no_grad()
 def caap_cnn(
-    model: ConvModel,
+    model: StagedModel,
     images: Tensor,
     target: Target,
     *,
@@ -75,7 +75,7 @@ def caap_cnn(
 
 
 def sweep_features(
-    model: ConvModel,
+    model: StagedModel,
     images: Tensor,
     blank: Tensor,
     chosen: Tensor,
@@ -106,7 +106,7 @@ def sweep_features(
 
 
 def _prepare(
-    model: ConvModel,
+    model: StagedModel,
     count: int,
     layout: TokenLayout,
     blank: Tensor | None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,20 +17,22 @@ from torch import Tensor
 from seecause.attribution.registry import Maps
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import NotDefined
+from seecause.models.base import ImageModel
 from seecause.models.layout import TokenLayout
+from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
 
 Run = Callable[..., Maps]
 
 
-def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callable[[Run], Run]:
+def over_images(bytes_each: Callable[[Any, TokenLayout], int]) -> Callable[[Run], Run]:
     """Call a method on as many images at a time as fit, given what one image holds; its maps come
     back without a graph."""
 
     def decorate(run: Run) -> Run:
         @wraps(run)
-        def chunked(model: VisionModel, images: Tensor, target: Target, **options: object) -> Maps:
+        def chunked(model: ImageModel, images: Tensor, target: Target, **options: object) -> Maps:
             def run_chunk(a: int, b: int) -> Maps:
                 return run(model, images[a:b].detach(), target.take(slice(a, b)), **options)
 
@@ -39,6 +42,19 @@ def over_images(bytes_each: Callable[[VisionModel, TokenLayout], int]) -> Callab
         return chunked
 
     return decorate
+
+
+def whole_graph(model: ImageModel, layout: TokenLayout) -> int:
+    """A graph through the whole model, whatever it is made of."""
+    if isinstance(model, StagedModel):
+        return every_stage(model, layout)
+    assert isinstance(model, VisionModel)
+    return every_block(model, layout)
+
+
+def every_stage(model: StagedModel, layout: TokenLayout) -> int:
+    """A graph through all stages: several blocks each, of maps that get smaller."""
+    return 4 * len(model.stages) * model.forward_bytes(layout)
 
 
 def every_block(model: VisionModel, layout: TokenLayout) -> int:
@@ -63,7 +79,7 @@ def one_attention(model: VisionModel, layout: TokenLayout) -> int:
 
 
 def differentiate(
-    model: VisionModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]
+    model: ImageModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
     to tensors `of` the same run."""
@@ -79,13 +95,13 @@ def differentiate(
 
 
 @torch.no_grad()
-def settle(model: VisionModel, images: Tensor, target: Target) -> Target:
+def settle(model: ImageModel, images: Tensor, target: Target) -> Target:
     """Fill in the predicted class by a plain run, where the method itself makes none."""
     return target.bind(model(images)) if target.open else target
 
 
 def pixel_slope(
-    model: VisionModel, images: Tensor, target: Target, score: Score
+    model: ImageModel, images: Tensor, target: Target, score: Score
 ) -> tuple[Target, Tensor]:
     """The bound target and the gradient of its score with respect to pixels [B, 3, H, W]."""
     images = images.detach().requires_grad_()
@@ -118,7 +134,7 @@ def over_copies(
     return reduce(torch.add, in_chunks(run_chunk, len(weights), together, what="copies"))
 
 
-def patch_sums(model: VisionModel, pixels: Tensor) -> Tensor:
+def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
     high, wide = model.patch
     return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)

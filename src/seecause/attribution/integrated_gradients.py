@@ -16,25 +16,31 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.gradients import (
-    every_block,
     over_copies,
     over_images,
     patch_sums,
     pixel_slope,
     settle,
+    whole_graph,
 )
 from seecause.attribution.registry import Maps, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.errors import BadOption
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
 
-@method("integrated-gradients", forwards="steps + steps backward", needs="gradients", signed=True)
-@over_images(every_block)
+@method(
+    "integrated-gradients",
+    forwards="steps + steps backward",
+    needs="gradients",
+    architectures=("transformer", "staged"),
+    signed=True,
+)
+@over_images(whole_graph)
 @torch.enable_grad()
 def integrated_gradients(
-    model: VisionModel,
+    model: ImageModel,
     images: Tensor,
     target: Target,
     *,
@@ -65,7 +71,7 @@ def integrated_gradients(
         weight,
         target,
         slope_at,
-        bytes_each=len(images) * every_block(model, model.check(images)),
+        bytes_each=len(images) * whole_graph(model, model.check(images)),
     )
     pixels = ((images - base) * slope).sum(dim=1)  # [B, H, W]
     return Maps(patch_sums(model, pixels), target, native=pixels)

@@ -34,8 +34,8 @@ from seecause.engine.sweep import Tail
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
-from seecause.models.conv_view import ConvModel
 from seecause.models.inputs import Pictures, as_images
+from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Spec, Target, parse
 from seecause.types import wide
@@ -224,11 +224,11 @@ def _swept(
     if isinstance(model, VisionModel):
         plan = make_plan(model, model.check(images), tail=tail, layers=layers)
         return sweep(model, images, empty, sets, plan)
-    if not isinstance(model, ConvModel):
+    if not isinstance(model, StagedModel):
         reason = f"there is no class row to patch in a model of architecture {model.architecture!r}"
         raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")
     if tail is not None or layers is not None:
-        raise BadOption("tail, layers", (tail, layers), "None: a convolutional network has neither")
+        raise BadOption("tail, layers", (tail, layers), "None: a network of stages has neither")
     return sweep_features(model, images, empty, sets, model.cells)
 
 

@@ -24,7 +24,7 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import reaches
 from seecause.errors import NotDefined
-from seecause.models.conv_view import ConvModel
+from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 from seecause.types import wide
 
@@ -33,13 +33,13 @@ from seecause.types import wide
     "mosaic",
     forwards="1 + 3 x masks x the part after the stage",
     needs="gradients",
-    architectures=("conv",),
+    architectures=("staged",),
     unset={"stage": "the one at two thirds of the depth"},
     signed=True,
 )
 @torch.no_grad()
 def mosaic_cnn(
-    model: ConvModel,
+    model: StagedModel,
     images: Tensor,
     target: Target,
     *,
@@ -82,7 +82,7 @@ def mosaic_cnn(
 
 
 def _slopes(
-    model: ConvModel, scores: Callable[[Tensor], Tensor], masks: Tensor, together: int
+    model: StagedModel, scores: Callable[[Tensor], Tensor], masks: Tensor, together: int
 ) -> Tensor:
     """Derivatives [B, n, N] of scores [B, n] at masks [B, n, N], `together` masks at a time."""
 

@@ -67,7 +67,13 @@ class Method:
         check_options(self.name, self.run, options)
 
 
-_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "conv": {}, "prompt": {}}
+FORMER: dict[str, Architecture] = {"conv": "staged"}  # names that older results have
+KINDS: dict[Architecture, str] = {
+    "transformer": "vision transformers",
+    "staged": "networks of stages (ResNet, Swin, ConvNeXt ...), which have no tokens and no heads",
+    "prompt": "vision-language models that are asked for classes",
+}
+_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "staged": {}, "prompt": {}}
 
 
 def method(
@@ -81,6 +87,7 @@ def method(
     signed: bool = False,
 ) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
     """Register a function under `name`, for some architectures."""
+    architectures = [FORMER.get(kind, kind) for kind in architectures]
 
     def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
         summary = (inspect.getdoc(run) or "").split("\n")[0]
@@ -96,6 +103,7 @@ def method(
 
 def methods(architecture: Architecture = "transformer") -> dict[str, Method]:
     """All methods for one architecture, by name."""
+    architecture = FORMER.get(architecture, architecture)
     for file in _files():
         importlib.import_module(f"seecause.attribution.{file}")
     load_plugins("seecause.methods")
@@ -113,6 +121,7 @@ def is_signed(name: str, architecture: Architecture = "transformer") -> bool | N
 
 def find(name: str, architecture: Architecture = "transformer") -> Method:
     """The method of one name: only its own file is imported, where the file is called like it."""
+    architecture = FORMER.get(architecture, architecture)
     file = name.replace("-", "_")
     if file in _files():
         importlib.import_module(f"seecause.attribution.{file}")
@@ -125,7 +134,7 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
     if any(name in others for others in _METHODS.values()):
         raise NotDefined(
             name,
-            f"it is not for models of architecture {architecture!r}",
+            f"it is not for {KINDS[architecture]}",
             f"Methods that are: {', '.join(sorted(known)) or 'none'}",
         )
     raise UnknownName("method", name, known)

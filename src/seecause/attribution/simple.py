@@ -20,7 +20,7 @@ from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
 
-@method("simple-insertion", forwards="N", needs="logits", architectures=("transformer", "conv"))
+@method("simple-insertion", forwards="N", needs="logits", architectures=("transformer", "staged"))
 @torch.no_grad()
 def simple_insertion(
     model: ImageModel,
@@ -42,7 +42,7 @@ def simple_insertion(
     "simple-deletion",
     forwards="N + 1",
     needs="logits",
-    architectures=("transformer", "conv"),
+    architectures=("transformer", "staged"),
     signed=True,
 )
 @torch.no_grad()

@@ -21,26 +21,31 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.gradients import (
-    every_block,
     over_copies,
     over_images,
     patch_sums,
     pixel_slope,
     settle,
+    whole_graph,
 )
 from seecause.attribution.registry import Maps, method
 from seecause.errors import BadOption
-from seecause.models.view import VisionModel
+from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
 Show = Literal["magnitude", "signed", "input"]
 
 
-@method("smoothgrad", forwards="samples + samples backward", needs="gradients")
-@over_images(every_block)
+@method(
+    "smoothgrad",
+    forwards="samples + samples backward",
+    needs="gradients",
+    architectures=("transformer", "staged"),
+)
+@over_images(whole_graph)
 @torch.enable_grad()
 def smoothgrad(
-    model: VisionModel,
+    model: ImageModel,
     images: Tensor,
     target: Target,
     *,
@@ -80,7 +85,7 @@ def smoothgrad(
         equal,
         target,
         slope_at,
-        bytes_each=len(images) * every_block(model, model.check(images)),
+        bytes_each=len(images) * whole_graph(model, model.check(images)),
     )
     shown = {"magnitude": slope.abs(), "signed": slope, "input": images * slope}
     pixels = shown[show].sum(dim=1)  # [B, H, W]

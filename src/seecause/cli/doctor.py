@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from seecause.models.base import ImageModel
-    from seecause.models.conv_view import ConvModel
+    from seecause.models.staged_view import StagedModel
     from seecause.models.view import VisionModel
 
 LIBRARIES = (
@@ -46,6 +46,11 @@ EXTRAS = {
     "medical": "pydicom",
     "tools": "captum",
 }  # the optional groups of pyproject.toml and the module that shows each is there
+HEADS = {
+    "transformer": "scores, ablation, pruning, repair",
+    "prompt": "scores, ablation",
+    "staged": "none: it is read by stages; what asks for tokens or heads is refused",
+}
 EXAMPLES = """Examples:
 
   seecause doctor
@@ -122,14 +127,14 @@ def environment() -> dict[str, dict[str, Any]]:
 def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     """The verified wrap and everything a user may want to know before trusting a map; refuses a
     view that does not match."""
-    from seecause.engine.verify import verify, verify_conv
+    from seecause.engine.verify import verify, verify_staged
     from seecause.models.view import VisionModel
 
     if isinstance(model, VisionModel):
         checks, inside = verify(model), _transformer(model)
     else:
-        network = cast("ConvModel", model)
-        checks, inside = verify_conv(network), _network(network)
+        network = cast("StagedModel", model)
+        checks, inside = verify_staged(network), _network(network)
     probes = {
         probe.name: {"worst relative difference": probe.worst, "compared": probe.compared}
         for probe in checks
@@ -153,6 +158,17 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
             "std": _numbers(model.preprocess.std),
         },
         **inside,
+        "what works": _works(model),
+    }
+
+
+def _works(model: ImageModel) -> dict[str, str]:
+    """Which methods are defined for a model, and whether it has heads."""
+    from seecause.attribution.registry import methods
+
+    return {
+        "methods": ", ".join(sorted(methods(model.architecture))) or "none",
+        "heads": HEADS[model.architecture],
     }
 
 
@@ -180,7 +196,7 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def _network(model: ConvModel) -> dict[str, dict[str, Any]]:
+def _network(model: StagedModel) -> dict[str, dict[str, Any]]:
     (rows, columns), (high, wide) = model.layout.grid, model.patch
     return {
         "features": {

@@ -22,7 +22,10 @@ def methods(
     name: Annotated[
         str, typer.Argument(help="Show the options of this method.", show_default=False)
     ] = "",
-    conv: Annotated[bool, typer.Option("--conv", help="Those for convolutional networks.")] = False,
+    staged: Annotated[
+        bool,
+        typer.Option("--staged", "--conv", help="Those for networks of stages (ResNet, Swin ...)."),
+    ] = False,
 ) -> Facts:
     """List attribution methods with what they read off the model and their cost in plain forwards,
     or the options of one."""
@@ -33,7 +36,7 @@ def methods(
     from seecause.attribution.registry import find, methods as known
 
     console = Console(highlight=False)
-    architecture: Architecture = "conv" if conv else "transformer"
+    architecture: Architecture = "staged" if staged else "transformer"
     if name:
         entry = find(name, architecture)
         console.print(f"{name}: {entry.summary}", style="bold", markup=False)

@@ -26,7 +26,7 @@ from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
 
 Architecture = Literal[
-    "transformer", "conv", "prompt"
+    "transformer", "staged", "prompt"
 ]  # prompt: a vision-language model that is asked for classes
 
 

@@ -71,7 +71,7 @@ class Contents:
     outer: nn.Module
     place: str
     inner: nn.Module
-    parts: Any  # Parts | ConvParts
+    parts: Any  # Parts | StagedParts
     rest: tuple[tuple[str, nn.Module], ...]
 
     def readings(self) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from seecause.models.readout import Kind, LatentPool, Readout
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
-    from seecause.models.conv_view import ConvParts
+    from seecause.models.staged_view import StagedParts
 
 ADAPTERS = {
     "timm": "seecause.models.timm_view",
@@ -36,7 +36,6 @@ ADAPTERS = {
     "open_clip": "seecause.models.open_clip_view",
 }
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
-CONVOLUTIONAL = ("ResNet", "DenseNet", "VGG")  # classes that `conv_view` splits
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Parts:
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
 
 
-def find_parts(module: nn.Module, *, text: TextInput | None = None) -> Parts | ConvParts:
+def find_parts(module: nn.Module, *, text: TextInput | None = None) -> Parts | StagedParts:
     """The parts of a native module, by the adapter of the library it (or a class it derives from)
     comes from.
 
@@ -98,7 +97,7 @@ def find_parts(module: nn.Module, *, text: TextInput | None = None) -> Parts | C
     )
 
 
-def _find_in_plugins(module: nn.Module) -> Parts | ConvParts | None:
+def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | None:
     """The parts that the first plug-in knows; one that breaks is named, and the next is asked."""
     for name, plugin in plugins("seecause.models").items():
         try:
@@ -115,11 +114,14 @@ def _find_in_plugins(module: nn.Module) -> Parts | ConvParts | None:
     return None
 
 
-def _find(module: nn.Module, library: str, kind: str, text: TextInput | None) -> Parts | ConvParts:
-    if library in ("torchvision", "timm") and kind in CONVOLUTIONAL:
-        from seecause.models import conv_view
+def _find(
+    module: nn.Module, library: str, kind: str, text: TextInput | None
+) -> Parts | StagedParts:
+    from seecause.models import staged_families
 
-        return conv_view.find(module, library, kind)
+    staged = staged_families.find(module, library, kind)
+    if staged is not None:
+        return staged
     adapter = importlib.import_module(ADAPTERS[library])
     return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
 

@@ -22,6 +22,8 @@ from seecause.models.hub import fetched, pretrained, pretrained_model, read_card
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 
 ADAPTER = "adapter_config.json"  # of PEFT
+# modules of timm whose models take pictures of any size
+ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -152,8 +154,13 @@ def timm_size(name: str, size: tuple[int, int]) -> dict[str, Any]:
     any."""
     import timm
 
-    convolutional = timm.models.is_model_in_modules(name, ("resnet", "densenet", "vgg"))
-    return {} if convolutional else {"img_size": size}
+    if timm.models.is_model_in_modules(name, ANY_SIZE):
+        return {}
+    if not timm.models.is_model_in_modules(name, ("efficientvit_msra",)):
+        return {"img_size": size}
+    if size[0] != size[1]:
+        raise BadOption("size", size, f"a square: timm's {name} takes no other")
+    return {"img_size": size[0]}
 
 
 def _checkpoint(weights: str | Path | None) -> Checkpoint | None:

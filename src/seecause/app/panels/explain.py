@@ -49,7 +49,7 @@ from seecause.data.images import to_pil
 from seecause.engine.blanks import blank_image
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.errors import BadOption
-from seecause.models.conv_view import ConvModel
+from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.report.overlay import data_uri
 from seecause.types import wide
@@ -285,7 +285,7 @@ def sweep_plan(desk: Desk, request: Patching, *, registers: bool = False) -> Swe
 def sets_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) -> Tensor:
     """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the picture."""
     model = desk.model
-    if isinstance(model, ConvModel):
+    if isinstance(model, StagedModel):
         empty = blank_image(model, model.preprocess.size, request.blank)
         image = desk.image(request.picture)
         pair = (image, empty) if insert else (empty, image)

@@ -1,61 +1,72 @@
-"""A native convolutional network, named and split: stages, one after the other, then the rest to
+"""A native network of stages, named and split: stages, one after the other, then the rest to
 logits.
 
-    stem -> layer1 -> ... -> layer4 -> rest
+    stem -> stage -> ... -> stage -> rest
 
 A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage
-(`cells`), so that maps and pixel interventions use the same cells whatever stage is patched.
+(`cells`), so that maps and pixel interventions use the same cells whatever stage is patched. Where
+a network keeps its features in another order (channels last, a sequence, Hiera's mask units), its
+stages say how they become a map [B, C, h, w] and what they make of one; nothing else changes.
 
-Where torchvision's and timm's ResNet, DenseNet and VGG are split, and how a view is put together
-from it.
-
-    ResNet     stem, layer1 ... layer4
-    DenseNet   stem, denseblock1, transition1 ... denseblock4; the last norm belongs to the rest
-    VGG        conv1 ... conv5, each with its pooling
-
-The cells are those of the block at two thirds of the depth (layer3, denseblock3, conv4: stride 16,
-so 14 x 14 at 224 pixels).
+Where the stages of each family are: `staged_families.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Fn, chain
+from seecause.models.block import Fn, chain, same
 from seecause.models.heads import beside, linear
 from seecause.models.layout import TokenLayout
-from seecause.models.preprocess import Preprocess, complete, from_timm
+from seecause.models.preprocess import Preprocess, complete
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Native modules that run one after the other; the last one's output is the stage's feature
-    map."""
+    """Native modules that run one after the other; what the last one gives is the stage's feature
+    map [B, C, h, w] in the network's own order, which `leave` brings to a map. `enter` turns the
+    map before it into what its first module reads."""
 
     name: str
-    modules: tuple[nn.Module, ...]
+    modules: tuple[Fn, ...]
+    enter: Fn = same
+    leave: Fn = same
+    native: nn.Module | None = None  # gives the stage's features; None: the last of `modules`
+    flat: bool = False  # whether it gives them as a sequence [B, h * w, C]
 
     def __call__(self, features: Tensor) -> Tensor:
+        features = self.enter(features)
         for module in self.modules:
             features = module(features)
-        return features
+        return self.leave(features)
+
+    @property
+    def listened(self) -> nn.Module:
+        """Where the verified wrap listens."""
+        module = self.modules[-1] if self.native is None else self.native
+        assert isinstance(module, nn.Module)
+        return module
+
+    def heard(self, output: Tensor, size: tuple[int, int]) -> Tensor:
+        """What was listened to, as a feature map of a size; as it is where it cannot be one."""
+        if self.flat and output.shape[1] != size[0] * size[1]:
+            return output
+        return self.leave(output.unflatten(1, size) if self.flat else output)
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
-class ConvModel(ImageModel):
-    """A view of a native convolutional classifier. `model(images)` gives logits, through the native
+class StagedModel(ImageModel):
+    """A view of a native classifier of stages. `model(images)` gives logits, through the native
     modules."""
 
-    architecture: ClassVar[Architecture] = "conv"
+    architecture: ClassVar[Architecture] = "staged"
 
     stages: list[Stage]
     rest: Fn  # the last stage's feature map [B, C, h, w] -> logits
@@ -123,100 +134,26 @@ class ConvModel(ImageModel):
 
 
 @dataclass
-class ConvParts:
-    """The named pieces of one native convolutional network."""
+class StagedParts:
+    """The named pieces of one native network."""
 
     family: str
     stages: list[Stage]
     rest: Fn  # the last feature map -> the module's own answer
     cells: str
     classifies: bool  # False: the module's answer is pooled features
+    native: Callable[[Tensor], Tensor]  # the module's own answer [B, classes]
     preprocess: Preprocess | None = None
+    classes: Sequence[str] = ()
+    sigmoid: bool = False
+    fixed_size: bool = False
+    size: tuple[int, int] | None = None
     extra: nn.Module | None = None
 
 
-def find(module: Any, library: str, kind: str) -> ConvParts:
-    """The parts of a ResNet, DenseNet or VGG of torchvision or timm."""
-    stages, behind = SPLITS[kind](module)
-    if library == "timm":
-        head, config = module.get_classifier(), getattr(module, "pretrained_cfg", None)
-        rest = chain(*behind, module.forward_head)
-        preprocess = from_timm(config) if config else None
-    else:  # torchvision has no method for the rest of its forward
-        head, preprocess = module.fc if kind == "ResNet" else module.classifier, None
-        rest = chain(*behind, _relu_mean if kind == "DenseNet" else module.avgpool, _flat, head)
-    return ConvParts(
-        f"{library}.{kind}", stages, rest, _two_thirds(stages), _classifies(head), preprocess
-    )
-
-
-def _resnet(module: Any) -> tuple[list[Stage], list[nn.Module]]:
-    activation = module.relu if hasattr(module, "relu") else module.act1
-    stem = Stage("stem", (module.conv1, module.bn1, activation, module.maxpool))
-    return [
-        stem,
-        *(
-            Stage(name, (getattr(module, name),))
-            for name in ("layer1", "layer2", "layer3", "layer4")
-        ),
-    ], []
-
-
-def _densenet(module: Any) -> tuple[list[Stage], list[nn.Module]]:
-    named = dict(module.features.named_children())
-    blocks = [name for name in named if name.startswith(("denseblock", "transition"))]
-    order = list(named)
-    before, behind = order[: order.index(blocks[0])], order[order.index(blocks[-1]) + 1 :]
-    stem = Stage("stem", tuple(named[name] for name in before))
-    return [stem, *(Stage(name, (named[name],)) for name in blocks)], [
-        named[name] for name in behind
-    ]
-
-
-def _vgg(module: Any) -> tuple[list[Stage], list[nn.Module]]:
-    groups: list[list[nn.Module]] = [[]]
-    for layer in module.features:
-        groups[-1].append(layer)
-        if isinstance(layer, nn.MaxPool2d):
-            groups.append([])
-    *blocks, behind = groups
-    return [Stage(f"conv{i}", tuple(block)) for i, block in enumerate(blocks, start=1)], behind
-
-
-SPLITS: dict[str, Callable[[Any], tuple[list[Stage], list[nn.Module]]]] = {
-    "ResNet": _resnet,
-    "DenseNet": _densenet,
-    "VGG": _vgg,
-}
-
-
-def _two_thirds(stages: Sequence[Stage]) -> str:
-    """The block at two thirds of the depth; the stem and transitions do not count."""
-    blocks = [
-        stage.name
-        for stage in stages
-        if stage.name != "stem" and not stage.name.startswith("transition")
-    ]
-    return blocks[math.ceil(2 * len(blocks) / 3) - 1]
-
-
-def _classifies(head: nn.Module) -> bool:
-    return any(isinstance(layer, nn.Linear | nn.Conv2d) for layer in head.modules())
-
-
-def _relu_mean(features: Tensor) -> Tensor:
-    return F.adaptive_avg_pool2d(
-        F.relu(features), (1, 1)
-    )  # not in place: the features may be someone's
-
-
-def _flat(features: Tensor) -> Tensor:
-    return features.flatten(1)
-
-
-def assemble_conv(
+def assemble_staged(
     module: nn.Module,
-    parts: ConvParts,
+    parts: StagedParts,
     *,
     name: str,
     mean: Sequence[float] | None = None,
@@ -227,7 +164,7 @@ def assemble_conv(
     pool: str | None = None,
     sigmoid: bool | None = None,
     preprocess: Preprocess | None = None,
-) -> ConvModel:
+) -> StagedModel:
     """A view from what the adapter found and what the caller adds. `head` is for networks whose own
     classifier was taken off."""
     kind = type(module).__name__
@@ -235,7 +172,7 @@ def assemble_conv(
         raise BadOption(
             "pool",
             pool,
-            f"None: {kind} pools by itself; it is a convolutional network, not a vision transformer"
+            f"None: {kind} pools by itself; it is a network of stages, not a vision transformer"
             " with a class token",
         )
     if head is None and not parts.classifies:
@@ -251,9 +188,12 @@ def assemble_conv(
     added = linear(head) if isinstance(head, Tensor) else head
     if added is not None:
         added = beside(added, next(module.parameters()))
-    steps = complete(preprocess or parts.preprocess, mean=mean, std=std, size=size, of=kind)
+    known = preprocess or parts.preprocess
+    if parts.size is not None and (parts.fixed_size or known is None):
+        size = parts.size if parts.fixed_size else size or parts.size
+    steps = complete(known, mean=mean, std=std, size=size, of=kind)
     cell = _cell(module, parts, (len(steps.mean), *steps.size))
-    return ConvModel(
+    return StagedModel(
         module=module,
         name=name,
         family=parts.family,
@@ -265,23 +205,26 @@ def assemble_conv(
             grid=(height // cell[0], width // cell[1]), prefix=0
         ),
         patch=cell,
-        native=module if added is None else chain(module, added),
-        classes=tuple(classes or ()),
-        sigmoid=bool(sigmoid),
-        fixed_size=False,
+        native=parts.native if added is None else chain(parts.native, added),
+        classes=tuple(classes if classes is not None else parts.classes if added is None else ()),
+        sigmoid=parts.sigmoid if sigmoid is None else sigmoid,
+        fixed_size=parts.fixed_size,
         extra=added,
     )
 
 
 @torch.no_grad()
-def _cell(module: nn.Module, parts: ConvParts, shape: tuple[int, int, int]) -> tuple[int, int]:
+def _cell(module: nn.Module, parts: StagedParts, shape: tuple[int, int, int]) -> tuple[int, int]:
     """Pixels of one cell, from a run up to the stage of the cells."""
     like = next(module.parameters())
     features = torch.zeros(1, *shape, device=like.device, dtype=like.dtype)
-    for stage in parts.stages:
-        features = stage(features)
-        if stage.name == parts.cells:
-            break
+    try:
+        for stage in parts.stages:
+            features = stage(features)
+            if stage.name == parts.cells:
+                break
+    except (AssertionError, RuntimeError, ValueError) as error:  # windows that do not fit
+        raise BadOption("size", shape[1:], f"what {parts.family} was built for ({error})") from None
     (height, width), (rows, columns) = shape[1:], features.shape[-2:]
     if height % rows or width % columns:
         raise BadOption(

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.engine.verify import verify_conv
+from seecause.engine.verify import verify_staged
 from seecause.errors import BadImage, BadOption, UnknownName, UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
-from seecause.models.conv_view import ConvModel, Stage
+from seecause.models.staged_view import Stage, StagedModel
 from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
 from tests.families.native import matrix
 from tests.helpers import hooks, noise, view
@@ -31,7 +31,9 @@ def test_a_view_answers_like_its_native_model_and_leaves_nothing_on_it(family):
     images = pictures(native)
     expected = native.forward(images)
     model = view(native)
-    assert isinstance(model, ConvModel) and model.layout.grid == (3, 5) and model.patch == (16, 16)
+    assert (
+        isinstance(model, StagedModel) and model.layout.grid == (3, 5) and model.patch == (16, 16)
+    )
     assert model.cells == CELLS[family.split("_")[1]]
     assert_close(model(images), expected, atol=1e-12, rtol=0)
     assert hooks(native.module) == 0
@@ -86,9 +88,9 @@ class Flip(nn.Module):
 class TestWrongSplits:
     """Every probe can fail, and names the stage."""
 
-    def refusal(self, model: ConvModel) -> tuple[str, str]:
+    def refusal(self, model: StagedModel) -> tuple[str, str]:
         with pytest.raises(ViewMismatch) as refused:
-            verify_conv(model)
+            verify_staged(model)
         return refused.value.probe, refused.value.where
 
     def test_a_module_left_out_of_a_stage(self):

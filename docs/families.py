@@ -1,0 +1,67 @@
+"""The table of families in `models.md`, made from the tables that adapters read.
+
+python docs/families.py writes it; a test fails while it is old.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from seecause._files import write_atomic
+from seecause.attribution.registry import methods
+from seecause.models import decoder, hf_view, staged_families, staged_hf, timm_view
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "models.md"
+START, END = "<!-- families: python docs/families.py -->\n", "<!-- end -->\n"
+SUFFIXES = re.compile(
+    r"(ForImageClassification|ForConditionalGeneration|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
+)
+
+
+def table() -> str:
+    """Every family that is read, with what it is read as and the release it was tested with."""
+    staged = [*staged_families.CONVOLUTIONAL, *staged_families.TRANSFORMING]
+    vision = [*staged_families.CONVOLUTIONAL, *staged_families.ALTERNATING]
+    rows = [
+        ("timm", "tokens", timm_view.FAMILIES),
+        ("timm", "stages", staged),
+        ("transformers", "tokens", _families(hf_view.READINGS)),
+        ("transformers", "stages", _families(staged_hf.TRANSFORMERS)),
+        ("transformers", "words", _families(decoder.CLASSES)),
+        ("torchvision", "tokens", ["VisionTransformer"]),
+        ("torchvision", "stages", vision),
+        ("open_clip_torch", "tokens", ["CLIP", "CustomTextCLIP"]),
+    ]
+    lines = ["| library | read as | families |", "|---|---|---|"]
+    for library, kind, names in rows:
+        lines.append(f"| {library} {_tested(library)} | {kind} | {', '.join(names)} |")
+    by_stages = ", ".join(f"`{name}`" for name in sorted(methods("staged")))
+    works = (
+        f"**Tokens**: all {len(methods())} [methods](methods.md), heads, audits, repair."
+        f" **Stages**: {by_stages}; no heads. **Words**: [vision-language models](lvlm.md)."
+    )
+    return "\n".join([*lines, "", works, ""])
+
+
+def _families(names: Iterable[str]) -> list[str]:
+    """Class names without what they are for, each once."""
+    return list(dict.fromkeys(SUFFIXES.sub("", name).removesuffix("Vision") for name in names))
+
+
+def _tested(library: str) -> str:
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    found = re.search(rf"^{library}==(\S+)$", pins, flags=re.MULTILINE)
+    return found[1] if found else ""
+
+
+def updated(page: str) -> str:
+    """The page with a fresh table."""
+    before, rest = page.split(START)
+    return f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    write_atomic(PAGE, updated(PAGE.read_text(encoding="utf-8")))

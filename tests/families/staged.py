@@ -1,0 +1,270 @@
+"""Tiny networks of stages of timm, torchvision and transformers, scrambled with their running
+statistics.
+
+`ends` are the native modules that give the features of each stage; `order` says how those lie:
+
+    planes [B, C, h, w]    last [B, h, w, C]    flat [B, h * w, C]    or a function (stage number,
+    row, column) -> place in a sequence (Hiera)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from tests.families.native import HALF, Native
+
+SIZE = (64, 96)  # 4 x 6 cells of 16 pixels
+DEPTHS = (2, 1, 2, 1)  # windows are shifted in every second block
+HEADS = (1, 2, 2, 2)
+HF: dict[str, Any] = dict(image_size=SIZE, depths=list(DEPTHS), num_labels=7)
+
+
+@dataclass
+class StagedNative(Native):
+    orders: Sequence[Any] = ()
+    grid: tuple[int, int] = (4, 6)
+    cells: int = 3  # the number of the stage whose features are the cells; 0 is the stem
+    strides: Sequence[int] = field(default=(4, 4, 8, 16, 32))
+
+
+def _native(module: Any, ends: Sequence[Any], orders: Sequence[Any], **more: Any) -> StagedNative:
+    options = {**HALF, "size": more.get("size", SIZE)}
+    forward = more.pop("forward", module)
+    return StagedNative(module, ends, forward, options, **({"size": SIZE} | more), orders=orders)
+
+
+def _swin(module: Any) -> StagedNative:
+    return _native(module, [module.patch_embed, *module.layers], ["last"] * 5)
+
+
+def timm_swin() -> StagedNative:
+    from timm.models.swin_transformer import SwinTransformer
+
+    return _swin(SwinTransformer(SIZE, 4, 3, 7, "avg", 8, DEPTHS, HEADS, window_size=2))
+
+
+def timm_swin_v2() -> StagedNative:
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+    return _swin(SwinTransformerV2(SIZE, 4, 3, 7, "avg", 8, DEPTHS, HEADS, window_size=2))
+
+
+def timm_swin_v2_cr() -> StagedNative:
+    from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr
+
+    module = SwinTransformerV2Cr(
+        SIZE, window_size=2, num_classes=7, embed_dim=8, depths=DEPTHS, num_heads=HEADS
+    )
+    return _native(module, [module.patch_embed, *module.stages], ["planes"] * 5)
+
+
+def _stem_and_stages(module: Any, **more: Any) -> StagedNative:
+    return _native(module, [module.stem, *module.stages], ["planes"] * 5, **more)
+
+
+def timm_convnext() -> StagedNative:
+    from timm.models.convnext import ConvNeXt
+
+    return _stem_and_stages(ConvNeXt(num_classes=7, depths=(1, 1, 2, 1), dims=(4, 8, 8, 8)))
+
+
+def timm_convnext_v2() -> StagedNative:
+    from timm.models.convnext import ConvNeXt
+
+    options = dict(depths=(1, 1, 1, 1), dims=(4, 8, 8, 8), kernel_sizes=3, use_grn=True)
+    return _stem_and_stages(ConvNeXt(num_classes=7, ls_init_value=None, **options))
+
+
+def timm_maxvit() -> StagedNative:
+    from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
+
+    config = MaxxVitCfg(
+        embed_dim=(8, 8, 8, 8),
+        depths=(1, 1, 1, 1),
+        block_type=("M",) * 4,
+        stem_width=4,
+        transformer_cfg=MaxxVitTransformerCfg(dim_head=4),
+    )
+    return _stem_and_stages(MaxxVit(config, SIZE, num_classes=7), strides=(2, 4, 8, 16, 32))
+
+
+def timm_hiera() -> StagedNative:
+    from timm.models.hiera import Hiera
+
+    module = Hiera(SIZE, embed_dim=8, num_classes=7, stages=(1, 1, 2, 1))
+    ends = [module.unroll, *(module.blocks[end] for end in module.stage_ends)]
+    rolls = [partial(module.reroll, block_idx=block) for block in (0, *module.stage_ends)]
+    return _native(module, ends, [_places(roll, s) for roll, s in zip(rolls, STRIDES, strict=True)])
+
+
+STRIDES = (4, 4, 8, 16, 32)
+
+
+def _places(reroll: Callable[[Tensor], Tensor], stride: int) -> Callable[[int, int], int]:
+    """Where in the sequence a place of the grid is, by the library's own way back."""
+    rows, columns = SIZE[0] // stride, SIZE[1] // stride
+    places = reroll(torch.arange(rows * columns)[None, :, None])[0, :, :, 0]
+    return lambda row, column: int(places[row, column])
+
+
+def timm_pvt_v2() -> StagedNative:
+    from timm.models.pvt_v2 import PyramidVisionTransformerV2
+
+    module = PyramidVisionTransformerV2(
+        num_classes=7, depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=HEADS, mlp_ratios=2
+    )
+    return _native(module, [module.patch_embed, *module.stages], ["last", *["planes"] * 4])
+
+
+WIDTHS = dict(widths=(4, 8, 8, 8, 8), depths=(1,) * 5, head_dim=4, head_widths=(8, 8))
+
+
+def timm_efficientvit() -> StagedNative:
+    from timm.models.efficientvit_mit import EfficientVit
+
+    return _stem_and_stages(EfficientVit(num_classes=7, **WIDTHS), strides=(2, 4, 8, 16, 32))
+
+
+def timm_efficientvit_large() -> StagedNative:
+    from timm.models.efficientvit_mit import EfficientVitLarge
+
+    return _stem_and_stages(EfficientVitLarge(num_classes=7, **WIDTHS), strides=(2, 4, 8, 16, 32))
+
+
+def timm_efficientvit_msra() -> StagedNative:
+    from timm.models.efficientvit_msra import EfficientVitMsra
+
+    module = EfficientVitMsra(
+        192, num_classes=7, embed_dim=(8, 8, 8), key_dim=(4, 4, 4), depth=(1, 1, 1),
+        num_heads=(2, 2, 2), window_size=(4, 4, 4),
+    )  # fmt: skip
+    ends, more = [module.patch_embed, *module.stages], {"grid": (6, 6), "cells": 2}
+    return _native(module, ends, ["planes"] * 4, size=(192, 192), strides=(16, 16, 32, 64), **more)
+
+
+def torchvision_swin() -> StagedNative:
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    module = SwinTransformer([4, 4], 8, list(DEPTHS), list(HEADS), [2, 2], num_classes=7)
+    return _native(module, [module.features[i] for i in (0, 1, 3, 5, 7)], ["last"] * 5)
+
+
+def torchvision_convnext() -> StagedNative:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    widths = [(4, 8), (8, 8), (8, 8), (8, None)]
+    module = ConvNeXt([CNBlockConfig(*pair, 1) for pair in widths], num_classes=7)
+    return _native(module, [module.features[i] for i in (0, 1, 3, 5, 7)], ["planes"] * 5)
+
+
+def _hf_native(module: Any, ends: Sequence[Any], orders: Sequence[Any], **more: Any) -> Any:
+    return _native(module, ends, orders, forward=lambda images: module(images).logits, **more)
+
+
+def _hf_swin(module: Any, tower: Any) -> StagedNative:
+    ends = [tower.embeddings, *(layer.blocks[-1] for layer in tower.encoder.layers)]
+    return _hf_native(module, ends, ["flat"] * 5)
+
+
+def hf_swin() -> StagedNative:
+    config = hf.SwinConfig(**HF, embed_dim=8, num_heads=list(HEADS), window_size=2)
+    module = hf.SwinForImageClassification(config)
+    return _hf_swin(module, module.swin)
+
+
+def hf_swin_v2() -> StagedNative:
+    config = hf.Swinv2Config(**HF, embed_dim=8, num_heads=list(HEADS), window_size=2)
+    module = hf.Swinv2ForImageClassification(config)
+    return _hf_swin(module, module.swinv2)
+
+
+def _hf_convnext(module: Any, tower: Any) -> StagedNative:
+    return _hf_native(module, [tower.embeddings, *tower.encoder.stages], ["planes"] * 5)
+
+
+def hf_convnext() -> StagedNative:
+    module = hf.ConvNextForImageClassification(
+        hf.ConvNextConfig(**HF, hidden_sizes=[4, 8, 8, 8], layer_scale_init_value=0.5)
+    )
+    return _hf_convnext(module, module.convnext)
+
+
+def hf_convnext_v2() -> StagedNative:
+    module = hf.ConvNextV2ForImageClassification(hf.ConvNextV2Config(**HF, hidden_sizes=[8] * 4))
+    return _hf_convnext(module, module.convnextv2)
+
+
+def hf_hiera() -> StagedNative:
+    config = hf.HieraConfig(**{**HF, "image_size": list(SIZE)}, embed_dim=8, num_heads=list(HEADS))
+    module = hf.HieraForImageClassification(config)
+    encoder = module.hiera.encoder
+    rolls = [partial(encoder.reroll, stage_idx=index) for index in range(4)]
+    places = [_places(roll, s) for roll, s in zip(rolls, STRIDES[1:], strict=True)]
+    return _hf_native(module, [module.hiera.embeddings, *encoder.stages], ["flat", *places])
+
+
+HF_PVT: dict[str, Any] = dict(
+    num_labels=7, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=list(HEADS)
+)
+
+
+def hf_pvt() -> StagedNative:
+    module = hf.PvtForImageClassification(hf.PvtConfig(image_size=64, **HF_PVT, mlp_ratios=[2] * 4))
+    ends = [blocks[-1] for blocks in module.pvt.encoder.block][:3]
+    return _hf_native(
+        module, ends, ["flat"] * 3, size=(64, 64), grid=(4, 4), cells=2, strides=(4, 8, 16)
+    )
+
+
+def hf_pvt_v2() -> StagedNative:
+    module = hf.PvtV2ForImageClassification(hf.PvtV2Config(**HF_PVT, mlp_ratios=[2] * 4))
+    ends = [layer.layer_norm for layer in module.pvt_v2.encoder.layers]
+    return _hf_native(module, ends, ["flat"] * 4, cells=2, strides=(4, 8, 16, 32))
+
+
+STAGED_FAMILIES: dict[str, Callable[[], StagedNative]] = {
+    make.__name__: make
+    for make in (
+        timm_swin, timm_swin_v2, timm_swin_v2_cr, timm_convnext, timm_convnext_v2, timm_maxvit,
+        timm_hiera, timm_pvt_v2, timm_efficientvit, timm_efficientvit_large,
+        timm_efficientvit_msra, torchvision_swin, torchvision_convnext, hf_swin, hf_swin_v2,
+        hf_convnext, hf_convnext_v2, hf_hiera, hf_pvt, hf_pvt_v2,
+    )
+}  # fmt: skip
+
+
+def tiny_staged(family: str, dtype: torch.dtype = torch.float64) -> StagedNative:
+    """A scrambled network of one family: every parameter, and the statistics that eval mode
+    normalises by."""
+    from tests.tiny import scramble
+
+    torch.manual_seed(0)
+    native = STAGED_FAMILIES[family]()
+    scramble(native.module)
+    generator = torch.Generator().manual_seed(0)
+    for layer in native.module.modules():
+        if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
+            layer.running_mean.copy_(0.3 * torch.randn(layer.num_features, generator=generator))
+            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+    native.module.to(dtype).requires_grad_(False)
+    return native
+
+
+def place(native: StagedNative, stage: int) -> Callable[[int, int], tuple[Any, ...]]:
+    """The index of a place of the grid into what the native module of a stage gives."""
+    order, width = native.orders[stage], native.size[1] // native.strides[stage]
+    every = slice(None)
+    if order == "planes":
+        return lambda row, column: (every, every, row, column)
+    if order == "last":
+        return lambda row, column: (every, row, column)
+    if order == "flat":
+        return lambda row, column: (every, row * width + column)
+    return lambda row, column: (every, order(row, column))

@@ -1,0 +1,18 @@
+"""`docs/models.md` lists what adapters read, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "families.py"
+
+
+def test_the_table_of_families_is_fresh():
+    spec = importlib.util.spec_from_file_location("families", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.updated(page) == page, "the table is old; run: python docs/families.py"
+    other = page.replace("SwinTransformerV2Cr, ", "")
+    assert other != page and script.updated(other) == page  # a missing family is noticed
