@@ -3,9 +3,10 @@
     python benchmarks/app_load.py --users 20 --seconds 60 --bad 2000
 
 Starts the server as a user would (two cores: taskset -c 0,1), opens sessions, and lets each brush
-one patch after the other as the page does: the next question when the last one is answered. Prints
-how long answers took, what failed, and the server's memory along the way. Then requests that are
-wrong in many ways: none may end the server, give an error of its own, or read a file.
+one patch after the other as the page does: the next question when the last one is answered. First
+one user alone, then one while another audits, then all. Prints how long answers took, what failed,
+and the server's memory at the start and at the end. Then requests that are wrong in many ways: none
+may end the server, give an error of its own, or read a file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -36,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--alone", type=float, default=10, help="seconds of one user alone")
     parser.add_argument("--bad", type=int, default=2000)
     parser.add_argument("--model", default="builtin:critters-vit")
     given = parser.parse_args()
@@ -43,8 +47,16 @@ def main() -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = re.search(r"http://\S+/", server.stdout.readline())[0]
-        print(f"{given.model} at {address}, {psutil.cpu_count()} cores")
-        brush(address, given.users, given.seconds, psutil.Process(server.pid))
+        process, busy = (
+            psutil.Process(server.pid),
+            ", ".join(f"{x:.1f}" for x in psutil.getloadavg()),
+        )
+        print(f"{given.model} at {address}, {psutil.cpu_count()} cores, load before: {busy:.1f}")
+        brush(address, 1, given.alone, process)
+        with auditing(address):
+            print("the same while another user audits:")
+            brush(address, 1, given.alone, process)
+        brush(address, given.users, given.seconds, process)
         annoy(address, given.bad)
         print(f"server still there: {server.poll() is None}")
     finally:
@@ -64,23 +76,38 @@ def brush(address: str, users: int, seconds: float, process: psutil.Process) -> 
     ]
     for person in people:
         person.start()
-    memory, before = [], process.cpu_times()
-    while time.monotonic() < ends:
-        time.sleep(min(5.0, max(0.1, ends - time.monotonic())))
-        memory.append(process.memory_info().rss / 2**20)
+    time.sleep(min(5.0, seconds / 4))  # pictures are opened, every run is recorded
+    first, before = process.memory_info().rss / 2**20, process.cpu_times()
+    early = len(times)
     for person in people:
         person.join()
-    after = process.cpu_times()
+    last, after = process.memory_info().rss / 2**20, process.cpu_times()
     used = after.user + after.system - before.user - before.system
+    per_answer = 1000 * used / max(1, len(times) - early)
     times.sort()
     at = {share: times[int(share * (len(times) - 1))] * 1000 for share in (0.5, 0.95, 0.99, 1.0)}
-    shown = ", ".join(f"{share:.0%} {value:.0f} ms" for share, value in at.items())
+    shown = ", ".join(f"p{100 * share:.0f} {value:.0f} ms" for share, value in at.items())
     print(
         f"{users} users, {seconds:.0f} s: {len(times)} answers, {len(times) / seconds:.0f} a second"
+        f"; {shown}; errors: {dict(errors) or 'none'}"
     )
-    print(f"processor time of the server: {1000 * used / len(times):.1f} ms an answer")
-    print(f"time to an answer: {shown}; errors: {dict(errors) or 'none'}")
-    print(f"memory of the server in MB, every 5 s: {' '.join(f'{m:.0f}' for m in memory)}")
+    print(
+        f"    server: {per_answer:.1f} ms of processor time an answer,"
+        f" memory {first:.0f} MB at the start, {last:.0f} MB at the end"
+    )
+
+
+@contextmanager
+def auditing(address: str) -> Iterator[None]:
+    """Another user's audit runs meanwhile, and is cancelled."""
+    with httpx.Client(base_url=address, timeout=60) as client:
+        headers = {"x-seecause-session": client.post("/api/session").json()["session"]}
+        request = {"model": "critters-vit", "data": "critters:certified:test", "limit": 512}
+        answer = client.post("/api/run/repair/audit", json=request, headers=headers).json()
+        yield
+        state = client.get(f"/api/jobs/{answer['job']}", headers=headers).json()
+        print(f"    the audit: {state['state']}, {state.get('words', '')}")
+        client.delete(f"/api/jobs/{answer['job']}", headers=headers)
 
 
 def user(address: str, place: int, ends: float, times: list[float], errors: Counter[str]) -> None:

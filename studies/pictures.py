@@ -1,6 +1,6 @@
 """The pictures of the documentation: python studies/pictures.py NAME
 
-app        docs/app.png: the page of `seecause serve`; with another --out, every panel at two widths
+app        docs/app-*.webp: four panels of `seecause serve`; with --out, every panel at two widths
            and in two themes into that folder
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: the demo's first chapter, photographed with chromium
@@ -12,13 +12,17 @@ trust      docs/trust.png: every method, by the published results
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from PIL import Image
+from typer.testing import CliRunner
 
 from seecause.critters.sheet import contact_sheet
 
@@ -49,45 +53,67 @@ def photograph(make: Callable[[Path], Path], shoot: Callable[[Any], None], size:
         browser.close()
 
 
-SHOWN = {  # panel of the page -> link, what is clicked, what is waited for
-    "explain": (
-        "#explain?model=critters-vit&explain.picture=s9&explain.patches=65-68.77-80.89-92"
-        "&explain.evidence=true", None, ".finding .needed",
-    ),
-    "swap": ("#swap?model=critters-vit&swap.a=s0&swap.b=s1&swap.patches=65-70.77-82.89-93"
+SHOWN = {  # panel of the page -> link, button that is pressed, what is waited for
+    "explain": ("#explain?model=critters-vit&explain.picture=s9&explain.patches=65-68.77-80.89-92"
+        "&explain.evidence=true", None, ".finding .needed"),
+    "swap": ("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
         "&swap.across=-1", "Where does", ".path-table"),
     "heads": ("#heads?model=critters-biased&heads.by=background&heads.off=4.19.43", None,
         ".head-buttons .for"),
+    "repair": ("#repair?model=critters-biased", "Audit", ".verdict"),
+    "parts": ("#parts?parts.picture=s3&parts.out=2", None, ".part-boxes input"),
+    "ask": ("#ask?ask.picture=s3&ask.blind=1.9", None, ".top-heads td"),
+    "runs": ("#runs", None, ".run-list button"),
 }  # fmt: skip
+WALKED = {"explain": 800, "swap": 960, "heads": 940, "repair": 760}  # docs/app.md: heights
 
 
-def app(out: Path) -> None:
-    """One picture of Explain where `out` is a PNG, else all panels into a folder."""
+def app(out: Path | None) -> None:
+    """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
+    from seecause.app.names import name_folders
     from seecause.app.server import create_app
     from seecause.app.workshop import open_workshop
-    from tests.app.conftest import MODELS, serving
+    from seecause.cli import app as command
+    from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
-    one = out.suffix == ".png"
-    views = [(1280, "light")] if one else [(w, s) for w in (1280, 390) for s in ("light", "dark")]
-    with serving(create_app(open_workshop(MODELS))) as address, sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
-        for name, (link, button, awaited) in SHOWN.items() if not one else [*SHOWN.items()][:1]:
-            for width, scheme in views:
-                size = {"width": width, "height": 860}
+    views = [(1280, "light")] if out is None else list(product((1280, 390), ("light", "dark")))
+    with tempfile.TemporaryDirectory() as results, sync_playwright() as play:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            explained = str(Path(results) / "explained")
+            CliRunner().invoke(command, ["explain", "critters:clean:test#9", "--out", explained])
+        runs = name_folders([Path(results)])
+        shop = open_workshop(MODELS, data=DATA, runs=runs)
+        with serving(create_app(shop)) as address:
+            browser = play.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
+            for name, (width, scheme) in product(SHOWN if out else WALKED, views):
+                size = {"width": width, "height": WALKED.get(name, 860)}
                 page = browser.new_page(viewport=size, color_scheme=scheme)
-                page.goto(f"{address}/{link}")
-                if button:
-                    page.get_by_role("button", name=button).click()
-                page.locator(awaited).first.wait_for()
-                page.locator("html[data-asking='0']").wait_for()
-                page.evaluate("window.scrollTo(0, 0)")
-                path = out if one else out / f"{name}-{width}-{scheme}.png"
-                page.screenshot(path=path, full_page=not one)
+                show_panel(page, address, name)
+                if out is not None:
+                    page.screenshot(path=out / f"{name}-{width}-{scheme}.png", full_page=True)
+                else:
+                    shot = Image.open(io.BytesIO(page.screenshot()))
+                    shot.save(Path("docs") / f"app-{name}.webp", quality=82, method=6)
                 page.close()
-        browser.close()
+            browser.close()
+        shop.close()
+
+
+def show_panel(page: Any, address: str, name: str) -> None:
+    """Open a panel and wait until everything on it is answered."""
+    link, button, awaited = SHOWN[name]
+    page.set_default_timeout(120_000)
+    page.goto(f"{address}/{link}")
+    if button:
+        page.get_by_role("button", name=button).first.click()
+    page.locator(awaited).first.wait_for()
+    page.locator("html[data-asking='0']").wait_for()
+    page.evaluate("Promise.allSettled([...document.images].map((image) => image.decode()))")
+    page.evaluate("window.scrollTo(0, 0)")
 
 
 def demo(out: Path) -> None:
@@ -165,8 +191,6 @@ def repair(out: Path) -> None:
 
 
 def discover(out: Path) -> None:
-    from typer.testing import CliRunner
-
     from seecause.cli import app
 
     def make(folder: Path) -> Path:
@@ -191,9 +215,9 @@ PICTURES = {
 
 def main(
     name: Annotated[str, typer.Argument(help=", ".join(PICTURES))],
-    out: Annotated[Path | None, typer.Option(help="The PNG to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The PNG to write; of app, a folder.")] = None,
 ) -> None:
-    PICTURES[name](out or Path("docs") / f"{name}.png")
+    PICTURES[name](out if name == "app" else out or Path("docs") / f"{name}.png")
 
 
 if __name__ == "__main__":

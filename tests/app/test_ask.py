@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
 import seecause as sc
 from seecause.app.panels import ask
@@ -123,3 +124,16 @@ def test_the_copied_python_says_the_same(desk, capsys):
     assert lines[-1] == " ".join(w.strip() for w in ask.hear(desk, request)["words"])
     plain = ask.copy(desk, Blind(**ON))["command"]
     assert plain.startswith("seecause lvlm tokens") and "'Which critter is this?'" in plain
+
+
+def test_the_copied_python_shrinks_a_large_picture_as_the_page_does(desk, tmp_path, monkeypatch):
+    drawn = desk.picture("s3").shown.resize((1100, 900), Image.Resampling.NEAREST)
+    drawn.save(tmp_path / "large.png")
+    own = desk.shop.upload((tmp_path / "large.png").read_bytes(), "large.png")
+    desk.session.add_picture(own)
+    copied = ask.copy(desk, Blind(**{**ON, "picture": own.id}))["python"]
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(copied.partition("bank = ")[0], names)
+    assert own.shown.size == (768, 628) and names["picture"].size == own.shown.size
+    assert names["picture"].tobytes() == own.shown.tobytes()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from seecause._stop import Stopped, may_stop
+from seecause.app import jobs
 from seecause.app.jobs import Job, Queue, TooBusy
 from seecause.errors import BadOption
 
@@ -14,8 +16,9 @@ SOON = 20.0
 
 
 @pytest.fixture
-def held():
-    """A queue whose worker is busy until `let_go` is set."""
+def held(monkeypatch):
+    """A queue whose worker is busy until `let_go` is set, however long that takes."""
+    monkeypatch.setattr(jobs, "MOMENT", float("inf"))
     queue, let_go, began = (
         Queue("toy", limit=6, per_session=4),
         threading.Event(),
@@ -45,11 +48,11 @@ def noting(order, name):
 def test_sessions_take_turns(held):
     queue, let_go = held
     order: list[str] = []
-    jobs = [queue.submit(Job("greedy", noting(order, f"greedy {i}"))) for i in range(3)]
-    jobs.append(queue.submit(Job("modest", noting(order, "modest"))))
-    assert queue.ahead(jobs[-1]) == 2  # the one that runs, and one of the greedy session
+    many = [queue.submit(Job("greedy", noting(order, f"greedy {i}"))) for i in range(3)]
+    many.append(queue.submit(Job("modest", noting(order, "modest"))))
+    assert queue.ahead(many[-1]) == 2  # the one that runs, and one of the greedy session
     let_go.set()
-    for job in jobs:
+    for job in many:
         job.future.result(SOON)
     assert order == ["greedy 0", "modest", "greedy 1", "greedy 2"]
 
@@ -76,6 +79,66 @@ def test_what_waits_is_limited_for_each_session_and_for_all(held):
     with pytest.raises(TooBusy, match="toy"):
         queue.submit(Job("d", noting([], "")))
     assert len(queue) == 6
+
+
+def holding(let_go):
+    """A job that runs until it is let go, or stopped."""
+
+    def run(tell):
+        while not let_go.wait(0.01):
+            may_stop()
+        return {"name": "long"}
+
+    return run
+
+
+def begun(job):
+    while job.began is None:
+        time.sleep(0.001)
+    return job
+
+
+def test_a_long_job_goes_on_beside_the_queue(held, monkeypatch):
+    queue, let_go = held
+    order: list[str] = []
+    waiting = queue.submit(Job("other", noting(order, "waiting")))
+    queue.relieve()
+    assert not waiting.done  # the holder has not run for a moment
+    monkeypatch.setattr(jobs, "MOMENT", 0.0)
+    queue.relieve()
+    assert waiting.future.result(SOON) == {"name": "waiting"} and not let_go.is_set()
+    assert queue.submit(Job("other", noting(order, "next"))).future.result(SOON)
+    let_go.set()
+    assert queue.submit(Job("holder", noting(order, "last"))).future.result(SOON)
+    assert order == ["waiting", "next", "last"]
+
+
+def test_a_long_job_beside_the_queue_is_cancelled_and_superseded(monkeypatch):
+    monkeypatch.setattr(jobs, "MOMENT", 0.0)
+    queue, never = Queue("toy"), threading.Event()
+    first, second = Job("a", holding(never), slot="map"), Job("b", holding(never))
+    for job in (first, second):
+        begun(queue.submit(job))
+    queue.submit(Job("a", noting([], "newer"), slot="map")).future.result(SOON)
+    assert isinstance(first.future.exception(SOON), Stopped)
+    queue.cancel(second)
+    assert isinstance(second.future.exception(SOON), Stopped)
+    queue.close()
+
+
+def test_who_has_many_long_jobs_waits_for_them_and_others_do_not(monkeypatch):
+    monkeypatch.setattr(jobs, "MOMENT", 0.0)
+    queue, let_go = Queue("toy"), threading.Event()
+    for _ in range(jobs.OWN_BESIDE):
+        begun(queue.submit(Job("greedy", holding(let_go))))
+    others = queue.submit(Job("modest", noting([], "modest")))  # the last one goes beside, too
+    assert others.future.result(SOON)
+    own = queue.submit(Job("greedy", noting([], "own")))
+    assert queue.submit(Job("modest", noting([], "again"))).future.result(SOON)
+    assert own.began is None
+    let_go.set()
+    assert own.future.result(SOON)
+    queue.close()
 
 
 def test_a_cancelled_job_ends_at_its_next_block_and_frees_the_queue():

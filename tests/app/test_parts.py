@@ -45,8 +45,9 @@ def test_fewer_trusted_tokens_are_fewer_patches_that_are_read(desk):
     assert set(TRUSTED) < set(fractions)
     shares = [parts.look(desk, Masked(**ON, trusted=q))["share"] for q in fractions]
     assert shares == sorted(shares) and shares[0] < shares[-1]
-    with sc.faithful.intervene(desk.model, quantile=0.7) as net:
-        agree(parts.look(desk, Masked(**ON, trusted=0.7))["after"], net(desk.image("s3")).logits)
+    with parts.own_network(desk) as net, sc.faithful.intervene(net, quantile=0.7):
+        output = net(desk.image("s3"))
+    agree(parts.look(desk, Masked(**ON, trusted=0.7))["after"], output.logits)
 
 
 def test_every_part_out_is_said_to_read_nothing(desk):

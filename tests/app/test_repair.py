@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 import zipfile
 
@@ -10,9 +9,10 @@ import pytest
 
 import seecause as sc
 from seecause.app.jobs import Job
+from seecause.app.names import named_data
 from seecause.app.panels import repair
 from seecause.app.panels.repair import Mend, OnData
-from seecause.app.workshop import Desk, Workshop, named_data
+from seecause.app.workshop import Desk, Workshop
 from seecause.errors import BadOption
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
@@ -65,9 +65,9 @@ def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(desk, tmp_
     assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(before)
     assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
     packed = repair.export(desk, FORCED)
-    name, content = desk.session.files[packed["file"]]
+    name, path = desk.session.files[packed["file"]]
     assert name == "critters-biased-mended-by-directions.zip"
-    zipfile.ZipFile(io.BytesIO(content)).extractall(tmp_path / "mended")
+    zipfile.ZipFile(path).extractall(tmp_path / "mended")
     images = desk.image("s9")
     loaded, mended = sc.load(str(tmp_path / "mended"))(images), result.model(images)
     assert loaded.flatten().tolist() == pytest.approx(mended.flatten().tolist(), abs=1e-4)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from seecause.app.guard import POLICY
+from seecause.app.names import name_folders
 from seecause.app.panels import runs
 from seecause.app.panels.runs import Everything, Opened
-from seecause.app.results import find_pages, find_runs, name_folders
+from seecause.app.results import find_pages, find_runs
 from seecause.app.workshop import Desk, Workshop
 from seecause.errors import BadOption
 

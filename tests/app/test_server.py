@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import random
+import time
 
 import httpx
 import pytest
@@ -14,9 +15,10 @@ from PIL import Image
 
 from seecause.app import server
 from seecause.app.jobs import Job, Queue
+from seecause.app.names import named_data, picture_name, public_spec
+from seecause.app.panels import repair
 from seecause.app.server import create_app, error_words
 from seecause.app.sessions import Sessions
-from seecause.app.workshop import named_data, picture_name, public_spec
 from seecause.errors import BadImage, SeecauseError
 from tests.app.conftest import serving
 
@@ -43,6 +45,63 @@ def png(size=(120, 90), color=(200, 40, 10)):
 def test_a_job_gives_its_answer(client, headers):
     answer = finished(client, headers, run(client, headers))
     assert answer["state"] == "done" and answer["answer"]["name"] == "critters:clean:test#1"
+
+
+def test_a_brush_is_answered_while_an_audit_runs(client, headers, monkeypatch):
+    def endless(model, pictures, **_):
+        while True:
+            model(pictures.images)
+
+    monkeypatch.setattr(repair, "audit_background", endless)
+    other = {"x-seecause-session": client.post("/api/session").json()["session"]}
+    request = {"model": "critters-vit", "data": "critters:certified:test", "limit": 8}
+    long = client.post("/api/run/repair/audit", json=request, headers=other).json()["job"]
+    for patches in ([52], [52, 53], []):
+        answer = finished(client, headers, run(client, headers, "brush", patches=patches))
+        assert answer["state"] == "done" and answer["answer"]["patches"] == len(patches)
+    assert client.get(f"/api/jobs/{long}", headers=other).json()["state"] == "running"
+    assert client.delete(f"/api/jobs/{long}", headers=other).json()["state"] == "cancelled"
+    ended = client.get(f"/api/jobs/{long}", headers=other)
+    assert finished(client, other, ended)["state"] == "cancelled"
+
+
+def test_a_picture_that_does_not_arrive_gives_up(client, headers, monkeypatch):
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.1)
+
+    def slowly():
+        yield png()[:20]
+        time.sleep(0.5)
+        yield png()[20:]
+
+    answer = client.post("/api/pictures", content=slowly(), headers=headers)
+    assert answer.status_code == 408 and "did not arrive" in answer.json()["error"]
+
+
+def test_no_picture_is_read_while_as_many_as_may_are(shop, monkeypatch):
+    """Those that wait hold no byte here."""
+    monkeypatch.setattr(server, "UPLOADING", 1)
+    read, busy, most = server._body, 0, 0
+
+    async def counted(request, limit, what):
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0.02)
+        content = await read(request, limit, what)
+        busy -= 1
+        return content
+
+    monkeypatch.setattr(server, "_body", counted)
+
+    async def send(where):
+        async with httpx.AsyncClient(base_url=where) as client:
+            own = {"x-seecause-session": (await client.post("/api/session")).json()["session"]}
+            sent = [client.post("/api/pictures", content=png(), headers=own) for _ in range(4)]
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    with serving(create_app(shop)) as where:
+        assert asyncio.run(send(where)) == [200] * 4
+    assert most == 1
 
 
 def test_the_page_may_load_nothing_from_elsewhere(client):
@@ -211,7 +270,10 @@ def bad_requests(count, seed=0):
         "/api/run/explain/brush", "/api/run/explain/draw", "/api/run/explain/__class__",
         "/api/run/registry/look", "/api/run/../look", "/api/pictures", "/api/session",
         "/etc/passwd", "//etc/passwd", "/api/run/explain/copy", "/api/run/explain/pair",
-        "/api/hello/..",
+        "/api/hello/..", "/api/run/swap/exchange", "/api/run/swap/copy", "/api/run/heads/switch",
+        "/api/run/heads/export", "/api/run/repair/audit", "/api/run/repair/export",
+        "/api/run/parts/look", "/api/run/ask/hear", "/api/run/runs/copy", "/runs/r0p0",
+        "/runs/../../etc/passwd", "/runs/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
     ]  # fmt: skip
     values = [
         None, "", "s1", "../../etc/passwd", "/etc/passwd", -1, 10**30, 1.5, True, [], [[]], {},
@@ -219,7 +281,8 @@ def bad_requests(count, seed=0):
         list(range(300)),
     ]  # fmt: skip
     fields = ["model", "picture", "patches", "method", "target", "blank", "tail", "first", "last"]
-    fields += ["methods", "one", "other", "extra", "__proto__"]
+    fields += ["methods", "one", "other", "extra", "__proto__", "a", "b", "down", "off", "operator"]
+    fields += ["data", "eye", "limit", "remedy", "out", "trusted", "question", "blind", "run"]
     for _ in range(count):
         request = {**ON, **{draw.choice(fields): draw.choice(values) for _ in range(3)}}
         body = json.dumps(request).encode()
@@ -234,9 +297,10 @@ def bad_requests(count, seed=0):
         )
 
 
-def test_bad_requests_are_answered_in_words(client, headers):
-    """Benchmarks/app_load.py sends thousands of these to a real server."""
-    for method, path, content in bad_requests(120):
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.slow)])
+def test_bad_requests_are_answered_in_words(client, headers, count):
+    """Benchmarks/app_load.py sends as many to a server of its own."""
+    for method, path, content in bad_requests(count, seed=count):
         answer = client.request(method, path, content=content, headers=headers)
         assert answer.status_code < 500, (method, path, content, answer.text)
         assert "Traceback" not in answer.text and "root:" not in answer.text

@@ -7,12 +7,15 @@ from collections import OrderedDict
 import pytest
 from PIL import Image
 
-from seecause.app.panels import explain, heads, swap
+from seecause.app.budget import Recent
+from seecause.app.panels import explain, heads, parts, repair, swap
 from seecause.app.panels.explain import Brush, Draw
 from seecause.app.panels.requests import OnPicture
 from seecause.app.sessions import Sessions
-from seecause.app.workshop import AVERAGED, OPENED, Desk, Recent, Workshop, open_workshop
+from seecause.app.workshop import AVERAGED, OPENED, Desk, Workshop, open_workshop
 from seecause.errors import BadImage, BadOption, NotDefined
+from seecause.faithful import intervene
+from seecause.heads import ablate
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.tiny import tiny
@@ -60,6 +63,28 @@ def test_what_was_used_longest_ago_makes_room():
     for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4)):
         recent.get_or_make(key, lambda size=size: size)
     assert list(recent) == ["a", "c"] and recent.held == 8
+
+
+def test_heads_that_one_job_switches_off_are_on_in_all_others(shop):
+    served, image = shop.models["critters-vit"], shop.sample("s0").inputs["critters-vit"]
+    every = [(layer, head) for layer in range(6) for head in range(8)]
+    with served.borrow() as one, served.borrow() as other:
+        plain = other(image)
+        with ablate(one, every):
+            assert one(image).sub(plain).abs().max() > 0.1
+            assert other(image).equal(plain)
+            with served.borrow() as third:
+                assert third(image).equal(plain)
+    assert len(served.spare) == 3 and all(view.gates is None for view in served.spare)
+
+
+def test_parts_are_taken_out_of_a_network_that_no_other_job_has(shop, sessions):
+    served = shop.models["critters-ifam"]
+    desk = Desk(shop, sessions.open(), served, lambda share, words="": None)
+    with parts.own_network(desk) as net, intervene(net, drop_parts=range(net.parts)):
+        assert not served.view.module.intervention and not served.view.module.removed.any()
+    weights = zip(net.parameters(), served.view.module.parameters(), strict=True)
+    assert net is not served.view.module and all(one is other for one, other in weights)
 
 
 def test_a_model_that_is_not_served_is_refused(shop):
@@ -113,6 +138,42 @@ def test_the_checkpoint_is_named_in_what_is_copied():
     assert "weights='w.pt'" in texts["python"] and "--weights w.pt" in texts["command"]
     assert "secret" not in str(texts)
     shop.close()
+
+
+def test_the_checkpoint_is_named_in_the_copied_audit():
+    model = view(tiny("timm_mean"), check=False)
+    data = {"folder:mine": "folder:mine"}
+    shop = open_workshop(
+        ["mine:toy"], load=lambda spec: model, data=data, weights="/home/me/secret/w.pt"
+    )
+    desk = Desk(shop, Sessions().open(), shop.models["toy"], lambda share, words="": None)
+    texts = repair.copy(desk, repair.Mend(model="toy", data="folder:mine"))
+    assert "sc.load('mine:toy', weights='w.pt')" in texts["python"]
+    assert [line.count("--weights w.pt") for line in texts["command"].splitlines()] == [1, 1]
+    assert "secret" not in str(texts)
+    shop.close()
+
+
+def test_classes_that_answer_independently_are_shown_and_copied_so(capsys):
+    model = view(tiny("timm_mean"), check=False)
+    model.sigmoid = True
+    desk = desk_of(model)
+    logits = model(desk.image("s0"))[0]
+    shown = explain.look(desk, OnPicture(model="toy", picture="s0"))["answers"]
+    for answer in shown:
+        expected = float(logits[answer["class"]].sigmoid())
+        assert answer["probability"] == pytest.approx(expected, abs=1e-5)
+    off = heads.switch(desk, heads.Off(model="toy", picture="s0", off=(0,)))
+    assert off["background"] is None  # its share is one of a distribution
+    for copied in (
+        swap.copy(desk, swap.Swap(model="toy", a="s0", b="s0", patches=(1,))),
+        heads.copy(desk, heads.Off(model="toy", picture="s0", off=(0,))),
+    ):
+        exec(copied["python"].splitlines()[-1], {"model": model, "logits": logits})
+        assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(
+            float(logits.sigmoid().max())
+        )
+    desk.shop.close()
 
 
 @pytest.mark.parametrize("names", [[], ["same", "same", "same"]])

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, WeakAnswer
-from seecause.lvlm import LVLM, MaskEngine, _cache, make_bank, wrap
+from seecause.lvlm import LVLM, MaskEngine, _cache, blind_logits, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
@@ -48,6 +48,18 @@ def test_the_engine_equals_the_slow_twin(family):
     assert_close(
         plain, everyday @ engine.readout, atol=1e-10, rtol=0
     )  # what benchmarks/lvlm.py races against
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("said", [[], [TOKEN, 3]])
+def test_logits_with_blind_heads_equal_the_slow_twin(family, said):
+    here, on = scene(family), some(*GRID)
+    heads, picture = (~on).nonzero().tolist(), photo(here.native.size)
+    fast = blind_logits(here.lvlm, picture, QUESTION, here.bank, heads, said=said)
+    twin = twin_of(here.lvlm, here.engine, here.pictures)
+    twin.inputs = dict(here.lvlm.prompt(picture, QUESTION, said or None).inputs)
+    assert_close(fast, twin.logits(on), atol=1e-10, rtol=0)
+    assert float((fast - twin.logits(torch.ones(GRID))).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,8 +1,9 @@
 """`seecause serve`: a page that people touch. Everything runs on the models it was started with.
 
     server.py     routes; guard.py who may ask; files.py what the browser loads
-    workshop.py   models and pictures that are served, recorded runs
-    sessions.py   what each user has: pictures, jobs; jobs.py one fair queue for each model
+    workshop.py   models and pictures that are served, recorded runs; names.py what they are called
+    sessions.py   what each user has: pictures, jobs; budget.py how many bytes of it
+    jobs.py       one fair queue for each model, beside which long jobs go on
     panels/       one module for each panel; static/ one ES module for each panel, no build step
 
 How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the examples):
@@ -21,6 +22,7 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
    `desk` (workshop.py) is all that an action may touch: the view of the model, pictures of this
    session as tensors, their recorded runs, `desk.tell(share, words)` for progress. An action that
    takes long needs nothing else to be stopped: every walk over blocks asks whether it should go on.
+   Others may run at the same time: `desk.model` is this job's own view of everybody's weights.
    Raise errors of `errors.py`; others reach the user as one sentence without details.
    `copy(desk, request)` gives {"python": ..., "command": ...} that do the same without the page.
    A field called `model` names the queue that a request waits in; without one it is the house's.

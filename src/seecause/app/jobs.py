@@ -1,7 +1,12 @@
-"""Jobs and the queue of a model: one worker, sessions in turn, a limit, and a way to stop.
+"""Jobs and the queue of a model: one after the other, sessions in turn, a limit, and a way to stop.
 
 A job is submitted, says how far it is, is cancelled or gives its answer. A newer job of the same
 session and slot takes the place of the older one: who moves a slider wants the last position only.
+
+Nobody can say beforehand which job is long: an audit is, and so is a map by a slow method, or any
+map of a large model. So every job begins in the queue; one that has run for a moment while others
+wait goes on beside it, in its own thread, and the next worker serves the others. Whatever a job
+changes for its own time must therefore be its own (`Served.borrow`).
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -25,6 +30,9 @@ Tell = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
 LIMIT = 256  # jobs that wait for one model
+MOMENT = 0.25  # seconds that a job may keep others waiting
+BESIDE = 16  # jobs that run beside one queue at once
+OWN_BESIDE = 4  # those of one session; its next ones wait for them
 
 
 class TooBusy(SeecauseError):
@@ -40,7 +48,8 @@ class Job:
     def __init__(self, session: str, run: Callable[[Tell], Answer], *, slot: str = ""):
         self.id, self.session, self.slot = secrets.token_urlsafe(9), session, slot
         self.future: Future[Answer] = Future()
-        self.share, self.words, self.running = 0.0, "", False
+        self.share, self.words = 0.0, ""
+        self.began: float | None = None
         self.ended: float | None = None
         self._run, self._stop = run, threading.Event()
         self.future.add_done_callback(self._end)
@@ -48,6 +57,15 @@ class Job:
     @property
     def done(self) -> bool:
         return self.future.done()
+
+    @property
+    def running(self) -> bool:
+        return self.began is not None and not self.done
+
+    @property
+    def long(self) -> bool:
+        """Whether it has run for a moment."""
+        return self.began is not None and time.monotonic() - self.began >= MOMENT
 
     def stop(self) -> None:
         """Waiting: never begin. Running: end at the next block."""
@@ -68,7 +86,7 @@ class Job:
 
     def work(self) -> None:
         """Run to the end, whichever it is."""
-        self.running = True
+        self.began = time.monotonic()
         try:
             with stoppable(self.check):
                 self.check()
@@ -86,18 +104,16 @@ class Job:
 
 class Queue:
     """Jobs of all sessions for one model. Sessions take turns, so that one with many jobs does not
-    keep others waiting."""
+    keep others waiting; a long job goes on beside the queue."""
 
     def __init__(self, name: str, *, limit: int = LIMIT, per_session: int = PER_SESSION):
         self.name, self.limit, self.per_session = name, limit, per_session
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._running: Job | None = None
-        self._changed = threading.Condition()
+        self._beside: list[Job] = []
+        self._changed = threading.Condition()  # who has its lock may take it again
         self._open = True
-        context = contextvars.Context()  # nothing of whoever starts the server
-        threading.Thread(
-            target=context.run, args=(self._serve,), name=f"queue {name}", daemon=True
-        ).start()
+        self._start_worker()
 
     def submit(self, job: Job) -> Job:
         with self._changed:
@@ -108,8 +124,21 @@ class Queue:
                 self._forget_empty(job.session)
                 raise TooBusy("you" if len(jobs) >= self.per_session else self.name)
             jobs.append(job)
+            self.relieve()
             self._changed.notify()
         return job
+
+    def relieve(self) -> None:
+        """Let a job that has run for a moment go on beside the queue, if others wait. Whoever waits
+        calls this after a moment, so that nobody has to watch."""
+        with self._changed:
+            job = self._running
+            if job is None or not job.long or self._next_session() is None:
+                return
+            if len(self._beside) < BESIDE:
+                self._beside.append(job)
+                self._running = None
+                self._start_worker()
 
     def cancel(self, job: Job) -> None:
         """A waiting job leaves the queue at once, a running one ends at its next block."""
@@ -139,12 +168,13 @@ class Queue:
         """Stop what runs and whatever waits."""
         with self._changed:
             self._open = False
-            jobs = [job for waiting in self._waiting.values() for job in waiting]
+            waiting = [job for jobs in self._waiting.values() for job in jobs]
+            running = self._all_running()
             self._waiting.clear()
             self._changed.notify()
-        for job in [*jobs, *([self._running] if self._running else [])]:
+        for job in [*waiting, *running]:
             job.stop()
-        for job in jobs:
+        for job in waiting:
             job.future.set_exception(Stopped())
 
     def _supersede(self, job: Job, jobs: deque[Job]) -> None:
@@ -152,23 +182,47 @@ class Queue:
             jobs.remove(older)
             older.stop()
             older.future.set_exception(Stopped())
-        current = self._running
-        if current is not None and (current.session, current.slot) == (job.session, job.slot):
-            current.stop()
+        for current in self._all_running():
+            if (current.session, current.slot) == (job.session, job.slot):
+                current.stop()
+
+    def _all_running(self) -> list[Job]:
+        return [*self._beside, *([] if self._running is None else [self._running])]
 
     def _forget_empty(self, session: str) -> None:
         if not self._waiting.get(session, True):
             del self._waiting[session]
 
+    def _next_session(self) -> str | None:
+        """Whose turn it is: not that of a session with as many long jobs as it may have."""
+        many = Counter(job.session for job in self._beside)
+        return next((name for name in self._waiting if many[name] < OWN_BESIDE), None)
+
+    def _start_worker(self) -> None:
+        context = contextvars.Context()  # nothing of whoever starts the server
+        name = f"queue {self.name}"
+        threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True).start()
+
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._running = None
-                self._changed.wait_for(lambda: self._waiting or not self._open)
-                if not self._open:
-                    return
-                session, jobs = self._waiting.popitem(last=False)
-                job = self._running = jobs.popleft()
-                if jobs:  # behind all others
-                    self._waiting[session] = jobs
+        """One worker: job after job, until one of them has gone beside the queue."""
+        while (job := self._take()) is not None:
             job.work()
+            with self._changed:
+                if job in self._beside:  # another worker serves by now, and may wait for this
+                    self._beside.remove(job)
+                    self._changed.notify()
+                    return
+                self._running = None
+
+    def _take(self) -> Job | None:
+        """The next job, when there is one; None where the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next_session() is not None or not self._open)
+            session = self._next_session()
+            if session is None or not self._open:
+                return None
+            jobs = self._waiting.pop(session)
+            job = self._running = jobs.popleft()
+            if jobs:  # behind all others
+                self._waiting[session] = jobs
+            return job

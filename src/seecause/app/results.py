@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,18 +43,6 @@ class RunFolder:
     date: str
     facts: tuple[tuple[str, str], ...]
     pages: tuple[RunPage, ...]
-
-
-def name_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by what the page calls them: their last part, numbered where it is not the only
-    one."""
-    named: dict[str, Path] = {}
-    for folder in map(Path.resolve, folders):
-        name, count = folder.name or "results", 2
-        while name in named:
-            name, count = f"{folder.name}-{count}", count + 1
-        named[name] = folder
-    return named
 
 
 def find_runs(folders: Mapping[str, Path]) -> dict[str, RunFolder]:

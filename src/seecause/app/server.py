@@ -27,20 +27,33 @@ from seecause import __version__
 from seecause._stop import Stopped
 from seecause.app.files import HTML, static_files
 from seecause.app.guard import Guard
-from seecause.app.jobs import Answer, Job, Queue, Tell, TooBusy
+from seecause.app.jobs import MOMENT, Answer, Job, Queue, Tell, TooBusy
+from seecause.app.names import picture_name
 from seecause.app.panels import find_panel, panels
 from seecause.app.panels.registry import Action, read_request
 from seecause.app.results import find_pages
 from seecause.app.sessions import Full, NoJob, NoSession, Session, Sessions
-from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop, picture_name
+from seecause.app.workshop import UPLOAD_BYTES, Desk, Workshop
 from seecause.errors import BadImage, SeecauseError, UnknownName
 
 log = logging.getLogger(__name__)
 REQUEST_BYTES = 1 << 20
 WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
-DECODING = 2  # uploads that are decoded at once
+UPLOADING = 8  # pictures that are read at once
+DECODING = 2  # of them that are decoded at once
+READING = 64  # other requests that are read at once
+BODY_SECONDS = 60  # for all of a request to arrive
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
-STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, Full: 429, UnknownName: 404}
+
+
+class TooSlow(SeecauseError):
+    """A request that does not arrive."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{what} did not arrive within {BODY_SECONDS} s; try again.")
+
+
+STATUS = {NoSession: 440, NoJob: 404, TooBusy: 429, Full: 429, UnknownName: 404, TooSlow: 408}
 # Paths in the words of an error, whatever wrote them: absolute ones, whose folders may have spaces,
 # and relative ones. An address (https://) is none; nor is `owner/model`, see `_last_part`.
 _WORD = r"[^\s'\",;:/\\]+"
@@ -54,18 +67,27 @@ def create_app(
     shop: Workshop, *, sessions: Sessions | None = None, token: str | None = None, port: int = 0
 ) -> Guard:
     """The whole application, guarded."""
-    sessions, decoding = sessions or Sessions(), asyncio.Semaphore(DECODING)
+    sessions = sessions or Sessions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         shop.close()
+        sessions.storage.close()
 
     # the pages that FastAPI makes load scripts from elsewhere
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_exception_handler(SeecauseError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell_error)
+    _add_pages(app, shop)
+    _add_pictures(app, shop, sessions)
+    _add_jobs(app, shop, sessions)
+    return Guard(app, token=token, port=port)
+
+
+def _add_pages(app: FastAPI, shop: Workshop) -> None:
+    """What is the same for everybody: the page, what is served, pages of results."""
     files, run_pages = static_files(), find_pages(shop.results)
     hello = {
         "version": __version__,
@@ -107,6 +129,11 @@ def create_app(
         picture = await asyncio.to_thread(shop.sample, id)
         return JSONResponse(picture.facts(), headers={"cache-control": "private, max-age=3600"})
 
+
+def _add_pictures(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
+    """Sessions, and what they send and fetch."""
+    uploading, decoding = asyncio.Semaphore(UPLOADING), asyncio.Semaphore(DECODING)
+
     @app.post("/api/session")
     async def session() -> Response:
         return JSONResponse({"session": sessions.open().id})
@@ -114,19 +141,35 @@ def create_app(
     @app.post("/api/pictures")
     async def upload(request: Request) -> Response:
         own = _session(sessions, request)
-        content = await _body(request, UPLOAD_BYTES, "your picture")
-        name = _name_of(request.headers.get(NAME, ""))
-        async with decoding:
-            picture = await asyncio.to_thread(shop.upload, content, name)
+        async with uploading:  # before a byte is read
+            content = await _body(request, UPLOAD_BYTES, "your picture")
+            name = _name_of(request.headers.get(NAME, ""))
+            async with decoding:
+                picture = await asyncio.to_thread(shop.upload, content, name)
         own.add_picture(picture)
         return JSONResponse(picture.facts())
+
+    @app.get("/api/files/{id}")
+    async def download(id: str, request: Request) -> Response:
+        own = _session(sessions, request)
+        name, path = own.files.get(id, ("", None))
+        if path is None or not path.is_file():
+            raise HTTPException(404)
+        return FileResponse(path, media_type="application/octet-stream", filename=_file_name(name))
+
+
+def _add_jobs(app: FastAPI, shop: Workshop, sessions: Sessions) -> None:
+    """What panels compute."""
+    reading = asyncio.Semaphore(READING)
 
     @app.post("/api/run/{panel}/{action}")
     async def run(panel: str, action: str, request: Request) -> Response:
         own = _session(sessions, request)
         function, reader = find_panel(panel).find(action)
-        parsed = read_request(reader, await _body(request, REQUEST_BYTES, "the request"))
-        job, queue = _submit(shop, own, function, parsed, request.headers.get(SLOT, "")[:64])
+        async with reading:
+            content = await _body(request, REQUEST_BYTES, "the request")
+        slot = request.headers.get(SLOT, "")[:64]
+        job, queue = _submit(shop, own, function, read_request(reader, content), slot)
         return await _state(own, job, queue)
 
     @app.get("/api/jobs/{id}")
@@ -141,17 +184,6 @@ def create_app(
         queue.cancel(job)
         return JSONResponse({"job": id, "state": "cancelled"})
 
-    @app.get("/api/files/{id}")
-    async def download(id: str, request: Request) -> Response:
-        own = _session(sessions, request)
-        if id not in own.files:
-            raise HTTPException(404)
-        name, content = own.files[id]
-        heading = {"content-disposition": f'attachment; filename="{_file_name(name)}"'}
-        return Response(content, media_type="application/octet-stream", headers=heading)
-
-    return Guard(app, token=token, port=port)
-
 
 def _submit(
     shop: Workshop, own: Session, action: Action, request: Any, slot: str
@@ -161,7 +193,10 @@ def _submit(
     queue = shop.queue if served is None else served.queue
 
     def work(tell: Tell) -> Answer:
-        return action(Desk(shop, own, served, tell), request)
+        if served is None:
+            return action(Desk(shop, own, None, tell), request)
+        with served.borrow() as view:
+            return action(Desk(shop, own, served, tell, view), request)
 
     job = Job(own.id, work, slot=slot)
     own.add_job(job, queue)
@@ -177,7 +212,10 @@ async def _state(own: Session, job: Job, queue: Queue) -> Response:
     waiting = asyncio.wrap_future(job.future)
     # a job that fails after this request is over has its failure told by the next one, not logged
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    await asyncio.wait([waiting], timeout=WAIT)
+    await asyncio.wait([waiting], timeout=MOMENT)
+    if not job.done:
+        queue.relieve()
+        await asyncio.wait([waiting], timeout=WAIT - MOMENT)
     if not job.done:
         ahead = queue.ahead(job)
         return JSONResponse(
@@ -236,14 +274,18 @@ def _session(sessions: Sessions, request: Request) -> Session:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """The body, as far as it is not too long: it is never held whole before that is known."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise BadImage(what, f"more than {most >> 20} MB", "make it smaller and try again")
-    return b"".join(parts)
+    """The body, as far as it is neither too long nor too slow."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > most:
+                    limit = f"more than {most >> 20} MB"
+                    raise BadImage(what, limit, "make it smaller and try again")
+    except TimeoutError:
+        raise TooSlow(what) from None
+    return bytes(content)
 
 
 def _name_of(header: str) -> str:

@@ -4,13 +4,17 @@ that nobody uses go."""
 from __future__ import annotations
 
 import secrets
+import shutil
+import tempfile
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
+from seecause.app.budget import Shelf
 from seecause.app.jobs import Job, Queue
 from seecause.app.workshop import Picture
 from seecause.errors import SeecauseError
@@ -19,6 +23,9 @@ IDLE = 30 * 60.0  # seconds until an unused session goes
 SESSIONS = 200  # at once; the one that was unused longest makes room
 RECENT = 60.0  # seconds in which a session that was used makes no room
 PICTURES = 12  # of one session
+PICTURE_BYTES = 512 << 20  # in memory, of all sessions
+FILES = 2  # of one session
+FILE_BYTES = 4 << 30  # on disk, of all sessions
 JOBS = 48  # of one session that are remembered
 REMEMBERED = 120.0  # seconds that a finished job waits to be fetched
 
@@ -44,33 +51,76 @@ class Full(SeecauseError):
         super().__init__("too many people use this server at the moment; try again in a minute.")
 
 
+class Storage:
+    """What all sessions keep together: pictures in memory, files in a folder that goes with the
+    server."""
+
+    def __init__(self, pictures: int = PICTURE_BYTES, files: int = FILE_BYTES):
+        self.pictures, self.files = Shelf(pictures), Shelf(files)
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+
+    def new_path(self) -> Path:
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="seecause-"))
+                self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+            return self._folder / secrets.token_hex(12)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._folder is not None:
+                self._remove()
+            self._folder = None
+
+
 @dataclass(eq=False)
 class Session:
-    """One user. `files` are what panels made for download: name and content by id."""
+    """One user. `files` are what panels made for download: name and path by id."""
 
     id: str
     used: float
+    storage: Storage = field(default_factory=Storage)
     pictures: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
     jobs: OrderedDict[str, tuple[Job, Queue]] = field(default_factory=OrderedDict)
-    files: OrderedDict[str, tuple[str, bytes]] = field(default_factory=OrderedDict)
-    notes: dict[str, Any] = field(default_factory=dict)  # what a panel remembers between requests
+    files: OrderedDict[str, tuple[str, Path]] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_picture(self, picture: Picture) -> None:
         with self.lock:
             self.pictures[picture.id] = picture
             self.pictures.move_to_end(picture.id)
-            while len(self.pictures) > PICTURES:
-                self.pictures.popitem(last=False)
+            old = list(self.pictures)[:-PICTURES]
+        for id in old:
+            self.storage.pictures.take(self.id, id)
+        self.storage.pictures.put(
+            self.id, picture.id, picture.bytes, lambda: self.pictures.pop(picture.id, None)
+        )
 
-    def add_file(self, name: str, content: bytes, *, most: int = 2) -> str:
-        """Keep something to be downloaded; only the latest stay."""
+    def add_file(self, name: str, file: Path) -> str:
+        """Take a file to be downloaded, until newer ones need its place."""
+        place, path = secrets.token_urlsafe(9), self.storage.new_path()
+        size = file.stat().st_size
+        shutil.move(file, path)
         with self.lock:
-            place = secrets.token_urlsafe(9)
-            self.files[place] = (name, content)
-            while len(self.files) > most:
-                self.files.popitem(last=False)
+            self.files[place] = (name, path)
+            old = list(self.files)[:-FILES]
+        for id in old:
+            self.storage.files.take(self.id, id)
+        self.storage.files.put(self.id, place, size, lambda: self._drop_file(place))
         return place
+
+    def _drop_file(self, place: str) -> None:
+        _, path = self.files.pop(place, ("", None))
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Everything of it goes."""
+        for job, queue in list(self.jobs.values()):
+            queue.cancel(job)
+        self.storage.pictures.take(self.id)
+        self.storage.files.take(self.id)
 
     def add_job(self, job: Job, queue: Queue) -> None:
         with self.lock:
@@ -102,7 +152,9 @@ class Sessions:
         idle: float = IDLE,
         most: int = SESSIONS,
         clock: Callable[[], float] = time.monotonic,
+        storage: Storage | None = None,
     ):
+        self.storage = storage or Storage()
         self._idle, self._most, self._clock = idle, most, clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -111,7 +163,7 @@ class Sessions:
         return len(self._sessions)
 
     def open(self) -> Session:
-        session = Session(secrets.token_urlsafe(18), self._clock())
+        session = Session(secrets.token_urlsafe(18), self._clock(), self.storage)
         with self._lock:
             gone = self._expired()
             full = len(self._sessions) >= self._most
@@ -120,7 +172,8 @@ class Sessions:
             if not refused:
                 self._sessions[session.id] = session
                 gone += self._expired()
-        self._end(gone)
+        for other in gone:
+            other.end()
         if refused:
             raise Full
         return session
@@ -132,7 +185,8 @@ class Sessions:
             if session is not None:
                 session.used = self._clock()
                 self._sessions.move_to_end(id)
-        self._end(gone)
+        for other in gone:
+            other.end()
         if session is None:
             raise NoSession
         return session
@@ -146,8 +200,3 @@ class Sessions:
                 break
             gone.append(self._sessions.pop(oldest.id))
         return gone
-
-    def _end(self, gone: list[Session]) -> None:
-        for session in gone:
-            for job, queue in list(session.jobs.values()):
-                queue.cancel(job)

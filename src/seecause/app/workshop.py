@@ -3,12 +3,12 @@ that an answer costs a few rows instead of a forward."""
 
 from __future__ import annotations
 
+import copy
 import logging
-import re
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause._files import digest
+from seecause.app.budget import Recent
 from seecause.app.jobs import Job, Queue, Tell
+from seecause.app.names import free_name, picture_name, public_spec, short_name
 from seecause.app.results import RunFolder, find_runs
 from seecause.data.batch import to_batch
 from seecause.data.images import decode_image, open_picture, sample_of
@@ -62,6 +64,12 @@ class Picture:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     own: bool = True  # uploaded, not a sample
 
+    @property
+    def bytes(self) -> int:
+        """What it holds in memory."""
+        tensors = (x.numel() * x.element_size() for x in self.inputs.values())
+        return 3 * self.shown.width * self.shown.height + sum(tensors)
+
     def facts(self) -> dict[str, Any]:
         """What a chooser shows."""
         small = self.shown.copy()
@@ -69,28 +77,9 @@ class Picture:
         return {"id": self.id, "name": self.name, "thumb": data_uri(small, photo=True)}
 
 
-class Recent(dict[Any, Any]):
-    """The latest values by key, as many as `most` bytes hold."""
-
-    def __init__(self, most: int, size: Callable[[Any], int]):
-        super().__init__()
-        self.most, self.size, self.held = most, size, 0
-
-    def get_or_make(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key in self:
-            value = self.pop(key)  # to the end: dictionaries are in order
-        else:
-            value = make()
-            self.held += self.size(value)
-        self[key] = value
-        while self.held > self.most and len(self) > 1:
-            self.held -= self.size(self.pop(next(iter(self))))
-        return value
-
-
 @dataclass(eq=False)
 class Served:
-    """One model and its queue. Only its worker touches `view` and `runs`."""
+    """One model and its queue. Jobs that run at the same time each `borrow` a view."""
 
     key: str  # what the page and links call it
     spec: str  # what `sc.load` takes, without the folders of this machine
@@ -100,6 +89,22 @@ class Served:
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    spare: list[Any] = field(default_factory=list)  # views that no job has
+
+    def __post_init__(self):
+        self.spare.append(self.view)
+
+    @contextmanager
+    def borrow(self) -> Iterator[Any]:
+        """A view that no other job has: heads that one switches off are on in all others."""
+        with self.lock:
+            view = self.spare.pop() if self.spare else own_view(self.view)
+        try:
+            yield view
+        finally:
+            with self.lock:
+                self.spare.append(view)
 
     def prepare(self, picture: Image.Image) -> Tensor | None:
         return None if self.kind == "lvlm" else self.view.prepare(picture)
@@ -118,6 +123,19 @@ class Served:
         if isinstance(view, VisionModel):
             base |= {"layers": view.n_layers, "heads": [block.heads for block in view.blocks]}
         return base
+
+
+def own_view(view: T) -> T:
+    """A view of the same weights with gates and caches of its own. Vision-language models are
+    asked by functions that leave nothing behind: theirs is shared."""
+    if not isinstance(view, ImageModel):
+        return view
+    other = copy.copy(view)
+    named = ("n_classes", "fingerprint")  # of the weights, and slow to find
+    other.memo = {name: view.memo[name] for name in named if name in view.memo}
+    if isinstance(other, VisionModel):
+        other.gates = None
+    return other
 
 
 def trace_size(trace: Trace) -> int:
@@ -206,7 +224,8 @@ class Workshop:
         from seecause.attribution.attribute import attribute
 
         image = self.sample(next(iter(self.samples))).inputs[served.key]
-        return {"label": attribute(served.view, image).labels}
+        with served.borrow() as view:
+            return {"label": attribute(view, image).labels}
 
     def close(self) -> None:
         for queue in (self.queue, *(served.queue for served in self.models.values())):
@@ -222,6 +241,11 @@ class Desk:
     session: Session
     served: Served | None
     tell: Tell
+    view: Any = None  # what was borrowed for this job; without, the model's first view
+
+    def __post_init__(self):
+        if self.view is None and self.served is not None:
+            self.view = self.served.view
 
     @property
     def model(self) -> ImageModel:
@@ -229,7 +253,7 @@ class Desk:
         if self.served is None or self.served.kind == "lvlm":
             what = "nothing" if self.served is None else self.served.key
             raise BadOption("model", what, "a classifier")
-        return self.served.view
+        return self.view
 
     @property
     def transformer(self) -> VisionModel:
@@ -245,7 +269,7 @@ class Desk:
         if self.served is None or self.served.kind != "lvlm":
             what = "nothing" if self.served is None else self.served.key
             raise BadOption("model", what, "a vision-language model")
-        return self.served.view
+        return self.view
 
     def picture(self, id: str) -> Picture:
         if id in self.shop.samples:
@@ -314,7 +338,7 @@ def open_workshop(
     models: dict[str, Served] = {}
     for spec in specs:
         kind, view = _load(spec, load, load_lvlm)
-        key = _free(short_name(spec), models)
+        key = free_name(short_name(spec), models)
         models[key] = Served(
             key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name
         )
@@ -357,43 +381,3 @@ def _load(
     except NoClassifier:
         return "lvlm", (load_lvlm or lvlm.load)(spec)
     return ("ifam" if type(view.module).__name__ == "IFAM" else "classifier"), view
-
-
-def public_spec(spec: str) -> str:
-    """What `sc.load` takes, where it names nothing of this machine; else the last folder alone."""
-    library, colon, name = spec.rpartition(":")
-    local = Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
-    return f"{library}{colon}{Path(name).name}" if local else spec
-
-
-def named_data(specs: Sequence[str]) -> dict[str, str]:
-    """Datasets by what the page calls them: what `open_data` takes, without folders."""
-    names: dict[str, str] = {}
-    for spec in specs:
-        public = ":".join(map(public_spec, spec.split(":")))
-        names[_free(public, names)] = spec
-    return names
-
-
-def picture_name(text: str) -> str:
-    """What a file or sample is called, without the folders of this machine."""
-    kind, colon, rest = text.partition(":") if sample_of(text) else ("", "", text)
-    return f"{kind}{colon}{rest.replace(chr(92), '/').rpartition('/')[2]}"
-
-
-def short_name(spec: str) -> str:
-    """`builtin:critters-vit` -> critters-vit: letters that a link can hold."""
-    last = Path(spec.rpartition(":")[2]).name
-    return re.sub(r"[^a-zA-Z0-9_.-]+", "-", last)[:48] or "model"
-
-
-def _free(name: str, taken: Mapping[str, object]) -> str:
-    place, free = 2, name
-    while free in taken:
-        free, place = f"{name}-{place}", place + 1
-    return free
-
-
-def folder_as_zip(folder: Path, into: Path) -> bytes:
-    """A folder as the bytes of one zip file; `into` is a scratch folder."""
-    return Path(shutil.make_archive(str(into / "archive"), "zip", folder)).read_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from seecause.cli.options import (
 )
 from seecause.cli.progress import starting
 from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.app.workshop import Workshop
 
 EXAMPLES = """Examples:
 
@@ -75,6 +78,7 @@ Browser = Annotated[bool, typer.Option("--open", help="Open the page in a browse
 EMBEDDED = (
     DEFAULT_MODEL, "builtin:critters-biased", "builtin:critters-ifam", "builtin:critters-llava",
 )  # fmt: skip
+CONNECTIONS = 512  # at once
 AUDITED = ("critters:certified:test", "critters:certified:train")
 
 
@@ -101,7 +105,7 @@ def serve(
     Models are chosen here and never by who opens the page; several people may use it at once.
     """
     from seecause.app.guard import is_local  # says what is missing, if it is
-    from seecause.app.results import name_folders
+    from seecause.app.names import name_folders
     from seecause.data.images import find_pictures
 
     samples, folders = find_pictures(picture or []), name_folders(runs or [])
@@ -119,8 +123,8 @@ def serve(
     with starting("loading models", quiet=quiet):
         import torch
 
-        from seecause.app.server import create_app
-        from seecause.app.workshop import named_data, open_workshop
+        from seecause.app.names import named_data
+        from seecause.app.workshop import open_workshop
         from seecause.cli.lvlm_open import open_lvlm
 
         shop = open_workshop(
@@ -136,9 +140,20 @@ def serve(
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)
-        listener = bound_socket(host, port)
-        port = listener.getsockname()[1]
-        app = create_app(shop, token=token, port=port)
+    _listen(shop, host, port, token=token, browser=browser, quiet=quiet)
+
+
+def _listen(
+    shop: Workshop, host: str, port: int, *, token: str | None, browser: bool, quiet: bool
+) -> None:
+    """Say where the page is, and answer until somebody ends it."""
+    import uvicorn
+
+    from seecause.app.server import create_app
+
+    listener = bound_socket(host, port)
+    port = listener.getsockname()[1]
+    app = create_app(shop, token=token, port=port)
     shop.warm()
     shown = "[::1]" if host == "::1" else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
@@ -148,9 +163,13 @@ def serve(
         import webbrowser
 
         webbrowser.open(address)
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=30)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=30,
+        limit_concurrency=CONNECTIONS,
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 

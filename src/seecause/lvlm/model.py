@@ -122,7 +122,8 @@ class LVLM:
         """The first tokens of the model's own answer, at most `length`, the likeliest each time;
         fewer where it ends before (its end is not a word)."""
         plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        sequence = self.module.generate(**prompt.inputs, max_new_tokens=length, **plain)
+        with decoder.NATIVE_RUN:
+            sequence = self.module.generate(**prompt.inputs, max_new_tokens=length, **plain)
         ids, ends = (
             sequence[0, len(prompt.ids) :].tolist(),
             self.module.generation_config.eos_token_id,

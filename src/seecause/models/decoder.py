@@ -21,6 +21,7 @@ be asked for:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -272,20 +273,25 @@ class _Arrived(Exception):
         self.inputs = inputs
 
 
+NATIVE_RUN = threading.Lock()  # a native model's own forward; `arriving` stops it by a hook
+
+
 def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """What the native model hands to its decoder: embeddings with the picture in them, positions,
-    deepstack features. The decoder itself does not run."""
+    deepstack features. The decoder itself does not run. One thread at a time: the hook would stop
+    the others, too."""
 
     def stop(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise _Arrived(given)
 
-    handle = decoder.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        module(**inputs, use_cache=False)
-    except _Arrived as arrived:
-        return arrived.inputs
-    finally:
-        handle.remove()
+    with NATIVE_RUN:
+        handle = decoder.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            module(**inputs, use_cache=False)
+        except _Arrived as arrived:
+            return arrived.inputs
+        finally:
+            handle.remove()
     raise UnsupportedModel(type(module).__name__, "its forward never calls the decoder")
 
 

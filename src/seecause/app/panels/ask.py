@@ -12,10 +12,11 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Answer
+from seecause.app.names import picture_name
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Index, OnPicture
 from seecause.app.panels.show import as_command, command, heat, rounded
-from seecause.app.workshop import SHOWN_SIDE, Desk, picture_name
+from seecause.app.workshop import SHOWN_SIDE, Desk
 from seecause.data.images import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (

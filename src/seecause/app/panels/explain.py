@@ -157,7 +157,7 @@ def pair(desk: Desk, request: Regions) -> Answer:
             raise BadOption(name, "no patch", "at least one patch in each region")
     both = tuple({*request.one, *request.other})
     chosen = _chosen(model.layout.n_patches, [request.one, request.other, both, ()])
-    logits = sets_logits(desk, request, chosen, insert=True)  # [4, C]
+    logits = brushed_logits(desk, request, chosen, insert=True)  # [4, C]
     target = checked_target(model, request.target)
     target = int(_plain_logits(desk, request).argmax()) if target is None else target
     one, other, joint = (logits[:3, target] - logits[3, target]).tolist()
@@ -282,7 +282,7 @@ def sweep_plan(desk: Desk, request: Patching, *, registers: bool = False) -> Swe
     return make_plan(model, layout, tail=tail, layers=layers, propagate_registers=registers)
 
 
-def sets_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) -> Tensor:
+def brushed_logits(desk: Desk, request: Patching, chosen: Tensor, *, insert: bool) -> Tensor:
     """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the picture."""
     model = desk.model
     if isinstance(model, StagedModel):
@@ -310,7 +310,9 @@ def _only_and_without(desk: Desk, request: Brush, chosen: Tensor) -> tuple[Tenso
             with desk.model.settled():
                 both = mixed_logits(desk.model, picture, blank, sets, begins, plan.start)
             return both[0], both[1]
-    only, without = (sets_logits(desk, request, chosen, insert=insert) for insert in (True, False))
+    only, without = (
+        brushed_logits(desk, request, chosen, insert=insert) for insert in (True, False)
+    )
     return only[0], without[0]
 
 

@@ -8,8 +8,6 @@ patches that the user brushed.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Answer
+from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import (
@@ -34,10 +33,11 @@ from seecause.app.panels.show import (
     as_command,
     class_word,
     heat,
+    offered,
     opening_lines,
     rounded,
 )
-from seecause.app.workshop import Desk, folder_as_zip, picture_name
+from seecause.app.workshop import Desk
 from seecause.attribution.attribute import attribute
 from seecause.engine.forks import Content, gated_logits, mean_carried, zeros
 from seecause.errors import BadOption
@@ -156,13 +156,9 @@ def export(desk: Desk, request: Off) -> Answer:
     if not heads:
         raise BadOption("off", "no head", "at least one head that is off")
     assert desk.served is not None
-    with tempfile.TemporaryDirectory() as scratch:
-        note = "Heads were chosen by hand in `seecause serve`."
-        folder = export_heads(model, heads, Path(scratch) / "model", note=note)
-        desk.tell(0.7, "packing it")
-        content = folder_as_zip(folder, Path(scratch))
+    note = "Heads were chosen by hand in `seecause serve`."
     name = f"{desk.served.key}-without-{len(heads)}-heads.zip"
-    return {"file": desk.session.add_file(name, content), "name": name, "bytes": len(content)}
+    return offered(desk, name, lambda folder: export_heads(model, heads, folder, note=note))
 
 
 def copy(desk: Desk, request: Off) -> Answer:

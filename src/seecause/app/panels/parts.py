@@ -8,6 +8,10 @@ prototype than the chosen fraction of that part's tokens.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Annotated
 
 import torch
@@ -16,6 +20,7 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from seecause.app.jobs import Answer
+from seecause.app.names import picture_name
 from seecause.app.panels.explain import SHOWN
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Index, OnPicture
@@ -46,11 +51,11 @@ class Masked(OnPicture):
 @torch.no_grad()
 def look(desk: Desk, request: Masked) -> Answer:
     """Parts of the picture, what is read of it, and the answers with all and with these parts."""
-    model, net, image = desk.model, network(desk.model), desk.image(request.picture)
-    fractions = trusted_fractions(desk)
-    if request.trusted is not None and request.trusted not in fractions:
-        raise BadOption("trusted", request.trusted, f"one of {fractions}")
-    with evaluating(net):
+    model, image = desk.model, desk.image(request.picture)
+    with own_network(desk) as net:
+        fractions = trusted_fractions(desk, net)
+        if request.trusted is not None and request.trusted not in fractions:
+            raise BadOption("trusted", request.trusted, f"one of {fractions}")
         whole = net(image)
         with intervene(net, drop_parts=request.out, quantile=request.trusted):
             changed = net(image)
@@ -72,10 +77,27 @@ def look(desk: Desk, request: Masked) -> Answer:
     }
 
 
-def trusted_fractions(desk: Desk) -> list[float]:
+@contextmanager
+def own_network(desk: Desk) -> Iterator[IFAM]:
+    """A network of the same weights that only this panel touches, one job at a time: parts are
+    taken out of a network itself, and other jobs may be using the served one."""
+    served = desk.served
+    assert served is not None
+    with served.lock:
+        lock = served.memo.setdefault("parts lock", threading.Lock())
+    with lock:
+        if "parts network" not in served.memo:
+            shared = network(desk.model)
+            weights = {id(weight): weight for weight in shared.parameters()}
+            served.memo["parts network"] = deepcopy(shared, weights)
+        with evaluating(served.memo["parts network"]):
+            yield served.memo["parts network"]
+
+
+def trusted_fractions(desk: Desk, net: IFAM) -> list[float]:
     """What the slider can be set to: the network's own fractions, and those that its tokens in the
     sample pictures give."""
-    served, net = desk.served, network(desk.model)
+    served = desk.served
     assert served is not None
     if "fractions" not in served.memo:
         own = {q for q, by in net.thresholds if by == "distance"}
@@ -105,7 +127,7 @@ def copy(desk: Desk, request: Masked) -> Answer:
     """The same without the page."""
     lines, out = opening_lines(desk, request.picture), sorted(set(request.out))
     if request.trusted in TRUSTED:
-        names = [desk.picture(id).name for id in desk.shop.samples]
+        names = [picture_name(desk.shop.samples[id]) for id in desk.shop.averaged()]
         lines += [
             "import torch",
             f"usual = [model.prepare(open_picture(name)) for name in {names!r}]",

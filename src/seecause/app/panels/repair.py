@@ -8,14 +8,11 @@ result is the same for everybody: it is kept with the model, and asking again co
 
 from __future__ import annotations
 
-import copy as copies
 import inspect
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -23,11 +20,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
+from seecause.app.budget import Recent
 from seecause.app.jobs import Answer
 from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Name, OnModel
-from seecause.app.panels.show import call, command, load_line, model_words
-from seecause.app.workshop import Desk, Recent, folder_as_zip
+from seecause.app.panels.show import call, command, load_line, model_words, offered
+from seecause.app.workshop import Desk, own_view
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
@@ -83,7 +81,7 @@ class Mend(OnData):
 def audit(desk: Desk, request: OnData) -> Answer:
     """The verdict, how many answers flip, and pictures of it."""
     key = (request.data, request.eye, request.limit)
-    return _kept(desk, "audits", AUDITS).get_or_make(key, lambda: _audited(desk, request))
+    return _recent(desk, "audits", AUDITS).get_or_make(key, lambda: _audited(desk, request))
 
 
 def _audited(desk: Desk, request: OnData) -> Answer:
@@ -119,17 +117,12 @@ def export(desk: Desk, request: Mend) -> Answer:
         raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
     assert desk.served is not None
     desk.tell(0.3, "writing the checkpoint")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = result.export(Path(scratch) / "model")
-        desk.tell(0.7, "packing it")
-        content = folder_as_zip(folder, Path(scratch))
-    name = f"{desk.served.key}-mended-by-{request.remedy}.zip"
-    return {"file": desk.session.add_file(name, content), "name": name, "bytes": len(content)}
+    return offered(desk, f"{desk.served.key}-mended-by-{request.remedy}.zip", result.export)
 
 
 def _repaired(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
     key = (request.data, request.eye, request.limit, request.lesson, request.remedy, request.force)
-    return _kept(desk, "repairs", REPAIRS).get_or_make(key, lambda: _repair(desk, request))
+    return _recent(desk, "repairs", REPAIRS).get_or_make(key, lambda: _repair(desk, request))
 
 
 def _repair(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
@@ -217,8 +210,8 @@ def telling(desk: Desk) -> Progress:
 
 
 def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
-    """What `sc.audit` takes. Another model's own worker may switch its heads meanwhile: its view is
-    copied, its weights are not."""
+    """What `sc.audit` takes. Another model's own jobs may switch its heads meanwhile, so it is a
+    view of its own."""
     if request.eye == GIVEN:
         return None
     served = desk.served
@@ -227,12 +220,10 @@ def _eye(desk: Desk, request: OnData) -> ImageModel | str | None:
     other = desk.shop.served(request.eye)
     if other.kind != "classifier" or not isinstance(other.view, VisionModel):
         raise BadOption("eye", request.eye, "a vision transformer that is served")
-    view = copies.copy(other.view)
-    view.gates, view.memo = None, {}
-    return view
+    return own_view(other.view)
 
 
-def _kept(desk: Desk, what: str, most: int) -> Recent:
+def _recent(desk: Desk, what: str, most: int) -> Recent:
     assert desk.served is not None
     return desk.served.memo.setdefault(what, Recent(most, lambda _: 1))
 

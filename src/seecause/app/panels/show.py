@@ -4,11 +4,15 @@ do the same without the page."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from seecause.app.budget import zip_folder
+from seecause.app.jobs import Answer
 from seecause.app.workshop import Desk, Served
 from seecause.models.base import ImageModel
 from seecause.report.overlay import data_uri, heat_layer, number, scale_of
@@ -59,6 +63,16 @@ def rounded(values: Tensor) -> list[float | None]:
     """Four digits each; None where there is no number, which JSON has no word for."""
     listed = values.detach().double().flatten().tolist()
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
+
+
+def offered(desk: Desk, name: str, write: Callable[[Path], Path]) -> Answer:
+    """What `write(folder)` writes, as a zip file to be downloaded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write(Path(scratch) / "model")
+        desk.tell(0.7, "packing it")
+        packed = zip_folder(folder)
+        size = packed.stat().st_size
+        return {"file": desk.session.add_file(name, packed), "name": name, "bytes": size}
 
 
 def opening_lines(desk: Desk, *pictures: str) -> list[str]:

@@ -29,6 +29,7 @@ from seecause.app.panels.requests import (
 from seecause.app.panels.show import answer_lines, answers, as_command, opening_lines
 from seecause.app.workshop import Desk
 from seecause.attribution.evidence import bisect
+from seecause.engine.chunks import batched, fit
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
@@ -87,25 +88,25 @@ def path(desk: Desk, request: Swap) -> Answer:
     if goal == before:
         name = model.class_name(goal)
         raise BadOption("pictures", f"two answered {name}", "two pictures with other answers")
-    found: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     for step, first in enumerate(layers):
         desk.tell(step / len(layers), f"from block {first + 1} on")
         span = range(first, layers.stop)
         patches = shortest(model, source, into, goal, before, span)
-        found.append({"first": first, "patches": patches, "count": len(patches or ())})
-    ways = [way for way in found if way["patches"] is not None]
+        every.append({"first": first, "patches": patches, "count": len(patches or ())})
+    ways = [way for way in every if way["patches"] is not None]
     best = min(ways, key=lambda way: (way["count"], -way["first"]), default=None)
     result: Answer = {
         "from": model.class_name(before),
         "to": model.class_name(goal),
-        "blocks": [{**way, "exists": way["patches"] is not None} for way in found],
+        "blocks": [{**way, "exists": way["patches"] is not None} for way in every],
         "best": best,
         "steps": [],
     }
     if best is not None:
         span = range(best["first"], layers.stop)
         sets = [best["patches"][:count] for count in range(best["count"] + 1)]
-        logits = sets_logits(model, into, source, sets, span)
+        logits = swapped_logits(model, into, source, sets, span)
         contrast = (logits[:, goal] - logits[:, before]).tolist()
         chances = spread(wide(logits), "prob", sigmoid=model.sigmoid)[:, goal].tolist()
         result["steps"] = [
@@ -126,7 +127,7 @@ def shortest(
 
     def passes(_: Tensor, lengths: Tensor) -> Tensor:
         sets = [order[:length] for length in lengths.tolist()]
-        return sets_logits(model, into, source, sets, layers).argmax(dim=-1) == goal
+        return swapped_logits(model, into, source, sets, layers).argmax(dim=-1) == goal
 
     every = torch.tensor([len(order)])
     ends = passes(every, every)
@@ -145,7 +146,7 @@ def _without_spare(
         spared = False
         for patch in reversed(patches):
             rest = [other for other in patches if other != patch]
-            if int(sets_logits(model, into, source, [rest], layers).argmax()) == goal:
+            if int(swapped_logits(model, into, source, [rest], layers).argmax()) == goal:
                 patches, spared = rest, True
     return patches
 
@@ -167,16 +168,23 @@ def _order(
     return order.tolist()
 
 
-def sets_logits(
+def swapped_logits(
     model: VisionModel, into: Trace, source: Trace, sets: list[list[int]], layers: range
 ) -> Tensor:
-    """Logits [n, C] of one run with each set of patches taken from another, at their places."""
-    mark = torch.zeros(len(sets), into.layout.tokens, 1, dtype=torch.bool)
-    for row, patches in zip(mark, sets, strict=True):
+    """Logits [n, C] of one run with each set of patches taken from another, at their places; as
+    many at once as the memory budget holds."""
+    marks = torch.zeros(len(sets), into.layout.tokens, 1, dtype=torch.bool)
+    for row, patches in zip(marks, sets, strict=True):
         row[[into.layout.prefix + patch for patch in patches]] = True
-    mark = mark.to(model.device)
-    copies = into.states[layers.start].expand(len(sets), -1, -1)
-    return _written(model, into, source, copies, layers, lambda h, new: torch.where(mark, new, h))
+
+    def run(marks: Tensor) -> Tensor:
+        copies = into.states[layers.start].expand(len(marks), -1, -1)
+        return _written(
+            model, into, source, copies, layers, lambda h, new: torch.where(marks, new, h)
+        )
+
+    size = fit(len(sets), model.forward_bytes(into.layout), model.device)
+    return batched(run, marks.to(model.device), size, what="sets of patches")
 
 
 def put_in(

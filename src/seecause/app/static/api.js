@@ -41,7 +41,9 @@ export async function hello() {
 }
 
 export async function sample(id) {
-  return (await fetch(`/api/samples/${id}`)).json();
+  const answer = await fetch(`/api/samples/${id}`);
+  if (!answer.ok) throw new Error("this sample cannot be read");
+  return answer.json();
 }
 
 export function upload(file) {

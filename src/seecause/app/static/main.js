@@ -124,6 +124,14 @@ function build() {
   });
 }
 
+// Panels begin with samples that are there, however few.
+function present(defaults) {
+  const last = hello.samples.length - 1;
+  const there = (value) => hello.samples[Math.min(+value.slice(1), last)]?.id ?? value;
+  const named = (value) => typeof value === "string" && /^s\d+$/.test(value);
+  return Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, named(value) ? there(value) : value]));
+}
+
 async function start() {
   hello = await api.hello();
   const failed = [];
@@ -134,10 +142,11 @@ async function start() {
   }));
   hello.panels = hello.panels.filter(({ name }) => modules.has(name));
   if (failed.length) say(`These panels could not be loaded: ${failed.join(", ")}.`);
-  for (const { name } of hello.panels) declare(name, modules.get(name).defaults); // in the order of tabs
+  for (const { name } of hello.panels) declare(name, present(modules.get(name).defaults)); // in the order of tabs
   state = decode(location.hash, hello.panels[0].name);
   build();
   show();
+  document.documentElement.dataset.asking ??= "0"; // a panel that asks nothing by itself
 }
 
 start().catch((failure) => say(`The page could not start: ${failure.message}`));

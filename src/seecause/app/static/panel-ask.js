@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, short } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, short } from "./parts.js";
 
 const defaults = { picture: "s3", question: "Which critter is this?", position: 0, blind: [] };
 const LONGEST = 300; // letters of a question
@@ -40,7 +40,7 @@ function mount(root, tools) {
   const top = h("table", { class: "path-table top-heads" });
   const heard = h("p", { class: "said", "aria-live": "polite" });
   const finding = h("p", { class: "finding" });
-  const before = new Answers("All heads see");
+  const before = new Answers("All heads see", "as the model is");
   const after = new Answers("Some blind", "click heads in the grid");
 
   root.append(h("div", { class: "layout" },
@@ -151,7 +151,7 @@ function mount(root, tools) {
     traced = next;
     picture.setHeat(traced.tokens.layer);
     picture.stack.setAttribute("data-sum", traced.tokens.values.reduce((sum, value) => sum + (value ?? 0), 0).toFixed(4));
-    scale.replaceChildren(h("span", {}, traced.tokens.low), h("span", { class: traced.tokens.signed ? "ramp signed" : "ramp" }), h("span", {}, traced.tokens.high));
+    scale.replaceChildren(...scaleOf(traced.tokens));
     read.textContent = `share of the effect; standard error ${short(traced.token_error)}, R² ${traced.token_r2.toFixed(2)}`;
     colour();
     showTop();

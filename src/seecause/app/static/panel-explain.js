@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, segmented, select, short, slider } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, segmented, select, short, slider } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -214,7 +214,7 @@ function mount(root, tools) {
       picture.caption.textContent = answer.label ? `for ${answer.label}` : "";
       picture.stack.title = answer.summary;
       seconds.textContent = `${answer.seconds.toFixed(2)} s`;
-      scale.replaceChildren(h("span", {}, answer.low), h("span", { class: answer.signed ? "ramp signed" : "ramp" }), h("span", {}, answer.high), ...(answer.clipped ? [h("span", {}, answer.clipped)] : []));
+      scale.replaceChildren(...scaleOf(answer, answer.clipped));
     });
     return drawn;
   }

@@ -3,7 +3,7 @@
 
 import { download, latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, select, short } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, field, h, scaleOf, select, short } from "./parts.js";
 
 const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
 const OPERATORS = [["zero", "nothing (zeros)"], ["mean", "their mean over the samples"], ["other", "those of another picture"]];
@@ -27,7 +27,7 @@ function mount(root, tools) {
   const by = select(SCORES, { onchange: (value) => tools.set({ by: value }) });
   const operator = select(OPERATORS, { onchange: (value) => tools.set({ operator: value }) });
   const picture = new PatchPicture({ label: "The picture. Space brushes patches of the object, if the data does not know it.", onpaint: paint });
-  const before = new Answers("All heads on");
+  const before = new Answers("All heads on", "as the model is");
   const after = new Answers("Some off", "click heads in the grid");
   const share = h("div", { class: "answer-card share" }, h("h3", {}, "Background’s share"));
   const shareBody = h("div", {});
@@ -149,7 +149,7 @@ function mount(root, tools) {
       pictures[name].setHeat(answer[name].layer);
       pictures[name].stack.setAttribute("data-sum", answer[name].values.reduce((sum, value) => sum + (value ?? 0), 0).toFixed(4));
     }
-    scale.replaceChildren(h("span", {}, answer.before.low), h("span", { class: answer.before.signed ? "ramp signed" : "ramp" }), h("span", {}, answer.before.high), h("span", {}, `CAAP for ${answer.label}`));
+    scale.replaceChildren(...scaleOf(answer.before, `CAAP for ${answer.label}, both on one scale`));
   });
 
   async function exporting() {
@@ -177,6 +177,7 @@ function mount(root, tools) {
       job.error.hidden = false;
       return;
     }
+    if (mine().target !== null && mine().target >= tools.model().classes.length) mine().target = null;
     const { model } = common();
     const when = (name, question, run) => {
       const text = JSON.stringify(question);

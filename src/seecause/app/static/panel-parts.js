@@ -21,7 +21,7 @@ function mount(root, tools) {
   const read = h("output", { class: "hover-read" });
   const boxes = h("fieldset", { class: "part-boxes" });
   const trust = slider("tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
-  const before = new Answers("All parts");
+  const before = new Answers("All parts", "as the network is");
   const after = new Answers("As set", "untick a part, or click it in the picture");
   const finding = h("p", { class: "finding", role: "status" });
   const note = h("p", { class: "small" });

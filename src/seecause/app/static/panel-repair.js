@@ -168,7 +168,7 @@ function sheet(title, note, tiles) {
 
 // Where the object is from, whose background it gets, the transplant; and the answers to the first and the last.
 function tile({ picture, object, background, moved, truth, donor, answers }) {
-  const image = (source, alt, words) => h("figure", {}, h("img", { src: source, alt, loading: "lazy" }), h("figcaption", {}, words));
+  const image = (source, alt, words) => h("figure", {}, h("img", { src: source, alt }), h("figcaption", {}, words));
   const word = ({ name, right }) => h("b", { class: right ? "right" : "wrong" }, `${name} ${right ? "✓" : "✗"}`);
   const when = answers.length > 1 ? ["before: ", "after: "] : [""];
   return h("article", { class: "tile", title: picture },

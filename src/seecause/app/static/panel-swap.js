@@ -40,7 +40,7 @@ function mount(root, tools) {
 
   function side(name, title, label) {
     const picture = new PatchPicture({ label, onpaint: name === "a" ? paintA : moveB });
-    const plain = new Answers("As it is");
+    const plain = new Answers("As it is", "no patch exchanged");
     const swapped = new Answers(name === "a" ? "With B’s patches" : "With A’s patches", "drag a patch from A into B");
     const chooser = new Chooser(tools.hello, { label: title, pastes: name === "a", onchoose: (id) => { found.replaceChildren(); tools.set({ [name]: id }); } });
     const element = h("section", { class: "swap-side", "data-side": name }, h("h2", {}, title), chooser.element,
@@ -124,7 +124,6 @@ function mount(root, tools) {
       const { plain, swapped } = sides[name];
       plain.show(answer[`plain_${name}`], answer[`predicted_${name}`]);
       swapped.show(answer[name], answer[`predicted_${other}`]);
-      plain.say("");
       swapped.say(answer.patches ? `${answer.patches} patches exchanged` : "drag a patch from A into B");
     }
     sides.b.picture.setPatches("landing", answer.places, { fill: true });

@@ -19,7 +19,14 @@ export function h(tag, properties = {}, ...children) {
 export function short(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  return size === 0 ? "0" : size < 1e-3 || size >= 1e4 ? value.toExponential(1).replace("e-", "e−") : value.toPrecision(3);
+  const digits = size < 1e-3 || size >= 1e4 ? value.toExponential(1) : value.toPrecision(3);
+  return size === 0 ? "0" : digits.replaceAll("-", "−");
+}
+
+// The colours of a map, what they stand for, and a note below.
+export function scaleOf({ low, high, signed }, note = "") {
+  const end = (text) => h("span", {}, text.replaceAll("-", "−"));
+  return [end(low), h("span", { class: signed ? "ramp signed" : "ramp" }), end(high), note ? h("span", { class: "scale-note" }, note) : null].filter(Boolean);
 }
 
 let count = 0;
@@ -128,7 +135,8 @@ export class Answers {
   }
 }
 
-// What a job says of itself, with a button that cancels it. `watch` wraps a question.
+// What jobs say of themselves, with a button that cancels; of several at once, the latest that is
+// not done. `watch` wraps a question.
 export class JobBar {
   constructor() {
     this.words = h("span", {});
@@ -136,12 +144,14 @@ export class JobBar {
     this.stop = h("button", { type: "button", class: "plain" }, "Cancel");
     this.element = h("div", { class: "job", role: "status", hidden: true }, this.words, this.meter, this.stop);
     this.error = h("p", { class: "notice", role: "alert", hidden: true });
-    this.running = 0;
+    this.jobs = new Map(); // question -> how far it is
   }
 
-  progress = ({ state, share, words, ahead, cancel }) => {
-    this.element.hidden = cancel === null;
-    if (cancel === null) return;
+  show() {
+    const latest = [...this.jobs.values()].at(-1);
+    this.element.hidden = !latest;
+    if (!latest) return;
+    const { state, share, words, ahead, cancel } = latest;
     const waits = ahead ? `waiting, ${ahead} ahead` : "waiting";
     this.words.textContent = state === "waiting" ? waits : words || "working";
     if (share > 0) this.meter.value = share;
@@ -150,20 +160,27 @@ export class JobBar {
       this.words.textContent = "cancelling";
       cancel();
     };
-  };
+  }
 
   // Run a question; errors are said, a cancelled one gives undefined.
   async watch(run) {
+    const question = Symbol("question");
+    const told = (job) => {
+      if (job.cancel) this.jobs.set(question, job);
+      else this.jobs.delete(question);
+      this.show();
+    };
     this.error.hidden = true;
     try {
-      return await run(this.progress);
+      return await run(told);
     } catch (failure) {
-      this.element.hidden = true;
       if (!(failure instanceof Cancelled)) {
         this.error.textContent = failure.message;
         this.error.hidden = false;
       }
       return undefined;
+    } finally {
+      told({ cancel: null });
     }
   }
 }
@@ -196,20 +213,32 @@ export class Chooser {
     });
     this.pastes = pastes;
     this.limit = hello.upload_bytes;
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) if (isIntersecting) this.fill(target);
+    });
     for (const { id, name } of hello.samples) this.add({ id, name });
   }
 
   add({ id, name, thumb = null }) {
     if (this.grid.querySelector(`[data-id="${CSS.escape(id)}"]`)) return;
-    const image = h("img", { alt: "", loading: "lazy" });
-    if (thumb) image.src = thumb;
-    else sample(id).then((facts) => { image.src = facts.thumb; });
+    const image = h("img", { alt: "" });
     const button = h("button", {
       type: "button", role: "radio", "aria-checked": "false", "aria-label": name, title: name, "data-id": id,
       onclick: () => this.onchoose(id), onkeydown: (event) => this.move(event, button),
     }, image);
-    if (thumb) this.grid.prepend(button);
-    else this.grid.append(button);
+    if (thumb) {
+      image.src = thumb;
+      this.grid.prepend(button);
+    } else {
+      this.grid.append(button);
+      this.seen.observe(button);
+    }
+  }
+
+  // A sample's picture, when it comes into sight; what cannot be read leaves the chooser.
+  fill(button) {
+    this.seen.unobserve(button);
+    sample(button.dataset.id).then((facts) => { button.firstChild.src = facts.thumb; }, () => button.remove());
   }
 
   move(event, button) {

@@ -1,0 +1,110 @@
+"""Links restore every panel, and choosers hold what can be read; in a real browser."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from seecause.app.server import create_app
+from seecause.app.workshop import open_workshop
+from tests.app.conftest import serving
+
+SNAPSHOT = """() => {
+  const all = (query) => [...document.querySelectorAll(query)].filter((e) => e.checkVisibility());
+  const marks = ({ cursor, ...others }) => others; // where the pointer is
+  return {
+    controls: all("select, textarea, input:not([type=file])")
+      .map((e) => [e.labels[0]?.textContent ?? "", e.type === "checkbox" ? e.checked : e.value]),
+    chosen: all("[aria-pressed=true], [aria-checked=true]")
+      .map((e) => e.ariaLabel ?? e.textContent),
+    marks: all(".stack").map((e) => marks({ ...e.dataset })),
+    numbers: all(".value, .count, .said, .finding").map((e) => e.textContent),
+    frames: all("iframe").map((e) => e.getAttribute("src")),
+  };
+}"""
+# panel: a link in which nothing is as usual; what is changed then, and how the address says it
+LINKS = {
+    "swap": (
+        "model=critters-biased&swap.a=s1&swap.b=s6&swap.patches=52-54.66&swap.down=1"
+        "&swap.across=-2&swap.first=1&swap.last=4&swap.tool=brush",
+        lambda page: page.get_by_label("first block").fill("2"),
+        "swap.first=2",
+    ),
+    "heads": (
+        "model=critters-biased&heads.picture=s9&heads.target=3&heads.by=object&heads.off=4.43"
+        "&heads.operator=other&heads.other=s2&heads.brushed=40-42",
+        lambda page: page.get_by_role("button", name="block 2, head 1:").click(),
+        "heads.off=4.8.43",
+    ),
+    "repair": (
+        "model=critters-biased&repair.data=critters%3Acertified%3Atrain&repair.eye=critters-vit"
+        "&repair.limit=16&repair.learn=critters%3Acertified%3Atrain",
+        lambda page: page.get_by_label("objects are found by").select_option("own"),
+        "repair.eye=own",
+    ),
+    "parts": (
+        "model=critters-ifam&parts.picture=s5&parts.out=1-2&parts.trusted=0.9",
+        lambda page: page.get_by_role("checkbox").nth(0).uncheck(),
+        "parts.out=0-2",
+    ),
+    "ask": (
+        "model=critters-llava&ask.picture=s2&ask.question=What+colour+is+the+tail%3F&ask.blind=1.9",
+        lambda page: page.get_by_role("button", name="layer 0, head 2").click(),
+        "ask.blind=1-2.9",
+    ),
+    "runs": (
+        "model=critters-vit&runs.run=r1",
+        lambda page: page.get_by_label("page").select_option("more.html"),
+        "runs.page=r1p1",
+    ),
+}
+
+
+def settled(page, panel):
+    """What is on the page, when all is answered."""
+    done = {"repair": page.get_by_text("Press Audit"), "runs": page.locator("iframe.run-page")}
+    done.get(panel, page.locator(".answer-card li")).first.wait_for()
+    expect(page.locator("html")).to_have_attribute("data-asking", "0", timeout=60_000)
+    return page.evaluate(SNAPSHOT)
+
+
+@pytest.mark.parametrize("panel", LINKS)
+def test_links_restore_every_panel(visit, panel):
+    link, change, address = LINKS[panel]
+    page = visit(f"#{panel}?{link}")
+    first = settled(page, panel)
+    assert set(page.url.partition("?")[2].split("&")) == set(link.split("&"))
+    change(page)
+    page.wait_for_url(lambda url: address in url.split("?")[1].split("&"))
+    changed = settled(page, panel)
+    assert changed != first
+    again = visit("#" + page.url.partition("#")[2])
+    assert settled(again, panel) == changed
+    page.evaluate(f"location.hash = '#{panel}?{link}'")  # and in the page that is open
+    ends = time.monotonic() + 60
+    while settled(page, panel) != first and time.monotonic() < ends:
+        page.wait_for_timeout(50)
+    assert settled(page, panel) == first
+    if panel == "runs":  # a hostile page tries, and the console names what was forbidden
+        visit.heard.clear()
+
+
+def test_a_sample_that_cannot_be_read_leaves_the_chooser(browser, tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (40, 40), (9, 90, 200)).save(tmp_path / name)
+    samples = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    shop = open_workshop(["builtin:critters-vit"], samples=samples)
+    (tmp_path / "b.png").write_bytes(b"gone")  # after the start
+    with serving(create_app(shop)) as where:
+        page = browser.new_page()
+        page.goto(f"{where}/#heads")  # whose usual sample is the ninth
+        thumbs = page.locator(".thumbs").first.locator("button")
+        expect(thumbs).to_have_count(1)
+        expect(thumbs.first).to_have_attribute("aria-label", "a.png")
+        thumbs.first.click()
+        page.locator(".answer-card li").first.wait_for()
+        page.close()
+    shop.close()
