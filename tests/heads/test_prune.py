@@ -203,7 +203,7 @@ def test_convolutional_networks_have_no_heads():
 
     native = tiny_conv("torchvision_resnet")
     with (
-        pytest.raises(NotDefined, match="no attention heads"),
+        pytest.raises(NotDefined, match="not by heads"),
         ablate(sc.wrap(native.module, check=False, **native.options), [(0, 0)]),
     ):
         pass

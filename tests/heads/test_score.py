@@ -311,7 +311,7 @@ def test_bad_input_is_refused():
 
 def test_models_without_heads_or_distributions_are_refused():
     conv = sc.wrap(tiny_conv("timm_resnet").module, check=False, **CONV)
-    with pytest.raises(NotDefined, match="no attention heads"):
+    with pytest.raises(NotDefined, match="not by heads"):
         score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
     _, model, images, masks = case()
     model.sigmoid = True

@@ -468,7 +468,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         "or lvlm.export": (NotDefined, lambda: sc.heads.prune(model, [(0, 0)])),
         "Use lvlm.export": (NotDefined, lambda: sc.heads.export(model, [(0, 0)], tmp_path)),
         "read by a language model": (NotDefined, lambda: sc.heads.divprune(model, pictures())),
-        "not for models of architecture 'prompt'": (
+        "not for vision-language models that are asked": (
             NotDefined,
             lambda: sc.attribute(model, pictures(), method="caap"),
         ),

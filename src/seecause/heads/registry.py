@@ -82,7 +82,7 @@ def select(
     if not isinstance(model, VisionModel):
         raise NotDefined(
             f"choosing heads by {by}",
-            f"{model.family} has no attention heads",
+            f"{model.family} is read by its stages, not by heads",
             "Use a vision transformer",
         )
     with model.settled(frozen=True):

@@ -59,8 +59,13 @@ def head_count(k: int | float, total: int) -> int:
 
 
 def need_heads(model: ImageModel, what: str) -> None:
+    """Refuse a model that is not read by its heads."""
     if not isinstance(model, VisionModel):
-        raise NotDefined(what, f"{model.family} has no attention heads", "Use a vision transformer")
+        raise NotDefined(
+            what,
+            f"{model.family} is read by its stages, not by heads",
+            "Use a vision transformer; sc.attribute maps this one (caap, mosaic, grad-cam ...)",
+        )
 
 
 def all_heads(model: VisionModel) -> list[Head]:
@@ -83,10 +88,8 @@ def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats, or which of them the model does not have."""
-    if not isinstance(model, VisionModel):
-        raise NotDefined(
-            "head ablation", f"{model.family} has no attention heads", "Use a vision transformer"
-        )
+    need_heads(model, "head ablation")
+    assert isinstance(model, VisionModel)
     unique = set()
     for pair in heads:
         if not (
