@@ -121,6 +121,8 @@ def test_how_a_model_is_read_can_be_said_and_is_seen(tmp_path, checkpoint):
     reading += ("--size", "96", "--model", "timm:test_vit", "--weights", checkpoint)
     reading = [*map(str, reading), "--device", "cpu"]
     facts = json.loads(invoke("doctor", *reading, "--json", "--list-classes").stdout)
+    unnamed = ("--method", "random", "--out", str(tmp_path / "unnamed"), *reading[2:])
+    assert "--classes FILE" in invoke("explain", str(tmp_path / "a.png"), *unnamed).stderr
     assert facts["preprocessing"]["mean"] == "0.4, 0.5, 0.6"
     assert facts["preprocessing"]["pictures"].startswith("96 x 96 pixels (short side 101, centre")
     assert list(facts["classes"].values()) == ["ant", "bee", "cat"]

@@ -156,6 +156,8 @@ def explain(
     also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
+    if not quiet and not opened.classes:
+        typer.echo(f"note: {model} has no class names here; --classes FILE names them", err=True)
     holes: list[Hole] = []
     with counting(f"explaining with {', '.join(methods)}", len(files), quiet=quiet) as advance:
         parts = explain_batches(
