@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
+.PHONY: demo docs test suite test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
 
 install: $(STAMP)
 
@@ -25,16 +25,24 @@ $(STAMP): $(CORE)
 demo: $(CORE)
 	$(BIN)/seecause demo --out demo
 
-test: install browser lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+# One worker more than two cores have: tests wait for browsers and processes. Who has nothing left takes from the others, and
+# the type checker, which has one core's work for a minute, runs beside them.
+WORKERS ?= 3
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+test: install browser
+	$(MAKE) --jobs 2 lint suite
+
+suite:
+	$(SUITE)
 
 test-slow: install
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m slow
 
 # The suite with kernels of other processors: a result may not hang on the last bit of one machine.
 test-cpus: install
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
-	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+	ATEN_CPU_CAPABILITY=default $(SUITE)
+	ATEN_CPU_CAPABILITY=avx2 $(SUITE)
 
 # Known one-line bugs, planted one at a time in a copy of src: every one must be caught (about half an hour).
 test-mutants: install

@@ -236,13 +236,16 @@ def audit_part(
     masks: EyeMasks | None,
     progress: Progress = no_progress,
     judged: Judged | None = None,
+    *,
+    with_gains: bool = True,
 ) -> BackgroundAudit:
-    """The audit of pictures whose versions are drawn already, or even answered."""
+    """The audit of pictures whose versions are drawn already, or even answered. Verdicts need no
+    gains, which cost four more answers to each picture."""
     if judged is None:
         with progress("answering versions", 1) as advance:
             judged = Judged(part, part.logits(model))
             advance(1)
-    gains = _gains(model, part, masks, judged.right)
+    gains = _gains(model, part, masks, judged.right) if with_gains else None
     options = {"versions": len(part.moved), "eye": "pairs" if masks is None else masks.source}
     record = {"method": "audit", "options": options, **protocol(model, part.pictures.images)}
     return BackgroundAudit(judged, masks, gains, record)

@@ -113,7 +113,7 @@ def repair(
     )
     judged_on = _tried(material, learn, choose)
     part = judged_on.test(view, PER_PICTURE, seed=seed)
-    verdict = audit_part(view, part, judged_on.masks, progress).verdict
+    verdict = audit_part(view, part, judged_on.masks, progress, with_gains=False).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
     key += [] if folder is None else [_content(each, groups=groups) for each in (material, choose)]
     candidates, mended = _try_all(view, entries, lesson, folder, key)
