@@ -107,6 +107,18 @@ def test_chunks_batches_and_targets_do_not_change_effects():
     assert network.values.shape == (2, 4, 4) and network.values.abs().max() > 0
 
 
+def test_every_picture_keeps_its_own_blank_in_chunks():
+    native = tiny("timm_registers")
+    model, images = view(native, check=False), pictures(native, batch=3)
+    blanks = pictures(native, batch=3, seed=7)
+    with sc.budget(1):
+        together = sc.interactions(model, images, 3, regions=2, blank=blanks).joint
+    for index in range(3):
+        row = slice(index, index + 1)
+        alone = sc.interactions(model, images[row], 3, regions=2, blank=blanks[row]).joint
+        assert_close(together[row], alone, atol=1e-10, rtol=0)
+
+
 def test_the_drawing_has_a_line_for_each_pair_in_two_colours():
     from matplotlib.figure import Figure
 

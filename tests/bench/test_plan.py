@@ -33,6 +33,12 @@ def test_shards_cover_every_image_of_every_method_once():
     assert ids(worker().plan) == ids(PLAN)
 
 
+def test_labels_that_mean_other_classes_are_other_shards():
+    other = replace(PLAN, places=PLAN.places[::-1])
+    shard = ("caap", 0, 2, "digest of the pictures")
+    assert shard_id(PLAN, *shard) != shard_id(other, *shard)
+
+
 CHANGES = {
     "metric": {"metrics": ("ins-del",)},
     "metric option": {"measures": {"insertion-deletion": {"order": "patch", "steps": 3}}},

@@ -17,7 +17,7 @@ from PIL import Image
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
 from seecause.bench.plan import Store
-from seecause.bench.results import values
+from seecause.bench.results import read_results, values
 from seecause.bench.runner import LOST, inspect, run
 from seecause.bench.tables import make_table, table_of, to_csv, to_latex
 from seecause.bench.work import read_samples
@@ -62,6 +62,18 @@ def test_the_rows_are_what_the_library_says(whole):
         and '"steps":2' in row["protocol"]
         and '"select"' in row["options"]
     )
+
+
+def test_a_map_that_is_not_kept_is_read_again(whole, monkeypatch):
+    store, work = whole
+    maps = store.maps(work.plan)
+    monkeypatch.setattr("seecause.bench.results.COMPARED", 1)
+    results = read_results(store, work.plan)
+    assert [len(kept) for kept in results.maps.values()] == [1] * 3
+    for method, by_sample in maps.items():
+        assert len(by_sample) == 6
+        for sample, expected in by_sample.items():
+            assert torch.equal(results.map_of(method, sample), expected)
 
 
 def test_running_again_does_nothing_again(whole):

@@ -43,8 +43,10 @@ def run(command, places, out, *more):
 
 
 def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
-    done = run("audit", places, tmp_path / "audit", "--eye", "own", "--per-picture", "2")
+    eye = ("--eye", "own", "--eye-cache", str(tmp_path / "eye"))
+    done = run("audit", places, tmp_path / "audit", *eye, "--per-picture", "2")
     assert done.exit_code == 0, done.output
+    assert any(path.is_file() for path in (tmp_path / "eye").rglob("*"))
     manifest = json.loads((tmp_path / "audit" / "manifest.json").read_text())
     assert manifest["verdict"] in ("perhaps", "no", "cannot tell", "too few")  # never yes
     page = (tmp_path / "audit" / "index.html").read_text()
@@ -76,8 +78,11 @@ def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_pat
 def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
     out = tmp_path / "repaired"
     more = ("--eye", "own", "--per-picture", "2", "--remedies", "last-layer", "--force")
-    done = run("repair", places, out, *more)
+    tested = ("--limit", "40", "--test", f"folder:{places / 'pictures'}")
+    done = run("repair", places, out, *more, *tested)
     assert done.exit_code == 0, done.output
+    record = json.loads((out / "manifest.json").read_text())["run"]
+    assert (record["learn"] + record["choose"], record["report"]) == (40, 40)
     assert "mended by last-layer" in done.output
     native = ViTForImageClassification.from_pretrained(out / "model")
     assert native.config.num_labels == 2

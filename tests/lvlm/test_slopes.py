@@ -238,3 +238,12 @@ def test_a_model_in_training_mode_is_refused():
                 ask(some(2, 16))
     finally:
         here.lvlm.module.eval()
+
+
+def test_the_error_of_a_text_row_is_that_of_a_mean():
+    engine = scene("llava").engine
+    rows = text_slopes(engine, masks=8, seed=3)
+    masks = draw_masks(8, engine.n_text, seed=3)
+    slopes = engine.slopes(None, masks, of="text")[1].double() / rows.response
+    assert_close(rows.deltas, slopes.mean(dim=0))
+    assert_close(rows.standard_error, slopes.std(dim=0) / 8**0.5)

@@ -8,6 +8,8 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.repair.last_layer import (
+    MOST,
+    Directions,
     LastLayer,
     change_directions,
     class_weights,
@@ -89,6 +91,15 @@ def test_the_rank_is_read_off_the_spectrum_and_what_stays_is_untouched():
     moved = blind(versions).unflatten(0, (40, 4))
     assert (moved - moved.mean(dim=1, keepdim=True)).abs().max() < 0.05
     assert_close(blind(versions).mean(dim=0), layer(versions).mean(dim=0))  # the mean stays
+
+
+@pytest.mark.parametrize(("last", "rank"), [(1, 1), (MOST, MOST), (MOST + 1, 1)])
+def test_the_largest_drop_of_the_first_directions_is_the_rank(last, rank):
+    """Also the drop behind the last of them, but none that is later."""
+    values = torch.linspace(2, 1.9, 12).double()
+    values[1:] *= 0.9  # a small drop behind the first
+    values[last:] /= 100
+    assert Directions(torch.eye(12).double(), values, torch.zeros(12).double()).rank == rank
 
 
 def test_random_directions_are_orthonormal_and_reproducible():

@@ -15,6 +15,7 @@ import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads.baselines import features, last_layer, with_last_layer
 from seecause.repair import _remedies, mend
+from seecause.repair.result import Candidate
 from tests.families.native import tokenize
 from tests.repair.toys import PATCH, SIDE, biased_clip, fitted, plain_vit, scenes, wrapped
 
@@ -224,3 +225,14 @@ def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(b
     plain, other = (mend.Material(pictures, None) for pictures in (cases, turned))
     assert mend._content(plain, groups=False) == mend._content(other, groups=False)
     assert mend._content(plain, groups=True) != mend._content(other, groups=True)
+
+
+def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():
+    equal = {"transplant-worst": 0.8, "transplants": 0.9}
+    flips = {"nothing": 0.5, "last-layer": 0.2, "directions": 0.1, "fine-tune": 0.3}
+    tried = {
+        name: Candidate(name, "done", choose={**equal, "flips": share})
+        for name, share in flips.items()
+    }
+    done = dict.fromkeys(tried)  # who is forced looks at no answers again
+    assert mend._choice(tried, done, None, "transplant-worst", "yes", True) == "directions"
