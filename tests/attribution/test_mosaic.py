@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.testing import assert_close
 
@@ -19,7 +20,7 @@ from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from tests.helpers import view
 from tests.reference import mosaic as reference
-from tests.tiny import FAMILIES, pictures, tiny
+from tests.tiny import FAMILIES, pictures, scramble, tiny
 
 AVERAGES = {  # the norm before the tokens that an average reads
     "hf_dinov2": lambda module: module.dinov2.layernorm,
@@ -334,3 +335,20 @@ def test_a_blank_for_each_picture_is_the_blank_of_each(family, method):
     with sc.budget(1):
         part = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
     assert_close(part, whole, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("pool", ["avg", "map"])
+@torch.no_grad()
+def test_a_picture_mixed_with_itself_is_itself_where_special_tokens_are_pooled_too(pool):
+    module = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=5, reg_tokens=2,
+        global_pool=pool, pool_include_prefix=True,
+    )  # fmt: skip
+    model = sc.wrap(scramble(module).double(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
+    every = range(model.n_layers + 1)
+    run = record(model, image, states=every, kv=every)
+    mixed = Mixture(model, run, run)
+    logits = mixed.logits(masks_of(mixed)[None])
+    assert model.readout.over_prefix
+    assert_close(logits, model(image).expand_as(logits), atol=1e-10, rtol=0)

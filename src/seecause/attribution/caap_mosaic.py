@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from seecause.attribution.caap import make_plan, patches_at_once, recorded, swept_logits
-from seecause.attribution.gradients import join
 from seecause.attribution.mosaic import (
     Law,
     MaskPlan,
@@ -28,7 +27,7 @@ from seecause.attribution.mosaic import (
     one_blank,
     picture_recorded,
 )
-from seecause.attribution.registry import Maps, method
+from seecause.attribution.registry import Maps, join, method
 from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import in_chunks

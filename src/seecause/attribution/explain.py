@@ -27,7 +27,6 @@ from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
-from seecause.metrics._energy import energy
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
 from seecause.models.view import VisionModel
@@ -166,6 +165,10 @@ def _truth(model: ImageModel, label: str | None) -> str | None:
 def _background(run: Attribution, masks: Sequence[Tensor | None]) -> list[float | None]:
     """How much of each map, above its lowest value, lies outside of its object; None without a mask
     or an object."""
+    if all(mask is None for mask in masks):
+        return [None] * len(masks)
+    from seecause.metrics._energy import energy
+
     shares: list[float | None] = []
     for index, mask in enumerate(masks):
         if mask is None:

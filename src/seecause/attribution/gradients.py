@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.attribution.registry import Maps
+from seecause.attribution.registry import Maps, join
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
@@ -138,30 +138,3 @@ def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
     high, wide = model.patch
     return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
-
-
-def join(parts: Sequence[Maps]) -> Maps:
-    """Maps of consecutive images as maps of one batch, without a graph."""
-
-    def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        kept = [t.detach() for t in tensors if t is not None]
-        return torch.cat(kept) if kept else None
-
-    scores = together([p.scores for p in parts])
-    assert scores is not None
-    targets = [p.target for p in parts]
-    target = Target(
-        together([t.classes for t in targets]),
-        together([t.against for t in targets]),
-        targets[0].function,
-        together([t.logits for t in targets]),
-    )
-    return Maps(
-        scores,
-        target,
-        native=together([p.native for p in parts]),
-        class_maps=together([p.class_maps for p in parts]),
-        used=parts[0].used,
-        errors=together([p.errors for p in parts]),
-        checks={name: torch.cat([p.checks[name] for p in parts]) for name in parts[0].checks},
-    )

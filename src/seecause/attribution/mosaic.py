@@ -32,8 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.caap import ONE_CLASS, Classes, Layers, take_classes
-from seecause.attribution.gradients import join
-from seecause.attribution.registry import Maps, method
+from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image, blank_trace
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.graphs import captured, ready

@@ -17,9 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seecause.attribution.gradients import join
 from seecause.attribution.mosaic import Law, MaskPlan, draw_masks, standard_error
-from seecause.attribution.registry import Maps, method
+from seecause.attribution.registry import Maps, join, method
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import reaches

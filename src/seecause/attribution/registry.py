@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seecause import attribution
@@ -42,6 +43,33 @@ class Maps:
     used: dict[str, Any] | None = None  # options as they were decided, for the manifest
     errors: Tensor | None = None
     checks: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def join(parts: Sequence[Maps]) -> Maps:
+    """Maps of consecutive images as maps of one batch, without a graph."""
+
+    def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        kept = [t.detach() for t in tensors if t is not None]
+        return torch.cat(kept) if kept else None
+
+    scores = together([p.scores for p in parts])
+    assert scores is not None
+    targets = [p.target for p in parts]
+    target = Target(
+        together([t.classes for t in targets]),
+        together([t.against for t in targets]),
+        targets[0].function,
+        together([t.logits for t in targets]),
+    )
+    return Maps(
+        scores,
+        target,
+        native=together([p.native for p in parts]),
+        class_maps=together([p.class_maps for p in parts]),
+        used=parts[0].used,
+        errors=together([p.errors for p in parts]),
+        checks={name: torch.cat([p.checks[name] for p in parts]) for name in parts[0].checks},
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from seecause._options import check_options
 from seecause.data._answers import group_shares
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption
 from seecause.heads._export import Form, export
 from seecause.heads._outcomes import (
     Curve,
@@ -42,7 +42,7 @@ from seecause.heads.pictures import (
     no_progress,
     pictures_of,
 )
-from seecause.heads.registry import Selector, select, selectors
+from seecause.heads.registry import Selector, find_selector, select
 from seecause.heads.scores import Head, HeadScores, all_heads, head_count, need_heads
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
@@ -310,10 +310,7 @@ def check_selector(
 ) -> Selector:
     """A selector by name, if its options and the background can be used: before pictures are
     read."""
-    registered = selectors()
-    if name not in registered:
-        raise UnknownName("head selector", name, registered)
-    entry = registered[name]
+    entry = find_selector(name)
     check_options(name, entry.run, options, leave_out=GIVEN)
     screen = options.get("screen")
     total = len(all_heads(model))

@@ -23,7 +23,6 @@ from seecause.data.dataset import (
     has_pairs,
     sample_ids,
 )
-from seecause.data.imagenet9 import CLASSES, IMAGENET_CLASSES, find_in9_map, read_in9_map
 from seecause.data.registry import as_data
 from seecause.engine.chunks import batched, fit
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
@@ -228,6 +227,8 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
     `mapping` [1000] (`read_in9_map`) says which of the nine each ImageNet class is, -1 for none.
     The logit of an answer is the largest of its classes, so the answer is the release's own.
     """
+    from seecause.data.imagenet9 import CLASSES
+
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
     if any(len(classes) == 0 for classes in members):
         raise BadOption(
@@ -254,8 +255,11 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
 def model_for(model: ImageModel, data: Dataset | Pictures) -> ImageModel:
     """The model, or for ImageNet-9 and a model with ImageNet's classes, the one that gives the nine
     answers."""
-    nine = data.name.startswith("imagenet9:") and model.n_classes == IMAGENET_CLASSES
-    if not nine or not isinstance(model, VisionModel):
+    if not data.name.startswith("imagenet9:") or not isinstance(model, VisionModel):
+        return model
+    from seecause.data.imagenet9 import IMAGENET_CLASSES, find_in9_map, read_in9_map
+
+    if model.n_classes != IMAGENET_CLASSES:
         return model
     return imagenet9_model(model, read_in9_map(find_in9_map(data.name)))
 

@@ -46,7 +46,15 @@ class Selector:
 
 
 _SELECTORS: dict[str, Selector] = {}
-_FILES = ("cigma", "joint", "gating", "simple_selectors", "_interchange")
+_FILES = {  # by selector; the last has all others too
+    "cigma": "cigma",
+    "greedy": "joint",
+    "regression": "joint",
+    "gating": "gating",
+    "contrastive-gating": "gating",
+    "interchange": "_interchange",
+    "random": "simple_selectors",
+}
 
 
 def selector(
@@ -65,19 +73,25 @@ def selector(
 
 def selectors() -> dict[str, Selector]:
     """All ways to choose heads, by name."""
-    for file in _FILES:
+    for file in dict.fromkeys(_FILES.values()):
         importlib.import_module(f"seecause.heads.{file}")
     return dict(_SELECTORS)
+
+
+def find_selector(name: str) -> Selector:
+    """The one of that name; of the files, only its own is imported where that is known."""
+    if name in _FILES:
+        importlib.import_module(f"seecause.heads.{_FILES[name]}")
+    if name not in _SELECTORS and name not in selectors():
+        raise UnknownName("head selector", name, selectors())
+    return _SELECTORS[name]
 
 
 def select(
     by: str, model: ImageModel, images: Tensor, labels: Tensor, **options: Any
 ) -> HeadScores:
     """Scores by the selector called `by`; `HeadScores.top(k)` gives the heads to remove."""
-    registered = selectors()
-    if by not in registered:
-        raise UnknownName("head selector", by, registered)
-    chosen = registered[by]
+    chosen = find_selector(by)
     check_options(by, chosen.run, options)
     if not isinstance(model, VisionModel):
         raise NotDefined(
