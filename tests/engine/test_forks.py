@@ -46,3 +46,15 @@ def test_a_gate_may_be_half_open(layer):
         logits = logits_of_sets(model, images, gates)
     assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
     assert float((logits[1] - logits[0]).abs().max()) > 1e-4
+
+
+def test_sets_that_begin_at_different_blocks_keep_their_answers():
+    """Gates above 1 sort behind those below: sets are not in the order of their first blocks."""
+    native = tiny("timm_deit3")
+    model, images = view(native, check=False), pictures(native)
+    gates = torch.ones(4, model.n_layers, model.n_heads, dtype=images.dtype)
+    gates[0, 1, 0], gates[1, 0, 1], gates[2, 1, 1] = 0, 2, 2
+    with torch.no_grad():
+        expected = [gated_logits(model, images, gate.expand(len(images), -1, -1)) for gate in gates]
+        logits = logits_of_sets(model, images, gates)
+    assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)

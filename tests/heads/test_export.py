@@ -160,6 +160,9 @@ def test_pruned_models_can_be_exported_and_pruned_again(biased, tmp_path):
         str(export(again, [(1, 6)], tmp_path / "b", form="sliced"))
     )  # head 7 of the original
     close(twice(images), ablated(biased, images, [(0, 0), (0, 1), (1, 3), (1, 7)]))
+    kept = [list(range(block.heads)) for block in biased.blocks[:2]]
+    left = [[head for head in kept[0] if head > 1], [h for h in kept[1] if h not in (3, 7)]]
+    assert twice.origin["kept"][:2] == left  # by their numbers in the first model
 
 
 def test_a_module_of_unknown_making_says_so(tmp_path):
