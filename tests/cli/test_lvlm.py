@@ -35,6 +35,26 @@ def lvlm(*words: object):
     return CliRunner().invoke(app, ["lvlm", *map(str, words), "--device", "cpu"])
 
 
+def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
+    out = tmp_path / "out"
+    asked = (photos / "0.png", "--question", QUESTION, "--model", toy, "--calibration", photos)
+    done = lvlm("answer", *asked, "--answer", "the tail is jade .", "--masks", 8, "--out", out)
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["answer"] == "the tail is jade ." and len(manifest["words"]) == 5
+    assert load_file(out / "words.safetensors")["image"].shape == (5, 16)
+    page = (out / "index.html").read_text()
+    assert page.count('class="behind"') == page.count('class="head-grid"') == 5
+    assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")
+    edited = lvlm("edit", *asked, "--heads", "0.1,2.3", "--boost", 0, "--length", 3, "--json")
+    assert edited.exit_code == 0, edited.output
+    assert json.loads(edited.stdout)["heads"] == [[0, 1], [2, 3]]
+    for wrong, text in (("0.x", "--heads"), ("0.1", "one of --blind")):
+        more = ("--boost", 1) if wrong == "0.x" else ()
+        refused = lvlm("edit", *asked, "--heads", wrong, *more)
+        assert refused.exit_code == 2 and text in refused.output
+
+
 def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     bank = tmp_path / "bank"
     made = lvlm(

@@ -286,10 +286,11 @@ def exact_norms(module: nn.Module) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
-                norm = nn.RMSNorm(
-                    child.weight.shape, eps=child.variance_epsilon, dtype=child.weight.dtype
-                )
+                eps = getattr(child, "variance_epsilon", None) or child.eps
+                norm = nn.RMSNorm(child.weight.shape, eps=eps, dtype=child.weight.dtype)
                 norm.weight = child.weight
+                if type(child).__name__.startswith("Gemma"):  # they hold the weight less one
+                    norm.weight = nn.Parameter(1 + child.weight.detach())
                 setattr(parent, name, norm)
 
 

@@ -37,26 +37,32 @@ def average_picture(module: Any, calibration: Sequence[dict[str, Any]]) -> Means
     totals: list[list[Tensor]] = []
     layers = module.get_decoder().layers
     for inputs in calibration:
-        heard: list[list[Tensor]] = [[] for _ in layers]
+        heard: list[dict[int, Tensor]] = [{} for _ in layers]
         handles = []
         for index, layer in enumerate(layers):
             attention = layer.self_attn
-            for source in (getattr(attention, "k_norm", attention.k_proj), attention.v_proj):
+            sources = (getattr(attention, "k_norm", attention.k_proj), attention.v_proj)
+            for slot, source in enumerate(sources):
                 handles.append(
                     source.register_forward_hook(
-                        lambda _, __, out, mine=heard[index]: mine.append(out)
+                        lambda _, __, out, mine=heard[index], slot=slot: mine.update({slot: out})
                     )
                 )
         module(**inputs, use_cache=False)
         for handle in handles:
             handle.remove()
-        start, stop = image_span(module, inputs)
+        (start, stop), length = image_span(module, inputs), inputs["input_ids"].shape[1]
+        # a norm may come before or behind the swap of heads and rows
+        pairs = [
+            [t if t.shape[1] == length else t.transpose(1, 2) for t in (both[0], both[1])]
+            for both in heard
+        ]
         found = [
             [
-                t.reshape(t.shape[1], -1, layers[0].self_attn.head_dim)[start:stop].transpose(0, 1)
+                t.reshape(length, -1, layers[0].self_attn.head_dim)[start:stop].transpose(0, 1)
                 for t in pair
             ]
-            for pair in heard
+            for pair in pairs
         ]
         totals = (
             found
@@ -106,8 +112,9 @@ class Blinded:
                             if not (x[layer, head] and rows[row - stop] and tokens[token]):
                                 keys[start + token] = mean_keys[head // groups, token]
                                 values[start + token] = mean_values[head // groups, token]
-                    scores = keys[: row + 1] @ query[0, head, row] * scaling
-                    out[0, head, row] = torch.softmax(scores, dim=0) @ values[: row + 1]
+                    seen = slice(row + 1) if mask is None else mask[0, 0, row] == 0
+                    scores = keys[seen] @ query[0, head, row] * scaling
+                    out[0, head, row] = torch.softmax(scores, dim=0) @ values[seen]
             return out.transpose(1, 2), None
 
         with replaced_attention(self.module, attention), rotations(self.module) as tables:
@@ -259,8 +266,13 @@ class _Lazily:
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
         cos, sin = (table[0, self.span] for table in self.tables[layer])
         keys, values = self.means[layer]
-        half = keys.shape[-1] // 2
-        return keys * cos + torch.cat([-keys[..., half:], keys[..., :half]], dim=-1) * sin, values
+        width = cos.shape[-1]
+        turned, still = keys[..., :width], keys[..., width:]
+        if width < keys.shape[-1]:  # of GLM: neighbours are pairs
+            other = torch.stack([-turned[..., 1::2], turned[..., 0::2]], dim=-1).flatten(-2)
+        else:
+            other = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], dim=-1)
+        return torch.cat([turned * cos + other * sin, still], dim=-1), values
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+from seecause.lvlm._verify import verify as verify
 from seecause.lvlm.activations import (
     HeadActivations as HeadActivations,
     HeadWords as HeadWords,
@@ -32,10 +33,11 @@ from seecause.lvlm.bank import (
     calibration_critters as calibration_critters,
     make_bank as make_bank,
 )
+from seecause.lvlm.edit import edited_heads as edited_heads
 from seecause.lvlm.engine import MaskEngine as MaskEngine
 from seecause.lvlm.fit import elastic_net as elastic_net
 from seecause.lvlm.masks import draw_masks as draw_masks
-from seecause.lvlm.model import LVLM as LVLM, load as load, verify as verify, wrap as wrap
+from seecause.lvlm.model import LVLM as LVLM, load as load, wrap as wrap
 from seecause.lvlm.prompt import (
     Prompt as Prompt,
     coverage as coverage,
@@ -66,4 +68,9 @@ from seecause.lvlm.trace import (
     trace_answer as trace_answer,
     trace_heads as trace_heads,
     trace_tokens as trace_tokens,
+)
+from seecause.lvlm.words import (
+    AnswerEngine as AnswerEngine,
+    AnswerWords as AnswerWords,
+    trace_words as trace_words,
 )

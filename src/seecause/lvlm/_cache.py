@@ -32,7 +32,7 @@ from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import Block, Fn
-from seecause.models.decoder import Decoder, causal, rotate, run
+from seecause.models.decoder import SWAP, TABLE, Decoder, causal, rotate, run
 from seecause.models.layout import At
 from seecause.types import wide
 
@@ -86,11 +86,11 @@ def blend(own: Part, picture: Part | None, average: Part | None, choose: Tensor)
     return merge_pair(own, (seen, lse))
 
 
-def rotate_rows(x: Tensor, at: At) -> Tensor:
+def rotate_rows(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
     """The decoder's rotation of rows x [B, H, R, dh], in one kernel where there is one."""
-    if kernel_text.usable(x):
-        return kernel_text.rotate(x, at.memo["rope"][:, at.index])
-    return rotate(x, at)
+    if SWAP not in at.memo and kernel_text.usable(x):
+        return kernel_text.rotate(x, at.memo[table][:, at.index])
+    return rotate(x, at, table=table)
 
 
 def norm_of_rows(native: Any) -> Fn:
@@ -316,9 +316,11 @@ def prefix_cache(
     image_at = prompt.at.take(prompt.at.index[image])
     picture, average = [], []
     for index, (unrotated, values) in enumerate(run_prefix(decoder, [prompt])):
-        keys = rotate(unrotated, at)
+        turn = decoder.blocks[index].rotate
+        assert turn is not None
+        keys = turn(unrotated, at)
         picture.append((keys, values))
-        mean = rotate(mean_keys[None, index], image_at)
+        mean = turn(mean_keys[None, index], image_at)
         mean_bank = torch.cat([keys[:, :, before], mean], dim=2)
         average.append(
             (mean_bank, torch.cat([values[:, :, before], mean_values[None, index]], dim=2))

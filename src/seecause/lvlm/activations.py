@@ -152,6 +152,17 @@ def head_words(
     return top
 
 
+def heads_mask(lvlm: LVLM, heads: Sequence[Head]) -> Tensor:
+    """[L, H] bool: these heads (layer, head)."""
+    mask = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
+    for layer, head in heads:
+        if not (0 <= layer < lvlm.n_layers and 0 <= head < lvlm.n_heads):
+            most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
+            raise BadOption("heads", (layer, head), most)
+        mask[layer, head] = True
+    return mask
+
+
 @torch.no_grad()
 def blind_logits(
     lvlm: LVLM,
@@ -164,12 +175,7 @@ def blind_logits(
 ) -> Tensor:
     """[V] float32 or float64: the next word behind the tokens `said`, where `heads` (layer, head)
     see the bank's average picture."""
-    on = torch.ones(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
-    for layer, head in heads:
-        if not (0 <= layer < lvlm.n_layers and 0 <= head < lvlm.n_heads):
-            most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
-            raise BadOption("heads", (layer, head), most)
-        on[layer, head] = False
+    on = ~heads_mask(lvlm, heads)
     prompt = lvlm.prompt(bank.resized(image), question, list(said) or None)
     cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
     states = head_activations(lvlm, cache, on.to(lvlm.device)).states

@@ -11,31 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from seecause._files import digest
-from seecause.engine.verify import TOLERANCE, Probe, compare, listening
-from seecause.engine.walk import walk
-from seecause.errors import BadOption, BadPrompt, MissingWeights, UnknownName, ViewMismatch
-from seecause.lvlm import prompt as prompts
-from seecause.lvlm._cache import (
-    gated_feed,
-    norm_of_rows,
-    read_shared,
-    rotate_rows,
-    with_own_text,
+from seecause.errors import (
+    BadOption,
+    BadPrompt,
+    MissingWeights,
+    UnknownName,
+    UnsupportedModel,
 )
+from seecause.lvlm import prompt as prompts
+from seecause.lvlm._cache import gated_feed, norm_of_rows, rotate_rows
+from seecause.lvlm._verify import verify
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models._settled import tensor_key
 from seecause.models.block import Block, chain
-from seecause.models.decoder import Decoder, causal, rotate, run
+from seecause.models.decoder import Decoder, norms_of
 from seecause.models.hub import fetched, pretrained, pretrained_model
 from seecause.models.sources import ZOO
 from seecause.types import wide_dtype
@@ -44,7 +43,6 @@ _SAMPLED = 1024  # values of each weight that the fingerprint reads
 # 1 / r and 1 / r^2, r^3 = r + 1: turns of these shares fill a square evenly
 _STEPS = (0.7548776662466927, 0.5698402909980532)
 LIBRARIES = ("builtin", "hf")
-SIDE = (224, 320)  # of the noise picture
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -206,6 +204,7 @@ def wrap(
     processor, give native `inputs` to verify with, and make prompts from native inputs
     (`lvlm.read`).
     """
+    _need_one_device(module)
     module.eval().requires_grad_(False)
     if template is not None and not all(field in template for field in ("{image}", "{question}")):
         raise BadOption("template", template, "a text with {image} and {question} in it")
@@ -216,13 +215,32 @@ def wrap(
         processor=processor,
         template=template,
     )
-    for block in view.blocks:
+    for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
-        block.rotate, block.norm = rotate_rows, norm_of_rows(native.input_layernorm)
-        block.feed = chain(norm_of_rows(native.post_attention_layernorm), gated_feed(native.mlp))
+        _, before, behind = norms_of(native)
+        block.rotate = partial(rotate_rows, table=table)
+        block.norm = norm_of_rows(native.input_layernorm)
+        block.feed = chain(norm_of_rows(before), gated_feed(native.mlp), behind)
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view
+
+
+def _need_one_device(module: nn.Module) -> None:
+    """Refuse weights that are not all in one place."""
+    devices = sorted({str(parameter.device) for parameter in module.parameters()})
+    if "meta" in devices:
+        raise UnsupportedModel(
+            type(module).__name__,
+            "some of its weights are not in memory (offloaded to disk, or brought in when needed)",
+            "load it whole, without device_map or onto one device that holds it",
+        )
+    if len(devices) > 1:
+        raise UnsupportedModel(
+            type(module).__name__,
+            f"its weights lie on several devices ({', '.join(devices)})",
+            "load it onto one device, in half precision or quantised if it is large",
+        )
 
 
 def load(
@@ -248,7 +266,11 @@ def load(
     if dtype is not None and not isinstance(kind, torch.dtype):
         raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
     default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
-    module.to(device=device, dtype=kind or default)
+    if _quantised(module.config):  # stays as it is stored, where its library put it
+        if dtype is not None:
+            raise BadOption("dtype", dtype, "none: this model is quantised and stays as stored")
+    else:
+        module.to(device=device, dtype=kind or default)
     return wrap(module, processor, name=spec, template=template, check=check)
 
 
@@ -268,98 +290,27 @@ def _open(where: str) -> tuple[Any, Any]:
 
     from seecause.models.decoder import restrict
 
-    module, processor = fetched(
-        f"hf:{where}",
-        lambda: (
-            pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
-            pretrained(AutoProcessor, where),
-        ),
-        repo=None if Path(where).is_dir() else where,
-        remedy="Give a name or folder of transformers",
-    )
+    try:
+        module, processor = fetched(
+            f"hf:{where}",
+            lambda: (
+                pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
+                pretrained(AutoProcessor, where),
+            ),
+            repo=None if Path(where).is_dir() else where,
+            remedy="Give a name or folder of transformers",
+        )
+    except ImportError as lacking:
+        reason = " ".join(str(lacking).split())
+        raise MissingWeights(
+            f"hf:{where}",
+            f"what reads its weights is not installed ({reason})",
+            "Install it, or give the model in float32 or half precision",
+        ) from lacking
     readers = getattr(module.config.text_config, "image_readers", None)
     return (restrict(module) if readers else module), processor
 
 
-def noise_prompt(lvlm: LVLM, seed: int = 0) -> Prompt:
-    """A picture of noise and a question, where nothing better is at hand."""
-    if lvlm.processor is None:
-        raise BadOption(
-            "processor", None, "a processor, native `inputs` to verify with, or check=False"
-        )
-    pixels = np.random.default_rng(seed).integers(0, 256, (*SIDE, 3), dtype=np.uint8)
-    return lvlm.prompt(Image.fromarray(pixels), "What is in the picture?")
-
-
-@torch.no_grad()
-def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
-    """Run the probes; raises `ViewMismatch` with the probe and the block."""
-    prompt = prompt or noise_prompt(lvlm)
-    decoder = lvlm.decoder
-    with listening([block.native for block in decoder.blocks]) as outputs:
-        native = lvlm.module(**prompt.inputs, use_cache=False).logits
-    if not torch.isfinite(native).all():
-        raise ViewMismatch(
-            "logits",
-            "the native model",
-            "its answer is not finite (NaN or infinite weights)",
-            "Give intact weights",
-        )
-    if len(outputs) != len(decoder.blocks):
-        seen = f"{len(outputs)} of {len(decoder.blocks)} blocks were called"
-        raise ViewMismatch("blocks", "the native run", seen)
-    keys: list[tuple[Tensor, Tensor]] = []
-    final = run(
-        decoder,
-        prompt.embeddings,
-        prompt.at,
-        deepstack=prompt.deepstack,
-        image=prompt.image,
-        record=lambda _, k, v: keys.append((k, v)),
-    )
-    tolerance = TOLERANCE.get(lvlm.dtype, 2e-4)
-    blocks = _text_rows(lvlm, prompt, keys, outputs, tolerance)
-    words = f"{native.shape[-1]} words"
-    answer = decoder.head(decoder.norm(final))
-    logits = compare("logits", "the vocabulary", answer, native, tolerance, words)
-    return [logits, *blocks]
-
-
-def _text_rows(
-    lvlm: LVLM,
-    prompt: Prompt,
-    keys: list[tuple[Tensor, Tensor]],
-    outputs: list[Tensor],
-    tolerance: float,
-) -> list[Probe]:
-    """Text rows of every block from the native rows before it: plainly, and over recorded keys."""
-    at, text = prompt.at, prompt.text
-    rows, before = at.take(at.index[text]), at.take(at.index[: text.start])
-    plain, banked = 0.0, 0.0
-    for step in walk(lvlm, prompt.embeddings, at):
-        block, expected, states = step.block, outputs[step.index], step.h[:, text]
-        probe = compare("blocks", block.name, block(step.h, at), expected, tolerance, "")
-        plain = max(plain, probe.worst)
-        q, k, v = block.qkv(states, rows)
-        old_k, old_v = (old[:, :, : text.start] for old in keys[step.index])
-        bias = None if block.additive is causal else block.bias(rows, before)
-        shared = read_shared(q, rotate(old_k, before), old_v, scale=block.scale, bias=bias)
-        choose = torch.ones(shared[1].shape, dtype=torch.bool, device=q.device)
-        o = with_own_text(q, k, v, shared, shared, choose, scale=block.scale)
-        got = block.finish(states, o)
-        probe = compare("attention", block.name, got, expected[:, text], 2 * tolerance, "")
-        banked = max(banked, probe.worst)
-        step.out = expected  # the next block starts from the native states
-        if step.index < len(prompt.deepstack):
-            step.out = _with_deepstack(expected, prompt, step.index)
-    tested = f"{prompt.n_text} text rows against {text.start} recorded keys, every block"
-    return [
-        Probe("blocks", plain, f"{lvlm.n_layers} block outputs"),
-        Probe("attention", banked, tested),
-    ]
-
-
-def _with_deepstack(states: Tensor, prompt: Prompt, index: int) -> Tensor:
-    states = states.clone()
-    states[:, prompt.image] += prompt.deepstack[index].to(states)
-    return states
+def _quantised(config: Any) -> bool:
+    """Whether weights were stored in fewer bits than they are computed with."""
+    return getattr(config, "quantization_config", None) is not None

@@ -4,7 +4,8 @@ picture, against a mask of the object (head attribution, section 5.2).
     [tokens before the picture] [image tokens] [text rows: everything after]
 
 Only text rows can be told what to see of the picture; what comes before it cannot see it, and image
-tokens are left alone.
+tokens are left alone. Marks of rows and tiles, or words between two pictures, have seen a part of
+them: they count as image tokens without a place.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PLAIN = "USER: {image}\n{question} ASSISTANT:"  # for processors without a chat 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One sequence of S tokens with one picture in it."""
+    """One sequence of S tokens with a picture in it, or several."""
 
     ids: Tensor  # [S]
     embeddings: Tensor  # [1, S, D] what enters the first block, the picture's features in place
@@ -136,6 +137,7 @@ def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
         "input_ids": more,
         "attention_mask": torch.ones_like(more),
         "mm_token_type_ids": torch.zeros_like(more),
+        "token_type_ids": torch.zeros_like(more),
     }
     return {
         name: torch.cat([value, filled[name].to(value)], dim=1) if name in filled else value
@@ -145,49 +147,75 @@ def extended(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
 
 @torch.no_grad()
 def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
-    """A prompt from native inputs: one sequence, one picture."""
+    """A prompt from native inputs: one sequence."""
     need_settled([lvlm.module], lvlm.device)
-    ids, image = inputs["input_ids"][0], _image_span(lvlm, inputs)
+    ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
+    image = slice(int(places.nonzero()[0]), int(places.nonzero()[-1]) + 1)
+    _check_span(lvlm, image, len(ids))
+    tiling = getattr(lvlm.processor, "image_processor", None)
+    tokens = image_tokens(lvlm.module.config, inputs, places[image].cpu(), size, tiling)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
     embeddings, positions = arrived["inputs_embeds"], arrived.get("position_ids")
     if positions is None:
         positions = torch.arange(len(ids), device=ids.device)[None]
     if positions.ndim == 3 and len(positions) == 4:  # the first axis is for packing only
         positions = positions[1:]
-    tiling = getattr(lvlm.processor, "image_processor", None)
+    pictures = torch.where(places, (places.diff(prepend=places[:1]) != 0).cumsum(dim=0), -1)
     return Prompt(
         ids=ids,
         embeddings=embeddings,
-        at=lvlm.decoder.at(positions, embeddings),
+        at=lvlm.decoder.at(positions, embeddings, pictures),
         image=image,
-        tokens=image_tokens(lvlm.module.config, inputs, image.stop - image.start, size, tiling),
+        tokens=tokens,
         pieces=lvlm.pieces(ids[image.stop :]),
-        deepstack=tuple(feature[None] for feature in arrived.get("deepstack_visual_embeds") or ()),
+        deepstack=tuple(
+            _in_place(feature, places[image])
+            for feature in arrived.get("deepstack_visual_embeds") or ()
+        ),
         inputs=inputs,
         size=size,
     )
 
 
-def _image_span(lvlm: LVLM, inputs: Mapping[str, Any]) -> slice:
-    """Where the image tokens of one picture stand, or why this prompt cannot be traced."""
+def _in_place(features: Tensor, places: Tensor) -> Tensor:
+    """Features of image tokens [n, D] among those between them, which get none: [1, N, D]."""
+    spread = features.new_zeros(len(places), features.shape[-1])
+    spread[places] = features
+    return spread[None]
+
+
+def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
+    """[S] bool: the image tokens of one sequence, or why it cannot be traced."""
     ids = inputs["input_ids"][0]
-    places = (ids == lvlm.module.config.image_token_id).nonzero()[:, 0]
-    if len(places) == 0 or inputs.get("pixel_values") is None:
+    config = lvlm.module.config
+    tokens = [config.image_token_id, getattr(config, "video_token_id", None)]
+    places = torch.isin(ids, torch.tensor([t for t in tokens if t is not None], device=ids.device))
+    seen = [inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")]
+    if not bool(places.any()) or not any(seen):
         raise BadPrompt(
             "a prompt without image tokens",
             "there is no picture to trace",
             "give a picture, and a template that has a place for it",
         )
-    image = slice(int(places[0]), int(places[-1]) + 1)
-    counts = [len(inputs[name]) for name in ("image_grid_thw", "image_sizes") if name in inputs]
-    torn = len(places) != image.stop - image.start
-    if torn or max(counts, default=1) > 1 or len(inputs["input_ids"]) > 1:
+    if len(inputs["input_ids"]) > 1:
         raise BadPrompt(
-            "a prompt with more than one picture",
-            "heads are traced for one picture at a time",
-            "give one picture and one question",
+            f"{len(inputs['input_ids'])} sequences",
+            "heads are traced for one at a time",
+            "give one question",
         )
-    if image.stop == len(ids):
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and not bool(mask.all()):
+        raise BadPrompt(
+            f"{int((mask == 0).sum())} tokens of padding (attention_mask)",
+            "tokens that nobody may see would be seen here",
+            "give the sequence without padding",
+        )
+    return places
+
+
+def _check_span(lvlm: LVLM, image: slice, length: int) -> None:
+    """Refuse a place of the picture that this model cannot have."""
+    if image.stop == length:
         raise BadPrompt(
             "a prompt that ends with the picture",
             "no text row follows that could see it",
@@ -200,13 +228,12 @@ def _image_span(lvlm: LVLM, inputs: Mapping[str, Any]) -> slice:
             f"this planted model expects {span[0]} to {span[1]}",
             "use its own template",
         )
-    if window is not None and len(ids) > window:
+    if window is not None and length > window:
         raise BadPrompt(
-            f"a prompt of {len(ids)} tokens",
+            f"a prompt of {length} tokens",
             f"this decoder's sliding window holds {window}",
             "shorten it, or use a smaller picture",
         )
-    return image
 
 
 @dataclass(frozen=True)
@@ -268,10 +295,10 @@ def object_share(values: Tensor, tokens: ImageTokens, mask: Tensor) -> ObjectSha
     )
 
 
-def picture_map(tokens: ImageTokens, values: Tensor) -> Tensor:
-    """Values [N] of all grids as one map [gh, gw] of the finest grid: a coarse token's value is
-    shared out over its box. One grid stays as it is."""
-    shown = tokens.maps(values.double().cpu())
+def picture_map(tokens: ImageTokens, values: Tensor, *, picture: int = 0) -> Tensor:
+    """Values [N] of all grids of a picture as one map [gh, gw] of the finest grid: a coarse token's
+    value is shared out over its box. One grid stays as it is."""
+    shown = [pair for pair in tokens.maps(values.double().cpu()) if pair[0].picture == picture]
     if not shown:
         raise BadOption("tokens", str(tokens), "image tokens with known places")
     boxes = [part.box for part, _ in shown if part.box is not None]

@@ -225,7 +225,8 @@ def _view(
             blocks=tower.blocks,
             readout=StatesReadout("words", refuse_pooled, rest=describe),
         )
-    grids = image_tokens(module.config, {}, image.stop - image.start, frame.size).parts
+    places = torch.ones(image.stop - image.start, dtype=torch.bool)
+    grids = image_tokens(module.config, {}, places, frame.size).parts
     grid = grids[-1]  # a class token that is kept stands before it
     before, behind = image.stop - grid.tokens, len(tree.ids) - image.stop
     layout = PromptLayout((grid.rows, grid.columns), before, suffix=behind, places=at)

@@ -1,22 +1,16 @@
-"""The language decoder of a transformers vision-language model, as blocks: Llama, Qwen2, Qwen2-VL,
-Qwen3-VL and their like.
+"""The language decoder of a transformers vision-language model, as blocks: Llama, Qwen, Gemma, GLM
+and their like.
 
     embeddings (words and picture) -> blocks, causal, rotary -> norm -> vocabulary
 
 A head is a query head; grouped queries share keys. Positions may have one axis or three: the native
-rotary module turns them into one table per sequence, and rows take theirs from it.
+rotary module turns them into a table per sequence and kind of block, and rows take theirs from it.
 
-A LLaVA whose text may read the picture through a few known heads only: planted truth for head
-attribution.
-
-`config.text_config.image_readers` lists them as [layer, head]; `config.text_config.image_span` is
-where the image tokens stand, [start, stop). In every other head, rows after the picture see no
-image key at all, so ablating such a head does nothing, exactly.
-
-The class is transformers' own; the restriction is an attention function of its registry, which must
-be asked for:
-
-    model = load_reading_few(folder)
+Planted truth for head attribution: a LLaVA whose text may read the picture through a few heads
+only, `config.text_config.image_readers` as [layer, head], with image tokens at `image_span` [start,
+stop). In every other head, rows after the picture see no image key at all, so ablating such a head
+does nothing, exactly. The class is transformers' own; `load_reading_few(folder)` or
+`restrict(model)` switch its attention function.
 """
 
 from __future__ import annotations
@@ -42,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration
 
 ATTENTION = "few_image_readers"
+TABLE, SWAP, PICTURES = "rope", "swap", "pictures"  # what positions remember
 
 
 def may_read(
@@ -112,14 +107,45 @@ def load_reading_few(folder: str | Path, **options: Any) -> LlavaForConditionalG
     return restrict(LlavaForConditionalGeneration.from_pretrained(folder, **options))
 
 
-CLASSES = (
-    "LlavaForConditionalGeneration",
-    "LlavaNextForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-    "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
-)
+# classes that work, and what people call them
+FAMILIES = {
+    "LlavaForConditionalGeneration": "LLaVA-1.5, Pixtral",
+    "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
+    "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
+    "VipLlavaForConditionalGeneration": "VipLLaVA",
+    "InternVLForConditionalGeneration": "InternVL",
+    "Qwen2VLForConditionalGeneration": "Qwen2-VL",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
+    "Qwen3VLForConditionalGeneration": "Qwen3-VL",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
+    "Glm4vForConditionalGeneration": "GLM-4V",
+    "Gemma3ForConditionalGeneration": "Gemma 3",
+    "Idefics3ForConditionalGeneration": "Idefics 3",
+    "SmolVLMForConditionalGeneration": "SmolVLM",
+    "Mistral3ForConditionalGeneration": "Mistral 3",
+    "Ovis2ForConditionalGeneration": "Ovis 2",
+}
+CLASSES = tuple(FAMILIES)
+_CROSS = "words read its picture by cross-attention, not as tokens of the sequence"
+_DISCRETE = "its picture is words of a code book, not image tokens"
+# known and refused, and why
+REFUSED = {
+    "PaliGemmaForConditionalGeneration": (
+        "its image tokens read the question, so they change with what words may see"
+    ),
+    "MllamaForConditionalGeneration": _CROSS,
+    "IdeficsForVisionText2Text": _CROSS,
+    "Florence2ForConditionalGeneration": _CROSS,
+    "Blip2ForConditionalGeneration": "its decoder has learned positions, not rotary ones",
+    "ChameleonForConditionalGeneration": _DISCRETE,
+    "Emu3ForConditionalGeneration": _DISCRETE,
+    "Gemma3nForConditionalGeneration": "its blocks carry four streams and extra inputs per block",
+    "Llama4ForConditionalGeneration": "its attention sees chunks, and some blocks no positions",
+}
+# whose pairs of rotated numbers stand side by side
+_SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
+# whose image tokens see each other both ways
+_BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
 
 
 @dataclass(eq=False)
@@ -132,42 +158,53 @@ class Decoder:
     head: nn.Linear  # [V, D]
     rotary: nn.Module
     window: int | None = None  # sequences longer than this would be cut by a sliding window
+    tables: tuple[str, ...] = ()  # the rotary table of each block
+    side_by_side: bool = False  # pairs of rotated numbers are neighbours, not halves
+    both_ways: bool = False  # image tokens also see those behind them
 
-    def at(self, positions: Tensor, like: Tensor) -> At:
+    def at(self, positions: Tensor, like: Tensor, pictures: Tensor | None = None) -> At:
         """All tokens of a sequence; positions [1, S] or [axes, 1, S] are where the native model
-        puts them."""
+        puts them. `pictures` [S] numbers the image tokens' pictures, -1 for words."""
         tokens = positions.shape[-1]
-        cos, sin = (_one_table(self.rotary, x) for x in self.rotary(like, positions))  # [1, S, dh]
-        if cos.shape[-1] != self.blocks[0].head_dim:
-            raise UnsupportedModel(
-                type(self.native).__name__,
-                f"it rotates {cos.shape[-1]} of {self.blocks[0].head_dim} dimensions of a head",
-            )
-        table = torch.stack([cos[0], sin[0]])  # [2, S, dh]
-        return At(
-            torch.arange(tokens, device=like.device),
-            TokenLayout(grid=(0, 0), prefix=tokens),
-            {"rope": table},
-        )
+        memo: dict[Any, Tensor] = {}
+        for name in dict.fromkeys(self.tables):
+            kind = name.removeprefix(TABLE)
+            native = self.rotary(like, positions, *([kind] if kind else []))
+            table = torch.stack([_one_table(self.rotary, x)[0] for x in native])  # [2, S, <= dh]
+            memo[name] = table
+            if table.shape[-1] < self.blocks[0].head_dim or self.side_by_side:
+                memo[name], memo[SWAP] = _paired(
+                    table, self.blocks[0].head_dim, side_by_side=self.side_by_side
+                )
+        if self.both_ways and pictures is not None:
+            memo[PICTURES] = pictures
+        layout = TokenLayout(grid=(0, 0), prefix=tokens)
+        return At(torch.arange(tokens, device=like.device), layout, memo)
 
 
 def find(module: Any) -> Decoder:
     """The decoder of a vision-language model, or why it cannot be split."""
     name = type(module).__name__
     text: Any = module.get_decoder() if hasattr(module, "get_decoder") else None
-    config = getattr(text, "config", None)
+    config: Any = getattr(text, "config", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if any("linear" in kind or "mamba" in kind for kind in kinds):
         raise UnsupportedModel(
             name, "its decoder is a hybrid with linear attention, which has no keys to exchange"
         )
-    if not any(cls.__name__ in CLASSES for cls in type(module).__mro__):
-        raise UnsupportedModel(
-            name, "no decoder view knows it", f"classes that work: {', '.join(CLASSES)}"
-        )
+    names = {cls.__name__ for cls in type(module).__mro__}
+    if not names & set(CLASSES):
+        reason = REFUSED.get(name, "no decoder view knows it")
+        raise UnsupportedModel(name, reason, f"classes that work: {', '.join(CLASSES)}")
+    both_ways = bool(names & set(_BOTH_WAYS))
+    turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
+    tables = [TABLE + (config.layer_types[i] if turned else "") for i in range(len(text.layers))]
     return Decoder(
         native=text,
-        blocks=[_block(native, index, config) for index, native in enumerate(text.layers)],
+        blocks=[
+            _block(native, index, config, tables[index], both_ways)
+            for index, native in enumerate(text.layers)
+        ],
         norm=text.norm,
         head=module.get_output_embeddings(),
         rotary=text.rotary_emb,
@@ -176,14 +213,32 @@ def find(module: Any) -> Decoder:
             if not kinds or "sliding_attention" in kinds
             else None
         ),
+        tables=tuple(tables),
+        side_by_side=bool(names & set(_SIDE_BY_SIDE)),
+        both_ways=both_ways,
     )
 
 
-def _block(native: Any, index: int, config: Any) -> Block:
+def norms_of(native: Any) -> tuple[Any, Any, Any]:
+    """Norms of a decoder block beside its first: behind attention, before the MLP, behind it."""
+    if hasattr(native, "pre_feedforward_layernorm"):  # Gemma
+        names = ("post_attention_layernorm", "pre_feedforward_layernorm")
+        names += ("post_feedforward_layernorm",)
+    elif hasattr(native, "post_self_attn_layernorm"):  # GLM
+        names = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    else:
+        return same, native.post_attention_layernorm, same
+    first_norm, second, third = (getattr(native, name) for name in names)
+    return first_norm, second, third
+
+
+def _block(native: Any, index: int, config: Any, table: str, both_ways: bool) -> Block:
     attention = native.self_attn
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     width = attention.head_dim
     few = planted_span(config) is not None
+    additive = partial(_causal_for_readers, config, index) if few else causal
+    branch, before, behind = norms_of(native)
 
     def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (
@@ -203,10 +258,11 @@ def _block(native: Any, index: int, config: Any) -> Block:
         norm=native.input_layernorm,
         q_norm=getattr(attention, "q_norm", same),
         k_norm=getattr(attention, "k_norm", same),
-        rotate=rotate,
-        additive=partial(_causal_for_readers, config, index) if few else causal,
+        rotate=partial(rotate, table=table),
+        additive=_both_ways if both_ways else additive,
         mix=first(attention, "o_proj"),
-        feed=chain(native.post_attention_layernorm, native.mlp),
+        branch=branch,
+        feed=chain(before, native.mlp, behind),
     )
 
 
@@ -228,9 +284,24 @@ def _one_table(rotary: Any, table: Tensor) -> Tensor:
     return torch.cat([axes[index % 3] for index, axes in enumerate(sections)], dim=-1)
 
 
-def rotate(x: Tensor, at: At) -> Tensor:
+def _paired(table: Tensor, width: int, *, side_by_side: bool) -> tuple[Tensor, Tensor]:
+    """A table [2, S, r] for heads of `width` that turn r numbers or pair neighbours: [2, S, width],
+    its sines signed, and which number each is paired with [width]."""
+    turned = table.shape[-1]
+    index = torch.arange(turned, device=table.device)
+    first_of_pair = index % 2 == 0 if side_by_side else index < turned // 2
+    partner = index ^ 1 if side_by_side else (index + turned // 2) % turned
+    cos, sin = table[0], torch.where(first_of_pair, -table[1], table[1])
+    rest = (0, width - turned)
+    padded = torch.stack([F.pad(cos, rest, value=1.0), F.pad(sin, rest)])
+    return padded, torch.cat([partner, torch.arange(turned, width, device=table.device)])
+
+
+def rotate(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
     """Rotate rows x [B, H, R, dh] by the table of their sequence."""
-    cos, sin = at.memo["rope"][:, at.index]  # [R, dh]
+    cos, sin = at.memo[table][:, at.index]  # [R, dh]
+    if SWAP in at.memo:
+        return x * cos + x[..., at.memo[SWAP]] * sin
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 
@@ -240,15 +311,25 @@ def causal(rows: At, keys: At) -> Tensor:
     return _hide(keys.index > rows.index[:, None], rows)[None, None]
 
 
+def _both_ways(rows: At, keys: At) -> Tensor:
+    """Causal, but image tokens see all of their own picture."""
+    hidden = keys.index > rows.index[:, None]
+    pictures = rows.memo.get(PICTURES)
+    if pictures is not None:
+        mine = pictures[rows.index.clamp(max=len(pictures) - 1)][:, None]
+        hidden &= (mine != pictures[keys.index.clamp(max=len(pictures) - 1)]) | (mine < 0)
+    return _hide(hidden, rows)[None, None]
+
+
 def _causal_for_readers(config: Any, layer: int, rows: At, keys: At) -> Tensor:
     """The same, and only a few heads let text look at the picture: [1, H, R, K]."""
     return causal(rows, keys) + _hide(~may_read(config, layer, rows.index, keys.index), rows)[None]
 
 
 def _hide(hidden: Tensor, rows: At) -> Tensor:
-    return torch.zeros(
-        hidden.shape, dtype=rows.memo["rope"].dtype, device=hidden.device
-    ).masked_fill(hidden, -torch.inf)
+    dtype = next(table.dtype for table in rows.memo.values() if table.is_floating_point())
+    shown = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return shown.masked_fill(hidden, -torch.inf)
 
 
 def look_back(block: Block, q: Tensor, k: Tensor, v: Tensor, at: At) -> Tensor:
@@ -314,7 +395,9 @@ def run(
         q, k, v = step.block.unrotated(step.h)
         if record is not None:
             record(step.index, k, v)
-        step.o = look_back(step.block, rotate(q, at), rotate(k, at), v, at)
+        turn = step.block.rotate
+        assert turn is not None
+        step.o = look_back(step.block, turn(q, at), turn(k, at), v, at)
         if step.index < len(deepstack):
             out = step.out
             picture = out[:, image] + deepstack[step.index].to(out)

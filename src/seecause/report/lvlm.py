@@ -81,20 +81,21 @@ WORDS_NOTE = (
 @dataclass(frozen=True, eq=False)
 class HeadGrid:
     """Values [L, H] as a table; `chosen` [L, H] are outlined, `errors` [L, H] stand beside a value
-    that is pointed at."""
+    that is pointed at. `most` has the full colour; 0: the largest value."""
 
     title: str
     values: Tensor
     chosen: Tensor | None = None
     key: str = ""
     errors: Tensor | None = None
+    most: float = 0.0
 
     @property
     def width(self) -> int:
         return self.values.shape[1]
 
     def rows(self) -> list[list[GridCell]]:
-        most = float(self.values.abs().max()) or 1.0
+        most = self.most or float(self.values.abs().max()) or 1.0
         return [
             [self._cell(layer, head, most) for head in range(self.width)]
             for layer in range(len(self.values))

@@ -76,3 +76,16 @@ for (const form of document.querySelectorAll(".sorter")) {
   form.hidden = false;
   update();
 }
+
+// An answer word by word: a touched word shows what is behind it. Without a script all are shown.
+for (const answer of document.querySelectorAll(".answer-words")) {
+  const sentence = answer.querySelector(".sentence");
+  const words = [...sentence.querySelectorAll("button")];
+  const panels = [...answer.querySelectorAll(":scope > .behind")];
+  const show = (chosen) => words.forEach((word, index) => {
+    word.setAttribute("aria-pressed", index === chosen);
+    panels[index].hidden = index !== chosen;
+  });
+  words.forEach((word, index) => word.addEventListener("click", () => show(index)));
+  show(+sentence.dataset.first);
+}

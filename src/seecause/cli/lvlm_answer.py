@@ -1,0 +1,186 @@
+"""`seecause lvlm answer` and `lvlm edit`: what is behind every word of an answer, and what is said
+when some heads see something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seecause.cli.lvlm_open import (
+    DEFAULT_LVLM,
+    check_bank,
+    check_question,
+    open_bank,
+    open_lvlm,
+    tell_if_outside,
+)
+from seecause.cli.lvlm_options import (
+    Answer,
+    BankFolder,
+    Calibration,
+    LVLMDtype,
+    LVLMName,
+    Picture,
+    Question,
+    Share,
+)
+from seecause.cli.options import Device, DeviceOption, Out, Overwrite, Quiet, Seed, tell_page
+from seecause.cli.progress import Facts
+from seecause.errors import BadOption
+
+if TYPE_CHECKING:
+    from seecause.lvlm import AnswerWords
+
+ANSWER_EXAMPLE = """Examples:
+
+  seecause lvlm answer critters:clean:test#3 --question "What colour is the tail?"
+
+  seecause lvlm answer cat.jpg --question "Describe it." --model hf:FOLDER --calibration photos/
+"""
+EDIT_EXAMPLE = (
+    'Example: seecause lvlm edit critters:clean:test#3 --question "Which critter is this?"'
+    " --heads 0.4,1.1 --redirect critters:clean:test#5"
+)
+HEADS_HELP = "Heads to change, layer.head from 0 on: 0.4,1.1 (`lvlm heads` ranks them)."
+Length = Annotated[int, typer.Option(help="Tokens of the model's own answer, at most.", min=1)]
+
+
+def answer(
+    image: Picture,
+    question: Question,
+    model: LVLMName = DEFAULT_LVLM,
+    answer: Answer = None,
+    length: Length = 24,
+    masks: Annotated[int, typer.Option(help="Masked runs.", min=4)] = 64,
+    ablated: Share = 0.75,
+    bank_folder: BankFolder = None,
+    calibration: Calibration = None,
+    out: Out = Path("answered"),
+    overwrite: Overwrite = False,
+    device: DeviceOption = Device.auto,
+    dtype: LVLMDtype = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Every word of an answer: does it come from the picture, through which heads, from where?
+
+    Writes a page (index.html: the sentence; touch a word), its numbers (words.safetensors,
+    words.json) and a manifest.
+    """
+    from seecause.cli.progress import counting
+    from seecause.data.images import open_picture
+    from seecause.lvlm import AnswerEngine, trace_words
+    from seecause.report.folder import check_out, result_folder
+    from seecause.report.lvlm_answer import answer_manifest, sentence, write_answer
+
+    replaced = check_out(out, overwrite=overwrite)
+    check_question(question)
+    check_bank(model, bank_folder, calibration)
+    with counting("tracing words", 3, quiet=quiet) as advance:
+        picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
+        bank = open_bank(lvlm, bank_folder, calibration)
+        engine = AnswerEngine(lvlm, picture, question, bank, answer=answer, length=length)
+        if not quiet:
+            tell_if_outside(model, image)
+        advance(1)
+        words = trace_words(engine, masks=masks, p=ablated, seed=seed, advance=advance)
+    facts = {"image": image, "answer": sentence(engine), "words": _facts(words)}
+    manifest = {"command": "lvlm answer", "page": "index.html", **facts}
+    run = {"run": answer_manifest(words)}
+    with result_folder(out, {**manifest, **run}, overwrite=overwrite) as folder:
+        words.save(folder)
+        write_answer(folder, engine, words, picture, name=image)
+    if not quiet:
+        typer.echo(f"answer: {facts['answer']}")
+        for row in facts["words"]:
+            typer.echo(
+                f"  {row['word']:<14} {row['source']:<9} {row['probability']:.3f} with the picture,"
+                f" {row['without']:.3f} without; heads {row['heads']}"
+            )
+        tell_page(out, replaced=replaced)
+
+
+def _facts(words: AnswerWords) -> list[dict[str, Any]]:
+    """One row for each word."""
+    chances = zip(words.log_seen.exp().tolist(), words.log_unseen.exp().tolist(), strict=True)
+    return [
+        {
+            "word": words.pieces[word].strip(),
+            "source": source,
+            "probability": seen,
+            "without": unseen,
+            "heads": ", ".join(f"{layer}.{head}" for layer, head in words.top(word, 3)),
+        }
+        for word, (source, (seen, unseen)) in enumerate(zip(words.sources(), chances, strict=True))
+    ]
+
+
+def edit(
+    image: Picture,
+    question: Question,
+    heads: Annotated[str, typer.Option("--heads", help=HEADS_HELP, show_default=False)],
+    model: LVLMName = DEFAULT_LVLM,
+    blind: Annotated[
+        bool, typer.Option("--blind", help="These heads see the average picture.")
+    ] = False,
+    redirect: Annotated[
+        str | None,
+        typer.Option(help="They see this picture.", metavar="IMAGE", show_default=False),
+    ] = None,
+    boost: Annotated[
+        float | None,
+        typer.Option(
+            help="The picture weighs so many times as much for them.", min=0, show_default=False
+        ),
+    ] = None,
+    length: Length = 24,
+    bank_folder: BankFolder = None,
+    calibration: Calibration = None,
+    device: DeviceOption = Device.auto,
+    dtype: LVLMDtype = None,
+    quiet: Quiet = False,
+) -> Facts:
+    """What does the model say when some heads see something else? The edit lasts through its own
+    `generate`."""
+    from seecause.cli.progress import counting
+    from seecause.data.images import open_picture
+    from seecause.lvlm import edited_heads
+
+    if sum((blind, redirect is not None, boost is not None)) != 1:
+        raise BadOption("edit", None, "one of --blind, --redirect and --boost")
+    check_question(question)
+    pairs = _read_heads(heads)
+    if blind:
+        check_bank(model, bank_folder, calibration)
+    with counting("speaking", 2, quiet=quiet) as advance:
+        picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
+        change: dict[str, Any] = {"boost": boost}
+        if blind:
+            change = {"blind": open_bank(lvlm, bank_folder, calibration)}
+        elif redirect is not None:
+            change = {"redirect": open_picture(redirect)}
+        prompt = lvlm.prompt(picture, question)
+        before = lvlm.speak(prompt, length)
+        advance(1)
+        size = (picture.height, picture.width)
+        with edited_heads(lvlm, pairs, **change, size=size):
+            after = lvlm.speak(prompt, length)
+        advance(1)
+    decode = lvlm.processor.tokenizer.decode
+    facts = {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
+    if not quiet:
+        typer.echo(f"before: {facts['before']}\nafter:  {facts['after']}")
+    return facts
+
+
+def _read_heads(text: str) -> list[tuple[int, int]]:
+    """(layer, head) of 0.4,1.1."""
+    pairs = []
+    for word in text.replace(" ", "").split(","):
+        layer, _, head = word.partition(".")
+        if not (layer.isdigit() and head.isdigit()):
+            raise BadOption("--heads", text, "layer.head, such as 0.4,1.1")
+        pairs.append((int(layer), int(head)))
+    return pairs

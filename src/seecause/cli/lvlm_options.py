@@ -1,0 +1,69 @@
+"""Options that the commands of `seecause lvlm` share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seecause.cli.options import Dtype
+
+MODEL_HELP = "builtin:critters-llava, hf:NAME-OR-FOLDER, or a folder that transformers wrote."
+HOW_HELP = (
+    "derivative: its mean over masks, in seconds; corrected: the same and a fit of what it leaves"
+    " unexplained; fit: the paper's, thousands of masks."
+)
+MASKS_DEFAULT = "64; corrected 1000; fit 10000"
+PICTURE_HELP = "A picture, or one of a dataset: critters:clean:test#3."
+POSITION_HELP = "Which token of the answer, from 0 on; those before it are taken as said."
+DTYPE_DEFAULT = "float32 on a CPU or for a builtin model, else as stored"
+
+
+class How(StrEnum):
+    derivative = "derivative"
+    corrected = "corrected"
+    fit = "fit"
+
+
+LVLMName = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+Picture = Annotated[str, typer.Argument(help=PICTURE_HELP, metavar="IMAGE", show_default=False)]
+Question = Annotated[
+    str, typer.Option("--question", help="What to ask about the picture.", show_default=False)
+]
+Answer = Annotated[
+    str | None, typer.Option(help="The answer to explain.", show_default="the model's own")
+]
+Position = Annotated[int, typer.Option(help=POSITION_HELP, min=0)]
+MaskCount = Annotated[
+    int | None, typer.Option(help="Masked runs.", min=4, show_default=MASKS_DEFAULT)
+]
+Estimate = Annotated[How, typer.Option("--how", help=HOW_HELP)]
+Share = Annotated[
+    float,
+    typer.Option(
+        "--ablated",
+        help="Share of heads (or image tokens) that a mask ablates.",
+        min=0.01,
+        max=0.99,
+    ),
+]
+Floor = Annotated[
+    float, typer.Option(help="The least the picture must move the answer, in logits.", min=0)
+]
+BankFolder = Annotated[
+    Path | None,
+    typer.Option("--bank", help="A bank that `seecause lvlm bank` wrote.", show_default=False),
+]
+Calibration = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Calibration pictures, folders or quoted globs; repeat for more.",
+        metavar="IMAGE",
+        show_default="Critters for a model of the zoo",
+    ),
+]
+LVLMDtype = Annotated[
+    Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
+]

@@ -1,0 +1,268 @@
+"""Every word of an answer in one run: how far the picture moves it, which heads carry the picture
+into it, and from where.
+
+A row looks back only, so one masked run of question and answer answers for all words, and one run
+back for each word tells of all heads (the mean derivative, `derivative.py`):
+
+    gain_w   log p(w | picture, words before) - log p(w | average picture, words before)
+    a_w(x)   logit of word w less the vocabulary's mean, under masks x
+    beta_w   mean over masks of da_w/dm, in logits; over a_w(1) - a_w(0) it is what
+             `attribute_heads` gives for this word alone. Image tokens likewise
+
+A word whose gain is small would have been said of any picture: it was said without looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from safetensors.torch import save
+from torch import Tensor
+
+from seecause import __version__
+from seecause._files import write_atomic, write_json
+from seecause.errors import BadOption
+from seecause.lvlm._masked import MaskedRows, MaskKind
+from seecause.lvlm.attribute import Head
+from seecause.lvlm.bank import MeanBank
+from seecause.lvlm.derivative import SOFTEN, mean_derivative
+from seecause.lvlm.fit import MASKS, MaskSampling, Regression, check_sampling
+from seecause.lvlm.masks import draw_masks
+from seecause.lvlm.model import LVLM
+from seecause.models.image_tokens import Grid, ImageTokens
+from seecause.types import wide
+
+LENGTH = 24  # tokens of an answer, at most
+MOVED = 0.7  # nats: the picture makes the word twice as likely, or half
+VALUES, CARD = "words.safetensors", "words.json"
+TENSORS = (
+    *("log_seen", "log_unseen", "spans", "heads", "heads_error"),
+    *("image", "image_error", "heads_r2", "image_r2"),
+)
+Source = Literal["picture", "unlooked", "against"]
+
+
+class AnswerEngine(MaskedRows):
+    """One picture, one question and a whole answer, ready for masks. Without an `answer` (text or
+    token ids) it is the model's own, of at most `length` tokens."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        lvlm: LVLM,
+        image: Image.Image,
+        question: str,
+        bank: MeanBank,
+        *,
+        answer: str | Sequence[int] | None = None,
+        length: int = LENGTH,
+        vocabulary: int | None = None,
+        block_size: int | None = None,
+    ):
+        self.question, self.vocabulary = question, vocabulary
+        seen = bank.resized(image)
+        self.targets = _answer_tokens(lvlm, seen, question, answer, length)
+        self.n_words = len(self.targets)
+        prompt = lvlm.prompt(seen, question, self.targets[:-1] or None)
+        super().__init__(lvlm, prompt, bank.means(lvlm, prompt, image), block_size)
+        self.bank = {"mode": bank.mode, "pictures": len(bank), "size": bank.size}
+        readouts = [lvlm.readout(token, vocabulary) for token in self.targets]
+        self.readouts = torch.stack(readouts)  # [W, D]
+        both = self.logits(torch.tensor([[False], [True]]).expand(2, self.n_components))
+        self.unseen, self.seen = both.double().log_softmax(dim=-1).cpu()  # [W, V] each
+        self.ablated, self.intact = self.adjusted(
+            torch.tensor([[False], [True]]).expand(2, self.n_components)
+        )  # a(0), a(1), [W] each
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The explained tokens."""
+        return self.lvlm.pieces(torch.tensor(self.targets))
+
+    def adjusted(
+        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
+        return self._answers(heads, text, image)
+
+    def logits(
+        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """[M, W, V]: what each word is chosen from, the words before it taken as said."""
+        return self._answers(heads, text, image, lambda h: wide(self.lvlm.decoder.head(h)))
+
+    def slopes(
+        self,
+        heads: Tensor | None = None,
+        text: Tensor | None = None,
+        image: Tensor | None = None,
+        *,
+        of: MaskKind = "heads",
+    ) -> tuple[Tensor, Tensor]:
+        """a [M, W] of soft masks and its derivatives [M, W, P], in logits."""
+        return self._slopes(heads, text, image, of)
+
+    def protocol(self) -> dict[str, Any]:
+        """What a result must say about its making."""
+        lvlm = self.lvlm
+        return {
+            "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
+            "targets": self.targets, "bank": self.bank, "image_tokens": str(self.prompt.tokens),
+            "vocabulary": self.vocabulary,
+            "dtype": str(lvlm.dtype).removeprefix("torch."), "device": str(lvlm.device),
+            "seecause": __version__, "torch": torch.__version__,
+        }  # fmt: skip
+
+    @property
+    def _readouts(self) -> Tensor:
+        return self.readouts
+
+
+def _answer_tokens(
+    lvlm: LVLM,
+    image: Image.Image,
+    question: str,
+    answer: str | Sequence[int] | None,
+    length: int,
+) -> list[int]:
+    if length < 1:
+        raise BadOption("length", length, "at least one token")
+    if isinstance(answer, str):
+        return lvlm.answer_ids(image, question, answer)
+    if answer is not None:
+        ids, remedy = [int(token) for token in answer], "at least one token"
+    else:
+        ids = lvlm.speak(lvlm.prompt(image, question), length)
+        remedy = "an answer of yours: the model says nothing"
+    if not ids:
+        raise BadOption("answer", answer, remedy)
+    return ids
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerWords:
+    """What is behind every word (token) of an answer, W of them; effects are in logits."""
+
+    pieces: tuple[str, ...]
+    instead: tuple[str, ...]  # the likeliest word at each place without the picture
+    log_seen: Tensor  # [W] float64: log-probability of each word with the picture
+    log_unseen: Tensor  # [W]: with the average picture, behind the same words
+    spans: Tensor  # [W]: how far the picture moves the word's adjusted logit
+    heads: Tensor  # [W, L, H]: what each head brings of that
+    heads_error: Tensor
+    image: Tensor  # [W, N]: what each image token brings of it
+    image_error: Tensor
+    heads_r2: Tensor  # [W], on masks that the effects have not seen
+    image_r2: Tensor
+    tokens: ImageTokens
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def gains(self) -> Tensor:
+        """[W] in nats: how much likelier the picture makes each word."""
+        return self.log_seen - self.log_unseen
+
+    def sources(self, least: float = MOVED) -> list[Source]:
+        """Where each word comes from: the `picture` makes it likelier by `least` nats or more, it
+        was said `unlooked`, or `against` the picture, which makes it less likely."""
+        if least <= 0:
+            raise BadOption("least", least, "nats above 0")
+        gains = self.gains().tolist()
+        return ["unlooked" if abs(g) < least else "picture" if g > 0 else "against" for g in gains]
+
+    def moved(self, least: float = MOVED) -> Tensor:
+        """[W] bool: the words that come from the picture."""
+        return torch.tensor([source == "picture" for source in self.sources(least)])
+
+    def top(self, word: int, k: int) -> list[Head]:
+        """The `k` heads that bring most of the picture into a word."""
+        effects = self.heads[word].flatten()
+        if not 0 <= k <= len(effects):
+            raise BadOption("k", k, f"a count up to {len(effects)}")
+        order = effects.argsort(descending=True, stable=True)[:k].tolist()
+        return [divmod(index, self.heads.shape[2]) for index in order]
+
+    def maps(self, word: int) -> list[tuple[Grid, Tensor]]:
+        """Effects of image tokens on a word as maps, one for each grid that shows the picture."""
+        return self.tokens.maps(self.image[word])
+
+    def save(self, folder: str | Path) -> Path:
+        """Tensors (words.safetensors) and what they are (words.json)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / VALUES, save({n: getattr(self, n).contiguous() for n in TENSORS}))
+        card = {"pieces": self.pieces, "instead": self.instead, "sources": self.sources()}
+        write_json(folder / CARD, {**card, "protocol": self.protocol})
+        return folder
+
+
+def trace_words(
+    engine: AnswerEngine,
+    *,
+    masks: int = MASKS["derivative"],
+    p: float = 0.75,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda done: None,
+) -> AnswerWords:
+    """Heads and image tokens behind every word, by mean derivatives over `masks` that ablate a
+    share `p`; `advance` hears of both parts.
+
+        engine = sc.lvlm.AnswerEngine(lvlm, picture, "What colour is the tail?", bank)
+        words = sc.lvlm.trace_words(engine)
+        words.sources()          # which words come from the picture
+        words.top(0, 5)          # the heads behind the first
+    """
+    grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
+    heads = _derivatives(engine, "heads", SOFTEN, masks, p, seed)
+    advance(1)
+    image = _derivatives(engine, "image", 0.0, masks, p, seed)
+    advance(1)
+    place = torch.arange(engine.n_words), torch.tensor(engine.targets)
+    sampling = {"masks": masks, "p": p, "seed": seed, "how": "derivative", "soften": SOFTEN}
+    return AnswerWords(
+        pieces=engine.pieces,
+        instead=engine.lvlm.pieces(engine.unseen.argmax(dim=1)),
+        log_seen=engine.seen[place],
+        log_unseen=engine.unseen[place],
+        spans=(engine.intact - engine.ablated).double().cpu(),
+        heads=_stacked(heads, "coefficients").unflatten(1, grid),
+        heads_error=_stacked(heads, "standard_error").unflatten(1, grid),
+        image=_stacked(image, "coefficients"),
+        image_error=_stacked(image, "standard_error"),
+        heads_r2=torch.tensor([fit.r2 for fit in heads], dtype=torch.float64),
+        image_r2=torch.tensor([fit.r2 for fit in image], dtype=torch.float64),
+        tokens=engine.prompt.tokens,
+        protocol={**engine.protocol(), "sampling": sampling},
+    )
+
+
+def _derivatives(
+    engine: AnswerEngine,
+    of: Literal["heads", "image"],
+    soften: float,
+    masks: int,
+    p: float,
+    seed: int,
+) -> list[Regression]:
+    """The mean derivative of every word over the masks that one word alone would have."""
+    size = engine.n_components if of == "heads" else engine.n_image
+    check_sampling(MaskSampling(masks, p, seed=seed, how="derivative", soften=soften), size)
+    drawn = draw_masks(masks, size, p=p, seed=seed)
+    soft = soften + (1 - 2 * soften) * drawn.double()
+    responses = engine.adjusted(**{of: drawn}).double().cpu()  # [M, W]
+    slopes = engine.slopes(**{of: soft}, of=of)[1].double().cpu()  # [M, W, P]
+    if not (torch.isfinite(responses).all() and torch.isfinite(slopes).all()):
+        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
+    words = range(engine.n_words)
+    return [mean_derivative(drawn, responses[:, word], slopes[:, word]) for word in words]
+
+
+def _stacked(fits: list[Regression], name: str) -> Tensor:
+    return torch.stack([getattr(fit, name) for fit in fits])

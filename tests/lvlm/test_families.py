@@ -1,0 +1,92 @@
+"""Families whose image tokens stand in other ways: views equal native models, masks equal literal
+replacement, edits last; the rest is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from torch.testing import assert_close
+
+from seecause.errors import MissingWeights, UnsupportedModel, ViewMismatch
+from seecause.lvlm import MaskEngine, bank_of_prompts, edited_heads, load, verify, wrap
+from seecause.models.block import same
+from seecause.models.decoder import FAMILIES, REFUSED
+from tests.families.lvlm import tiny_lvlm
+from tests.families.lvlm_more import MORE, TOWER, bare_lvlm
+from tests.lvlm.scenes import some
+from tests.reference import hear
+
+TOKEN, GRID = 15, (2, 4)
+
+
+@pytest.mark.parametrize("family", MORE)
+def test_view_masks_and_edits_equal_the_native_model(family):
+    bare = bare_lvlm(family)
+    inputs = bare.inputs()
+    lvlm = wrap(bare.module, inputs=inputs)
+    assert type(bare.module).__name__ in FAMILIES
+    prompt = lvlm.read(inputs)
+    assert str(prompt.tokens) == bare.places and prompt.n_image == len(bare.block)
+    assert max(probe.worst for probe in verify(lvlm, prompt)) < 1e-12
+
+    others = [bare.inputs(seed) for seed in (1, 2)]
+    bank = bank_of_prompts(lvlm, [lvlm.read(each) for each in others])
+    engine = MaskEngine(lvlm, prompt, None, bank, answer=[TOKEN], floor=None)
+    twin = hear.Blinded(bare.module, inputs, hear.average_picture(bare.module, others))
+    heads = some(2, 8)
+    text, image = some(2, engine.n_text, seed=1), some(2, engine.n_image, seed=2)
+    slow = twin.logits(heads[0].view(GRID), text[0], image[0])
+    fast = engine.adjusted(heads, text, image)[0]
+    assert_close(fast, slow[TOKEN] - slow.mean(), atol=1e-10, rtol=0)
+    soft = engine.slopes(heads.double())[1]
+    assert soft.isfinite().all() and float(soft.abs().max()) > 0
+
+    blind = [divmod(i, 4) for i in (~heads[1]).nonzero()[:, 0].tolist()]
+    with edited_heads(lvlm, blind, blind=bank), torch.no_grad():
+        native = bare.module(**inputs, use_cache=True).logits[0, -1]
+    own = engine.adjusted(heads[1:])[0]
+    assert_close(native[TOKEN] - native.mean(), own, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "part"), [("glm4v", "rotate"), ("gemma3", "branch")])
+def test_what_is_new_in_a_family_belongs_to_its_view(family, part):
+    bare = bare_lvlm(family)
+    lvlm = wrap(bare.module, check=False)
+    setattr(lvlm.blocks[1], part, same if part == "branch" else lambda x, at: x)
+    with pytest.raises(ViewMismatch) as refusal:
+        verify(lvlm, lvlm.read(bare.inputs()))
+    assert refusal.value.where in ("layers.1", "the vocabulary")
+
+
+def test_others_are_refused_by_name_with_the_reason():
+    config = hf.PaliGemmaConfig(
+        vision_config=hf.SiglipVisionConfig(**TOWER),
+        text_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=40,
+                         model_type="gemma"),
+        image_token_index=4,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModel, match="image tokens read the question"):
+        wrap(hf.PaliGemmaForConditionalGeneration(config))
+    assert not set(REFUSED) & set(FAMILIES)
+
+
+def test_weights_elsewhere_are_refused_in_words():
+    native = tiny_lvlm("llava", torch.float32)
+    native.module.lm_head.to("meta")
+    with pytest.raises(UnsupportedModel, match=r"not in memory.*load it whole"):
+        wrap(native.module, native.processor)
+
+
+def test_quantised_weights_without_their_library_are_refused_in_words(tmp_path):
+    native = tiny_lvlm("llava", torch.float32)
+    native.module.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    native.module.config.save_pretrained(tmp_path)
+    native.processor.save_pretrained(tmp_path)
+    del native.module.config.quantization_config
+    config = (tmp_path / "config.json").read_text()
+    native.module.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(MissingWeights):
+        load(str(tmp_path))

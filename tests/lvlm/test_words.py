@@ -1,0 +1,132 @@
+"""Every word of an answer in one run: equal to one word at a time, and right about which words come
+from the picture."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.errors import BadOption
+from seecause.lvlm import (
+    AnswerEngine,
+    AnswerWords,
+    MaskEngine,
+    attribute_heads,
+    attribute_tokens,
+    trace_words,
+)
+from seecause.models.image_tokens import Grid, ImageTokens
+from tests.families.lvlm import FAMILIES, photo
+from tests.lvlm.scenes import GRID, QUESTION, scene, some
+from tests.reference import hear
+
+ANSWER = [7, 11, 9]
+
+
+def engines(family: str, dtype: torch.dtype = torch.float64):
+    """The engine of a whole answer, and one for each of its words."""
+    here = scene(family, dtype)
+    given = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
+    each = [MaskEngine(*given, answer=ANSWER, position=i, floor=None) for i in range(len(ANSWER))]
+    return AnswerEngine(*given, answer=ANSWER), each
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_words_equal_one_word_at_a_time(family):
+    whole, each = engines(family)
+    heads, image = some(5, 16), some(5, whole.n_image, seed=2)
+    soft = 0.1 + 0.8 * heads.double()
+    plain, mixed = whole.adjusted(heads), whole.adjusted(heads, image=image)
+    slopes, places = whole.slopes(soft)[1], whole.slopes(soft, image=image, of="image")[1]
+    for word, engine in enumerate(each):
+        assert_close(plain[:, word], engine.adjusted(heads), atol=1e-10, rtol=0)
+        assert_close(mixed[:, word], engine.adjusted(heads, image=image), atol=1e-10, rtol=0)
+        own = engine.slopes(soft)[1] * engine.span
+        assert_close(slopes[:, word], own, atol=1e-10, rtol=0)
+        own = engine.slopes(soft, image=image, of="image")[1] * engine.span
+        assert_close(places[:, word], own, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 3e-6)])
+def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
+    whole, each = engines("llava_grouped", dtype)
+    words = trace_words(whole, masks=12, seed=4)
+    for word, engine in enumerate(each):
+        heads = attribute_heads(engine, masks=12, seed=4)
+        tokens = attribute_tokens(engine, masks=12, seed=4)
+        assert abs(float(words.spans[word]) - engine.span) < near
+        error = heads.standard_error * abs(engine.span)
+        assert_close(words.heads[word], heads.coefficients * engine.span, atol=near, rtol=0)
+        assert_close(words.heads_error[word], error, atol=near, rtol=0)
+        own = tokens.coefficients * engine.span  # through logarithms of weights, which round more
+        assert_close(words.image[word], own, atol=near if near < 1e-9 else 6e-5, rtol=0)
+        if dtype == torch.float64:
+            assert abs(float(words.heads_r2[word]) - heads.r2) < 1e-8
+
+
+def test_chances_are_the_native_models_and_those_of_a_blinded_one():
+    """With the picture: the native logits. Without: every key and value replaced, literally."""
+    here = scene("llava")
+    whole, each = engines("llava")
+    words = trace_words(whole, masks=4)
+    pictures = [dict(here.lvlm.prompt(p, QUESTION).inputs) for p in here.pictures]
+    means = hear.average_picture(here.lvlm.module, pictures)
+    blind = torch.zeros(GRID, dtype=torch.bool)
+    for word, engine in enumerate(each):
+        inputs = dict(engine.prompt.inputs)
+        native = here.lvlm.module(**inputs).logits[0, -1].log_softmax(dim=0)
+        other = hear.Blinded(here.lvlm.module, inputs, means).logits(blind).log_softmax(dim=0)
+        assert_close(words.log_seen[word], native[ANSWER[word]], atol=1e-10, rtol=0)
+        assert_close(words.log_unseen[word], other[ANSWER[word]], atol=1e-10, rtol=0)
+        assert words.instead[word] == here.lvlm.pieces(other.argmax()[None])[0]
+
+
+def made(gains: list[float]) -> AnswerWords:
+    count = len(gains)
+    seen = torch.full((count,), math.log(0.5), dtype=torch.float64)
+    heads, image = torch.arange(count * 6.0).reshape(count, 2, 3).double(), torch.zeros(count, 4)
+    numbers = torch.zeros(count, dtype=torch.float64)
+    return AnswerWords(
+        tuple("abcdef"[:count]), tuple("uvwxyz"[:count]), seen,
+        seen - torch.tensor(gains, dtype=torch.float64), numbers, heads, heads + 1, image.double(),
+        image.double() + 1, numbers + 1, numbers + 2, ImageTokens((Grid(2, 2),)),
+    )  # fmt: skip
+
+
+def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
+    words = made([2.0, 0.1, -3.0])
+    assert words.sources() == ["picture", "unlooked", "against"]
+    assert words.sources(least=2.5) == ["unlooked", "unlooked", "against"]
+    assert words.moved().tolist() == [True, False, False]
+    assert words.top(0, 2) == [(1, 2), (1, 1)]
+    assert words.maps(0)[0][1].shape == (2, 2)
+    with pytest.raises(BadOption, match="least"):
+        words.sources(least=0)
+    words.save(tmp_path)
+    assert load_file(tmp_path / "words.safetensors")["heads"].shape == (3, 2, 3)
+    assert json.loads((tmp_path / "words.json").read_text())["sources"] == words.sources()
+
+
+def test_an_answer_of_no_words_is_refused():
+    here = scene("llava")
+    given = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
+    with pytest.raises(BadOption, match="at least one token"):
+        AnswerEngine(*given, answer=[])
+    with pytest.raises(BadOption, match="length"):
+        AnswerEngine(*given, length=0)
+    assert len(AnswerEngine(*given, length=2).targets) <= 2
+
+
+def test_the_embedded_model_looks_for_its_answer():
+    lvlm = sc.lvlm.load("builtin:critters-llava")
+    bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(20))
+    picture = sc.data.open_picture("critters:clean:test#3")
+    words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
+    assert len(words) == 1 and words.sources() == ["picture"]
+    assert words.instead[0].strip() == "unsure"
