@@ -15,19 +15,36 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
+from statistics import mean
 from typing import Any
 
 import torch
+from cells_lvlm import Case, draw_cases
 from torch import Tensor
 from torch.nn import functional as F
 
 from seecause import critters
+from seecause.bench.lvlm_study import seed_of
 from seecause.bench.study import Row, StudyContext
 from seecause.critters import PARTS, Latents, answers, choices, wordings
 from seecause.critters.train.llava_answers import ask_bank, draw_pictures, packed_mask, see
 from seecause.critters.train.llava_model import RECIPES, make_words
 from seecause.data.images import to_pil
-from seecause.lvlm import AnswerEngine, calibration_critters, load, make_bank, wrap
+from seecause.lvlm import (
+    AnswerEngine,
+    MaskEngine,
+    attention_scores,
+    attribute_heads,
+    calibration_critters,
+    coverage,
+    edited_heads,
+    load,
+    make_bank,
+    random_orders,
+    seen_mask,
+    wrap,
+)
+from seecause.lvlm.words import MOVED
 
 MODEL = "critters-llava"
 SUBJECTS = ("creature", "background", *PARTS[1:], "everything")
@@ -38,6 +55,8 @@ SAID = {
 }
 PART = "the {part} is {{{part}}} ."
 LOOK = "What do you see?"
+LEVELS = (0.1, 0.2, 0.35, 0.5, MOVED, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # nats
+COUNTS = (1, 2, 4, 8, 16)  # heads that are redirected
 _AVERAGED, _REFRESH = 24, 10  # pictures of an average, steps until a new one
 _RATE, _BLIND = 7e-4, 0.3
 
@@ -189,3 +208,90 @@ def words_of(
             }
         )  # fmt: skip
     return rows
+
+
+def thresholds(context: StudyContext, *, earlier: dict[str, list[Row]]) -> list[Row]:
+    """In which share of the sentences the moved words are exactly the right ones: by the package's
+    own threshold, and by the one that does best on other sentences."""
+    chosen, reported = (
+        [row for row in earlier["words"] if row["split"] == split]
+        for split in ("threshold", "report")
+    )
+    best = max(LEVELS, key=lambda least: (share_right(chosen, least), -abs(least - MOVED)))
+    rows: list[Row] = [
+        {"number": "sentences", "value": len(reported)},
+        {"number": "as they should be", "value": mean([row["right"] for row in reported])},
+    ]
+    for name, least in (("the package's", MOVED), ("chosen on others", best)):
+        rows.append(
+            {"number": f"right words, {name}", "nats": least, "value": share_right(reported, least)}
+        )
+    gains = [
+        (gain, told)
+        for row in reported
+        for gain, told in zip(row["gains"], row["told"], strict=True)
+    ]
+    rows.append(
+        {"number": "least of a picture's word", "value": min(g for g, told in gains if told)}
+    )
+    rows.append(
+        {"number": "most of another word", "value": max(abs(g) for g, told in gains if not told)}
+    )
+    return rows
+
+
+def share_right(rows: list[Row], least: float) -> float:
+    right = [
+        all(
+            (gain >= least) == bool(told)
+            for gain, told in zip(row["gains"], row["told"], strict=True)
+        )
+        for row in rows
+    ]
+    return mean([float(each) for each in right])
+
+
+def redirects(
+    context: StudyContext, *, part: int, parts: int, pictures: int, masks: int, draws: int
+) -> list[Row]:
+    """Do the top heads of a ranking, shown another picture while the model generates, make it say
+    what it says of that one? Random heads are the control."""
+    lvlm, bank = embedded()
+    cases = [case for case, _ in draw_cases(pictures)]
+    question, rows = wordings("creature")[0], []
+    for case in cases[part::parts]:
+        other = next(each for each in cases if each.answer != case.answer and each is not case)
+        engine = MaskEngine(lvlm, case.picture, question, bank)
+        prompt = lvlm.prompt(case.picture, question)
+        truth = lvlm.speak(lvlm.prompt(other.picture, question), 1)
+        for name, order in rankings(engine, case, masks, draws).items():
+            row: Row = {"picture": case.index, "ranking": name.rstrip("0123456789 ")}
+            for count in COUNTS:
+                heads = [divmod(i, lvlm.n_heads) for i in order[:count].tolist()]
+                with edited_heads(lvlm, heads, redirect=other.picture):
+                    row[f"top {count}"] = float(lvlm.speak(prompt, 1) == truth)
+            rows.append(row)
+    return rows
+
+
+def rankings(engine: MaskEngine, case: Case, masks: int, draws: int) -> dict[str, Tensor]:
+    """Orders of all heads: by the paper's fit, by derivatives, by attention on the picture, by how
+    much of it the answer's row has on the creature (gaze), and by lot."""
+    seed = seed_of(f"redirect {case.index}")
+    fit = attribute_heads(engine, how="fit", masks=masks, seed=seed).order()
+    derivative = attribute_heads(engine, seed=seed).order()
+    activations, lvlm = engine.activations(), engine.lvlm
+    object_mask = seen_mask(lvlm, engine.prompt, case.mask)
+    covered = coverage(engine.prompt.tokens, object_mask).nan_to_num()
+    grid = [(layer, head) for layer in range(lvlm.n_layers) for head in range(lvlm.n_heads)]
+    gaze = [float(activations.attention(*place)[-1].double() @ covered) for place in grid]
+    looks = {"attention": attention_scores(engine).flatten(), "gaze": torch.tensor(gaze)}
+    orders = {name: score.argsort(descending=True, stable=True) for name, score in looks.items()}
+    random = {f"random {i}": o for i, o in enumerate(random_orders(engine, draws, seed=seed))}
+    return {"fit": fit, "derivative": derivative, **orders, **random}
+
+
+@lru_cache(maxsize=1)
+def embedded() -> tuple[Any, Any]:
+    lvlm = load(f"builtin:{MODEL}")
+    return lvlm, make_bank(lvlm, calibration_critters())

@@ -17,6 +17,7 @@ from seecause.report.lvlm import (
     WORDS_NOTE,
     HeadGrid,
     curves_section,
+    needed_text,
     prompt_words,
     trace_manifest,
 )
@@ -54,6 +55,15 @@ def test_words_are_shown_with_their_effects_and_never_as_markup():
     assert shown.count('class="piece') == 3 and shown.count("kept") == 1
     assert "&lt;b&gt;" in shown and "<b>" not in shown and "&lt;i&gt;" in shown
     assert "⏎" in shown and "9 image tokens" in shown and "-0.50" in shown
+
+
+def test_the_page_says_whether_heads_that_are_enough_are_needed():
+    assert needed_text(0.7).startswith("no: without them 70% of the effect is left")
+    assert needed_text(0.3).startswith("in part") and needed_text(-0.05).startswith("yes")
+    curves = RankingCurves(torch.tensor([[0.0, 0.9, 1.0]]), torch.tensor([[1.0, 0.6, 0.0]]))
+    chosen = torch.tensor([True, False])
+    zero = torch.zeros(1, 2)
+    assert HeadTrace(None, zero, zero, {"hear": curves}, chosen).left() == torch.tensor(0.6)
 
 
 def test_nothing_is_shown_as_minus_zero():

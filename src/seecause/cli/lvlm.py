@@ -228,6 +228,8 @@ def _trace(
 
 
 def _tell(trace: AnswerTrace) -> None:
+    from seecause.report.lvlm import needed_text
+
     engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
     enough = int(chosen.sum())
     top = ", ".join(f"{layer}.{head}" for layer, head in trace.heads.heads.top(min(enough, 8)))
@@ -237,6 +239,7 @@ def _tell(trace: AnswerTrace) -> None:
         f" (layer.head; R2 {trace.heads.heads.r2:.2f}, standard error"
         f" {float(trace.heads.heads.standard_error.median()):.4f})"
     )
+    typer.echo(f"needed? {needed_text(trace.heads.left())}")
     if tokens is not None:
         pairs = zip(tokens.effects.pieces, tokens.text.tolist(), strict=True)
         words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, receives in pairs if receives)

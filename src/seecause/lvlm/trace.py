@@ -192,6 +192,10 @@ class HeadTrace:
     curves: dict[str, RankingCurves]  # by ranking; several orders for random
     chosen: Tensor  # x* [L*H] bool
 
+    def left(self) -> float:
+        """F(1 - x*): the share of the effect that is left without the heads that are enough."""
+        return float(self.curves["hear"].completeness[0, int(self.chosen.sum())])
+
     def counts(self) -> dict[str, tuple[float, float]]:
         """k_faith and k_comp of every ranking, means over its orders."""
         return {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
-from seecause.lvlm.trace import RANKINGS
+from seecause.lvlm.trace import COMPLETE, RANKINGS
 from seecause.metrics import standard_error
 from seecause.models.base import versions
 from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
@@ -158,6 +158,7 @@ def heads_section(trace: AnswerTrace) -> Section:
     facts = [
         ("answer", f"{engine.answer} (the picture moves its logit by {engine.span:.2f})"),
         ("heads that are enough", f"{enough} of {chosen.numel()}"),
+        ("are they needed?", needed_text(trace.heads.left())),
         ("coefficients", MADE[fit.protocol["sampling"]["how"]].format(f"{fit.masks:,}")),
         ("standard error of a coefficient", errors_text(fit.standard_error)),
         ("R² on unseen masks", f"{fit.r2:.3f} (correlation {fit.pearson:.3f})"),
@@ -308,6 +309,14 @@ def table(
     rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
 ) -> Markup:
     return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
+
+
+def needed_text(left: float) -> str:
+    """Whether heads that are enough are also needed, by what is `left` of the effect without."""
+    share = f"without them {left:.0%} of the effect is left"
+    if left >= 0.5:
+        return f"no: {share}, through heads that stand in for them"
+    return f"yes: {share}" if left < COMPLETE else f"in part: {share}"
 
 
 def errors_text(errors: Tensor) -> str:
