@@ -56,7 +56,7 @@ SAID = {
 PART = "the {part} is {{{part}}} ."
 LOOK = "What do you see?"
 LEVELS = (0.1, 0.2, 0.35, 0.5, MOVED, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # nats
-COUNTS = (1, 2, 4, 8, 16)  # heads that are redirected
+COUNTS = (2, 4, 8, 12, 16)  # heads that are redirected
 _AVERAGED, _REFRESH = 24, 10  # pictures of an average, steps until a new one
 _RATE, _BLIND = 7e-4, 0.3
 
