@@ -2,6 +2,9 @@
 
 A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
 replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
+
+A store may also be a URL that fsspec knows (s3://BUCKET/RUN, memory://RUN): `place` opens it as a
+path. There a file is put whole by the store itself, and nothing can be appended or locked.
 """
 
 from __future__ import annotations
@@ -10,22 +13,76 @@ import contextlib
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from seecause.errors import BadOption, MissingExtra
+
+_URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
+
+
+def place(where: str | Path) -> Path:
+    """A folder by its path, or by a URL that fsspec knows; the latter has a path's methods.
+
+    >>> place("file:///tmp/run")
+    PosixPath('/tmp/run')
+    """
+    if not isinstance(where, str) or not _URL.match(where):
+        return Path(where) if isinstance(where, str) else where
+    if where.lower().startswith("file://"):
+        return Path(where[len("file://") :])
+    try:
+        from upath import UPath
+    except ImportError:
+        raise MissingExtra("universal-pathlib", "cluster") from None
+    try:
+        path: Any = UPath(where, use_listings_cache=False)  # others may write there, too
+        path.exists()
+    except (ImportError, ValueError, OSError) as failure:
+        reason = " ".join(str(failure).split())
+        raise BadOption("URL", where, f"a place that fsspec can open ({reason})") from None
+    return path
+
+
+def is_local(path: Path) -> bool:
+    """Whether files can be appended to, locked and moved there."""
+    return isinstance(path, Path)
+
+
+def read_many(paths: Sequence[Path]) -> list[bytes | OSError]:
+    """Contents, or why there are none; from a remote place all at once."""
+    if paths and not is_local(paths[0]):
+        remote: Any = paths
+        contents = remote[0].fs.cat([path.path for path in remote], on_error="return")
+        by_name = {name.lstrip("/"): content for name, content in contents.items()}
+        return [by_name[path.path.lstrip("/")] for path in remote]
+    return [_bytes_or_failure(path) for path in paths]
+
+
+def _bytes_or_failure(path: Path) -> bytes | OSError:
+    try:
+        return path.read_bytes()
+    except OSError as failure:
+        return failure
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path` when the block ends well, also across a power
     cut."""
+    if not is_local(path):
+        whole = io.BytesIO()
+        yield whole
+        path.write_bytes(whole.getvalue())
+        return
     draft = _draft_of(path)
     try:
         with draft.open("wb") as file:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import socket
 import threading
 
 import pytest
 from typer.testing import CliRunner
 
+import seecause as sc
 from seecause.bench import cluster as cluster_module
+from seecause.bench.hands import Workers
+from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study
+from seecause.bench.lvlm_table import to_csv
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
+from seecause.bench.study import run_study
 from seecause.cli import app
+from seecause.data import open_data
+from seecause.data.images import to_pil
 from seecause.errors import BadOption
-from tests.bench.toy import worker
+from tests.bench import test_study
+from tests.bench.toy import killing, worker
 
 ray = pytest.importorskip(
     "ray", reason="the cluster extra is not installed: pip install 'seecause[cluster]'"
@@ -25,22 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:::ray.*"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """One cluster of one core for this file; the runs find it and leave it running."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-    )
-    yield "local"
-    ray.shutdown()
 
 
 def same_bits(here: Store, there: Store) -> bool:
@@ -64,30 +56,26 @@ def here(tmp_path_factory):
 
 def test_a_cluster_gives_the_same_bits(cluster, here, tmp_path):
     there, heard = Store(tmp_path / "there"), []
-    assert run(there, worker(), cluster=cluster, advance=heard.append).complete
+    assert run(there, worker(), workers=1, cluster=cluster, advance=heard.append).complete
     assert sum(heard) == 18 and ray.is_initialized()
-    assert os.getpid() not in {event["process"] for event in there.events()}
+    done = [event for event in there.events() if event["event"] == "done"]
+    assert os.getpid() not in {event["process"] for event in done}
     assert same_bits(here, there)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_nobodys_loss(cluster, here, tmp_path):
-    there, heard = Store(tmp_path / "there"), []
-
-    def kill_one(images: int) -> None:
-        heard.append(images)
-        if len(heard) == 1:
-            os.kill(there.events()[-1]["process"], signal.SIGKILL)
-
-    assert run(there, worker(), cluster=cluster, advance=kill_one).complete
-    assert len({event["process"] for event in there.events()}) == 2
+def test_two_of_four_workers_killed_are_nobodys_loss(cluster, here, tmp_path):
+    there = Store(tmp_path / "there")
+    with killing(2) as victims:
+        assert run(there, worker(), workers=4, cluster=cluster).complete
+    assert len(victims) == 2
     assert same_bits(here, there)
 
 
-def test_a_machine_that_does_not_see_the_folder_says_so(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("seecause.bench.cluster.Path.cwd", lambda: tmp_path / "elsewhere")
-    status = run(Store(tmp_path / "run"), worker(limit=2, methods={"random": {}}), cluster=cluster)
-    assert not status.complete and "shared disk" in next(iter(status.failed.values()))
+def test_more_than_any_machine_has_is_refused(cluster, tmp_path):
+    for asked in ({"cpus": 5}, {"gpus": 1}, {"memory": 1 << 60}):
+        with pytest.raises(BadOption, match="for each worker"):
+            run(Store(tmp_path), worker(limit=2), workers=Workers(ray=cluster, **asked))
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_remedy(tmp_path, monkeypatch):
@@ -113,8 +101,12 @@ def test_the_command_line_runs_on_the_cluster(cluster, tmp_path):
         "2",
         "--device",
         "cpu",
-        "--cluster",
+        "--ray",
         cluster,
+        "--workers",
+        "1",
+        "--cpus-per-worker",
+        "0.5",
         "--out",
         str(tmp_path / "run"),
     ]
@@ -128,6 +120,15 @@ def test_a_cluster_that_cannot_be_reached_is_refused_in_seconds(tmp_path, monkey
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
     with pytest.raises(BadOption, match="nobody answers"):
         run(Store(tmp_path), worker(limit=2), cluster=address)
+
+
+@pytest.mark.parametrize("command", [["audit"], ["bench", "run"], ["study", "none.toml"]])
+def test_commands_refuse_it_before_they_load_anything(tmp_path, monkeypatch, command):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("seecause.loading.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    done = CliRunner().invoke(app, [*command, "--ray", "127.0.0.1:1", "--out", str(tmp_path / "o")])
+    assert isinstance(done.exception, BadOption) or done.exit_code == 2
+    assert "nobody answers" in f"{done.output} {done.exception}" and not list(tmp_path.iterdir())
 
 
 @pytest.fixture(params=[b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"])
@@ -179,3 +180,23 @@ def test_rays_way_to_give_up_is_an_error_of_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(SystemExit(15)))
     with pytest.raises(BadOption, match="ray start --head"):
         run(Store(tmp_path), worker(limit=2), cluster="auto")
+
+
+@pytest.mark.slow
+def test_studies_run_on_the_cluster_and_two_of_four_workers_may_die(cluster, tmp_path):
+    text = test_study.TOML.replace("tests.bench.study_toy", "cells_beside_it")
+    (tmp_path / "toy.toml").write_text(text.format(seeds=[1, 2, 3, 4]))
+    shutil.copy(test_study.toy.__file__, tmp_path / "cells_beside_it.py")
+    lvlm, data = sc.lvlm.load("builtin:critters-llava"), open_data("critters:clean:test", limit=6)
+    bank = sc.lvlm.make_bank(lvlm, [to_pil(data[index].image) for index in range(2)])
+    options = StudyOptions("Which critter is this?", masks=8, token_masks=8, floor=None)
+
+    def tables(name: str, workers: Workers | None) -> tuple[str, str]:
+        place = tmp_path / name
+        cells = run_study(tmp_path / "toy.toml", workers=workers, out=place, work=place / "cells")
+        study = run_lvlm_study(lvlm, bank, data, options, place / "lvlm", workers=workers)
+        return cells.csv.read_text(), to_csv(study)
+
+    with killing(2) as victims:
+        there = tables("there", Workers(count=4, ray=cluster))
+    assert there == tables("here", None) and len(victims) == 2

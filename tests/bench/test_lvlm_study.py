@@ -10,7 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from seecause.bench import lvlm_study
-from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, seed_of, study_store, to_csv
+from seecause.bench.lvlm_study import StudyOptions, run_lvlm_study, seed_of, study_store
+from seecause.bench.lvlm_table import to_csv
 from seecause.data import open_data
 from seecause.data.images import to_pil
 from seecause.errors import BadImage, BadOption

@@ -16,13 +16,14 @@ from PIL import Image
 
 from seecause.attribution.attribute import attribute
 from seecause.bench import runner
+from seecause.bench.hands import LOST, RETRIES, WorkersFailed, attempt
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results, values
-from seecause.bench.runner import LOST, inspect, run
+from seecause.bench.runner import inspect, run
 from seecause.bench.tables import make_table, table_of, to_csv, to_latex
 from seecause.bench.work import read_samples
 from seecause.data.batch import to_batch
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.metrics import insertion_deletion, localization
 from tests.bad_files import bad_file
 from tests.bench.toy import worker
@@ -143,35 +144,60 @@ def test_pictures_are_read_once_for_all_methods(tmp_path, monkeypatch):
     assert rows[0].equals(rows[1]) and rows[0].equals(rows[2])
 
 
+class Hand:
+    """A worker that is here, and may die of an item."""
+
+    def __init__(self, do, dies=lambda item: False, refusal=""):
+        self.do, self.dies, self.out = do, dies, []
+        self.opening = Future()
+        self.opening.set_result(refusal)
+
+    def submit(self, item):
+        self.out.append(item)
+        future = Future()
+        if self.dies(item):
+            future.set_exception(BrokenProcessPool("killed"))
+        else:
+            future.set_result(attempt(self.do, item, (SeecauseError,)))
+        return future
+
+    def is_lost(self, failure):
+        return isinstance(failure, BrokenProcessPool)
+
+    def close(self):
+        pass
+
+
+def hired(monkeypatch, work, **how) -> list[Hand]:
+    """Workers of a run, as they are begun."""
+    hands: list[Hand] = []
+
+    def start(job):
+        hands.append(Hand(runner._doing(work), **how))
+        return hands[-1]
+
+    monkeypatch.setattr("seecause.bench.hands.ProcessHand", start)
+    return hands
+
+
 def test_no_more_shards_are_handed_out_than_there_are_workers(tmp_path, monkeypatch):
-    out, heard = [], []
-
-    class Pool:
-        def __init__(self, workers, **_):
-            pass
-
-        def submit(self, _, shard):
-            future = Future()
-            future.set_result(runner.perform(store, lambda: work, shard))
-            out.append(shard)
-            return future
-
-        def shutdown(self, **_):
-            pass
-
-    store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=10)
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    store, work, heard = Store(tmp_path), worker(methods={"sobel": {}}, limit=10), []
+    hands = hired(monkeypatch, work)
     status = run(
         store, work, workers=2, advance=heard.append, enough=lambda: "one will do" if heard else ""
     )
-    assert (status.done, len(out), status.stopped) == (2, 2, "one will do")
-    assert run(store, work, workers=2).complete and [shard.start for shard in out] == [
-        0,
-        2,
-        4,
-        6,
-        8,
-    ]
+    assert (status.done, status.stopped) == (2, "one will do")
+    assert [len(hand.out) for hand in hands] == [1, 1]
+    assert run(store, work, workers=2).complete
+    assert sorted(shard.start for hand in hands for shard in hand.out) == [0, 2, 4, 6, 8]
+
+
+def test_workers_that_are_refused_do_nothing_and_say_why(tmp_path, monkeypatch):
+    store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=4)
+    hired(monkeypatch, work, refusal="torch is another")
+    with pytest.raises(WorkersFailed, match="no worker is left: torch is another"):
+        run(store, work, workers=2)
+    assert inspect(store, work.plan).done == 0
 
 
 def test_a_longer_run_does_the_new_images_only(tmp_path):
@@ -266,31 +292,13 @@ def test_a_worker_that_is_killed_costs_nothing(whole, tmp_path):
 def test_a_shard_that_kills_its_worker_is_given_up_and_takes_no_other_with_it(
     tmp_path, monkeypatch
 ):
-    died = []
-
-    class Pool:
-        """Processes that die of images 2 and 3."""
-
-        def __init__(self, workers, **_):
-            pass
-
-        def submit(self, _, shard):
-            future = Future()
-            if shard.start == 2:
-                died.append(shard)
-                future.set_exception(BrokenProcessPool("killed"))
-            else:
-                future.set_result(runner.perform(store, lambda: work, shard))
-            return future
-
-        def shutdown(self, **_):
-            pass
-
     store, work = Store(tmp_path), worker(methods={"sobel": {}}, limit=10)
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    hands = hired(monkeypatch, work, dies=lambda shard: shard.start == 2)
     status = run(store, work, workers=2)
-    assert (status.done, status.failed) == (4, {died[0].id: LOST})
-    assert len(died) == runner.RETRIES + 1
+    poison = work.plan.shards[1].id
+    assert (status.done, status.failed) == (4, {poison: LOST})
+    handed = Counter(shard.id for hand in hands for shard in hand.out)
+    assert handed.pop(poison) == RETRIES + 1 and set(handed.values()) == {1}
 
 
 def test_python_has_what_the_command_line_calls(whole):

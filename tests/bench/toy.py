@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
+import pytest
+
 from seecause.bench.plan import Request, make_plan
+from seecause.bench.store import ShardStore
 from seecause.bench.work import Worker, open_model
 from seecause.data.registry import open_data
 
@@ -30,3 +37,21 @@ def worker(**changes) -> Worker:
     request = replace(REQUEST, **changes)
     data = open_data(request.data, limit=request.limit)
     return Worker(make_plan(request, model(), data), model(), data)
+
+
+@contextmanager
+def killing(count: int) -> Iterator[set[int]]:
+    """Kill so many workers, each when its first shard is done and it is at the next."""
+    victims: set[int] = set()
+    honest = ShardStore.log
+
+    def log(store, event, shard, **more):
+        honest(store, event, shard, **more)
+        process = more.get("process", os.getpid())
+        if event == "done" and process not in {*victims, os.getpid()} and len(victims) < count:
+            victims.add(process)
+            os.kill(process, signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardStore, "log", log)
+        yield victims

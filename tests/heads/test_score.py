@@ -10,7 +10,16 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.errors import BadImage, BadOption, NotDefined
-from seecause.heads import HeadScores, Masks, Swapped, above_noise, penalised, protected, score
+from seecause.heads import (
+    HeadScores,
+    Masks,
+    Swapped,
+    _score,
+    above_noise,
+    penalised,
+    protected,
+    score,
+)
 from seecause.heads._experiment import derangement
 from tests.families.conv import OPTIONS as CONV, tiny_conv
 from tests.helpers import hooks, noise, view
@@ -162,14 +171,20 @@ def test_removed_heads_stay_removed():
     assert (result.effects[:, 2, 0] == 0).all()
 
 
-def test_memory_decides_chunks_and_not_results():
+def test_memory_decides_chunks_and_not_results(monkeypatch):
     _, model, images, masks = case(batch=5)
-    seen = []
+    seen, together, honest = [], [], _score.fork
     whole = score(model, images, masks, operator="resample")
+
+    def counted(model, rows, *words, **options):
+        together.append(len(rows))
+        return honest(model, rows, *words, **options)
+
+    monkeypatch.setattr(_score, "fork", counted)
     with sc.budget(3 * model.forward_bytes(model.layout)):
         small = score(model, images, masks, operator="resample", progress=seen.append)
     assert_close(whole.value, small.value, atol=1e-12, rtol=0)
-    assert sum(seen) == 5 * 4 * HEADS and len(seen) > 12
+    assert sum(seen) == 5 * 4 * HEADS and together == [4] * 5  # three versions and a donor
 
 
 def test_some_heads_only():

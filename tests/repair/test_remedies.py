@@ -30,6 +30,7 @@ def lesson(biased):
 
 def made_lesson(model, **options):
     cases = scenes(64, usual=0.8, seed=1)
+    cases = dataclasses.replace(cases, images=cases.images.to(model.dtype))
     material = Material(cases, sc.eye("given", model=model).masks(cases))
     learn, choose = (material.take(rows) for rows in split_rows(cases.labels, (0.6, 0.4), seed=0))
     return Lesson(learn.lesson(4, seed=0), choose.test(model, 4, seed=0), **options)

@@ -9,8 +9,9 @@ store     finished work in a folder, by id, with checksums: the resume store of 
 plan      what is asked -> shards, each named by a digest of everything that decides its result
 measures  the metrics, by groups that share their work; options, checked before anything runs
 work      one shard: read, attribute, measure
-runner    what is still to do, in this process or in several
-cluster   the same as tasks of a Ray cluster
+hands     who does the work: this process, several, or Ray actors (cluster); one loop for all
+runner    what is still to do of a run
+carry     audits, head scores and discoveries in pieces that are kept and done by the same hands
 results   the numbers of a run, read from its shards in one pass
 tables    means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 ablate    CAAP with one setting changed at a time, as methods of a run

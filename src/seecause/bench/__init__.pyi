@@ -1,3 +1,5 @@
+from seecause.bench.carry import carrying as carrying
+from seecause.bench.hands import Workers as Workers
 from seecause.bench.plan import Plan as Plan, Request as Request, Store as Store
 from seecause.bench.runner import Status as Status, prepare as prepare, run as run, status as status
 from seecause.bench.store import ShardStore as ShardStore

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import seecause
 from seecause._files import digest, digest_file
+from seecause.errors import BadOption
 
 LIBRARIES = (
     "torch",
@@ -37,6 +38,19 @@ def versions() -> dict[str, str]:
         "source": source_digest(),
         **{name: version(name) for name in LIBRARIES},
     }
+
+
+def check_versions(planned: Mapping[str, str], here: Mapping[str, str] | None = None) -> None:
+    """Refuse to work where something else than what was planned with would decide the bits."""
+    here = versions() if here is None else here
+    for what in {**planned, **here} if planned else ():
+        if here.get(what) != planned.get(what):
+            raise BadOption(
+                what,
+                here.get(what),
+                f"what the run was planned with, {planned.get(what)}; it changed since, or this"
+                " worker has other software: make them alike and run the same command again",
+            )
 
 
 @cache

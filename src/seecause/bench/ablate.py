@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from seecause._files import write_atomic
@@ -249,5 +249,5 @@ def read_depth(store: Store) -> Depth | None:
     """What `save_depth` wrote, if it did."""
     if not (store.folder / DEPTH_FILE).is_file():
         return None
-    tensors = load_file(store.folder / DEPTH_FILE)
+    tensors = load((store.folder / DEPTH_FILE).read_bytes())
     return Depth(tensors["on_object"], tensors["on_background"], float(tensors["uniform"]))

@@ -1,98 +1,138 @@
-"""Shards as tasks of a Ray cluster.
+"""Workers that are actors of a Ray cluster.
 
     ray start --head        # on the first machine; `ray start --address HOST:6379` on the others
-    seecause bench run --cluster auto --out /shared/run ...
+    seecause bench run --ray auto --out RUN ...
 
-Every machine must have this version installed and must see the run folder, the data and the weights
-at the same paths. A shard whose worker was lost is tried again.
+Every machine must have this version installed and see the data and the weights at the same paths;
+results come back to the process that runs the job. See docs/cluster.md.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seecause.bench.plan import Plan, Shard, Store
-from seecause.bench.runner import LOST, RETRIES, perform
-from seecause.bench.work import Worker, open_worker
-from seecause.errors import BadOption, MissingExtra
+from seecause.bench.hands import Answer, Crew, Job, Workers, attempt, opened
+from seecause.errors import BadOption, MissingExtra, SeecauseError
 
+DEPTH = 2  # items that an actor holds: it need not wait for the next one
 REACHED = 5.0  # seconds for a cluster to answer
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5)  # empty settings
 HTTP2_SETTINGS = b"\4"  # the kind of the first frame that a server sends
-UNSEEN = (
-    "this machine of the cluster does not see the run folder and the folder the command was given"
-    " in; put both on a shared disk"
-)
 
 
-def in_cluster(
-    store: Store, plan: Plan, todo: Sequence[Shard], address: str, *, workers: int = 1
-) -> Iterator[Shard]:
-    """Shards as they end, in any order. `address`: auto for the cluster that is running, local for
-    one of `workers` tasks on this machine, or HOST:PORT."""
-    ray = _ray()
-    store = Store(store.folder.resolve())
-    threads = plan.request.threads
-    with _connected(ray, address, cores=workers * threads):
-        needs = {
-            "num_cpus": threads,
-            "num_gpus": int(plan.request.device.startswith("cuda")),
-            "max_retries": RETRIES,
-        }
-        task, job = ray.remote(**needs)(_perform_task), ray.put((store, plan, Path.cwd()))
-        waiting = {task.remote(job, shard): shard for shard in todo}
+@contextmanager
+def ray_crew(job: Job, workers: Workers, *, most: int) -> Iterator[Crew]:
+    """Actors for a job of at most `most` items."""
+    assert workers.ray is not None
+    ray, needs = _ray(), _needs(job, workers)
+    cores = (workers.count or os.cpu_count() or 1) * needs["num_cpus"]
+    with _connected(ray, workers.ray, cores=max(1, round(cores))):
+        count = min(most, workers.count or _holds(ray, needs))
+        _check_held(ray, needs)
+        actor, parcel = ray.remote(**needs)(_Actor), ray.put((job, Path.cwd()))
+        start, share = (lambda: _RayHand(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
+        crew = Crew(start, count, depth=DEPTH, share=share)
         try:
-            while waiting:
-                (ended, *_), _ = ray.wait(list(waiting))
-                shard = waiting.pop(ended)
-                problem = _outcome(ray, ended)
-                if problem:
-                    store.log("failed", shard.id, reason=problem)
-                yield shard
+            yield crew
         finally:
-            for left in waiting:
-                ray.cancel(left, force=True)
+            crew.close()
 
 
-def _outcome(ray: Any, ended: Any) -> str:
-    """Why the task did not do its work; empty if it did. An error in our own code is raised."""
-    lost = (
-        ray.exceptions.WorkerCrashedError,
-        ray.exceptions.NodeDiedError,
-        ray.exceptions.OutOfMemoryError,
+def _needs(job: Job, workers: Workers) -> dict[str, Any]:
+    """What Ray is asked for, for each actor."""
+    gpus = workers.gpus
+    needs: dict[str, Any] = {
+        "num_cpus": job.threads if workers.cpus is None else workers.cpus,
+        "num_gpus": float(job.device.startswith("cuda")) if gpus is None else gpus,
+        "max_restarts": 0,  # the crew begins another, so that items are not bound to a dead one
+    }
+    return needs if workers.memory is None else {**needs, "memory": workers.memory}
+
+
+def _room(resources: dict[str, float], needs: dict[str, Any]) -> int:
+    """How many workers these resources hold."""
+    asked = {"CPU": needs["num_cpus"], "GPU": needs["num_gpus"], "memory": needs.get("memory", 0)}
+    rooms = [int(resources.get(kind, 0) / amount) for kind, amount in asked.items() if amount]
+    return min(rooms, default=1)
+
+
+def _nodes(ray: Any) -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _holds(ray: Any, needs: dict[str, Any]) -> int:
+    return max(1, sum(_room(node, needs) for node in _nodes(ray)))
+
+
+def _check_held(ray: Any, needs: dict[str, Any]) -> None:
+    """An actor that fits nowhere would wait for ever."""
+    if any(_room(node, needs) for node in _nodes(ray)):
+        return
+    asked = f"{needs['num_cpus']:g} CPU, {needs['num_gpus']:g} GPU"
+    asked += f", {needs['memory']} bytes of memory" if "memory" in needs else ""
+    raise BadOption(
+        "--ray",
+        f"{asked} for each worker",
+        "less (--cpus-per-worker, --gpus-per-worker, --memory-per-worker), or a machine in the"
+        " cluster that has so much",
     )
-    try:
-        return ray.get(ended)
-    except lost:
-        return LOST
 
 
-def _perform_task(job: tuple[Store, Plan, Path], shard: Shard) -> str:
-    """In a worker of the cluster."""
-    store, plan, home = job
-    if not home.is_dir() or not store.shards.is_dir():
-        return UNSEEN
-    os.chdir(home)  # --data and --weights may be relative
-    perform(store, lambda: _opened_for(plan), shard)
-    return ""
+class _Actor:
+    """In a worker of the cluster: opens the job once, then does items."""
+
+    def __init__(self, parcel: tuple[Job, Path]):
+        self.job, home = parcel
+        if home.is_dir():
+            os.chdir(home)  # --data and --weights may be relative
+
+    def open(self) -> str:
+        try:
+            self.do = opened(self.job)
+        except SeecauseError as refusal:
+            return f"{refusal} (on {socket.gethostname()})"
+        return ""
+
+    def perform(self, item: Any) -> Answer:
+        return attempt(self.do, item, self.job.failures)
 
 
-# In a worker of the cluster: model and data of the run it works for, by that run's shards.
+@dataclass(frozen=True)
+class _Put:
+    """Bytes in the object store of the cluster."""
 
-_open: dict[tuple[str, ...], Worker] = {}
+    reference: Any
+
+    def __call__(self) -> bytes:
+        return _ray().get(self.reference)
 
 
-def _opened_for(plan: Plan) -> Worker:
-    shards = tuple(shard.id for shard in plan.shards)
-    if shards not in _open:
-        _open.clear()
-        _open[shards] = open_worker(plan)
-    return _open[shards]
+class _RayHand:
+    """An actor, as the crew sees it."""
+
+    def __init__(self, ray: Any, actor: Any):
+        self.ray, self.actor = ray, actor
+        self.opening: Future[str] = actor.open.remote().future()
+
+    def submit(self, item: Any) -> Future[Answer]:
+        return self.actor.perform.remote(item).future()
+
+    def is_lost(self, failure: BaseException) -> bool:
+        """Whether it was the actor, its machine or its memory, and not our code."""
+        errors = self.ray.exceptions
+        if isinstance(failure, errors.RayTaskError):
+            return False
+        return isinstance(failure, errors.RayError)
+
+    def close(self) -> None:
+        self.ray.kill(self.actor)
 
 
 def _ray() -> Any:
@@ -101,6 +141,12 @@ def _ray() -> Any:
     except ImportError:
         raise MissingExtra("ray", "cluster") from None
     return ray
+
+
+def check_address(address: str) -> None:
+    """Refuse a cluster that cannot be had, before anything is read or loaded."""
+    if not _ray().is_initialized():
+        _need_ray(_resolved(address))
 
 
 def _need_ray(address: str) -> None:
@@ -123,7 +169,7 @@ def _need_ray(address: str) -> None:
         if encrypted or frame[3:4] == HTTP2_SETTINGS:
             return
         reason = "what answers there is not Ray"
-    raise BadOption("--cluster", address, f"the HOST:PORT of a cluster; {reason}")
+    raise BadOption("--ray", address, f"the HOST:PORT of a cluster; {reason}")
 
 
 def _resolved(address: str) -> str:
@@ -153,7 +199,7 @@ def _connected(ray: Any, address: str, *, cores: int) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError, RuntimeError, SystemExit) as failure:
         raise BadOption(
-            "--cluster",
+            "--ray",
             address,
             "local, auto for a cluster begun with `ray start --head`, or its HOST:PORT"
             f" ({' '.join(str(failure).split())})",

@@ -6,51 +6,51 @@ the whole dataset keeps. The same question again reads what is finished.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from seecause import __version__
-from seecause._files import digest_json
-from seecause.bench.store import ShardResult, ShardStore
+from seecause._files import digest_json, place
+from seecause.bench._inputs import versions
+from seecause.bench.hands import Alone, Crew, Workers, crew_for, record
+from seecause.bench.lvlm_table import LVLMStudy, TracedSample
+from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
+from seecause.bench.store import ShardStore
 from seecause.data.dataset import Dataset, Sample
 from seecause.data.images import to_pil
-from seecause.errors import BadImage, BadPrompt, BankMismatch, DataMissing, WeakAnswer
+from seecause.errors import (
+    BadImage,
+    BadOption,
+    BadPrompt,
+    BankMismatch,
+    DataMissing,
+    WeakAnswer,
+)
 from seecause.lvlm import (
     LVLM,
-    Grouping,
-    HeadGroups,
     MaskEngine,
     MeanBank,
-    RankingCurves,
     check_masks_suffice,
-    embed,
-    group_heads,
-    grouping,
+    load,
     object_share,
-    picture_map,
     seen_mask,
-    seen_picture,
     text_effects,
     trace_heads,
     trace_tokens,
 )
-from seecause.lvlm.analysis import STRONG
 from seecause.lvlm.bank import picture_digest
 from seecause.lvlm.fit import MASKS, How
-from seecause.lvlm.trace import RANKINGS, HeadTrace, TokenTrace, rows_of
+from seecause.lvlm.trace import HeadTrace, TokenTrace, rows_of
 
 COMMAND = "lvlm study"
 # what one sample may do; anything else stops the study
 SKIPPED = (WeakAnswer, BankMismatch, BadPrompt, BadImage, DataMissing)
-FEWEST = 10  # samples that groups of samples or heads need
 
 
 @dataclass(frozen=True)
@@ -67,161 +67,82 @@ class StudyOptions:
     how: How = "derivative"  # see `attribute_heads`
 
 
-@dataclass(frozen=True, eq=False)
-class TracedSample:
-    """One sample: numbers and tensors, or why there are none. Where only its image tokens are
-    missing, `tokens_skipped` says why."""
-
-    index: int
-    id: str
-    label: str | None
-    numbers: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    skipped: str | None = None
-    tokens_skipped: str | None = None
-
-    @property
-    def hole(self) -> str | None:
-        return self.skipped or (self.tokens_skipped and f"no image tokens: {self.tokens_skipped}")
-
-
-@dataclass(frozen=True, eq=False)
-class LVLMStudy:
-    samples: list[TracedSample]
-    text: Tensor | None  # u* of the dataset, [T]
-    pieces: tuple[str, ...]  # the text rows
-
-    @property
-    def traced(self) -> list[TracedSample]:
-        """The samples that are not holes."""
-        return [sample for sample in self.samples if sample.skipped is None]
-
-    def stacked(self, name: str) -> Tensor:
-        """One tensor of all samples that have it, [S, ...]."""
-        return torch.stack([s.tensors[name] for s in self.traced if name in s.tensors])
-
-    def column(self, name: str) -> Tensor:
-        """One number of all samples that have it, [S] float64."""
-        numbers = [sample.numbers.get(name) for sample in self.traced]
-        return torch.tensor([n for n in numbers if n is not None], dtype=torch.float64)
-
-    def curves(self) -> dict[str, RankingCurves]:
-        """By ranking; one row a sample."""
-        return {
-            name: RankingCurves(
-                self.stacked(f"faithfulness.{name}"), self.stacked(f"completeness.{name}")
-            )
-            for name in RANKINGS
-        }
-
-    def head_groups(self) -> HeadGroups | None:
-        """Heads that matter somewhere, in two clusters by the samples they matter in; None where
-        there are too few."""
-        coefficients = self.stacked("coefficients")
-        strong = int((coefficients > STRONG).any(dim=0).sum())
-        return group_heads(coefficients) if strong > 2 and len(coefficients) >= FEWEST else None
-
-    def class_groups(self) -> ClassGroups | None:
-        """Whether samples of one class use the same heads; None where classes or samples are too
-        few."""
-        labels = [sample.label for sample in self.traced if sample.label is not None]
-        too_few = len(labels) < FEWEST or not 2 <= len(set(labels)) < len(labels)
-        if too_few or len(labels) < len(self.traced):
-            return None
-        vectors = self.stacked("coefficients").flatten(1)
-        purity = grouping(vectors, labels, neighbours=min(5, len(labels) - 1))
-        return ClassGroups(labels, embed(vectors), purity)
-
-
-@dataclass(frozen=True, eq=False)
-class ClassGroups:
-    """Samples by the coefficients of their heads."""
-
-    labels: list[str]
-    points: Tensor  # [S, 2], t-SNE
-    grouping: Grouping
-
-
-@dataclass(frozen=True, eq=False)
-class TokenMaps:
-    """Where one sample's effect comes from, in the frame that the model sees."""
-
-    label: str
-    picture: Tensor  # [3, H, W] in [0, 1]
-    coefficients: Tensor  # [gh, gw]
-    weighted: Tensor  # [gh, gw]
-
-
 def run_lvlm_study(
     lvlm: LVLM,
     bank: MeanBank,
     data: Dataset,
     options: StudyOptions,
-    folder: Path,
+    folder: Path | str,
     *,
+    workers: Workers | int | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> LVLMStudy:
     """Every sample's heads and text rows, then, given the rows kept by the dataset's mean, its
-    image tokens. `advance` hears of every shard."""
-    store = study_store(folder)
-    job = _Job(lvlm, bank, data, options, store)
-    with store.alone():
-        record = {"model": lvlm.name, "data": data.name, "samples": len(data), **asdict(options)}
-        store.write_manifest(record)
-        samples = []
-        for index in range(len(data)):
-            samples.append(job.heads(index))
-            advance(1)
+    image tokens. `advance` hears of every shard. Workers elsewhere load the model by its name."""
+    store, tracer = study_store(folder), _Tracer(lvlm, bank, data, options)
+    job = LVLMJob(lvlm.name, lvlm.fingerprint(), str(lvlm.dtype), lvlm.device.type, tracer.rest)
+    with (
+        store.alone(),
+        crew_for(job, workers, most=len(data), do=tracer.perform) as crew,
+    ):
+        about = {"model": lvlm.name, "data": data.name, "samples": len(data), **asdict(options)}
+        store.write_manifest(about)
+        samples = _traced(store, crew, map(tracer.heads, range(len(data))), advance)
         study = LVLMStudy(samples, *_dataset_rows(samples))
         if not options.token_masks or study.text is None:
             return study
-        whole = []
-        for sample in samples:
-            whole.append(sample if sample.skipped else job.tokens(sample, study.text))
+        items = (tracer.tokens(sample, study.text) for sample in samples)
+        return replace(study, samples=_traced(store, crew, items, advance))
+
+
+def _traced(
+    store: ShardStore,
+    crew: Alone | Crew,
+    items: Iterator[_Item],
+    advance: Callable[[int], None],
+) -> list[TracedSample]:
+    """Samples with what their shards hold, in their order: read where finished, else made."""
+    known: list[_Item] = []
+    lost: dict[str, str] = {}
+
+    def take() -> _Item | None:
+        for item in items:
+            known.append(item)
+            if item.key and store.read(item.key) is None:
+                return item
             advance(1)
-    return replace(study, samples=whole)
+        return None
+
+    for item, answer in crew.perform(take):
+        if answer.failure:
+            lost[item.key] = answer.failure
+        record(store, item.key, answer)
+        advance(1)
+    return [_with_shard(item, store, lost.get(item.key, "")) for item in known]
 
 
-def study_store(folder: Path) -> ShardStore:
+def _with_shard(item: _Item, store: ShardStore, lost: str) -> TracedSample:
+    sample = item.sample
+    if not item.key:
+        return sample
+    shard = _shard_result(skipped=lost) if lost else store.read(item.key)
+    assert shard is not None
+    numbers = sample.numbers | shard.metadata["numbers"]
+    tensors, skipped = sample.tensors | dict(shard.tensors), shard.metadata["skipped"]
+    if item.text is None:
+        return replace(sample, numbers=numbers, tensors=tensors, skipped=skipped)
+    return replace(sample, numbers=numbers, tensors=tensors, tokens_skipped=skipped)
+
+
+def study_store(folder: Path | str) -> ShardStore:
     """The store of a study; `check` refuses a folder that holds something else."""
-    return ShardStore(folder, COMMAND)
-
-
-def token_maps(
-    study: LVLMStudy, lvlm: LVLM, data: Dataset, question: str, count: int
-) -> list[TokenMaps]:
-    """Of the first samples with image tokens."""
-    chosen = [sample for sample in study.traced if "gamma" in sample.tensors][:count]
-    maps = []
-    for sample in chosen:
-        picture = to_pil(data[sample.index].image)
-        prompt = lvlm.prompt(picture, question)
-        gamma, weighted = (
-            picture_map(prompt.tokens, sample.tensors[name]) for name in ("gamma", "weighted")
-        )
-        label = f"{sample.id}: {sample.numbers['answer']}"
-        maps.append(TokenMaps(label, seen_picture(lvlm, prompt, picture), gamma, weighted))
-    return maps
+    return ShardStore(place(folder), COMMAND)
 
 
 def seed_of(name: str, seed: int = 0) -> int:
     """A seed of its own for every sample: shared masks would correlate their errors."""
     published = hashlib.sha256(f"{seed} {name}".encode())  # not `digest`: results name these seeds
     return int(published.hexdigest()[:10], 16)
-
-
-def to_csv(study: LVLMStudy) -> str:
-    """One line a sample, holes with their reason."""
-    columns: dict[str, None] = {}
-    for sample in study.traced:
-        columns |= dict.fromkeys(name for name in sample.numbers if name != "pieces")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", "label", *columns, "missing"])
-    for sample in study.samples:
-        numbers = [_cell(sample.numbers.get(name)) for name in columns]
-        writer.writerow([sample.id, sample.label or "", *numbers, sample.hole or ""])
-    return text.getvalue()
 
 
 def head_numbers(engine: MaskEngine, trace: HeadTrace) -> dict[str, Any]:
@@ -254,41 +175,83 @@ def token_numbers(trace: TokenTrace, mask: Tensor | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
+class _Item:
+    """A sample whose heads, or with `text` image tokens, are to be traced; without a key there is
+    nothing to do."""
+
+    sample: TracedSample
+    key: str = ""
+    text: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LVLMJob:
+    """A study as it travels: the model by its name, and the rest."""
+
+    name: str
+    fingerprint: str
+    dtype: str
+    device: str
+    rest: tuple[MeanBank, Dataset, StudyOptions]
+    versions: Mapping[str, str] = field(default_factory=versions)
+    threads: int = field(default_factory=torch.get_num_threads)
+    failures: ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # what a sample may do becomes a hole of its shard
+
+    def open(self) -> Callable[[_Item], EncodedShard]:
+        dtype = self.dtype.removeprefix("torch.")
+        lvlm = load(self.name, device=self.device, dtype=dtype, check=False)
+        if lvlm.fingerprint() != self.fingerprint:
+            expected = (
+                f"the model of this study, {self.fingerprint}: it changed since, or is another"
+            )
+            raise BadOption("model", f"{self.name}, {lvlm.fingerprint()}", expected)
+        return _Tracer(lvlm, *self.rest).perform
+
+
+@dataclass(frozen=True, eq=False)
+class _Tracer:
     """One study: what makes its shards."""
 
     lvlm: LVLM
     bank: MeanBank
     data: Dataset
     options: StudyOptions
-    store: ShardStore
 
-    def heads(self, index: int) -> TracedSample:
+    @property
+    def rest(self) -> tuple[MeanBank, Dataset, StudyOptions]:
+        return self.bank, self.data, self.options
+
+    def heads(self, index: int) -> _Item:
         try:
             sample = self.data[index]
         except SKIPPED as reason:
-            return TracedSample(index, str(index), None, skipped=_reason(reason))
+            return _Item(TracedSample(index, str(index), None, skipped=_reason(reason)))
         classes = self.data.classes
         label = classes[sample.label] if sample.label is not None and classes else None
-        start = TracedSample(index, sample.id or str(index), label)
         key = self._key(sample, label, replace(self.options, token_masks=0), "heads")
-        shard = self._shard(key, lambda: self._trace_heads(sample, start))
-        numbers, skipped = shard.metadata["numbers"], shard.metadata["skipped"]
-        return replace(start, numbers=numbers, tensors=dict(shard.tensors), skipped=skipped)
+        return _Item(TracedSample(index, sample.id or str(index), label), key)
 
-    def tokens(self, traced: TracedSample, text: Tensor) -> TracedSample:
+    def tokens(self, traced: TracedSample, text: Tensor) -> _Item:
+        if traced.skipped:
+            return _Item(traced)
         try:
             sample = self.data[traced.index]
         except SKIPPED as reason:
-            return replace(traced, tokens_skipped=_reason(reason))
+            return _Item(replace(traced, tokens_skipped=_reason(reason)))
         key = self._key(sample, traced.label, self.options, ["tokens", text.int().tolist()])
-        shard = self._shard(key, lambda: self._trace_tokens(sample, traced, text))
-        return replace(
-            traced,
-            numbers=traced.numbers | shard.metadata["numbers"],
-            tensors=traced.tensors | dict(shard.tensors),
-            tokens_skipped=shard.metadata["skipped"],
-        )
+        return _Item(traced, key, text)
+
+    def perform(self, item: _Item) -> EncodedShard:
+        """What cannot be made stays as a hole with its reason."""
+        try:
+            sample = self.data[item.sample.index]
+            if item.text is None:
+                return encoded(self._trace_heads(sample, item.sample))
+            return encoded(self._trace_tokens(sample, item.sample, item.text))
+        except SKIPPED as reason:
+            return encoded(_shard_result(skipped=_reason(reason)))
 
     def _trace_heads(self, sample: Sample, start: TracedSample) -> ShardResult:
         engine, options, label = self._engine(sample), self.options, start.label
@@ -333,19 +296,6 @@ class _Job:
         tensors = {"gamma": trace.tokens.coefficients, "weighted": trace.weighted}
         return _shard_result(token_numbers(trace, mask), tensors)
 
-    def _shard(self, key: str, make: Callable[[], ShardResult]) -> ShardResult:
-        """Read a finished shard, or make and save it. What cannot be made stays as a hole with its
-        reason."""
-        shard = self.store.read(key)
-        if shard is None:
-            try:
-                shard = make()
-            except SKIPPED as reason:
-                shard = _shard_result(skipped=_reason(reason))
-            self.store.save(key, tensors=shard.tensors, metadata=shard.metadata)
-            shard = self.store.read(key) or shard
-        return shard
-
     def _engine(self, sample: Sample) -> MaskEngine:
         picture, options = to_pil(sample.image), self.options
         return MaskEngine(self.lvlm, picture, options.question, self.bank, floor=options.floor)
@@ -381,7 +331,3 @@ def _dataset_rows(samples: Sequence[TracedSample]) -> tuple[Tensor | None, tuple
         return None, ()
     deltas = torch.stack([sample.tensors["deltas"] for sample in traced])
     return rows_of(deltas.mean(dim=0)), tuple(traced[0].numbers["pieces"])
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

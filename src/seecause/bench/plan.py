@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -143,9 +142,6 @@ class Store(ShardStore):
     """The folder of a benchmark run: a store whose manifest is a plan."""
 
     command: str = "bench run"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
 
     def prepare(self, plan: Plan) -> None:
         """Put a plan in force. Shards of earlier plans stay: a plan that asks for them again finds

@@ -2,24 +2,20 @@
 there is nothing to agree on: who finishes one, writes it.
 
 Wherever it runs: the same shards, the same folder, and on machines of the same kind the same bits.
-A shard whose worker was lost is tried again.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
+from seecause._files import place
 from seecause.attribution.registry import find
 from seecause.bench.ablate import with_settings
+from seecause.bench.hands import Workers, crew_for, record
 from seecause.bench.measures import (
     Named,
     group_of,
@@ -30,16 +26,11 @@ from seecause.bench.measures import (
     with_options,
 )
 from seecause.bench.plan import ROWS, Plan, Request, Shard, Store, make_plan
+from seecause.bench.shard_files import EncodedShard, encoded
 from seecause.bench.store import Condition
 from seecause.bench.work import Worker, open_model, open_worker, run_shard
 from seecause.data.registry import open_data
 from seecause.errors import SeecauseError
-
-RETRIES = 3  # of a shard whose worker was lost
-LOST = (
-    f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
-    " again with fewer --workers or less --memory, or give --cluster machines with more memory"
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Status:
 
 def status(folder: Path | str) -> Status:
     """Where the run in a folder stands; `seecause bench status`."""
-    store = Store(Path(folder))
+    store = Store(place(folder))
     return inspect(store, store.plan())
 
 
@@ -137,142 +128,73 @@ def run(
     folder: Store | Path | str,
     request: Request | Worker,
     *,
-    workers: int = 1,
+    workers: Workers | int | None = None,
     cluster: str | None = None,
     advance: Callable[[int], None] = lambda images: None,
     enough: Callable[[], str] = lambda: "",
 ) -> Status:
     """Do every unfinished shard of a request; `advance` hears of the images of each one that ended.
 
-    A failed shard is logged with its reason and tried again by the next run. A prepared worker
-    works itself if it is the only one. With `cluster` (auto, local or an address) shards are Ray
-    tasks. `enough` is asked before every shard; a reason that it gives ends the run early. Worker
-    processes end the shard they are at.
+    `folder` may be a URL that fsspec knows. A failed shard is logged with its reason and tried
+    again by the next run. A prepared worker works itself if it is the only one. With `cluster`
+    (auto, local or an address) workers are Ray actors. `enough` is asked before every shard; a
+    reason that it gives ends the run early, with the shards that are begun.
     """
-    store = folder if isinstance(folder, Store) else Store(Path(folder))
+    store = folder if isinstance(folder, Store) else Store(place(folder))
     store.check()
     worker = request if isinstance(request, Worker) else prepare(request)
-    plan = worker.plan
+    plan, reason = worker.plan, ""
+    if cluster is not None:
+        count = workers.count if isinstance(workers, Workers) else workers
+        workers = Workers(count=count, ray=cluster)
     with store.alone():
         store.prepare(plan)
         done = store.condition(shard.id for shard in plan.shards).metadata
         todo = [shard for shard in plan.shards if shard.id not in done]
-        reason = enough()
-        for shard in (
-            [] if reason else _ended(store, worker, todo, min(workers, len(todo)), cluster)
-        ):
-            advance(len(shard))
-            if reason := enough():
-                break
+        left = iter(todo)
+
+        def take() -> Shard | None:
+            nonlocal reason
+            reason = reason or enough()
+            shard = None if reason else next(left, None)
+            if shard is not None:
+                store.log("start", shard.id)
+            return shard
+
+        with crew_for(BenchJob(plan), workers, most=len(todo), do=_doing(worker)) as crew:
+            for shard, answer in crew.perform(take):
+                record(store, shard.id, answer)
+                advance(len(shard))
         result = inspect(store, plan)
         return replace(result, stopped=reason) if result.pending else result
 
 
-def perform(store: Store, open_it: Callable[[], Worker], shard: Shard) -> Shard:
-    """One shard, from its first line in the log to its last."""
-    store.log("start", shard.id)
-    try:
-        result = run_shard(open_it(), shard)
-    except (SeecauseError, RuntimeError, MemoryError) as failure:
-        # torch's out of memory is a RuntimeError
-        reason = " ".join(str(failure).split()) or type(failure).__name__
-        store.log("failed", shard.id, reason=reason)
-        return shard
-    store.save(
-        shard.id, rows=result.rows, schema=ROWS, tensors=result.tensors, metadata=result.metadata
-    )
-    store.log("done", shard.id)
-    return shard
+@dataclass(frozen=True)
+class BenchJob:
+    """Shards of a plan."""
+
+    plan: Plan
+    failures: ClassVar[tuple[type[Exception], ...]] = (
+        SeecauseError,
+        RuntimeError,
+        MemoryError,
+    )  # torch's out of memory, too
+
+    @property
+    def threads(self) -> int:
+        return self.plan.request.threads
+
+    @property
+    def device(self) -> str:
+        return self.plan.request.device
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return self.plan.versions
+
+    def open(self) -> Callable[[Shard], EncodedShard]:
+        return _doing(open_worker(self.plan))
 
 
-def _ended(
-    store: Store, worker: Worker, todo: Sequence[Shard], workers: int, cluster: str | None
-) -> Iterator[Shard]:
-    """Shards as they end, wherever they run."""
-    if cluster is not None and todo:
-        from seecause.bench.cluster import in_cluster
-
-        yield from in_cluster(store, worker.plan, todo, cluster, workers=workers)
-    elif workers > 1:
-        yield from _in_processes(store, worker.plan, todo, workers)
-    else:
-        for shard in todo:
-            yield perform(store, lambda: worker, shard)
-
-
-def _in_processes(store: Store, plan: Plan, todo: Sequence[Shard], workers: int) -> Iterator[Shard]:
-    """A process that dies takes the whole pool with it: what it was at is done again. A shard whose
-    worker died is tried alone, so that it takes no other with it, and given up after some tries."""
-    waiting = {shard.id: shard for shard in todo}
-    lost: Counter[str] = Counter()
-    while waiting:
-        suspects = [shard for shard in waiting.values() if lost[shard.id]]
-        going: dict[Future[Shard], Shard] = {}
-        try:
-            batch = suspects[:1] or list(waiting.values())
-            for shard in _in_pool(store, plan, batch, 1 if suspects else workers, going):
-                del waiting[shard.id]
-                yield shard
-        except BrokenProcessPool:
-            for shard in going.values():
-                lost[shard.id] += 1
-                if lost[shard.id] > RETRIES:
-                    store.log("failed", shard.id, reason=LOST)
-                    del waiting[shard.id]
-                    yield shard
-
-
-def _in_pool(
-    store: Store,
-    plan: Plan,
-    todo: Sequence[Shard],
-    workers: int,
-    going: dict[Future[Shard], Shard],
-) -> Iterator[Shard]:
-    """Spawned, not forked: torch's threads and a GPU do not survive a fork. A worker is handed one
-    shard at a time, so that few are left when it is enough; `going` holds those that are out."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(store, plan)
-    )
-    left = list(reversed(todo))
-    try:
-        while left or going:
-            while left and len(going) < workers:
-                going[pool.submit(_perform, left[-1])] = left[-1]
-                left.pop()
-            ended, _ = wait(going, return_when=FIRST_COMPLETED)
-            for future in ended:
-                shard = future.result()
-                del going[future]
-                yield shard
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-# In a worker process: which run it works for, and the model it has opened.
-
-_work_for: list[tuple[Store, Plan]] = []
-
-
-def _begin(store: Store, plan: Plan) -> None:
-    _work_for.append((store, plan))
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, or finish a shard that the
-    next run has begun."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _perform(shard: Shard) -> Shard:
-    return perform(_work_for[0][0], _opened, shard)
-
-
-@cache
-def _opened() -> Worker:
-    return open_worker(_work_for[0][1])
+def _doing(worker: Worker) -> Callable[[Shard], EncodedShard]:
+    return lambda shard: encoded(run_shard(worker, shard), ROWS)

@@ -12,6 +12,10 @@
 ID is a digest of everything that decides the shard. Every file is written beside its place, flushed
 to the disk and moved, so it is whole or not there. What the disk did to it later is noticed when it
 is read: JSON files carry their own checksum, and a damaged shard counts as not done.
+
+The folder may be a URL (`_files.place`). Object stores put files whole, but cannot append or lock:
+there only failures are logged, a file each (failed/), and two runs into one place are not noticed;
+they write the same bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +26,31 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from safetensors.torch import load, save as to_bytes
+from safetensors.torch import load
 from torch import Tensor
 
-from seecause._files import digest, write_atomic
-from seecause.errors import BadOption, SeecauseError
+from seecause._files import is_local, place, read_many, write_atomic
+from seecause.bench.shard_files import (
+    Damaged,
+    EncodedShard,
+    Files,
+    ShardResult,
+    checksum,
+    encoded,
+    parse_checked,
+    read_checked,
+    read_file,
+    read_table,
+    sealed_json,
+    write_checked,
+)
+from seecause.errors import BadOption
 
 try:
     import fcntl
@@ -42,24 +60,15 @@ except ImportError:  # Windows: two runs at once are not noticed there
 log = logging.getLogger(__name__)
 
 MANIFEST, COPY, LOG = "manifest.json", "manifest.copy", "log.jsonl"
-BEGUN = {"lock", "shards", COPY, LOG}  # all there is of a run that was stopped before its manifest
-
-
-class Damaged(SeecauseError):
-    """A file of the store is missing, or not what was written."""
-
-    def __init__(self, name: str, reason: str):
-        self.reason = f"{name} {reason}"
-        super().__init__(f"{self.reason}; give the same command again, which does it anew.")
-
-
-@dataclass(frozen=True, eq=False)
-class ShardResult:
-    """What a shard gives. Its metadata may differ between equal runs; rows and tensors do not."""
-
-    rows: Sequence[Mapping[str, Any]] | pa.Table = ()
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+FAILED = "failed"  # the folder of failures where a log cannot grow
+TOGETHER = 64  # shards that are read at once from a remote place
+BEGUN = {
+    "lock",
+    "shards",
+    COPY,
+    LOG,
+    FAILED,
+}  # all there is of a run that was stopped before its manifest
 
 
 @dataclass(frozen=True)
@@ -77,12 +86,17 @@ class ShardStore:
     folder: Path
     command: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", place(self.folder))
+
     @property
     def shards(self) -> Path:
         return self.folder / "shards"
 
     def file(self, shard: str, kind: str) -> Path:
         """Of a shard: parquet, safetensors or json."""
+        if not is_local(self.folder):
+            return self.shards / f"{shard}.{kind}"
         return Path(f"{self.shards}/{shard}.{kind}")  # a third of the time of joining, for 12,500
 
     def check(self) -> None:
@@ -117,7 +131,7 @@ class ShardStore:
         return record
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
-        self.shards.mkdir(parents=True, exist_ok=True)
+        self._make_room()
         for name in (COPY, MANIFEST):
             write_checked(self.folder / name, {"command": self.command, **record})
 
@@ -125,6 +139,9 @@ class ShardStore:
     def alone(self) -> Iterator[None]:
         """Keep a second run out of this folder. The system lets go of the lock when the process
         ends, however it ends."""
+        if not is_local(self.folder):
+            yield
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as lock:
             try:
@@ -152,21 +169,20 @@ class ShardStore:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Everything of a shard, its mark last."""
-        self.shards.mkdir(parents=True, exist_ok=True)
-        contents: dict[str, bytes] = {}
-        if len(rows) or schema is not None:
-            table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema)
-            sink = pa.BufferOutputStream()
-            pq.write_table(table, sink)
-            contents["parquet"] = sink.getvalue().to_pybytes()
-        if tensors:
-            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            contents["safetensors"] = to_bytes(plain)
-        for kind, content in contents.items():
+        self.write(shard, encoded(ShardResult(rows, tensors or {}, metadata or {}), schema))
+
+    def write(self, shard: str, files: EncodedShard) -> None:
+        """What was encoded, here or by a worker."""
+        self._make_room()
+        for kind, content in files.contents.items():
             write_atomic(self.file(shard, kind), content)
-        checksums = {kind: checksum(content) for kind, content in contents.items()}
-        record = {"shard": shard, "checksums": checksums, "metadata": dict(metadata or {})}
-        write_checked(self.file(shard, "json"), record)
+        checksums = {kind: checksum(content) for kind, content in files.contents.items()}
+        record = {"shard": shard, "checksums": checksums, "metadata": dict(files.metadata)}
+        write_atomic(self.file(shard, "json"), sealed_json(record))
+
+    def _make_room(self) -> None:
+        if is_local(self.folder):  # elsewhere folders come with their files
+            self.shards.mkdir(parents=True, exist_ok=True)
 
     def read(self, shard: str, columns: Sequence[str] | None = None) -> ShardResult | None:
         """Everything of a shard, or some columns of its rows; None if it is not finished, or
@@ -180,29 +196,48 @@ class ShardStore:
         columns: Sequence[str] | None = None,
     ) -> Iterator[tuple[str, ShardResult]]:
         """Intact shards among these, one at a time; on the way, the `condition` of all is noted."""
-        for shard in ids:
-            try:
-                metadata, contents = self._contents(shard)
-            except Damaged as damage:
-                if condition is not None and self.file(shard, "json").exists():
-                    condition.damaged[shard] = damage.reason
-                continue
-            if condition is not None:
-                condition.metadata[shard] = metadata
-            rows = _table(contents["parquet"], columns) if "parquet" in contents else ()
+        for shard, metadata, contents in self._each(ids, condition):
+            rows = read_table(contents["parquet"], columns) if "parquet" in contents else ()
             tensors = load(contents["safetensors"]) if "safetensors" in contents else {}
             yield shard, ShardResult(rows, tensors, metadata)
 
     def condition(self, ids: Iterable[str]) -> Condition:
         """Which shards are whole, byte by byte. What was never finished is in neither list."""
         condition = Condition({}, {})
-        for shard in ids:
-            try:
-                condition.metadata[shard], _ = self._contents(shard)
-            except Damaged as damage:
-                if self.file(shard, "json").exists():
-                    condition.damaged[shard] = damage.reason
+        for _ in self._each(ids, condition):
+            pass
         return condition
+
+    def _each(
+        self, ids: Iterable[str], condition: Condition | None = None
+    ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
+        """Metadata and checked files of the intact shards among these."""
+        for shard, files in self._files_of(ids):
+            try:
+                metadata, contents = self._contents(shard, files)
+            except Damaged as damage:
+                if condition is not None and self._is_marked(shard, files):
+                    condition.damaged[shard] = damage.reason
+                continue
+            if condition is not None:
+                condition.metadata[shard] = metadata
+            yield shard, metadata, contents
+
+    def _files_of(self, ids: Iterable[str]) -> Iterator[tuple[str, Files | None]]:
+        """Shards; of a remote place with their files, many at once: a request each takes long."""
+        if is_local(self.folder):
+            yield from ((shard, None) for shard in ids)
+            return
+        names: dict[str, list[Path]] = {}
+        for file in self.shards.iterdir() if self.shards.is_dir() else ():
+            names.setdefault(file.stem, []).append(file)
+        for batch in batched(ids, TOGETHER):
+            paths = [file for shard in batch for file in names.get(shard, ())]
+            files = dict(zip((path.name for path in paths), read_many(paths), strict=True))
+            yield from ((shard, files) for shard in batch)
+
+    def _is_marked(self, shard: str, files: Files | None) -> bool:
+        return f"{shard}.json" in files if files is not None else self.file(shard, "json").exists()
 
     def ids(self) -> list[str]:
         """Shards with a mark, whatever asked for them."""
@@ -210,14 +245,8 @@ class ShardStore:
 
     def table(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table | None:
         """Rows of the intact shards among these, in this order; None if there are none."""
-        parts = []
-        for shard in ids:
-            try:
-                _, contents = self._contents(shard)
-            except Damaged:
-                continue
-            if "parquet" in contents:
-                parts.append(_table(contents["parquet"], columns))
+        contents = (files for _, _, files in self._each(ids))
+        parts = [read_table(files["parquet"], columns) for files in contents if "parquet" in files]
         return pa.concat_tables(parts, promote_options="default") if parts else None
 
     def tensors(self, shard: str) -> dict[str, Tensor]:
@@ -231,13 +260,21 @@ class ShardStore:
     def log(self, event: str, shard: str, **more: Any) -> None:
         """One line, in one write, so that several processes may add to the file."""
         entry = {"time": time.time(), "event": event, "shard": shard, "process": os.getpid()}
+        entry |= more
+        if not is_local(self.folder):
+            if event == "failed":
+                write_atomic(self.folder / FAILED / f"{shard}.json", json.dumps(entry))
+            return
         with (self.folder / LOG).open("ab", buffering=0) as file:
-            file.write((json.dumps({**entry, **more}) + "\n").encode())
+            file.write((json.dumps(entry) + "\n").encode())
 
     def events(self) -> list[dict[str, Any]]:
         """Every line that is whole: a power cut can tear one."""
-        file = self.folder / LOG
+        file, failures = self.folder / LOG, self.folder / FAILED
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        if not is_local(self.folder) and failures.is_dir():
+            contents = read_many(list(failures.iterdir()))
+            text = "\n".join(c.decode(errors="replace") for c in contents if isinstance(c, bytes))
         lines = [_parsed(line) for line in text.splitlines()]
         return [line for line in lines if line is not None]
 
@@ -265,26 +302,28 @@ class ShardStore:
             log.warning("%s: %s; its copy is read instead", self.folder, damage.reason)
             return record
 
-    def _mark(self, shard: str) -> dict[str, Any]:
-        mark = read_checked(self.file(shard, "json"))
+    def _mark(self, shard: str, files: Files | None = None) -> dict[str, Any]:
+        name = f"{shard}.json"
+        mark = parse_checked(name, read_file(self.file(shard, "json"), files))
         if mark.get("shard") != shard:  # a file that was renamed
-            raise Damaged(f"{shard}.json", "is that of another shard")
+            raise Damaged(name, "is that of another shard")
         if not all(isinstance(mark.get(part), dict) for part in ("checksums", "metadata")):
-            raise Damaged(f"{shard}.json", "does not say what the shard holds")
+            raise Damaged(name, "does not say what the shard holds")
         return mark
 
-    def _contents(self, shard: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _contents(
+        self, shard: str, files: Files | None = None
+    ) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Metadata and checked files of a shard, by kind."""
-        mark = self._mark(shard)
+        mark = self._mark(shard, files)
         sums = mark["checksums"]
-        return mark["metadata"], {kind: self._content(shard, kind, sums) for kind in sums}
+        return mark["metadata"], {kind: self._content(shard, kind, sums, files) for kind in sums}
 
-    def _content(self, shard: str, kind: str, checksums: Mapping[str, str]) -> bytes:
+    def _content(
+        self, shard: str, kind: str, checksums: Mapping[str, str], files: Files | None = None
+    ) -> bytes:
         file = self.file(shard, kind)
-        try:
-            content = file.read_bytes()
-        except OSError as failure:
-            raise Damaged(file.name, f"cannot be read ({failure.strerror})") from None
+        content = read_file(file, files)
         if checksum(content) != checksums.get(kind):
             raise Damaged(file.name, "is damaged: it is not what was written")
         return content
@@ -316,45 +355,11 @@ class ShardStore:
         return names <= {*BEGUN, MANIFEST} or any(shard.metadata for shard in condition)
 
 
-def write_checked(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON object that carries its own checksum, whole or not there."""
-    write_atomic(path, _checked(value))
-
-
-def read_checked(path: Path) -> dict[str, Any]:
-    """What `write_checked` wrote, to the last bit."""
-    try:
-        content = path.read_bytes()
-    except OSError as failure:
-        raise Damaged(path.name, f"cannot be read ({failure.strerror})") from None
-    start = len(_sealed(b""))
-    if content != _sealed(content[start:]):
-        raise Damaged(path.name, "is damaged: it is not what was written")
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):  # a checksum keeps out accidents, not strangers
-        raise Damaged(path.name, "is not JSON") from None
-    del value["checksum"]
-    return value
-
-
-def checksum(content: bytes) -> str:
-    return digest(content, length=64)
-
-
-def _checked(value: Mapping[str, Any]) -> bytes:
-    body = json.dumps(value, indent=1).encode() + b"\n"
-    return _sealed(body[1:])
-
-
-def _sealed(rest: bytes) -> bytes:
-    """A JSON object whose first entry is the checksum of the `rest`: checked without parsing."""
-    return b'{\n "checksum": "' + checksum(rest).encode() + b'",' + rest
-
-
-def _table(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    file = pq.ParquetFile(pa.BufferReader(content))
-    return file.read(columns=None if columns is None else list(columns), use_threads=False)
+def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of at most `size` items (itertools has it from Python 3.12 on)."""
+    left = iter(items)
+    while batch := list(islice(left, size)):
+        yield batch
 
 
 def _is_draft(name: str) -> bool:

@@ -26,17 +26,25 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from seecause import __version__
-from seecause._files import digest, digest_file, digest_json, write_atomic, write_json
+from seecause._files import (
+    digest,
+    digest_file,
+    digest_json,
+    is_local,
+    place,
+    write_atomic,
+    write_json,
+)  # fmt: skip
+from seecause.bench._inputs import versions
+from seecause.bench.hands import Workers, crew_for
 from seecause.bench.store import ShardStore
 from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study
 from seecause.engine.chunks import machine
@@ -44,11 +52,11 @@ from seecause.errors import DataMissing, SeecauseError
 from seecause.metrics import bootstrap_interval, paired_difference, summarise
 
 LIBRARIES = ("torch", "timm", "transformers")
+WORK = "out/studies"
 STATISTICS = (
     "metric", "mean", "standard error", "low 95%", "high 95%", "n", "missing",
     "difference", "error of difference",
 )  # fmt: skip
-FAILURES = (SeecauseError, RuntimeError, ValueError, OSError)
 
 __all__ = [
     "Row", "StudyContext", "StudyRun", "StudyStatus", "as_list", "carry_out", "read_csv",
@@ -59,9 +67,9 @@ __all__ = [
 class StudyRun:
     """A study and how far it is: keys of cells, what is finished, what failed."""
 
-    def __init__(self, study: StudyFile, context: StudyContext):
+    def __init__(self, study: StudyFile, context: StudyContext, folder: Path | None = None):
         self.study, self.context = study, context
-        self.store = ShardStore(context.work / study.name, "study")
+        self.store = ShardStore((folder or context.work) / study.name, "study")
         self.files = self._digests()
         groups: dict[str, list[str]] = {}
         self.keys = {cell.name: self._key(cell, groups) for cell in study.cells}
@@ -114,9 +122,9 @@ class StudyRun:
         self.store.save(self.keys[cell.name], metadata=record)
         self.records[self.keys[cell.name]] = record
 
-    def fail(self, cell: StudyCell, reason: Exception) -> None:
-        self.failed[cell.name] = f"{type(reason).__name__}: {reason}"
-        self.store.log("failed", self.keys[cell.name], reason=self.failed[cell.name])
+    def fail(self, cell: StudyCell, reason: str) -> None:
+        self.failed[cell.name] = reason
+        self.store.log("failed", self.keys[cell.name], reason=reason)
 
     def rows(self, *groups: str) -> list[Row]:
         """Of finished cells, in the order of the study."""
@@ -158,11 +166,33 @@ def perform(
     }
 
 
+@dataclass(frozen=True)
+class StudyJob:
+    """Cells of a study, as workers do them."""
+
+    device: str
+    threads: int
+    versions: Mapping[str, str] = field(default_factory=versions)
+    failures: ClassVar[tuple[type[Exception], ...]] = (
+        SeecauseError,
+        RuntimeError,
+        ValueError,
+        OSError,
+    )
+
+    def open(self) -> Callable[[Any], Row]:
+        return _perform_item
+
+
+def _perform_item(item: tuple[Any, ...]) -> Row:
+    return perform(*item)
+
+
 def carry_out(
     run: StudyRun,
     *,
     minutes: float,
-    workers: int = 0,
+    workers: Workers | int | None = None,
     only: str = "",
     advance: Callable[[str], None] = lambda cell: None,
 ) -> None:
@@ -170,44 +200,25 @@ def carry_out(
     However little time there is, one cell is done. `advance` hears the name of each."""
     ends = time.monotonic() + 60 * minutes
     wanted = [cell for cell in run.study.cells if only.lower() in cell.name.lower()]
-    running: dict[Future[Row], StudyCell] = {}
-    begun = 0
-    with run.store.alone(), _pool(workers) as pool:
-        while True:
-            free = max(1, workers) - len(running)
-            ready = [cell for cell in wanted if cell not in running.values() and run.ready(cell)]
-            for cell in ready[:free]:
-                if minutes > 0 and (time.monotonic() < ends or not begun):
-                    running[pool.submit(perform, *run.job(cell))] = cell
-                    begun += 1
-            if not running:
-                return
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                cell = running.pop(done)
-                try:
-                    run.finish(cell, done.result())
-                except FAILURES as reason:  # the others go on
-                    run.fail(cell, reason)
-                advance(cell.name)
+    begun: set[str] = set()
 
+    def take() -> tuple[Any, ...] | None:
+        if minutes <= 0 or (begun and time.monotonic() >= ends):
+            return None
+        for cell in wanted:
+            if cell.name not in begun and run.ready(cell):
+                begun.add(cell.name)
+                return run.job(cell)
+        return None
 
-def _pool(workers: int) -> Executor:
-    if workers < 2:
-        return _Here()
-    threads = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), **threads)
-
-
-class _Here(Executor):
-    """Runs what it is given at once, in this process."""
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work(*args, **options))
-        except FAILURES as reason:
-            done.set_exception(reason)
-        return done
+    job = StudyJob(run.context.device, threads=1)
+    with run.store.alone(), crew_for(job, workers, most=len(wanted), do=_perform_item) as crew:
+        for (cell, *_), answer in crew.perform(take):
+            if answer.failure:  # the others go on
+                run.fail(cell, f"{answer.kind}: {answer.failure}")
+            else:
+                run.finish(cell, answer.value)
+            advance(cell.name)
 
 
 def summarised(
@@ -328,22 +339,26 @@ def run_study(
     limit: int | None = None,
     device: str = "cpu",
     minutes: float = 1e9,
-    workers: int = 0,
+    workers: Workers | int | None = None,
     only: str = "",
     real: Path | None = None,
     models: Path | None = None,
     out: str | Path = "docs/results",
-    work: str | Path = "out/studies",
+    work: str | Path = WORK,
     begin: Callable[[int], Callable[[str], None]] = lambda todo: lambda cell: None,
 ) -> StudyStatus:
     """Do what is missing of a study and write its table into `out`.
 
     `limit`: so many pictures and the quick settings. `minutes`: no cell begins after so many.
-    `workers`: cells at once, each a process. `only`: cells with this text in their name. `real`
-    and `models` are folders that a study asks for as {real} and {models}; `work` keeps finished
-    cells. `begin` hears how many cells are to do, and gives what hears the name of each.
+    `workers`: cells at once, each a process or a Ray actor. `only`: cells with this text in their
+    name. `real` and `models` are folders that a study asks for as {real} and {models}; `work` keeps
+    finished cells, and may be a URL. `begin` hears how many cells are to do, and gives what hears
+    the name of each.
     """
-    run = StudyRun(read_study(file), StudyContext(device, Path(work), real, models, limit))
+    folder = place(work)
+    scratch = folder if is_local(folder) else Path(WORK)  # where cells keep what they share
+    context = StudyContext(device, scratch, real, models, limit)
+    run = StudyRun(read_study(file), context, folder)
     carry_out(run, minutes=minutes, workers=workers, only=only, advance=begin(len(run.missing)))
     own = "" if limit is None else f" --limit {limit}"
     csv_file = write_results(run, Path(out), f"seecause study {Path(file).name}{own}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from torch import Tensor
 
+from seecause._files import place
 from seecause.bench.measures import family_of, higher_is_better
 from seecause.bench.plan import Plan, Store
 from seecause.bench.results import RunResults, values
@@ -90,7 +91,7 @@ class Table:
 
 def table(folder: Path | str, *, against: str | None = None) -> Table:
     """The table of a run folder, every method compared with `against` (the first if None)."""
-    store = Store(Path(folder))
+    store = Store(place(folder))
     plan = store.plan()
     return make_table(store.rows(plan, VALUE_COLUMNS), plan, against=against)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
-from seecause.bench._inputs import joined, versions
+from seecause.bench._inputs import check_versions, joined, versions
 from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult
@@ -160,14 +160,7 @@ def open_worker(plan: Plan) -> Worker:
         **plan.versions,
         **plan.plugins,
     }
-    for what in {**planned, **here}:
-        if here.get(what) != planned.get(what):
-            raise BadOption(
-                what,
-                here.get(what),
-                f"what the run was planned with, {planned.get(what)}; it changed since, or this"
-                " worker has other software: make them alike and run the same command again",
-            )
+    check_versions(planned, here)
     return worker
 
 

@@ -35,6 +35,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import counting
+from seecause.cli.workers import with_pieces
 
 if TYPE_CHECKING:
     from seecause.models.base import ImageModel
@@ -72,7 +73,7 @@ PerPicture = Annotated[int, typer.Option(help="Transplants of each picture and k
 
 def register(app: typer.Typer) -> None:
     example = "seecause audit --model FOLDER --data folder:PATH --eye timm:vit_base_patch16_224"
-    app.command(epilog=f"Example: {example}")(with_reading(audit))
+    app.command(epilog=f"Example: {example}")(with_pieces(with_reading(audit)))
 
 
 def audit(

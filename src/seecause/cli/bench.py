@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seecause._files import place
 from seecause.cli.options import (
     DEFAULT_MODEL,
     Device,
@@ -26,10 +27,12 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
+from seecause.cli.workers import with_workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from seecause.bench.hands import Workers
     from seecause.bench.runner import Status
     from seecause.bench.work import Worker
 
@@ -105,20 +108,11 @@ Target = Annotated[
     Explained, typer.Option(help="The class to explain: the true one or the model's answer.")
 ]
 RunFolder = Annotated[
-    Path,
-    typer.Option("--out", "-o", help="The run folder; the same command again continues in it."),
-]
-Workers = Annotated[
-    int,
+    str,
     typer.Option(
-        help="Processes; any number gives the same results. On a CPU, one for each core.", min=1
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        help="Run on a Ray cluster: auto for the one that is running, local, or HOST:PORT.",
-        show_default="processes here",
+        "--out",
+        "-o",
+        help="The run folder, or a URL (s3://...); the same command again continues in it.",
     ),
 ]
 Threads = Annotated[int, typer.Option(help="Threads of one worker; part of the protocol.", min=1)]
@@ -133,7 +127,7 @@ MemoryLimit = Annotated[
 ]
 ShardSize = Annotated[int, typer.Option(help="Images that are finished together.", min=1)]
 Folder = Annotated[
-    Path,
+    str,
     typer.Argument(
         help="The --out of `seecause bench run` or `bench ablate`.",
         metavar="RUN",
@@ -156,8 +150,8 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Compare attribution methods over a dataset; runs can be stopped and continued.",
     )
-    commands.command("run", epilog=EXAMPLE)(with_reading(run))
-    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_reading(ablate))
+    commands.command("run", epilog=EXAMPLE)(with_workers(with_reading(run)))
+    commands.command("ablate", epilog=ABLATE_EXAMPLE)(with_workers(with_reading(ablate)))
     commands.command("status")(status)
     commands.command("report")(report)
     app.add_typer(commands, name="bench")
@@ -173,9 +167,8 @@ def run(
     metric: Metrics = "paper",
     metric_option: MetricOption = None,
     target: Target = Explained.label,
-    out: RunFolder = Path("bench"),
-    workers: Workers = 1,
-    cluster: Cluster = None,
+    out: RunFolder = "bench",
+    workers: Any = None,
     threads: Threads = 1,
     memory: MemoryLimit = None,
     shard_size: ShardSize = 16,
@@ -207,7 +200,7 @@ def run(
         threads=threads,
         quiet=quiet,
     )
-    state = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
+    state = _run(out, worker, workers=workers, quiet=quiet)
     if not quiet and state.complete:
         typer.echo(f"next: seecause bench report {out}")
     return _left(state, {"out": str(out), **status_facts(state)})
@@ -222,9 +215,8 @@ def ablate(
     limit: Limit = 64,
     metric_option: MetricOption = None,
     target: Target = Explained.label,
-    out: RunFolder = Path("ablation"),
-    workers: Workers = 1,
-    cluster: Cluster = None,
+    out: RunFolder = "ablation",
+    workers: Any = None,
     threads: Threads = 1,
     memory: MemoryLimit = None,
     shard_size: ShardSize = 16,
@@ -262,10 +254,10 @@ def ablate(
         threads=threads,
         quiet=quiet,
     )
-    state = _run(out, worker, workers=workers, cluster=cluster, quiet=quiet)
+    state = _run(out, worker, workers=workers, quiet=quiet)
     if study is Study.layers:
-        save_depth(Store(out), worker)
-    facts = tell_report(out, write_report(Store(out)), quiet=quiet)
+        save_depth(Store(place(out)), worker)
+    facts = tell_report(out, write_report(Store(place(out))), quiet=quiet)
     return _left(state, {**facts, **status_facts(state)})
 
 
@@ -287,19 +279,20 @@ def report(folder: Folder, against: Against = None) -> Facts:
         from seecause.bench import Store
         from seecause.report.ablate import write_report
 
-        files = write_report(Store(folder), against=against)
+        files = write_report(Store(place(folder)), against=against)
     return tell_report(folder, files)
 
 
-def tell_report(folder: Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
+def tell_report(out: str | Path, files: Sequence[Path], *, quiet: bool = False) -> Facts:
     """The table, and where everything is."""
+    folder = place(out)
     if not quiet:
         print_markdown((folder / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"also: {', '.join(path.name for path in files[1:])}")
         typer.echo(f"page: {files[0]}")
-    with (folder / "table.csv").open(encoding="utf-8", newline="") as table:
-        rows = [{key: value_of(text) for key, text in row.items()} for row in csv.DictReader(table)]
-    return {"out": str(folder), "files": [path.name for path in files], "table": rows}
+    table = csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())
+    rows = [{key: value_of(text) for key, text in row.items()} for row in table]
+    return {"out": str(out), "files": [path.name for path in files], "table": rows}
 
 
 def status_facts(state: Status) -> Facts:
@@ -325,7 +318,7 @@ def _left(state: Status, facts: Facts) -> Facts:
 
 
 def _prepare(
-    out: Path,
+    out: str,
     words: tuple[Sequence[str], Sequence[str]],
     *,
     device: Device,
@@ -339,7 +332,7 @@ def _prepare(
     with starting(f"loading {request['model']} and {request['data']}", quiet=quiet):
         from seecause import bench
 
-        bench.Store(out).check()
+        bench.Store(place(out)).check()
         worker = bench.prepare(
             bench.Request(
                 **request,
@@ -356,14 +349,14 @@ def _prepare(
     return worker
 
 
-def _run(out: Path, worker: Worker, *, workers: int, cluster: str | None, quiet: bool) -> Status:
+def _run(out: str, worker: Worker, *, workers: Workers, quiet: bool) -> Status:
     """Run what is not finished and tell how it went."""
     from seecause import bench
 
-    done = {shard.id for shard in bench.Store(out).finished(worker.plan)}
+    done = {shard.id for shard in bench.Store(place(out)).finished(worker.plan)}
     todo = sum(len(shard) for shard in worker.plan.shards if shard.id not in done)
     with counting("images x methods", todo, quiet=quiet, rate="images/s") as advance:
-        state = bench.run(out, worker, workers=workers, cluster=cluster, advance=advance)
+        state = bench.run(out, worker, workers=workers, advance=advance)
     tell_status(state, quiet=quiet)
     return state
 

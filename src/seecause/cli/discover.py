@@ -26,6 +26,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import counting
+from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ PairChoice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EXAMPLES)(with_reading(discover))
+    app.command(epilog=EXAMPLES)(with_pieces(with_reading(discover)))
 
 
 def discover(

@@ -54,6 +54,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import Facts, counting
+from seecause.cli.workers import with_pieces
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def register(app: typer.Typer) -> None:
         ("ablation-study", ablation_study),
     ):
         commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
-            with_reading(command)
+            with_pieces(with_reading(command))
         )
     commands.command()(selectors)
     app.add_typer(commands, name="heads")

@@ -45,6 +45,7 @@ from seecause.cli.options import (
     tell_page,
     tell_replaced,
 )
+from seecause.cli.workers import with_workers
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -105,6 +106,15 @@ StudyFolder = Annotated[
         "--out", "-o", help="The folder of the study; the same command again continues in it."
     ),
 ]
+StudyWork = Annotated[
+    str | None,
+    typer.Option(
+        "--work",
+        help="Where finished samples are kept: a folder, or a URL (s3://...).",
+        metavar="DIR|URL",
+        show_default="--out",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -116,7 +126,7 @@ def register(app: typer.Typer) -> None:
     commands.command("tokens", epilog=TOKENS_EXAMPLE)(tokens)
     commands.command("answer", epilog=ANSWER_EXAMPLE)(answer)
     commands.command("edit", epilog=EDIT_EXAMPLE)(edit)
-    commands.command("study", epilog=STUDY_EXAMPLE)(study)
+    commands.command("study", epilog=STUDY_EXAMPLE)(with_workers(study))
     commands.command("bank", epilog=BANK_EXAMPLE)(bank)
     app.add_typer(commands, name="lvlm")
 
@@ -263,6 +273,8 @@ def study(
     bank_folder: BankFolder = None,
     calibration: Calibration = None,
     out: StudyFolder = Path("study"),
+    work: StudyWork = None,
+    workers: Any = None,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
     seed: Seed = 0,
@@ -280,7 +292,8 @@ def study(
     from seecause.lvlm.fit import MASKS
     from seecause.report.lvlm_study import write_study
 
-    study_store(out).check()
+    store = work or out
+    study_store(store).check()
     check_question(question)
     check_bank(model, bank_folder, calibration)
     samples, lvlm = open_data(data, limit=limit), open_lvlm(model, device, dtype)
@@ -289,7 +302,10 @@ def study(
     options = StudyOptions(question, masks, count, ablated, floor, right_only, seed, how=how.value)
     with counting("samples", len(samples) * (2 if count else 1), quiet=quiet) as advance:
         means = open_bank(lvlm, bank_folder, calibration)
-        result = run_lvlm_study(lvlm, means, samples, options, out, advance=advance)
+        result = run_lvlm_study(
+            lvlm, means, samples, options, store, workers=workers, advance=advance
+        )
+    out.mkdir(parents=True, exist_ok=True)
     pages = write_study(out, result, lvlm=lvlm, question=question, data=samples)
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
@@ -140,12 +141,19 @@ def with_reading(command: Callable[..., Any]) -> Callable[..., Any]:
             _reading.reset(before)
 
     flags = {"class_names": ClassNames, "mean": Mean, "std": Std, "size": Size}
+    return with_flags(command, run, flags)
+
+
+def with_flags(
+    command: Callable[..., Any], run: Callable[..., Any], flags: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """`run`, which calls `command`, with the command's options as the command line sees them and
+    some more (None unless given)."""
     hints = {**get_type_hints(command, include_extras=True), **flags}
     signature = inspect.signature(command)
-    parameters = [*signature.parameters.values()]
-    for name in flags:
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
-    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    own = [p for name, p in signature.parameters.items() if name not in flags]
+    more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in flags]
+    shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*own, *more)]
     run.__signature__ = signature.replace(parameters=shown)  # pyright: ignore
     run.__annotations__ = hints
     return run
@@ -183,6 +191,8 @@ def pick_device(device: Device) -> str:
     """The torch device; asking for a GPU that is not there is an error, not a slow run."""
     import torch
 
+    if torch.cuda.is_available() and device is not Device.cpu and "LOCAL_RANK" in os.environ:
+        return f"cuda:{os.environ['LOCAL_RANK']}"  # each process of torchrun its own
     if device is Device.auto:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device is Device.cuda and not torch.cuda.is_available():

@@ -98,8 +98,10 @@ def repair(
 
     Writes OUT/model (a native checkpoint, its card, a page with pictures before and after). Killed,
     the same command goes on: finished remedies (but iFAM) wait in OUT.work until the end.
+    `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
     """
     from seecause.data.registry import open_data
+    from seecause.faithful.run import join_processes
     from seecause.repair.mend import repair as run
     from seecause.report.folder import check_out
 
@@ -111,20 +113,24 @@ def repair(
     work = out.with_name(f"{out.name}.work")
     cache = None if eye in (None, "given") else work / "eye"
     look = open_eye(opened, eye, eye_weights, eye_method, cache)
-    result = run(
-        opened,
-        open_data(data, limit=limit),
-        eye=look,
-        test=None if test is None else open_data(test, limit=limit),
-        remedies=names(remedies),
-        options=options,
-        groups=groups,
-        force=force,
-        per_picture=per_picture,
-        seed=seed,
-        work=work,
-        progress=partial(counting, quiet=quiet),
-    )
+    with join_processes(str(opened.device)) as processes:
+        result = run(
+            opened,
+            open_data(data, limit=limit),
+            eye=look,
+            test=None if test is None else open_data(test, limit=limit),
+            remedies=names(remedies),
+            options=options,
+            groups=groups,
+            force=force,
+            per_picture=per_picture,
+            seed=seed,
+            work=work,
+            progress=partial(counting, quiet=quiet or not processes.first),
+        )
+        processes.wait()  # nobody still reads what is removed below
+    if not processes.first:
+        return
     _write(result, out, overwrite=overwrite)
     shutil.rmtree(work, ignore_errors=True)
     lines = [result.sentence, *_lines(result)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from seecause.cli.options import Device, DeviceOption, Quiet
+from seecause.cli.workers import with_workers
 
 INCOMPLETE = 1  # exit code: something is missing
 EXAMPLE = "Example: seecause study studies/caap.toml --limit 8 --device cpu --out quick"
@@ -23,7 +24,6 @@ Minutes = Annotated[
     float | None,
     typer.Option(help="Begin no cell after so many; 0: none.", min=0, show_default="no limit"),
 ]
-Workers = Annotated[int, typer.Option(help="Cells at once, each a process.", min=1)]
 Only = Annotated[str, typer.Option(help="Only cells with this text in their name.")]
 Real = Annotated[
     Path | None,
@@ -33,12 +33,12 @@ Models = Annotated[
     Path | None, typer.Option(help="Folder of trained checkpoints, {models} in the study.")
 ]
 Results = Annotated[Path, typer.Option("--out", "-o", help="Folder of CSV, JSON and figure.")]
-Work = Annotated[Path, typer.Option(help="Where finished cells are kept.")]
+Work = Annotated[str, typer.Option(help="Where finished cells are kept: a folder, or a URL.")]
 Draw = Annotated[bool, typer.Option("--draw", help="Only draw the figure of the CSV in --out.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("study", epilog=EXAMPLE)(study)
+    app.command("study", epilog=EXAMPLE)(with_workers(study))
 
 
 def study(
@@ -46,12 +46,12 @@ def study(
     limit: Limit = None,
     device: DeviceOption = Device.auto,
     minutes: Minutes = None,
-    workers: Workers = 1,
+    workers: Any = None,
     only: Only = "",
     real: Real = None,
     models: Models = None,
     out: Results = Path("docs/results"),
-    work: Work = Path("out/studies"),
+    work: Work = "out/studies",
     draw: Draw = False,
     quiet: Quiet = False,
 ) -> None:

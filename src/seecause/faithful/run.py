@@ -19,7 +19,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -64,6 +64,25 @@ class Processes:
         dist.all_gather_object(everyones, mine)
         return everyones
 
+    def from_first(self, mine: Any) -> Any:
+        """What the first process has: of what is decided, all must decide alike."""
+        if self.world == 1:
+            return mine
+        told = [mine]
+        dist.broadcast_object_list(told, src=0, device=self.device)
+        return told[0]
+
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Sum the gradients of all processes, each of which ran its share of a batch."""
+        if self.world == 1:
+            return
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        whole = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(whole)
+        sums = whole.split([gradient.numel() for gradient in gradients])
+        for gradient, total in zip(gradients, sums, strict=True):
+            gradient.copy_(total.view_as(gradient))
+
     def mean(self, values: Tensor) -> Tensor:
         """Over processes."""
         if self.world > 1:
@@ -87,6 +106,9 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes(0, 1, torch.device(kind))
         return
+    if dist.is_initialized():
+        yield joined_processes(torch.device(kind))
+        return
     if kind.startswith("cuda"):
         where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(where)
@@ -98,6 +120,13 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), where)
     finally:
         dist.destroy_process_group()
+
+
+def joined_processes(device: torch.device) -> Processes:
+    """Those that were joined already; else this one alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Processes(0, 1, device)
+    return Processes(dist.get_rank(), dist.get_world_size(), device)
 
 
 @dataclass

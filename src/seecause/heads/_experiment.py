@@ -137,7 +137,8 @@ class HeadExperiment:
             raise BadOption("operator", operator, f"one of {', '.join(get_args(Operator))}")
         if temperature <= 0:
             raise BadOption("temperature", temperature, "a number above 0")
-        self.model, self.operator = model, operator
+        self.model = model
+        self.operator: Operator = operator
         self.images = images.to(model.device, model.dtype)
         self.layout = model.check(self.images)
         self.heads = all_heads(model)
@@ -183,17 +184,11 @@ class HeadExperiment:
 
     def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
         """What a removed head carries instead."""
-        if self.operator == "mean":
-            return self.means[layer][tokens]
-        if self.operator == "resample":
-            donors = len(carried) // (self.copies + 1)
-            return carried[-donors:].repeat(self.copies, 1, 1, 1)
-        return zeros(layer, carried, tokens)
+        return instead_of(self.operator, self.means, self.copies, layer, carried, tokens)
 
     def split(self, logits: Tensor) -> dict[View, Tensor]:
         """Logits [..., V * b, C] by version."""
-        parts = logits.unflatten(-2, (self.copies, -1)).unbind(-3)
-        return dict(zip(self.measure.views, parts, strict=True))
+        return by_version(self.measure.views, logits)
 
     def gated(self, part: slice, gates: Tensor) -> dict[str, Tensor]:
         """Everything that is measured on some images whose heads have gates [b, L, H]: [b] each.
@@ -232,6 +227,29 @@ class HeadExperiment:
             **erased,
             **protocol(self.model, self.images),
         }
+
+
+def instead_of(
+    operator: Operator,
+    means: list[Tensor],
+    copies: int,
+    layer: int,
+    carried: Tensor,
+    tokens: Tensor,
+) -> Tensor:
+    """What a removed head carries instead, where `copies` versions of each image run."""
+    if operator == "mean":
+        return means[layer][tokens]
+    if operator == "resample":
+        donors = len(carried) // (copies + 1)
+        return carried[-donors:].repeat(copies, 1, 1, 1)
+    return zeros(layer, carried, tokens)
+
+
+def by_version(views: tuple[View, ...], logits: Tensor) -> dict[View, Tensor]:
+    """Logits [..., V * b, C] by version."""
+    parts = logits.unflatten(-2, (len(views), -1)).unbind(-3)
+    return dict(zip(views, parts, strict=True))
 
 
 def derangement(count: int, seed: int) -> Tensor:

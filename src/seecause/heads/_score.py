@@ -16,19 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from seecause._pieces import in_pieces
+from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.forks import HELD, fork, inert
 from seecause.errors import BadOption
 from seecause.heads._experiment import (
     OF_MASKS,
     HeadExperiment,
+    Measure,
     Operator,
     Response,
     View,
+    by_version,
+    instead_of,
     matched_temperature,
 )
 from seecause.heads.erase import Baseline, Masks
@@ -38,6 +44,7 @@ from seecause.models._settled import settles
 from seecause.models.view import VisionModel
 from seecause.target import Spec
 
+SCORED = 8  # images that are scored together
 Temperature = float | Literal["matched"]
 
 
@@ -161,12 +168,70 @@ def _measure(
 ) -> EffectTable:
     """Everything that is measured, without each of `heads`."""
     table = EffectTable(len(experiment.images), experiment.model)
+    count = len(experiment.images)
+    parts = [slice(a, min(a + SCORED, count)) for a in range(0, count, SCORED)]
 
-    def put(part: slice, layer: int, at: list[int], by_view: dict[View, Tensor]) -> None:
-        table.put(part, layer, at, experiment.measure.take(part)(by_view))
+    def ended(number: int, values: dict[str, Tensor]) -> None:
+        part = parts[number]
+        for label, value in values.items():
+            layer, _, name = label.partition(" ")
+            if layer == "plain":
+                table.put_plain(part, {name: value})
+            else:
+                at = [head for block, head in heads if block == int(layer)]
+                table.put(part, int(layer), at, {name: value})
+        if progress is not None:
+            progress(len(heads) * (part.stop - part.start))
 
-    _run(experiment, heads, table, put, progress)
+    about = {"heads": list(heads), "operator": experiment.operator, "means": experiment.means}
+    pieces = (
+        {"images": experiment.rows(part), "measure": experiment.measure.take(part), **about}
+        for part in parts
+    )
+    in_pieces(score_piece, experiment.model, pieces, ended=ended)
     return table
+
+
+@settles
+@torch.no_grad()
+def score_piece(
+    model: VisionModel,
+    images: Tensor,
+    measure: Measure,
+    heads: list[Head],
+    operator: Operator,
+    means: list[Tensor],
+) -> dict[str, Tensor]:
+    """What is measured on all versions of some images (`HeadExperiment.rows`), on the CPU: "plain
+    NAME" [b] of the whole model and "LAYER NAME" [k, b] without each head of that layer."""
+    copies, count = len(measure.views), len(measure.labels)
+    images = images.to(model.device).unflatten(0, (-1, count))  # versions, and donors if any
+    measure = replace(measure, labels=measure.labels.to(model.device))
+    content = partial(instead_of, operator, [mean.to(model.device) for mean in means], copies)
+
+    def run_chunk(a: int, b: int) -> dict[str, Tensor]:
+        part, values = measure.take(slice(a, b)), dict[str, list[Tensor]]()
+
+        def keep(layer: int | str, logits: Tensor) -> None:
+            for name, value in part(by_version(measure.views, logits)).items():
+                values.setdefault(f"{layer} {name}", []).append(value.cpu())
+
+        rows, forking = images[:, a:b].flatten(0, 1), copies * (b - a)
+        plain = fork(
+            model,
+            rows,
+            heads,
+            lambda layer, at, logits: keep(layer, logits),
+            content=content,
+            forking=forking,
+        )
+        keep("plain", plain[:forking])
+        return {label: torch.cat(parts) for label, parts in values.items()}
+
+    each = len(images) * model.forward_bytes(model.check(images[0])) / HELD
+    size = fit(count, int(each), model.device)
+    chunks = list(in_chunks(run_chunk, count, size, what="images"))
+    return {name: torch.cat([chunk[name] for chunk in chunks], dim=-1) for name in chunks[0]}
 
 
 def _measure_matched(

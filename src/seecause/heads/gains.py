@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.engine.chunks import batched, fit
+from seecause._pieces import PIECE, in_pieces
+from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import NotDefined
 from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
@@ -156,31 +157,46 @@ def information_gains(
     need_distribution(model, "information_gains")
     images = images.to(model.device, model.dtype)
     views = ErasedViews(model, images, masks, baseline)
-    each = model.forward_bytes(model.check(images))
-    together = fit(len(images), 3 * each, images.device)
+    model.check(images)
+
+    def piece(start: int) -> dict[str, Any]:
+        rows = slice(start, start + PIECE)
+        erased = views.erased(rows)
+        assert erased.no_foreground is not None
+        versions = torch.stack([images[rows], erased.no_background, erased.no_foreground])
+        return {"images": versions, "temperature": temperature}
+
+    pieces = map(piece, range(0, len(images), PIECE))
+    parts = [part["gains"] for part in in_pieces(gains_piece, model, pieces)]
+    fig, big, noise = torch.cat(parts).double().unbind(1)
+    record = {"temperature": temperature, **views.record(), **protocol(model, images)}
+    return Gains(fig, big, float(noise.mean()), record)
+
+
+@settles
+@torch.no_grad()
+def gains_piece(model: ImageModel, images: Tensor, temperature: float) -> dict[str, Tensor]:
+    """FIG, BIG and rounding [n, 3], on the CPU, of images [3, n, 3, H, W]: plain, without their
+    background, without their foreground."""
+    images = images.to(model.device)
 
     def answers(pictures: Tensor) -> Tensor:
         return log_probs(model(pictures), temperature)
 
-    def run_chunk(rows: Tensor) -> Tensor:
-        erased = views.erased(slice(int(rows[0]), int(rows[-1]) + 1))
-        assert erased.no_foreground is not None
-        plain, no_background, no_foreground = answers(
-            torch.cat([images[rows], erased.no_background, erased.no_foreground])
-        ).unflatten(0, (3, len(rows)))
-        again = answers(images[rows].flip(0)).flip(0)  # another packing
+    def run_chunk(a: int, b: int) -> Tensor:
+        versions = images[:, a:b]
+        plain, no_background, no_foreground = answers(versions.flatten(0, 1)).unflatten(
+            0, (3, b - a)
+        )
+        again = answers(versions[0].flip(0)).flip(0)  # another packing
         return torch.stack(
             [jensen_shannon(plain, other) for other in (no_foreground, no_background, again)], dim=1
         )
 
-    fig, big, noise = (
-        batched(run_chunk, torch.arange(len(images), device=images.device), together, what="images")
-        .double()
-        .cpu()
-        .unbind(1)
-    )
-    record = {"temperature": temperature, **views.record(), **protocol(model, images)}
-    return Gains(fig, big, float(noise.mean()), record)
+    each = 3 * model.forward_bytes(model.check(images[0]))
+    size = fit(images.shape[1], each, images.device)
+    chunks = list(in_chunks(run_chunk, images.shape[1], size, what="images"))
+    return {"gains": torch.cat(chunks).cpu()}
 
 
 def need_distribution(model: ImageModel, what: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from seecause._files import digest_json, write_atomic
 from seecause._options import check_options
+from seecause._pieces import PIECE, in_pieces
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
@@ -58,7 +59,8 @@ def discover_masks(
     check_search(search)
     options = MaskSearch(**search)
     images = images.to(model.device, model.dtype)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    model.check(images)
+    size = (images.shape[-2], images.shape[-1])
     if inside is not None and inside.shape != (len(images), *size):
         shape = [len(images), *size]
         raise BadOption("inside", list(inside.shape), f"True where the picture is, {shape}")
@@ -71,30 +73,52 @@ def discover_masks(
     if progress is not None and by_place:
         progress(len(by_place))
     todo = [place for place in range(len(images)) if place not in by_place]
-    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4
+    parts = [todo[start : start + PIECE] for start in range(0, len(todo), PIECE)]
 
-    def run_chunk(a: int, b: int) -> dict[int, tuple[Tensor, ...]]:
-        rows = todo[a:b]
+    def piece(rows: list[int]) -> dict[str, Any]:
         padding = None if inside is None else inside[rows]
         fills = baseline
         if isinstance(fills, Tensor) and len(fills) > 1:
             fills = fills[rows]
         base = fill(model, images[rows], fills, inside=padding)
-        masks = zip(*options.run(model, images[rows], base, padding), strict=True)
-        return dict(zip(rows, masks, strict=True))
+        base = base.expand(len(rows), -1, -1, -1)
+        return {"images": images[rows], "base": base, "inside": padding, "search": options}
 
-    at_once = fit(max(1, len(todo)), graph * model.forward_bytes(layout), images.device)
-    for chunk in in_chunks(run_chunk, len(todo), at_once, what="masks"):
-        by_place.update(chunk)
+    def ended(number: int, tensors: dict[str, Tensor]) -> None:
+        columns = (tensors[name].to(model.device) for name in _NAMES)
+        masks = dict(zip(parts[number], zip(*columns, strict=True), strict=True))
+        by_place.update(masks)
         if store is not None:
-            store.write(images, inside, baseline, chunk)
+            store.write(images, inside, baseline, masks)
         if progress is not None:
-            progress(len(chunk))
+            progress(len(masks))
+
+    in_pieces(search_piece, model, map(piece, parts), ended=ended)
     rows = [by_place[place] for place in range(len(images))]
     soft, losses, taken = (torch.stack(parts) for parts in zip(*rows, strict=True))
     hard, ties = harden(soft, size, rho=options.rho, rule=options.binarise, inside=inside)
     about = {"source": "discovered", "rho": options.rho, "binarise": options.binarise, **record}
     return Masks(hard, soft, ties, losses, taken, inside, {**about, **protocol(model, images)})
+
+
+@settles
+def search_piece(
+    model: ImageModel, images: Tensor, base: Tensor, inside: Tensor | None, search: MaskSearch
+) -> dict[str, Tensor]:
+    """Soft masks, losses and steps of pictures whose baselines are `base`, on the CPU."""
+    images, base = images.to(model.device), base.to(model.device)
+    padding = None if inside is None else inside.to(model.device)
+    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep
+    each = graph * model.forward_bytes(model.check(images))
+
+    def run_chunk(a: int, b: int) -> tuple[Tensor, ...]:
+        hidden = None if padding is None else padding[a:b]
+        return search.run(model, images[a:b], base[a:b], hidden)
+
+    size = fit(len(images), each, images.device)
+    chunks = list(in_chunks(run_chunk, len(images), size, what="masks"))
+    columns = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
+    return dict(zip(_NAMES, columns, strict=True))
 
 
 def check_search(options: Mapping[str, Any]) -> None:

@@ -276,6 +276,12 @@ def logits_of(model: ImageModel, images: Tensor) -> Tensor:
     )
 
 
+def logits_piece(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
+    """The same on the CPU, for `in_pieces`."""
+    here = images.to(model.device, model.dtype)
+    return {"logits": logits_of(model, here).cpu()}
+
+
 @dataclass(frozen=True)
 class AnswerSampling:
     """Which right answers heads are scored on (CIGMA, section 1.1): a share of them, at most `cap`;

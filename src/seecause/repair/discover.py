@@ -25,11 +25,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seecause._pieces import PIECE, Ended, in_pieces
 from seecause.attribution.registry import find
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
 from seecause.errors import BadOption, NotDefined
-from seecause.heads.pictures import Pictures, Progress, logits_of, no_progress, pictures_of
+from seecause.heads.pictures import (
+    Pictures,
+    Progress,
+    logits_of,
+    logits_piece,
+    no_progress,
+    pictures_of,
+)
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
@@ -42,7 +50,7 @@ from seecause.repair.kinds import (
     Kind,
     KindPlan,
     Trials,
-    evidence_of,
+    evidence_piece,
     join,
     kinds_at,
     pasted,
@@ -202,11 +210,10 @@ def discover(
         candidates += kinds_at(tokens, scores, answers, objects, view.layout.grid, layer, plan)
     candidates = _spread_over(sorted(candidates, key=lambda k: -k.evidence), SCREENED * most)
     likely = _screened(view, pictures, candidates, TRIED * most, progress)
-    tried = list[Finding]()
     with progress("pasting", len(likely)) as advance:
-        for kind in likely:
-            tried.append(_try(view, pictures, kind))
-            advance(1)
+        trials_of = [kind.trials for kind in likely]
+        logits = _pasted_logits(view, pictures, trials_of, lambda number, _: advance(1))
+    tried = [_tried(view, kind, *both) for kind, both in zip(likely, logits, strict=True)]
     options |= {"kinds": kinds, "top": top, "trials": trials, "area": share, "seed": seed}
     about = {"method": f"discover ({method})", "options": {**options, "layers": list(chosen)}}
     about |= protocol(view, pictures.images)
@@ -255,12 +262,16 @@ def _evidence(
     progress: Progress,
 ) -> Tensor:
     """[n, N] on the CPU."""
-    parts = list[Tensor]()
+    parts = pictures.images.split(PIECE)
+    about = {"method": method, "layers": tuple(layers), "options": options}
     with progress("looking for evidence", len(pictures)) as advance:
-        for images in pictures.images.split(64):
-            parts.append(evidence_of(model, images, method, layers, options).cpu())
-            advance(len(images))
-    return torch.cat(parts)
+        maps = in_pieces(
+            evidence_piece,
+            model,
+            ({"images": images, **about} for images in parts),
+            ended=lambda number, _: advance(len(parts[number])),
+        )
+    return torch.cat([piece["evidence"] for piece in maps])
 
 
 def _screened(
@@ -272,18 +283,15 @@ def _screened(
 ) -> list[Kind]:
     """The `count` kinds that raise the log odds of their answer most in a few trials, with the
     trials that are left; half of the places for kinds off the object, where that is known."""
-    gains = list[float]()
+    groups = [candidates[at : at + TOGETHER] for at in range(0, len(candidates), TOGETHER)]
+    first = [join([kind.trials.take(slice(SCREEN)) for kind in kinds]) for kinds in groups]
     with progress("sorting out", len(candidates)) as advance:
-        for start in range(0, len(candidates), TOGETHER):
-            kinds = candidates[start : start + TOGETHER]
-            first = join([kind.trials.take(slice(SCREEN)) for kind in kinds])
-            answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
-            with_kind, control = (
-                _log_odds(model, pasted(pictures.images, trials), answers)
-                for trials in (first, first.pasting_controls)
-            )
-            gains += (with_kind - control).unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
-            advance(len(kinds))
+        logits = _pasted_logits(model, pictures, first, lambda at, _: advance(len(groups[at])))
+    gains = list[float]()
+    for kinds, (with_kind, control) in zip(groups, logits, strict=True):
+        answers = torch.tensor([kind.answer for kind in kinds]).repeat_interleave(SCREEN)
+        gain = _log_odds(model, with_kind, answers) - _log_odds(model, control, answers)
+        gains += gain.unflatten(0, (-1, SCREEN)).mean(dim=1).tolist()
     order = sorted(range(len(candidates)), key=lambda place: -gains[place])
     likely = _spread_over([candidates[place] for place in order if gains[place] > 0], count)
     rest = slice(SCREEN, None)
@@ -297,22 +305,36 @@ def _spread_over(kinds: Sequence[Kind], count: int) -> list[Kind]:
     return [kinds[place] for place in list(places)[:count]]
 
 
-def _log_odds(model: VisionModel, images: Tensor, answers: Tensor) -> Tensor:
-    """[n] float64 on the CPU: of each picture's answer [n] against all others."""
-    logits, answers = logits_of(model, images).double().cpu(), answers[:, None]
+def _pasted_logits(
+    model: VisionModel, pictures: Pictures, trials: Sequence[Trials], ended: Ended
+) -> list[tuple[Tensor, Tensor]]:
+    """Answers [n, C] to the pastes of each, and to their controls."""
+    pieces = (
+        {"images": torch.cat([pasted(pictures.images, x) for x in (t, t.pasting_controls)])}
+        for t in trials
+    )
+    answers = in_pieces(logits_piece, model, pieces, ended=ended)
+    return [
+        (both["logits"][: len(t)], both["logits"][len(t) :])
+        for both, t in zip(answers, trials, strict=True)
+    ]
+
+
+def _log_odds(model: VisionModel, logits: Tensor, answers: Tensor) -> Tensor:
+    """[n] float64: of each picture's answer [n] against all others, by logits [n, C]."""
+    logits, answers = logits.double(), answers[:, None]
     if model.sigmoid:
         return logits.gather(1, answers)[:, 0]
     own = logits.gather(1, answers)[:, 0]
     return own - logits.scatter(1, answers, -torch.inf).logsumexp(dim=1)
 
 
-def _try(model: VisionModel, pictures: Pictures, kind: Kind) -> Finding:
-    """What the trials of a kind come to."""
-    trials = kind.trials
-    both = [pasted(pictures.images, rows) for rows in (trials, trials.pasting_controls)]
-    answered = logits_of(model, torch.cat(both)).argmax(dim=1).cpu() == kind.answer
-    flipped, control_flipped = answered.split(len(trials))
-    done = replace(trials, flipped=flipped, control_flipped=control_flipped)
+def _tried(model: VisionModel, kind: Kind, with_kind: Tensor, control: Tensor) -> Finding:
+    """What the trials of a kind come to, by answers [n, C]."""
+    flipped, control_flipped = (
+        logits.argmax(dim=1) == kind.answer for logits in (with_kind, control)
+    )
+    done = replace(kind.trials, flipped=flipped, control_flipped=control_flipped)
     name = model.class_name(kind.answer)
     return Finding(
         kind.answer, name, kind.layer, kind.extent, kind.tokens, kind.sets, done, kind.evidence,

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from seecause._files import digest, digest_json, write_atomic
+from seecause._pieces import in_pieces
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import IGNORE, Dataset
@@ -142,37 +143,36 @@ class Eye:
         """The eye's maps on the grid of the model under repair, and its confidence, in pieces that
         are kept on disk."""
         assert self.network is not None
-        parts = []
-        for piece in images.split(AT_ONCE):
-            file = self._file(piece, grid)
-            held = None if file is None else _read(file, self.model.device)
-            if held is None:
-                held = self._look(piece, grid)
-                if file is not None:
-                    tensors = {name: value.cpu().contiguous() for name, value in held.items()}
-                    write_atomic(file, save(tensors))
-            parts.append(held)
-            if progress is not None:
-                progress(len(piece))
-        maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
-        return maps, sure
+        pieces = images.split(AT_ONCE)
+        files = [self._file(piece, grid) for piece in pieces]
+        parts = {place: _read(file) for place, file in enumerate(files) if file is not None}
+        todo = [place for place in range(len(pieces)) if parts.get(place) is None]
+        if progress is not None:
+            progress(sum(len(piece) for place, piece in enumerate(pieces) if place not in todo))
+        about = {"grid": grid, "method": self.method, "options": self.options}
 
-    def _look(self, images: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
-        network = self.network
-        assert network is not None
+        def ended(number: int, held: dict[str, Tensor]) -> None:
+            parts[todo[number]] = held
+            if (file := files[todo[number]]) is not None:
+                write_atomic(file, save({name: v.contiguous() for name, v in held.items()}))
+            if progress is not None:
+                progress(len(pieces[todo[number]]))
+
+        looks = ({"images": self._framed(pieces[place]), **about} for place in todo)
+        in_pieces(look_piece, self.network, looks, ended=ended)
+        every = [parts[place] or {} for place in range(len(pieces))]
+        maps, sure = (torch.cat([part[name] for part in every]) for name in ("maps", "confidence"))
+        return maps.to(self.model.device), sure.to(self.model.device)
+
+    def _framed(self, images: Tensor) -> Tensor:
+        """Pictures of the model under repair as the eye takes them."""
+        assert self.network is not None
+        frame = self.network.preprocess
         raw = wide(self.model.preprocess.raw(images)).clamp(0, 1)
-        if raw.shape[-2:] != network.preprocess.size:
-            size = network.preprocess.size
-            raw = F.interpolate(raw, size, mode="bilinear", antialias=True, align_corners=False)
-        seen = network.preprocess.normalise(raw).to(network.device, network.dtype)
-        maps = attribute(network, seen, method=self.method, **self.options).maps
-        logits = wide(logits_of(network, seen))
-        chances = logits.sigmoid() if network.sigmoid else logits.softmax(dim=1)
-        maps = wide(maps)[:, None]
-        if maps.shape[-2:] != grid:
-            maps = F.interpolate(maps, grid, mode="bilinear", antialias=True, align_corners=False)
-        seen_by = {"maps": maps[:, 0], "confidence": chances.amax(dim=1)}
-        return {name: value.to(self.model.device) for name, value in seen_by.items()}
+        if raw.shape[-2:] != frame.size:
+            how: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
+            raw = F.interpolate(raw, frame.size, **how)
+        return frame.normalise(raw).to(self.network.dtype)
 
     def _file(self, images: Tensor, grid: tuple[int, int]) -> Path | None:
         if self.cache is None or self.network is None:
@@ -255,6 +255,20 @@ def eye(
     return Eye(model, kind, network, None, method, options, folder)
 
 
+def look_piece(
+    network: ImageModel, images: Tensor, grid: tuple[int, int], method: str, options: dict[str, Any]
+) -> dict[str, Tensor]:
+    """What a network sees in pictures of its own frame, on another grid: maps [n, gh, gw] and
+    confidence [n], on the CPU."""
+    seen = images.to(network.device)
+    maps = wide(attribute(network, seen, method=method, **options).maps)[:, None]
+    logits = wide(logits_of(network, seen))
+    chances = logits.sigmoid() if network.sigmoid else logits.softmax(dim=1)
+    if maps.shape[-2:] != grid:
+        maps = F.interpolate(maps, grid, mode="bilinear", antialias=True, align_corners=False)
+    return {"maps": maps[:, 0].cpu(), "confidence": chances.amax(dim=1).cpu()}
+
+
 def otsu(maps: Tensor) -> Tensor:
     """Maps [n, gh, gw] cut where their two parts differ most (Otsu 1979): True above the threshold
     that makes the variance between parts largest. A constant map gives an empty mask."""
@@ -298,12 +312,12 @@ def _truth(pictures: Pictures) -> Tensor | None:
     return truth
 
 
-def _read(file: Path, device: torch.device) -> dict[str, Tensor] | None:
+def _read(file: Path) -> dict[str, Tensor] | None:
     """None for a file that is not there or damaged: the eye looks again."""
     if not file.is_file():
         return None
     try:
-        tensors = load_file(file, device=str(device))
+        tensors = load_file(file)
     except SafetensorError as damage:
         log.warning("%s is damaged and will be written again: %s", file, damage)
         return None

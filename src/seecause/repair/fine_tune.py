@@ -4,6 +4,9 @@ AdamW at a low rate, classes balanced, mirrored pictures, bfloat16 on a GPU. Eac
 own order; after each, transplant-worst of held-out versions decides whether it is the best yet, and
 training stops when it has not risen for `patience` epochs. With a work folder, a run that was
 killed goes on from its last whole epoch and ends as if it had not been.
+
+Under `torchrun` processes share each batch and add their gradients: the steps are those of one. The
+first process decides and writes.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from torch import Tensor, nn
 
 from seecause._files import write_atomic
 from seecause.errors import Diverged
+from seecause.faithful.run import joined_processes
 from seecause.loading import rewrap
 from seecause.models.view import VisionModel
 from seecause.repair._remedies import Lesson, Mended, remedy
 from seecause.repair.last_layer import class_weights
-from seecause.repair.parts import Judged
+from seecause.repair.parts import Judged, Versions
+from seecause.types import wide
 
 DECAY, CLIP = 0.05, 1.0
 
@@ -55,7 +60,8 @@ class _Run:
         torch.save(state, buffer)
         write_atomic(file, buffer.getvalue())
 
-    def load(self, file: Path, device: torch.device) -> None:
+    def load(self, content: bytes, device: torch.device) -> None:
+        file = io.BytesIO(content)
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -79,21 +85,23 @@ def fine_tune(
     module.requires_grad_(True)
     fused = view.device.type == "cuda"
     optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=DECAY, fused=fused)
-    run = _Run(view, module, optimizer)
+    run, processes = _Run(view, module, optimizer), joined_processes(model.device)
     file = None if lesson.work is None else lesson.work / "fine-tune.pt"
-    if file is not None and file.is_file():
-        run.load(file, model.device)
+    content = file.read_bytes() if file is not None and file.is_file() else None
+    if (content := processes.from_first(content)) is not None:
+        run.load(content, model.device)
     total = epochs * len(lesson.learn.moved)
     with lesson.progress("fine-tuning", total) as advance:
         advance(run.epoch * len(lesson.learn.moved))
         while run.epoch < epochs and not _stale(run.curve, patience):
             _epoch(run, lesson, batch, rate, epochs, advance)
             worst = Judged(lesson.choose, lesson.choose.logits(view)).transplant_worst
+            worst = processes.from_first(worst)
             run.curve.append(worst)
             if worst > run.best:
                 run.best = worst
                 run.best_state = {k: v.detach().clone() for k, v in module.state_dict().items()}
-            if file is not None:
+            if file is not None and processes.first:
                 run.save(file)
     module.load_state_dict(run.best_state)
     details = {
@@ -110,6 +118,27 @@ def fine_tune(
     return Mended(rewrap(model, view.module, head=view.extra), done, details)
 
 
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """Versions of a batch, whether each is mirrored, and what it weighs."""
+
+    rows: Tensor  # [m]
+    turned: Tensor  # [m] bool
+    weights: Tensor  # [m] float64
+
+
+def _loss(view: VisionModel, versions: Versions, share: _Share) -> Tensor:
+    """Their part of the batch's loss."""
+    rows, device = share.rows.to(versions.labels.device), view.device
+    images, labels = versions[rows], versions.labels[rows].to(device)
+    turned = share.turned.to(images.device)[:, None, None, None]
+    images = torch.where(turned, images.flip(-1), images)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        logits = wide(view.native(images.to(device)))
+    nll = F.cross_entropy(logits, labels, reduction="none")
+    return (share.weights.to(nll) * nll).sum()
+
+
 def _stale(curve: list[float], patience: int) -> bool:
     """Whether the best epoch is `patience` epochs ago."""
     return bool(curve) and len(curve) - 1 - curve.index(max(curve)) >= patience
@@ -120,24 +149,23 @@ def _epoch(
 ) -> None:
     """Each version once, in an order drawn from (seed, epoch)."""
     versions, device = lesson.learn.moved, run.view.device
+    processes = joined_processes(device)
     draw = torch.Generator().manual_seed(1000 * lesson.seed + run.epoch)
     order = torch.randperm(len(versions), generator=draw)
-    weights = class_weights(versions.labels.cpu(), run.view.n_classes).float().to(device)
+    weights = class_weights(versions.labels.cpu(), run.view.n_classes).to(device)
     rows_of = order.split(batch)
     for number, rows in enumerate(rows_of):
         done = (run.epoch + number / len(rows_of)) / epochs
         for group in run.optimizer.param_groups:
             group["lr"] = rate * min(1.0, 20 * done + 0.05) * (1 - done)
-        rows = rows.to(versions.labels.device)
-        images, labels = versions[rows], versions.labels[rows].to(device)
-        turned = (torch.rand(len(rows), generator=draw) < 0.5).to(images.device)
-        images = torch.where(turned[:, None, None, None], images.flip(-1), images)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            logits = run.view.native(images.to(device))
-        nll = F.cross_entropy(logits.float(), labels, reduction="none")
-        loss = (weights[rows.to(device)] * nll).mean()
+        turned = torch.rand(len(rows), generator=draw) < 0.5
+        mine = torch.arange(processes.rank, len(rows), processes.world)
+        share = _Share(rows[mine], turned[mine], weights[rows[mine].to(device)] / len(rows))
+        if len(mine) == 0:  # the last batch is small: nothing of a version, for all add something
+            share = _Share(rows[:1], turned[:1], weights.new_zeros(1))
         run.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        _loss(run.view, versions, share).backward()
+        processes.add_gradients(run.module.parameters())
         nn.utils.clip_grad_norm_(run.module.parameters(), CLIP)
         run.optimizer.step()
         advance(len(rows))

@@ -114,6 +114,12 @@ def evidence_of(
     return total / len(starts)
 
 
+@torch.no_grad()
+def evidence_piece(model: VisionModel, images: Tensor, **how: Any) -> dict[str, Tensor]:
+    """The same on the CPU, for `in_pieces`."""
+    return {"evidence": evidence_of(model, images.to(model.device), **how).cpu()}
+
+
 def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
     """Patch tokens of every picture at one layer, [n, N, D] float32 on the CPU, of unit length once
     the mean token of their place is taken away."""

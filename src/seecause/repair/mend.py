@@ -34,6 +34,7 @@ from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError
+from seecause.faithful.run import joined_processes
 from seecause.heads.pictures import Pictures, Progress, no_progress
 from seecause.loading import rewrap
 from seecause.metrics.statistics import bootstrap_interval
@@ -271,9 +272,12 @@ def _try(
 ) -> tuple[Candidate, Mended | None]:
     """A remedy, or what an earlier run made of it; one that cannot be done is a hole with its
     reason."""
+    processes = joined_processes(model.device)
     if place is not None and entry.name != "nothing":
         place.mkdir(exist_ok=True)
     began, kept = time.perf_counter(), None if place is None else _read(model, place)
+    if not all(processes.gather(kept is not None)):
+        kept = None  # one that does not see it needs the others to learn with
     try:
         result = kept[0] if kept else entry.fit(model, replace(lesson, work=place), **settings)
     except SeecauseError as reason:
@@ -284,7 +288,7 @@ def _try(
     seconds = kept[1] if kept else time.perf_counter() - began
     numbers = result.judge(lesson.choose).numbers(groups=lesson.groups)
     candidate = Candidate(entry.name, result.done, result.details, seconds, numbers)
-    if place is not None and not kept and entry.name != "nothing":
+    if place is not None and not kept and entry.name != "nothing" and processes.first:
         _write(place, result, seconds)
     return candidate, result
 

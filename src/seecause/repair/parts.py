@@ -18,15 +18,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from seecause._pieces import Work, in_pieces
 from seecause._random import bits
 from seecause.errors import BadOption
 from seecause.heads.baselines import features
-from seecause.heads.pictures import Pictures, logits_of
+from seecause.heads.pictures import Pictures, logits_of, logits_piece
 from seecause.metrics.groups import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
@@ -101,24 +103,29 @@ class Part:
         """What enters the last layer, of pictures and versions."""
         key = model.fingerprint()
         if self.memo.get("model") != key:
-            self.memo.update(model=key, features=self._over(lambda x: features(model, x)))
+            self.memo.update(model=key, features=self._over(_features_piece, model))
         return self.memo["features"]
 
     def logits(self, model: ImageModel) -> PartLogits:
-        return self._over(lambda images: logits_of(model, images).cpu())
+        return self._over(logits_piece, model)
 
     def under(self, model: VisionModel, layer: LastLayer) -> PartLogits:
         """Logits of the model with another last layer: only that layer runs."""
         return self.features(model).under(layer)
 
-    def _over(self, run: Any) -> PartLogits:
-        control = None
-        if self.control is not None:
-            control = torch.cat([run(batch) for batch in self.control.batches(AT_ONCE)])
-        plain = torch.cat([run(batch) for batch in self.pictures.images.split(AT_ONCE)])
-        return PartLogits(
-            plain, torch.cat([run(batch) for batch in self.moved.batches(AT_ONCE)]), control
-        )
+    def _over(self, work: Work, model: ImageModel) -> PartLogits:
+        """What `work` gives for pictures and versions, `AT_ONCE` at a time."""
+        groups = [self.pictures.images.split(AT_ONCE), self.moved.batches(AT_ONCE)]
+        groups += [] if self.control is None else [self.control.batches(AT_ONCE)]
+        pieces = ({"images": batch} for batch in chain(*groups))
+        rows = torch.cat([next(iter(p.values())) for p in in_pieces(work, model, pieces)])
+        counts = [len(self.pictures), len(self.moved)]
+        plain, moved, control = rows.tensor_split([counts[0], sum(counts)])
+        return PartLogits(plain, moved, None if self.control is None else control)
+
+
+def _features_piece(model: VisionModel, images: Tensor) -> dict[str, Tensor]:
+    return {"features": features(model, images.to(model.device, model.dtype))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from seecause._files import write_atomic
-from seecause.bench.lvlm_study import LVLMStudy, TokenMaps, to_csv, token_maps
+from seecause.bench.lvlm_table import LVLMStudy, TokenMaps, to_csv, token_maps
 from seecause.data.dataset import Dataset
 from seecause.lvlm import LVLM, importance_map
 from seecause.lvlm.analysis import STRONG, correlations

@@ -1,0 +1,56 @@
+"""Work in pieces that somebody may keep, or have done elsewhere.
+
+    scores = in_pieces(score_piece, model, ({"images": part} for part in images.split(64)))
+
+A long computation calls its expensive part through `in_pieces`. Alone that is a loop. Inside
+`carried` somebody else does it: `bench.carry` keeps finished pieces in a store, so that a killed
+job goes on, and hands the others to processes or to a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+PIECE = 32  # pictures of a piece: the same wherever it is done, so that bits are, too
+
+Tensors = dict[str, Tensor]
+Work = Callable[..., Tensors]  # (model, **piece) -> tensors on the CPU; a function of a module
+Piece = Mapping[str, Any]
+Ended = Callable[[int, Tensors], None]
+Carry = Callable[[Work, Any, Iterable[Piece], Ended], list[Tensors]]
+
+_carry: ContextVar[Carry | None] = ContextVar("seecause_pieces", default=None)
+
+
+@contextmanager
+def carried(carry: Carry) -> Iterator[None]:
+    """Let `carry` do the pieces of all work inside the block."""
+    token = _carry.set(carry)
+    try:
+        yield
+    finally:
+        _carry.reset(token)
+
+
+def in_pieces(
+    work: Work,
+    model: Any,
+    pieces: Iterable[Piece],
+    *,
+    ended: Ended = lambda number, result: None,
+) -> list[Tensors]:
+    """`work(model, **piece)` of every piece, in their order. Pieces are asked for as they are
+    needed; `ended` hears the number and the result of each that is done."""
+    carry = _carry.get()
+    if carry is not None:
+        return carry(work, model, pieces, ended)
+    results = []
+    for number, piece in enumerate(pieces):
+        results.append(work(model, **piece))
+        ended(number, results[-1])
+    return results

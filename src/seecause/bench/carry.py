@@ -1,0 +1,229 @@
+"""Jobs that are no benchmark, in pieces that are kept and may be done elsewhere: audits, scores of
+heads, discoveries.
+
+    with carrying("audit.work", "audit", Workers(ray="auto")):
+        result = sc.audit(model, data, eye=eye)
+
+What these jobs do to many pictures goes through `in_pieces`. Here every piece is named by a digest
+of its function, the weights, its pictures and options, our code and the libraries: a finished one
+is read from the store, the others are done by the crew. Models travel whole, once to each worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from seecause._files import digest, place
+from seecause._pieces import Ended, Piece, Tensors, Work, carried
+from seecause.bench._inputs import versions
+from seecause.bench.hands import Alone, Crew, Workers, WorkersFailed, crew_for, record
+from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
+from seecause.bench.store import ShardStore
+from seecause.engine.chunks import budget, memory
+
+MODELS = 3  # that a worker holds: the one that is judged, an eye, and one that was mended
+
+
+@contextmanager
+def carrying(
+    folder: Path | str | None, command: str, workers: Workers | int | None = None
+) -> Iterator[None]:
+    """Inside the block pieces are kept in `folder` (a path or a URL; None: nowhere) and done by
+    `workers`."""
+    store = None if folder is None else ShardStore(place(folder), f"{command} --work")
+    if store is not None:
+        store.check()
+    with ExitStack() as stack, carried(_Carrier(store, workers, stack)):
+        yield
+
+
+class _Carrier:
+    """Does pieces: reads those that are known, has the others done."""
+
+    def __init__(self, store: ShardStore | None, workers: Workers | int | None, stack: ExitStack):
+        self.store, self.workers, self.stack = store, workers, stack
+        self.crew: Alone | Crew | None = None
+        self.parcels: dict[str, Callable[[], bytes]] = {}
+
+    def __call__(
+        self, work: Work, model: Any, pieces: Iterable[Piece], ended: Ended
+    ) -> list[Tensors]:
+        results: dict[int, Tensors] = {}
+        numbered = enumerate(pieces)
+        crew, about = self._crew(model), _Facts.of(work, model)
+
+        def take() -> _Item | None:
+            for number, piece in numbered:
+                key = about.key(piece)
+                kept = None if self.store is None or not key else self.store.read(key)
+                if kept is None and key:
+                    return self._item(number, key, work, model, piece)
+                results[number] = (
+                    work(model, **piece) if kept is None else _in_order(kept.tensors, kept.metadata)
+                )
+                ended(number, results[number])
+            return None
+
+        for item, answer in crew.perform(take):
+            if answer.failure:
+                raise WorkersFailed(answer.failure)
+            if self.store is not None:
+                record(self.store, item.key, answer)
+            tensors = load(answer.value.contents["safetensors"])
+            results[item.number] = _in_order(tensors, answer.value.metadata)
+            ended(item.number, results[item.number])
+        return [results[number] for number in sorted(results)]
+
+    def _crew(self, model: Any) -> Alone | Crew:
+        """With the first piece the store is begun, too: a command that is refused leaves nothing
+        behind."""
+        if self.crew is None:
+            if self.store is not None:
+                self.stack.enter_context(self.store.alone())
+                self.store.write_manifest({"versions": versions()})
+            wanted = self.workers
+            gpus = wanted.gpus if isinstance(wanted, Workers) else None
+            job = PieceJob("cuda" if gpus else model.device.type)
+            self.crew = self.stack.enter_context(crew_for(job, wanted, do=_perform_here))
+        return self.crew
+
+    def _item(self, number: int, key: str, work: Work, model: Any, piece: Piece) -> _Item:
+        assert self.crew is not None
+        limit = memory().limit
+        if isinstance(self.crew, Alone):
+            return _Item(number, key, work, piece, limit, model=model)
+        mark = model.fingerprint()
+        if mark not in self.parcels:
+            # views hold functions that pickle refuses
+            from joblib.externals import cloudpickle  # pyright: ignore
+
+            self.parcels[mark] = self.crew.share(cloudpickle.dumps(model))
+        there = {name: _on_cpu(value) for name, value in piece.items()}
+        return _Item(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """A piece on its way: with its model, or with where that can be had."""
+
+    number: int
+    key: str
+    work: Work
+    piece: Piece
+    limit: int | None  # bytes of activations
+    model: Any = None
+    mark: str = ""
+    parcel: Callable[[], bytes] | None = None
+
+
+@dataclass(frozen=True)
+class PieceJob:
+    """Pieces of anything."""
+
+    device: str
+    threads: int = field(default_factory=torch.get_num_threads)
+    versions: Mapping[str, str] = field(default_factory=versions)
+    failures: ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # an error ends the job, as it would without workers
+
+    def open(self) -> Callable[[_Item], EncodedShard]:
+        models: OrderedDict[str, Any] = OrderedDict()
+
+        def perform(item: _Item) -> EncodedShard:
+            if item.mark not in models:
+                assert item.parcel is not None
+                models[item.mark] = _unpacked(item.parcel(), self.device)
+                if len(models) > MODELS:
+                    models.popitem(last=False)
+            return _perform_here(dataclasses.replace(item, model=models[item.mark]))
+
+        return perform
+
+
+def _unpacked(parcel: bytes, device: str) -> Any:
+    """A model that travelled, on the device of this worker."""
+    from joblib.externals import cloudpickle  # pyright: ignore
+
+    model = cloudpickle.loads(parcel)
+    return model if model.device.type == torch.device(device).type else model.to(device)
+
+
+def _perform_here(item: _Item) -> EncodedShard:
+    with budget(item.limit):
+        tensors = item.work(item.model, **item.piece)
+    return encoded(ShardResult(tensors=tensors, metadata={"names": list(tensors)}))
+
+
+def _in_order(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Tensors:
+    """As the work gave them: safetensors forgets the order."""
+    return {name: tensors[name] for name in metadata["names"]}
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What all pieces of a call have in common, and what decides them."""
+
+    text: str
+
+    @classmethod
+    def of(cls, work: Work, model: Any) -> _Facts:
+        about = [f"{work.__module__}.{work.__qualname__}", *sorted(versions().items())]
+        about += [model.fingerprint(), model.dtype, model.device.type, torch.get_num_threads()]
+        return cls(repr([*about, memory().limit]))
+
+    def key(self, piece: Piece) -> str:
+        """Empty where a piece holds a function: such work is done here and not kept."""
+        try:
+            parts = list(_spelled(dict(piece)))
+        except TypeError:
+            return ""
+        return digest(self.text, *parts, length=32)
+
+
+def _spelled(value: Any) -> Iterator[bytes | str]:
+    """Everything a value holds, in one order."""
+    if isinstance(value, Tensor):
+        yield f"tensor {value.dtype} {list(value.shape)}"
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__qualname__
+        for part in dataclasses.fields(value):
+            yield part.name
+            yield from _spelled(getattr(value, part.name))
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=repr):
+            yield f"key {name!r}"
+            yield from _spelled(value[name])
+    elif isinstance(value, list | tuple):
+        yield f"list {len(value)}"
+        for part in value:
+            yield from _spelled(part)
+    elif value is None or isinstance(value, str | int | float | bool | Path):
+        yield repr(value)
+    else:
+        raise TypeError(type(value).__name__)
+
+
+def _on_cpu(value: Any) -> Any:
+    """The same with tensors that can travel."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {
+            part.name: _on_cpu(getattr(value, part.name)) for part in dataclasses.fields(value)
+        }
+        return dataclasses.replace(value, **parts)
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(part) for part in value)
+    return value

@@ -1,0 +1,368 @@
+"""Who does the work of a job: this process, several, or actors of a Ray cluster. One loop for all.
+
+A job is opened once in each worker, which then is handed items, few at a time: nobody waits for
+thousands of answers, and little is left to end when it is enough. What a worker answers goes to the
+process that runs the job, which alone writes: workers need not see its folder.
+
+A worker that dies is replaced, and what it held is done again. An item whose worker died is tried
+with a worker of its own, so that it takes no other with it, and given up after `RETRIES` more.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from seecause._files import digest
+from seecause.bench._inputs import check_versions
+from seecause.bench.store import ShardStore
+from seecause.errors import BadOption, SeecauseError
+
+log = logging.getLogger(__name__)
+
+RETRIES = 3  # of an item whose worker was lost
+LOST = (
+    f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
+    " again with fewer --workers, less --memory, or machines with more of it"
+)
+Take = Callable[[], Any]  # the next item, or None if there is none now
+Do = Callable[[Any], Any]
+Share = Callable[[bytes], Callable[[], bytes]]  # bytes for all workers -> how one gets them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """How many, where, and what each may use."""
+
+    count: int | None = None  # None: this process; on a cluster, as many as it holds
+    ray: str | None = None  # auto for the cluster that is running, local, or HOST:PORT
+    cpus: float | None = None  # of one worker; None: its threads
+    gpus: float | None = None  # None: one if the job runs on a GPU; fractions share one
+    memory: int | None = None  # bytes that a cluster sets aside for one worker
+
+    def __post_init__(self) -> None:
+        for name in ("count", "cpus", "memory"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise BadOption(name, value, "a number above 0")
+        if self.gpus is not None and self.gpus < 0:
+            raise BadOption("gpus", self.gpus, "0 or more")
+
+
+class WorkersFailed(SeecauseError):
+    """Workers were lost or refused, and the work with them."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"the work could not be done: {reason.rstrip('.')}.")
+
+
+class Job(Protocol):
+    """Work in items, which travels to workers and gives the same everywhere."""
+
+    # what an item may raise without ending the job
+    failures: ClassVar[tuple[type[Exception], ...]]
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """What it was planned with; a worker with others is refused."""
+        ...
+
+    def open(self) -> Do:
+        """Load models and data, once in each worker."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What came of an item: a value, or why there is none."""
+
+    value: Any = None
+    failure: str = ""
+    kind: str = ""  # of the failure
+    process: int = 0
+
+
+def attempt(do: Do, item: Any, failures: tuple[type[Exception], ...]) -> Answer:
+    try:
+        return Answer(do(item), process=os.getpid())
+    except failures as failure:
+        kind = type(failure).__name__
+        reason = " ".join(str(failure).split()) or kind
+        return Answer(failure=reason, kind=kind, process=os.getpid())
+
+
+def record(store: ShardStore, shard: str, answer: Answer) -> None:
+    """What came of a shard, in the store and its log."""
+    if answer.failure:
+        store.log("failed", shard, reason=answer.failure)
+    else:
+        store.write(shard, answer.value)
+        store.log("done", shard, process=answer.process)
+
+
+def opened(job: Job) -> Do:
+    """In a worker: the job, unless its software is another."""
+    check_versions(job.versions)
+    torch.set_num_threads(job.threads)
+    return job.open()
+
+
+class Hand(Protocol):
+    """One worker elsewhere."""
+
+    opening: Future[str]  # why it refuses; empty if it is ready
+
+    def submit(self, item: Any) -> Future[Answer]: ...
+    def is_lost(self, failure: BaseException) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Ticket:
+    item: Any
+    losses: int = 0
+
+
+@dataclass(eq=False)
+class _Slot:
+    hand: Hand
+    ready: bool = False
+    tickets: dict[Future[Answer], _Ticket] = field(default_factory=dict)
+
+    def has_room(self, depth: int) -> bool:
+        suspect = any(ticket.losses for ticket in self.tickets.values())
+        return self.ready and not suspect and len(self.tickets) < depth
+
+
+class Alone:
+    """This process."""
+
+    def __init__(self, job: Job, do: Do | None = None):
+        self.job, self.do = job, do
+
+    def perform(self, take: Take) -> Iterator[tuple[Any, Answer]]:
+        while (item := take()) is not None:
+            if self.do is None:
+                self.do = self.job.open()
+            yield item, attempt(self.do, item, self.job.failures)
+
+
+class Crew:
+    """Workers elsewhere, begun by `start`; each holds at most `depth` items."""
+
+    def __init__(self, start: Callable[[], Hand], count: int, *, depth: int, share: Share):
+        self.start, self.depth, self.share = start, depth, share
+        self.slots = [_Slot(start()) for _ in range(count)]
+        self.again: deque[_Ticket] = deque()
+        self.refusal, self.stillborn = "they were stopped", 0
+
+    def perform(self, take: Take) -> Iterator[tuple[Any, Answer]]:
+        """Items and their answers as they end, in any order."""
+        ended = False
+        try:
+            while True:
+                for slot in self.slots:
+                    self._fill(slot, take)
+                waiting = self._handed_out()
+                if not waiting and (left := self._next(take)) is not None:
+                    if not self.slots:
+                        raise WorkersFailed(f"no worker is left: {self.refusal}")
+                    self.again.appendleft(left)
+                elif not waiting:
+                    ended = True
+                    return
+                openings: dict[Future[Any], _Slot] = {
+                    slot.hand.opening: slot for slot in self.slots if not slot.ready
+                }
+                done = wait([*waiting, *openings], return_when=FIRST_COMPLETED).done
+                for future in done:
+                    if future in openings:
+                        self._opened(openings[future])
+                    else:
+                        yield from self._answered(waiting[future], future)
+        finally:
+            if not ended:
+                self.close()
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.hand.close()
+        self.slots = []
+
+    def _handed_out(self) -> dict[Future[Any], _Slot]:
+        futures: dict[Future[Any], _Slot] = {}
+        for slot in self.slots:
+            futures |= dict.fromkeys(slot.tickets, slot)
+        return futures
+
+    def _next(self, take: Take) -> _Ticket | None:
+        if self.again:
+            return self.again.popleft()
+        item = take()
+        return None if item is None else _Ticket(item)
+
+    def _fill(self, slot: _Slot, take: Take) -> None:
+        while slot.has_room(self.depth):
+            if self.again and slot.tickets:
+                return  # it takes a suspect when it is empty
+            ticket = self._next(take)
+            if ticket is None:
+                return
+            slot.tickets[slot.hand.submit(ticket.item)] = ticket
+
+    def _opened(self, slot: _Slot) -> None:
+        failure = slot.hand.opening.exception()
+        if failure is None:
+            refusal = slot.hand.opening.result()
+            slot.ready, self.stillborn = not refusal, 0
+        elif slot.hand.is_lost(failure):
+            self.stillborn += 1
+            refusal = LOST if self.stillborn > RETRIES else ""
+        else:
+            raise _cause(failure)
+        if refusal:
+            log.warning("a worker is refused: %s", refusal)
+            self.refusal = refusal
+            slot.hand.close()
+            self.slots.remove(slot)
+        elif not slot.ready:
+            self._replace(slot)
+
+    def _answered(self, slot: _Slot, future: Future[Answer]) -> Iterator[tuple[Any, Answer]]:
+        if future not in slot.tickets:
+            return  # lost with its worker, a moment ago
+        failure = future.exception()
+        if failure is None:
+            yield slot.tickets.pop(future).item, future.result()
+        elif not slot.hand.is_lost(failure):
+            raise _cause(failure)
+        else:
+            yield from self._lost(slot)
+
+    def _lost(self, slot: _Slot) -> Iterator[tuple[Any, Answer]]:
+        """A worker died: what it held is done again, or given up."""
+        tickets = list(slot.tickets.values())
+        slot.tickets.clear()
+        self._replace(slot)
+        for ticket in tickets:
+            ticket.losses += 1
+            if ticket.losses > RETRIES:
+                yield ticket.item, Answer(failure=LOST, kind="Lost")
+            else:
+                self.again.append(ticket)
+
+    def _replace(self, slot: _Slot) -> None:
+        slot.hand.close()
+        self.slots[self.slots.index(slot)] = _Slot(self.start())
+
+
+def _cause(failure: BaseException) -> BaseException:
+    """What a worker raised; Ray wraps it."""
+    cause = getattr(failure, "cause", None)
+    return cause if isinstance(cause, Exception) else failure
+
+
+@contextmanager
+def crew_for(
+    job: Job, workers: Workers | int | None, *, most: int | None = None, do: Do | None = None
+) -> Iterator[Alone | Crew]:
+    """Those who do a job of at most `most` items; `do` is the job opened here, which is all there
+    is for one worker."""
+    wanted = Workers(count=workers) if isinstance(workers, int) else workers or Workers()
+    bound = most or 1 << 30
+    if wanted.ray is not None and most != 0:
+        from seecause.bench.cluster import ray_crew
+
+        with ray_crew(job, wanted, most=bound) as crew:
+            yield crew
+        return
+    count = min(wanted.count or 1, bound)
+    if count < 2:
+        yield Alone(job, do)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        share = partial(_share_by_file, Path(folder))
+        crew = Crew(lambda: ProcessHand(job), count, depth=1, share=share)
+        try:
+            yield crew
+        finally:
+            crew.close()
+
+
+def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
+    path = folder / digest(content)
+    path.write_bytes(content)
+    return path.read_bytes
+
+
+class ProcessHand:
+    """A process of this machine. Spawned, not forked: torch's threads and a GPU do not survive a
+    fork."""
+
+    def __init__(self, job: Job):
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(job,))
+        self.opening = self.pool.submit(_open)
+
+    def submit(self, item: Any) -> Future[Answer]:
+        try:
+            return self.pool.submit(_perform, item)
+        except BrokenProcessPool as broken:  # it died while it had nothing to do
+            gone: Future[Answer] = Future()
+            gone.set_exception(broken)
+            return gone
+
+    def is_lost(self, failure: BaseException) -> bool:
+        return isinstance(failure, BrokenProcessPool)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+# In a worker process: the job it works for, and what that opened.
+
+_work_for: list[Any] = []
+
+
+def _begin(job: Job) -> None:
+    _work_for.append(job)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _open() -> str:
+    try:
+        _work_for.append(opened(_work_for[0]))
+    except SeecauseError as refusal:
+        return str(refusal)
+    return ""
+
+
+def _perform(item: Any) -> Answer:
+    job, do = _work_for
+    return attempt(do, item, job.failures)

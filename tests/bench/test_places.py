@@ -1,0 +1,105 @@
+"""The store on any path that fsspec knows: the same bytes, checks and failures."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+from seecause import _files
+from seecause._files import is_local, place
+from seecause.bench.plan import Store
+from seecause.bench.runner import run, status
+from seecause.bench.tables import table
+from seecause.errors import BadOption, MissingExtra
+from seecause.report.ablate import write_report
+from tests.bench.toy import worker
+
+pytest.importorskip("upath", reason="universal-pathlib is not installed")
+QUICK = {"methods": {"sobel": {}}, "metrics": ("aupr1",), "measures": {}}
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """The URL of a bucket of a local S3 server."""
+    pytest.importorskip("s3fs")
+    server_module = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel("ERROR")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    keys = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    keys["AWS_ENDPOINT_URL"] = "http://{}:{}".format(*server.get_host_and_port())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in keys.items():
+            patch.setenv(name, value)
+        import s3fs
+
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("runs")
+        yield "s3://runs"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request, tmp_path):
+    name = uuid.uuid4().hex
+    if request.param == "s3":
+        return f"{request.getfixturevalue('bucket')}/{name}"
+    return f"file://{tmp_path}/{name}" if request.param == "file" else f"memory://{name}"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_run_anywhere_is_the_run_here(url, tmp_path):
+    work = worker(**QUICK)
+    here, there = Store(tmp_path / "here"), Store(place(url))
+    assert run(here, work).complete and run(url, work).complete
+    for shard in work.plan.shards:
+        for kind in ("parquet", "safetensors"):
+            assert there.file(shard.id, kind).read_bytes() == here.file(shard.id, kind).read_bytes()
+    assert table(url) == table(tmp_path / "here")
+    assert {file.name for file in write_report(there)} >= {"index.html", "table.csv"}
+    assert there.plan().shards == work.plan.shards
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_damage_and_failures_are_noticed_anywhere(url, monkeypatch):
+    work = worker(**QUICK)
+    store = Store(place(url))
+    assert run(store, work).complete
+    first, second, third = work.plan.shards
+    file = store.file(first.id, "parquet")
+    file.write_bytes(file.read_bytes()[:-3])
+    store.file(second.id, "safetensors").unlink()
+    state = status(url)
+    assert state.done == 1 and set(state.damaged) == {first.id, second.id}
+    store.file(third.id, "json").unlink()
+
+    def broken(worker, shard):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seecause.bench.runner.run_shard", broken)
+        assert set(run(store, work).failed.values()) == {"none left"}
+    assert set(status(url).failed) == {shard.id for shard in work.plan.shards}
+    assert run(store, work).complete and status(url).failed == {}
+
+
+def test_a_folder_is_a_path_whatever_it_is_called(tmp_path):
+    assert is_local(place(f"file://{tmp_path}")) and place(str(tmp_path)) == tmp_path
+    assert is_local(place("s3/run")) and not is_local(place("memory://x"))
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/run", "gs://bucket/run"])
+def test_a_place_that_cannot_be_opened_says_what_to_install_or_give(url, monkeypatch):
+    with pytest.raises(BadOption, match="fsspec can open"):
+        place(url)
+    monkeypatch.setitem(__import__("sys").modules, "upath", None)
+    with pytest.raises(MissingExtra, match=r"seecause\[cluster\]"):
+        place(url)
+    assert _files.place("plain") is not None

@@ -1,0 +1,61 @@
+"""What `test_processes` runs once alone and once in two processes: iFAM and the fine-tuning repair,
+tiny and in float64."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch.utils.data import default_collate
+
+from seecause.faithful import train, training
+from seecause.faithful.run import join_processes
+from seecause.repair._remedies import find_remedy
+from tests.faithful.runs import tiny_config
+from tests.repair.test_remedies import made_lesson
+from tests.repair.toys import fitted, scenes
+
+
+def _double(items):
+    images, *rest = default_collate(items)
+    return images.double(), *rest
+
+
+def train_parts(folder: Path, out: Path) -> dict[str, torch.Tensor]:
+    """Three steps with gradients of every kind."""
+    settings = {"epochs": 1, "batch": 4, "limit": 12, "options": {"freeze": "none"}, "ema": False}
+    config = tiny_config(folder, out=str(out), **settings)
+    new_net = training.new_net
+    with (
+        mock.patch.object(training, "new_net", lambda *words: new_net(*words).double()),
+        mock.patch.object(training, "default_collate", _double),
+    ):
+        train(config)
+    return torch.load(out / "last.pt", weights_only=True)["net"]
+
+
+def fine_tuned() -> dict[str, torch.Tensor]:
+    """Two epochs of an odd batch, and of one that only the first process has a share of."""
+    biased = fitted(scenes(64)).to(torch.float64)
+    lesson = made_lesson(biased)
+    batch = len(lesson.learn.moved) - 1
+    fit = find_remedy("fine-tune", {}).fit
+    mended = fit(biased, lesson, epochs=2, rate=1e-3, batch=batch, patience=9)
+    return {name: value.detach() for name, value in mended.model.module.state_dict().items()}
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    out.mkdir(exist_ok=True)
+    with join_processes("cpu"):
+        weights = {f"tuned {k}": v for k, v in fine_tuned().items()}
+        weights |= {f"parts {k}": v for k, v in train_parts(out.parent, out / "run").items()}
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(weights, out / "weights.pt")
+
+
+def in_a_process(out: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    main(out)
