@@ -93,10 +93,7 @@ def discover(
     """
     from seecause.data.registry import open_data
     from seecause.repair.discover import discover as run
-    from seecause.report.discover import discover_sections, findings_rows, write_pairs
-    from seecause.report.folder import check_out, result_folder
-    from seecause.report.heads import rows_csv
-    from seecause.report.page import write_page
+    from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     wanted = _ranks("--pairs", pairs) if pairs not in ("best", "none") else None
@@ -113,18 +110,30 @@ def discover(
         progress=partial(counting, quiet=quiet),
     )
     places = [] if pairs == "none" else _places(result, wanted)
+    lines = _write(opened.name, lead_of(opened, result.pictures), result, places, out, overwrite)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
+
+
+def _write(
+    model: str, lead: str, result: Discovery, places: list[int], out: Path, overwrite: bool
+) -> list[str]:
+    """Page, table, pairs of some findings, and what is said of them."""
+    from seecause.report.discover import discover_sections, findings_rows, write_pairs
+    from seecause.report.folder import result_folder
+    from seecause.report.heads import rows_csv
+    from seecause.report.page import write_page
+
     manifest: dict[str, Any] = {
         "command": "discover",
         "page": "index.html",
         "table": "findings.csv",
     }
     manifest |= {"pairs": [place + 1 for place in places], "run": result.protocol}
-    manifest["left out"] = [asdict(hole) for hole in result.pictures.holes]
+    manifest |= {"left out": [asdict(hole) for hole in result.pictures.holes]}
     lines = [f"{rank}. {f.sentence()}" for rank, f in enumerate(result.findings[:SAID], 1)]
     lines = lines or ["no kind of patch turns pictures into a class by more than chance"]
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        title = f"What turns pictures into another class for {opened.name}?"
-        lead = lead_of(opened, result.pictures)
+        title = f"What turns pictures into another class for {model}?"
         write_page(folder / "index.html", title, discover_sections(result), lead=lead)
         (folder / "findings.csv").write_text(rows_csv(findings_rows(result)), encoding="utf-8")
         if places:
@@ -132,7 +141,7 @@ def discover(
             numbers = ", ".join(str(place + 1) for place in places)
             spec = f"pairs:{out / 'pairs' / 'with'}:{out / 'pairs' / 'without'}"
             lines.append(f"{count} pairs of finding {numbers} to repair by: --data {spec}")
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
+    return lines
 
 
 def _ranks(flag: str, text: str) -> list[int]:

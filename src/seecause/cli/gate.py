@@ -113,9 +113,7 @@ def gate(
 
     limits = {"max_flips": max_flips, "max_bir": max_bir}
     limits |= {"min_accuracy": min_accuracy, "min_worst_group": min_worst_group}
-    if all(value is None for value in limits.values()):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
-        raise BadOption("limits", "none", f"one at least, of {flags}")
+    _need_limit(limits)
     check_limits(limits)
     replaces = check_out(out, overwrite=overwrite)
     opened = open_asked(
@@ -139,6 +137,12 @@ def gate(
         raise typer.Exit(FAILED)
     if audit.pictures.holes:  # named when they were read
         raise Incomplete
+
+
+def _need_limit(limits: dict[str, float | None]) -> None:
+    if all(value is None for value in limits.values()):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in limits)
+        raise BadOption("limits", "none", f"one at least, of {flags}")
 
 
 def _write_junit(file: Path | None, result: Gate, name: str) -> None:

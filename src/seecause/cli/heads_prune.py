@@ -212,8 +212,7 @@ def prune(
     from seecause.heads import AnswerSampling, prune_and_test
     from seecause.report.folder import check_out
 
-    replaces = check_out(out, overwrite=overwrite)
-    most = head_limit(top)
+    replaces, most = check_out(out, overwrite=overwrite), head_limit(top)
     options = selector_options(by, option, operator=operator, guard=guard, screen=screen)
     background = background_of(masks, fill, search_options(steps, mask_cache, mask_option))
     opened = open_asked(

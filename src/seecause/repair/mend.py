@@ -99,11 +99,10 @@ def repair(
     folder = None if work is None else _folder(Path(work))
     if isinstance(eye, str) and folder is not None:
         eye = open_eye(eye, model=view, cache=folder / "eye")
-    data, test = as_data(data), as_data(test)
-    material = material_of(view, data, eye, progress)
+    material = material_of(view, as_data(data), eye, progress)
     if groups:
         _need_groups(material)
-    seen = None if test is None else material_of(view, test, _again(eye), progress)
+    seen = None if test is None else material_of(view, as_data(test), _again(eye), progress)
     learn, choose, report = _split(material, seen, seed)
     lesson = Lesson(
         learn.lesson(per_picture, seed=seed),
