@@ -16,6 +16,7 @@ from seecause.engine.patching import Site as Site, patch as patch, run as run
 from seecause.errors import SeecauseError as SeecauseError
 from seecause.loading import load as load, wrap as wrap
 from seecause.models.heads import CosineHead as CosineHead, Similarity as Similarity
+from seecause.models.rows import Box as Box, Region as Region
 from seecause.repair.audit import audit as audit
 from seecause.repair.discover import discover as discover
 from seecause.repair.eye import eye as eye

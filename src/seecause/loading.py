@@ -18,6 +18,7 @@ from seecause.models._settled import settled
 from seecause.models.base import ImageModel
 from seecause.models.checkpoints import read_class_names
 from seecause.models.containers import Contents, contents, is_known, peeled, told_by
+from seecause.models.dense_view import DenseModel, DenseParts, assemble_dense
 from seecause.models.heads import Similarity, TextHead, TextInput
 from seecause.models.hub import usable
 from seecause.models.parts import Parts, assemble, find_parts
@@ -46,7 +47,7 @@ def wrap(
     templates: Sequence[str] | None = None,
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
-) -> VisionModel | StagedModel:
+) -> VisionModel | StagedModel | DenseModel:
     """A verified view of any module an adapter knows. What the module does not tell (mean, std,
     size, head, pool) must be given, one by one or as a whole `preprocess`. `classes`: names in the
     order of the outputs, or a file of them (one a line, or JSON).
@@ -161,8 +162,10 @@ def answer_of(module: Callable[[Tensor], Any], images: Tensor) -> Tensor | None:
 
 def _view(
     module: nn.Module, text: TextInput | None, wrap_options: dict[str, Any], check: bool
-) -> VisionModel | StagedModel:
+) -> VisionModel | StagedModel | DenseModel:
     parts = find_parts(module, text=text)
+    if isinstance(parts, DenseParts):
+        return _dense_view(module, parts, wrap_options, check)
     if not isinstance(parts, Parts):
         from seecause.models.staged_view import assemble_staged
 
@@ -176,6 +179,19 @@ def _view(
         model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
     if check:  # else it may end in anything, and names are not those of its outputs
         verify(model)
+        need_names(model)
+    return model
+
+
+def _dense_view(
+    module: nn.Module, parts: DenseParts, wrap_options: dict[str, Any], check: bool
+) -> DenseModel:
+    """Of a detector or a model of pixels."""
+    from seecause.engine.verify_dense import verify_dense
+
+    model = assemble_dense(module, parts, **wrap_options)
+    if check:
+        verify_dense(model)
         need_names(model)
     return model
 
@@ -255,7 +271,7 @@ def load(
     size: tuple[int, int] | int | None = None,
     classes: Sequence[str] | str | Path | None = None,
     **options: Any,
-) -> VisionModel | StagedModel:
+) -> VisionModel | StagedModel | DenseModel:
     """A model by name: `builtin:critters-vit`, `timm:NAME`, `hf:NAME-OR-FOLDER`,
     `torchvision:NAME`, `open_clip:NAME`, or a saved folder.
 
@@ -319,7 +335,7 @@ def _load_plugin(
     device: torch.device | None,
     dtype: torch.dtype | None,
     **options: Any,
-) -> VisionModel | StagedModel:
+) -> VisionModel | StagedModel | DenseModel:
     library, _, name = spec.partition(":")
     module = _openers()[library](name, weights=weights).to(device=device, dtype=dtype)
     model = wrap(module.eval().requires_grad_(False), name=spec, **options)

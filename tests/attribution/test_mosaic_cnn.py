@@ -35,7 +35,7 @@ def test_binary_masks_are_the_cell_sets_of_caap(family):
         expected = sweep_features(model, images, blank, sets.flatten(1), stage).interventions
         ends = model.run_to(stage, blank), model.run_to(stage, images)
         mixed = mixtures(sets.double().expand(2, -1, -1, -1), *ends)
-        logits = model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (2, 4))
+        logits = model.run_from(stage, mixed).unflatten(0, (2, 4))
         assert_close(logits, expected, atol=1e-10, rtol=0)
 
 

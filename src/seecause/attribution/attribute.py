@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -14,7 +15,7 @@ from seecause.attribution.result import Attribution, Attributions
 from seecause.engine.chunks import batched, budget, fit, memory
 from seecause.errors import BadOption, NotDefined, ViewMismatch
 from seecause.loading import as_view
-from seecause.models.base import Architecture, ImageModel, protocol
+from seecause.models.base import Architecture, ImageModel, pixels_digest, protocol
 from seecause.models.inputs import Pictures, as_images, file_names
 from seecause.target import Spec, Target, best_answers, parse, spread
 from seecause.types import wide
@@ -59,7 +60,8 @@ def attribute(
     `model` is a view, or a module that `sc.wrap` takes as it is. `images`: PIL pictures, paths, raw
     pixels (uint8), a list of these, or a normalised tensor [B, 3, H, W]. `target`: None for the
     predicted class; an index or a name; one per image; a pair (a, b) for the contrast of two
-    logits; or a function of logits. `options` are the method's own. Several methods give a
+    logits; or a function of logits; of a detector or a model of pixels `sc.Box` or `sc.Region`.
+    `options` are the method's own. Several methods give a
     dictionary of results (`Attributions`); an option then goes to every method that has it.
 
     >>> import seecause as sc
@@ -112,7 +114,10 @@ def _attribute(
     method: str,
     options: dict[str, Any],
 ) -> Attribution:
+    if not model.aimed:
+        return _attribute_rows(model, pictures, names, spec, method, options)
     entry = find(method, model.architecture)
+    options = _value_options(entry, model, options)
     entry.check(options)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, pictures)
@@ -150,6 +155,48 @@ def _attribute(
             "memory_halvings": list(held.halvings),
         },
     )
+
+
+def _attribute_rows(
+    model: ImageModel,
+    pictures: Pictures,
+    names: list[str],
+    spec: Spec,
+    method: str,
+    options: dict[str, Any],
+) -> Attribution:
+    """One picture after the other, each with the row that `spec` asks about; a list has one for
+    each."""
+    images = as_images(model, pictures)
+    specs = list(spec) if isinstance(spec, list) else [spec] * len(images)
+    if len(specs) != len(images):
+        raise BadOption(
+            "target", f"{len(specs)} rows", f"one, or one for each of the {len(images)} images"
+        )
+    aims = [model.aim(image, row) for image, row in zip(images.split(1), specs, strict=True)]
+    if len({aim.model.values for aim in aims}) > 1:
+        raise BadOption("target", spec, "classes for all pictures, or numbers for all")
+    parts = []
+    for image, aim in zip(images.split(1), aims, strict=True):
+        part = _attribute(aim.model, image, [], aim.target, method, options)
+        label = f"{aim.model.class_name(aim.target)} of {aim.name}"
+        target = {**part.manifest["target"], **aim.record, "name": [label]}
+        if aim.model.values:
+            target["values"] = True
+            part = replace(part, probabilities=None, answers=[])
+        manifest = {**part.manifest, "target": target, "readout": model.readout_name}
+        regions = aim.pixels.to(torch.uint8)[None]
+        parts.append(replace(part, labels=[label], manifest=manifest, regions=regions))
+    return replace(Attribution.join(parts, pixels_digest(images)), names=names)
+
+
+def _value_options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that are no logits have no probability: their value is the score."""
+    if not model.values or "score" not in entry.options:
+        return options
+    if options.get("score", "logit") != "logit":
+        raise BadOption("score", options["score"], "logit: what is explained is a number itself")
+    return {**options, "score": "logit"}
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
 from seecause.errors import BadOption
 from seecause.models.layout import TokenLayout
+from seecause.models.seam import Places
 from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 
@@ -38,7 +39,7 @@ from seecause.target import Score, Target
     "caap",
     forwards="2 + N x the part after the stage",
     needs="activations",
-    architectures=("staged",),
+    architectures=("staged", "dense"),
     unset={"stage": "the one at two thirds of the depth", "classes": ONE_CLASS},
 )
 @torch.no_grad()
@@ -124,19 +125,26 @@ def _prepare(
     def run(images: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
         features = model.run_to(stage, images)  # [b, C, h, w]
         empty = model.run_to(stage, blanks[0]) if shared is None else shared
-        marks = at_features(cells, (empty.shape[-2], empty.shape[-1]))
         context, donor = (empty, features) if direction == "insert" else (features, empty)
 
         def some_cells(a: int, b: int) -> Tensor:
-            # [b, n, C, h, w]
-            mixed = torch.where(marks[None, a:b, None], donor[:, None], context[:, None])
-            return model.run_from(stage, mixed.flatten(0, 1)).unflatten(0, (len(images), b - a))
+            mixed = patched(cells[a:b], donor, context)
+            return model.run_from(stage, mixed).unflatten(0, (len(images), b - a))
 
-        logits = list(in_chunks(some_cells, len(marks), together, what="cells"))
+        logits = list(in_chunks(some_cells, len(cells), together, what="cells"))
         plain, bare = model.run_from(stage, features), model.run_from(stage, empty)
         return joined(logits, dim=1), plain, bare
 
     return run
+
+
+def patched(cells: Tensor, donor: Any, context: Any) -> Any:
+    """Features [B * n, C, h, w] of contexts (or one for all) in which sets of cells [n, gh, gw] are
+    the donors'; of every level, where rows read several."""
+    if isinstance(donor, Places):
+        return donor.over(context, partial(patched, cells))
+    marks = at_features(cells, (donor.shape[-2], donor.shape[-1]))
+    return torch.where(marks[None, :, None], donor[:, None], context[:, None]).flatten(0, 1)
 
 
 def at_features(chosen: Tensor, size: tuple[int, int]) -> Tensor:

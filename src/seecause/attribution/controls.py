@@ -23,7 +23,7 @@ from seecause.target import Target
     forwards="0",
     needs="nothing",
     class_specific=False,
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
 )
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
     """Uniform noise, drawn for each picture from its pixels and `seed`: the place in the batch
@@ -52,7 +52,7 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
     forwards="0",
     needs="nothing",
     class_specific=False,
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
 )
 def center(model: ImageModel, images: Tensor, target: Target, *, width: float = 0.25) -> Maps:
     """A Gaussian at the middle, `width` of each side wide."""
@@ -68,7 +68,7 @@ def center(model: ImageModel, images: Tensor, target: Target, *, width: float = 
     forwards="0",
     needs="nothing",
     class_specific=False,
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
 )
 def sobel(model: ImageModel, images: Tensor, target: Target) -> Maps:
     """Mean edge strength of the grey picture in each patch."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.mixture import reaches
 from seecause.errors import NotDefined
+from seecause.models.seam import Places
 from seecause.models.staged_view import StagedModel
 from seecause.target import Score, Target
 from seecause.types import wide
@@ -32,7 +34,7 @@ from seecause.types import wide
     "mosaic",
     forwards="1 + 3 x masks x the part after the stage",
     needs="gradients",
-    architectures=("staged",),
+    architectures=("staged", "dense"),
     unset={"stage": "the one at two thirds of the depth"},
     signed=True,
 )
@@ -67,7 +69,7 @@ def mosaic_cnn(
 
         def scores(m: Tensor) -> Tensor:  # [b, n, N] -> [b, n]
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
-            logits = model.run_from(stage, between.flatten(0, 1)).unflatten(0, m.shape[:2])
+            logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
             return bound.score(logits, score, sigmoid=model.sigmoid)
 
         # with what the step back needs
@@ -114,12 +116,14 @@ def _to_maps(
     return Maps(values, bound, errors=errors, checks=checks)
 
 
-def mixtures(masks: Tensor, blank: Tensor, picture: Tensor) -> Tensor:
-    """Feature maps [B, n, C, h, w] between those of blanks [1 or B, C, h, w] and of pictures
-    [B, C, h, w], by masks [B, n, gh, gw] of cells."""
+def mixtures(masks: Tensor, blank: Any, picture: Any) -> Any:
+    """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of pictures
+    [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
+    if isinstance(picture, Places):
+        return picture.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
     size = (picture.shape[-2], picture.shape[-1])
     share = largest_weights(masks, size)[:, :, None].to(picture.dtype)
-    return blank[:, None] + share * (picture - blank)[:, None]
+    return (blank[:, None] + share * (picture - blank)[:, None]).flatten(0, 1)
 
 
 def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:

@@ -17,7 +17,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -99,9 +99,10 @@ FORMER: dict[str, Architecture] = {"conv": "staged"}  # names that older results
 KINDS: dict[Architecture, str] = {
     "transformer": "vision transformers",
     "staged": "networks of stages (ResNet, Swin, ConvNeXt ...), which have no tokens and no heads",
+    "dense": "detectors and models of pixels, by the row that they are aimed at",
     "prompt": "vision-language models that are asked for classes",
 }
-_METHODS: dict[Architecture, dict[str, Method]] = {"transformer": {}, "staged": {}, "prompt": {}}
+_METHODS: dict[Architecture, dict[str, Method]] = {kind: {} for kind in get_args(Architecture)}
 
 
 def method(

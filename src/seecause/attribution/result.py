@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 MAPS, MANIFEST = "maps.safetensors", "manifest.json"
-TENSORS = ("maps", "images", "native", "class_maps", "errors", "probabilities")  # rows by picture
+TENSORS = (  # rows by picture
+    *("maps", "images", "native", "class_maps", "errors", "probabilities", "regions"),
+)
 LISTS = ("labels", "names", "answers")  # entries by picture
 
 
@@ -80,9 +82,10 @@ class Attribution(Looks):
 
     `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh,
     gw, C'] on request; `errors` [B, gh, gw], standard errors, where a method averages draws;
-    `images` [B, 3, H, W] raw pixels in [0, 1]; `probabilities` [B, C] of all classes; `labels` what
-    is explained, `answers` the most probable classes, `names` what pictures are called; `manifest`
-    names method, options, model, data, versions.
+    `images` [B, 3, H, W] raw pixels in [0, 1]; `probabilities` [B, C] of all classes; `regions`
+    [B, H, W] (uint8) the box or the pixels that were asked about; `labels` what is explained,
+    `answers` the most probable classes, `names` what pictures are called; `manifest` names method,
+    options, model, data, versions.
 
     `att[2]` is the result of one picture, `att[:8]` of several, `for one in att` goes through them:
     each an `Attribution` again.
@@ -95,6 +98,7 @@ class Attribution(Looks):
     class_maps: Tensor | None = None
     errors: Tensor | None = None
     probabilities: Tensor | None = None
+    regions: Tensor | None = None
     labels: list[str] = field(default_factory=list)
     answers: list[list[Answer]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -339,7 +343,7 @@ def _part_of(manifest: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
 def _check_read(tensors: dict[str, Tensor], lists: Mapping[str, Any]) -> None:
     """Refuse tensors that are not those of one attribution."""
     maps, images = tensors["maps"], tensors["images"]
-    native, class_maps, errors, probabilities = (tensors.get(name) for name in TENSORS[2:])
+    native, class_maps, errors, probabilities, regions = (tensors.get(n) for n in TENSORS[2:])
     shapes = (
         maps.ndim == 3 and maps.is_floating_point() and maps.numel() > 0,
         images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] == 3,
@@ -348,6 +352,7 @@ def _check_read(tensors: dict[str, Tensor], lists: Mapping[str, Any]) -> None:
         class_maps is None or class_maps.shape[:3] == maps.shape,
         errors is None or errors.shape == maps.shape,
         probabilities is None or probabilities.shape[:-1] == maps.shape[:1],
+        regions is None or regions.shape == (len(maps), *images.shape[2:]),
         tensors.keys() <= set(TENSORS),
         all(isinstance(lists[name], list) for name in LISTS),
         all(isinstance(text, str) for name in ("labels", "names") for text in lists[name]),

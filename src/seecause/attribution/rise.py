@@ -34,7 +34,7 @@ Normalise = Literal["expected", "mask"]
     "rise",
     forwards="4000",
     needs="logits",
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
     unset={"classes": ONE_CLASS},
 )
 @torch.no_grad()

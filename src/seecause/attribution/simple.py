@@ -20,7 +20,9 @@ from seecause.models.base import ImageModel
 from seecause.target import Score, Target
 
 
-@method("simple-insertion", forwards="N", needs="logits", architectures=("transformer", "staged"))
+@method(
+    "simple-insertion", forwards="N", needs="logits", architectures=("transformer", "staged", "dense")
+)
 @torch.no_grad()
 def simple_insertion(
     model: ImageModel,
@@ -42,7 +44,7 @@ def simple_insertion(
     "simple-deletion",
     forwards="N + 1",
     needs="logits",
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
     signed=True,
 )
 @torch.no_grad()

@@ -96,6 +96,13 @@ def _probes(model: VisionModel, seed: int) -> list[Probe]:
             "Give intact weights",
         )
     depth = range(model.n_layers)
+    if len(outputs) != model.n_layers:
+        raise ViewMismatch(
+            "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
+        )
+    at = model.at(images)
+    ordered = map(model.native_order, outputs)
+    outputs = [b.leave(output, at) for b, output in zip(model.blocks, ordered, strict=True)]
     trace = record(model, images, states={0, *(i + 1 for i in depth)}, kv=depth)
     tolerance = TOLERANCE.get(model.dtype, 2e-4)
     probes = [
@@ -127,10 +134,6 @@ def random_images(model: ImageModel, generator: torch.Generator | None = None) -
 def _blocks(
     model: VisionModel, states: dict[int, Tensor], outputs: list[Tensor], tolerance: float
 ) -> Probe:
-    if len(outputs) != model.n_layers:
-        raise ViewMismatch(
-            "blocks", "the native run", f"{len(outputs)} of {model.n_layers} blocks were called"
-        )
     worst = 0.0
     for index, native in enumerate(outputs):
         mine, name = states[index + 1], model.blocks[index].name

@@ -133,9 +133,10 @@ class Step:
         takes its place."""
         if self._out is None:
             if self._carried is None:
-                self._out = self.block.finish(self._h, self.o, self.gate)
+                finished = self.block.finish(self._h, self.o, self.gate)
             else:
-                self._out = self.block.close(self._h, self._carried, self.gate)
+                finished = self.block.close(self._h, self._carried, self.gate)
+            self._out = self.block.leave(finished, self.at)
         return self._out
 
     @out.setter

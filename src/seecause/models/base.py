@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from seecause import __version__
 from seecause._files import digest
 from seecause._random import bits
-from seecause.errors import BadImage, BadOption, UnknownClass
+from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
 from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess
+from seecause.models.rows import Aim
 
 Architecture = Literal[
-    "transformer", "staged", "prompt"
+    "transformer", "staged", "dense", "prompt"
 ]  # prompt: a vision-language model that is asked for classes
 
 
@@ -49,6 +50,7 @@ class ImageModel:
     sigmoid: bool = (
         False  # classes answer independently (SigLIP, multi-label): `prob` is the sigmoid
     )
+    values: bool = False  # answers are numbers in units of their own (a coordinate), not logits
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     extra: nn.Module | None = None  # a head that is not part of the native module
@@ -59,6 +61,15 @@ class ImageModel:
         default_factory=dict, repr=False
     )  # how its library builds the module, if `sc.load` did
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # caches, keyed by `state_key`
+
+    @property
+    def aimed(self) -> bool:
+        """Whether it is settled what is answered; a detector is aimed at a box first (rows.py)."""
+        return True
+
+    def aim(self, image: Tensor, spec: Any = None) -> Aim:
+        """The question that a target asks about one picture [1, 3, H, W], as a view of its own."""
+        raise NotDefined("a box or a region", f"{self.name} gives one answer", "Name a class")
 
     @property
     def layout(self) -> TokenLayout:

@@ -85,6 +85,8 @@ class Block:
         None  # multiplies the heads, from the normed input: [B, R, D] -> [B, R, H*dh]
     )
     branch: Fn = same  # LayerScale or post-norm of the attention branch
+    # what is added behind the block, by token: [R, D] or [B, R, D]
+    behind: Callable[[At], Tensor] | None = None
     parallel: bool = False  # the MLP reads the block's input, not the attention's sum
     holder: nn.Module | None = (
         None  # the native block with the weights, where `native` is only a place to listen
@@ -142,10 +144,15 @@ class Block:
         middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(h if self.parallel else middle)
 
+    def leave(self, states: Tensor, at: At) -> Tensor:
+        """Finished rows [B, R, D] as they enter the next block."""
+        return states if self.behind is None else states + self.behind(at)
+
     def __call__(self, h: Tensor, at: At, gate: Tensor | None = None) -> Tensor:
         """The plain block: all rows attend to all rows, with the fused kernel."""
         q, k, v = self.qkv(h, at)
-        return self.finish(h, fused(q, k, v, self.scale, self.bias(at, at)), gate)
+        o = fused(q, k, v, self.scale, self.bias(at, at))
+        return self.leave(self.finish(h, o, gate), at)
 
 
 def _beside(x: Tensor, lanes: Tensor) -> Tensor:

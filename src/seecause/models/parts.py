@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from seecause._plugins import plugins, warn_of_plugin
 from seecause.errors import BadOption, SeecauseError, UnsupportedModel
 from seecause.models.block import Block, Fn, chain, same
+from seecause.models.dense_view import DenseParts
 from seecause.models.heads import Similarity, TextHead, TextInput, beside, linear
 from seecause.models.layout import TokenLayout
 from seecause.models.preprocess import Preprocess, complete
@@ -66,9 +67,13 @@ class Parts:
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
+    native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
+    view: type[VisionModel] = VisionModel
 
 
-def find_parts(module: nn.Module, *, text: TextInput | None = None) -> Parts | StagedParts:
+def find_parts(
+    module: nn.Module, *, text: TextInput | None = None
+) -> Parts | StagedParts | DenseParts:
     """The parts of a native module, by the adapter of the library it (or a class it derives from)
     comes from.
 
@@ -97,7 +102,7 @@ def find_parts(module: nn.Module, *, text: TextInput | None = None) -> Parts | S
     )
 
 
-def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | None:
+def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | DenseParts | None:
     """The parts that the first plug-in knows; one that breaks is named, and the next is asked."""
     for name, plugin in plugins("seecause.models").items():
         try:
@@ -116,12 +121,21 @@ def _find_in_plugins(module: nn.Module) -> Parts | StagedParts | None:
 
 def _find(
     module: nn.Module, library: str, kind: str, text: TextInput | None
-) -> Parts | StagedParts:
+) -> Parts | StagedParts | DenseParts:
     from seecause.models import staged_families
 
     staged = staged_families.find(module, library, kind)
     if staged is not None:
         return staged
+    if library == "transformers":
+        from seecause.models import token_boxes
+        from seecause.models.dense_families import dense_parts
+
+        if kind == "YolosForObjectDetection":
+            return token_boxes.find(module)
+        rows = dense_parts(module)
+        if rows is not None:
+            return rows
     adapter = importlib.import_module(ADAPTERS[library])
     return adapter.find(module, text=text) if library in WITH_TEXT else adapter.find(module)
 
@@ -217,7 +231,7 @@ def assemble(
         size = parts.size
     elif known is None:
         size = size or parts.size
-    return VisionModel(
+    return parts.view(
         module=module,
         name=name,
         family=parts.family,
@@ -233,4 +247,5 @@ def assemble(
         fixed_size=parts.fixed_size,
         extra=extra,
         facts=parts.facts,
+        native_order=parts.native_order,
     )

@@ -17,7 +17,7 @@ from seecause._files import digest
 from seecause.engine.walk import walk
 from seecause.models._settled import Watch
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Block
+from seecause.models.block import Block, Fn, same
 from seecause.models.layout import At, TokenLayout
 from seecause.models.readout import Readout
 
@@ -46,6 +46,7 @@ class VisionModel(ImageModel):
     ] = ()
     # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
+    native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
 
     @property
     def n_layers(self) -> int:

@@ -1,0 +1,261 @@
+"""A native model that answers for many rows (boxes of a detector, pixels), cut where its rows read
+the picture.
+
+    picture -> places -> rows -> answers
+
+Any row that reads the picture is a class row: a query of a decoder, a pixel of a head. What it
+reads are places, the encoder's tokens or feature maps, perhaps of several levels; `run_to` gives
+them, `run_from` goes on from them (from another run's, or from a mixture), as stages do.
+
+Nothing of the native forward is written again. It runs in a copy of the module that shares every
+weight (`spliced`), in which the module at the `Seam` answers with the places that are put in, and
+modules before it with stand-ins that nobody reads. A detector that chooses its queries by what it
+sees (RT-DETR) keeps those of the explained picture: modules that are `held` answer as they did
+there, so query k stays the same question whatever is put in.
+
+A view answers for one row at a time: `aim` chooses it in a picture. Unaimed, a detector answers for
+its surest box, a model of pixels for the mean over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from seecause.errors import BadOption, UnknownName, UnsupportedModel
+from seecause.models.base import Architecture, ImageModel
+from seecause.models.layout import TokenLayout
+from seecause.models.preprocess import Preprocess, complete
+from seecause.models.readings import Question, Reading
+from seecause.models.rows import Aim
+from seecause.models.seam import Attached, Call, Places, Seam, answering, copies_of, spliced
+
+MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
+
+
+@dataclass(eq=False, kw_only=True, repr=False)
+class DenseModel(ImageModel):
+    """A view of a native detector or model of pixels. `model(images)` gives the answers of the row
+    that it is aimed at, [B, C], through the native modules."""
+
+    architecture: ClassVar[Architecture] = "dense"
+
+    seam: Seam
+    reading: Reading
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # beside pictures, [1, ..] each
+    question: Question | None = None
+    held: Mapping[str, Any] = field(default_factory=dict)  # outputs in the explained picture's run
+
+    @property
+    def aimed(self) -> bool:
+        return self.question is not None
+
+    @property
+    def cells(self) -> str:
+        """The one stage that can be patched."""
+        return self.seam.at
+
+    @property
+    def readout_name(self) -> str:
+        return "a row" if self.question is None else self.question.name
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalised images [B, 3, H, W] -> answers [B, C] of the row."""
+        with self.settled():
+            self.check(images)
+            if _alone(images):
+                return self._read(self.outputs(images.expand(2, -1, -1, -1)))[:1]
+            return self._read(self.outputs(images))
+
+    def outputs(self, images: Tensor) -> Any:
+        """What the native module answers to images; what is held stays so."""
+        held = {path: answering(copies_of(value, len(images))) for path, value in self.held.items()}
+        return self._native(images, held)
+
+    def run_to(self, stage: str, images: Tensor) -> Places:
+        """Images -> places that rows read."""
+        self.after(stage)
+        return self.seam.take(self._record(images, (stage,))[1][stage], _size(images))
+
+    def run_from(self, stage: str, places: Places) -> Tensor:
+        """Places -> answers of the row: only what reads them runs."""
+        self.after(stage)
+        if _alone(places):
+            return self._read(self.outputs_from(places.repeated(2)))[:1]
+        return self._read(self.outputs_from(places))
+
+    def outputs_from(self, places: Places) -> Any:
+        """Native outputs of rows that read these places."""
+        count, standing = len(places), self._stand_ins(places.size)
+        like = places.maps[0]
+        images = like.new_zeros(1, len(self.preprocess.mean), *places.size)
+        answers = {path: copies_of(standing[path].output, count) for path in self.seam.before}
+        answers[self.seam.at] = self.seam.put(standing[self.seam.at], places)
+        answers |= {path: copies_of(value, count) for path, value in self.held.items()}
+        forwards = {path: answering(answer) for path, answer in answers.items()}
+        return self._native(images.expand(count, -1, -1, -1), forwards)
+
+    def after(self, stage: str) -> int:
+        """How many stages have run when `stage` is done."""
+        if stage != self.seam.at:
+            raise UnknownName("stage", stage, [self.seam.at])
+        return 1
+
+    def forward_bytes(self, layout: TokenLayout, after: str | None = None) -> int:
+        """A working estimate: rows hold a few copies of the places that they read."""
+        size = (layout.grid[0] * self.patch[0], layout.grid[1] * self.patch[1])
+        standing = self.seam.take(self._stand_ins(size)[self.seam.at], size)
+        read = 24 * sum(level.numel() for level in standing.maps)
+        whole = 0 if after else 64 * size[0] * size[1]
+        return (read + whole) * torch.finfo(self.dtype).bits // 8
+
+    @torch.no_grad()
+    def aim(self, image: Tensor, spec: Any = None) -> Aim:
+        """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view that
+        answers it alone."""
+        with self.settled():
+            self.check(image)
+            inputs = {**self.inputs, **self.reading.prompt(self, spec)}
+            asked = replace(self, inputs=inputs, memo={})
+            outputs, calls = asked._record(image, self.seam.held)
+            question = self.reading.ask(self, outputs, spec, _size(image))
+        held = {path: call.output for path, call in calls.items()}
+        aimed = replace(
+            asked,
+            question=question,
+            held=held,
+            classes=question.classes,
+            values=question.values,
+            sigmoid=self.sigmoid and not question.values,
+            memo={},
+        )
+        value = float(question.read(outputs)[0, question.target])
+        return Aim(aimed, question.target, question.name, question.pixels, value)
+
+    def _read(self, outputs: Any) -> Tensor:
+        return (self.reading.unaimed if self.question is None else self.question.read)(outputs)
+
+    def _native(self, images: Tensor, forwards: Mapping[str, Callable[..., Any]]) -> Any:
+        module = spliced(self.module, forwards) if forwards else self.module
+        named = {name: copies_of(value, len(images)) for name, value in self.inputs.items()}
+        with Attached() if torch.is_grad_enabled() else nullcontext():
+            return module(pixel_values=images, **named)
+
+    def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Call]]:
+        """Native outputs, and what modules were given and gave on the way."""
+        calls: dict[str, Call] = {}
+
+        def listening(path: str) -> Callable[..., Any]:
+            native = self.module.get_submodule(path)
+
+            def forward(*args: Any, **named: Any) -> Any:
+                output = native(*args, **named)
+                calls.setdefault(path, Call(output, named))
+                return output
+
+            return forward
+
+        outputs = self._native(images, {path: listening(path) for path in paths})
+        if absent := set(paths) - set(calls):
+            raise UnsupportedModel(self.family, f"{', '.join(sorted(absent))} did not run in it")
+        return outputs, calls
+
+    def _stand_ins(self, size: tuple[int, int]) -> dict[str, Call]:
+        """What the modules up to the seam give for one empty picture: shapes, masks and grids."""
+        key = ("stand-ins", size)
+        if key not in self.memo:
+            like = next(self.module.parameters())
+            empty = like.new_zeros(1, len(self.preprocess.mean), *size)
+            with torch.no_grad(), torch.inference_mode(False):
+                self.memo[key] = self._record(empty, (*self.seam.before, self.seam.at))[1]
+        return self.memo[key]
+
+
+def _alone(batch: Sized) -> bool:
+    """Whether a gradient would pass a batch of one. Then torch's batch norm gives a wrong one in
+    eval mode, where what follows flattens and transposes its map (2.12, on a CPU): two are run."""
+    return torch.is_grad_enabled() and len(batch) == 1
+
+
+def _size(images: Tensor) -> tuple[int, int]:
+    return images.shape[-2], images.shape[-1]
+
+
+@dataclass
+class DenseParts:
+    """What an adapter says of one native model of boxes or pixels."""
+
+    family: str
+    seam: Seam
+    reading: Reading
+    classes: Sequence[str] = ()
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    fixed_size: bool = False
+    size: tuple[int, int] | None = None
+    preprocess: Preprocess | None = None
+    classifies: bool = True
+    extra: nn.Module | None = None
+
+
+@torch.no_grad()
+def assemble_dense(
+    module: nn.Module,
+    parts: DenseParts,
+    *,
+    name: str,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    size: tuple[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    head: object = None,
+    pool: object = None,
+    sigmoid: bool | None = None,
+    preprocess: Preprocess | None = None,
+) -> DenseModel:
+    """A view from what the adapter found and what the caller adds."""
+    for option, given in (("head", head), ("pool", pool), ("sigmoid", sigmoid)):
+        if given is not None:
+            raise BadOption(option, given, f"None: {type(module).__name__} reads its own rows")
+    size = parts.size if parts.fixed_size else size or (None if preprocess else parts.size)
+    steps = complete(preprocess, mean=mean, std=std, size=size, of=type(module).__name__)
+    model = DenseModel(
+        module=module,
+        name=name,
+        family=parts.family,
+        preprocess=steps,
+        layout_at=lambda height, width: TokenLayout(grid=(height, width), prefix=0),
+        patch=(1, 1),
+        native=lambda images: model.reading.unaimed(model._native(images, {})),
+        classes=tuple(parts.classes if classes is None else classes),
+        sigmoid=parts.reading.sigmoid,
+        values=parts.reading.values,
+        fixed_size=parts.fixed_size,
+        seam=parts.seam,
+        reading=parts.reading,
+        inputs=parts.inputs,
+    )
+    grids = [level.shape[-2:] for level in _level_maps(model)]
+    model.patch = cell = _cell(steps.size, [(rows, columns) for rows, columns in grids])
+    model.layout_at = lambda height, width: TokenLayout(
+        grid=(height // cell[0], width // cell[1]), prefix=0
+    )
+    return model
+
+
+def _level_maps(model: DenseModel) -> tuple[Tensor, ...]:
+    size = model.preprocess.size
+    return model.seam.take(model._stand_ins(size)[model.seam.at], size).maps
+
+
+def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Pixels of one cell: of the coarsest level that tiles the picture, up to 32 pixels."""
+    tiling = [grid for grid in grids if not size[0] % grid[0] and not size[1] % grid[1]]
+    cells = [(size[0] // h, size[1] // w) for h, w in tiling if size[0] // h == size[1] // w]
+    if not cells:
+        raise BadOption("size", size, f"one that square cells tile; rows read {grids[0]} places")
+    return max([cell for cell in cells if max(cell) <= MOST_STRIDE] or [min(cells)])

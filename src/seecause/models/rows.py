@@ -1,0 +1,150 @@
+"""Which row of an answer is explained, where a model gives many: a box of a detector, a region of
+pixels.
+
+    Box(3)                          query 3 and its best class
+    Box(3, label="cat")             the score of a class
+    Box(3, side="left")             where its left side lies, in pixels
+    Box(label="cat")                the box that is most surely a cat
+    Region((10, 20, 60, 80))        pixels x 10 to 60, y 20 to 80, and the class of most of them
+    Region((30, 40), label="sky")   one pixel; to Segment Anything, a prompt
+    Region(mask)                    any pixels [H, W]
+
+As text: `box:3`, `box:3:cat`, `box:3:left`, `box:cat`, `region:10,20,60,80`, `region:30,40:sky`.
+Pixels are those of the model's frame, the size that `preprocess` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from seecause.errors import BadOption
+
+Side = Literal["left", "top", "right", "bottom", "width", "height"]
+SIDES: tuple[str, ...] = get_args(Side)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box that a detector found: query `index` (None: the surest one), and what of it is
+    explained.
+
+    >>> Box.parse("box:3:left")
+    Box(index=3, label=None, side='left')
+    """
+
+    index: int | None = None
+    label: str | int | None = None
+    side: Side | None = None
+
+    def __post_init__(self) -> None:
+        if self.side is not None and self.side not in SIDES:
+            raise BadOption("side", self.side, f"one of {', '.join(SIDES)}")
+        if self.side is not None and self.label is not None:
+            raise BadOption("label", self.label, "None where a side of the box is explained")
+
+    @classmethod
+    def parse(cls, text: str) -> Box:
+        """`box:INDEX`, `box:INDEX:CLASS or SIDE`, `box:CLASS`."""
+        _, first, *rest = text.split(":", 2)
+        if not first.isdigit():
+            return cls(label=":".join([first, *rest]))
+        if rest and rest[0] in SIDES:
+            return cls(int(first), side=rest[0])  # pyright: ignore[reportArgumentType]
+        return cls(int(first), label=rest[0] if rest else None)
+
+    @property
+    def name(self) -> str:
+        return "the surest box" if self.index is None else f"box {self.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Pixels of the picture: corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for
+    those that the largest class has."""
+
+    where: Sequence[float] | Tensor | None = None
+    label: str | int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Region:
+        """`region:X,Y`, `region:X0,Y0,X1,Y1`, each with `:CLASS` or without."""
+        _, corners, *rest = text.split(":", 2)
+        try:
+            where = tuple(float(number) for number in corners.split(","))
+        except ValueError:
+            where = ()
+        if len(where) not in (2, 4):
+            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels")
+        return cls(where, rest[0] if rest else None)
+
+    @property
+    def corners(self) -> tuple[float, ...] | None:
+        """Of a place or a rectangle; None for a mask."""
+        if self.where is None or isinstance(self.where, Tensor):
+            return None
+        return tuple(float(number) for number in self.where)
+
+    def mask(self, size: tuple[int, int]) -> Tensor:
+        """Its pixels [H, W] in a frame of `size`."""
+        if isinstance(self.where, Tensor):
+            mask = self.where.detach().cpu() > 0
+            if tuple(mask.shape) != tuple(size) or not mask.any():
+                shape = f"{int(mask.sum())} pixels of a mask {list(mask.shape)}"
+                raise BadOption("region", shape, f"pixels of a mask {list(size)}, at least one")
+            return mask
+        corners = self.corners
+        if corners is None or len(corners) not in (2, 4):
+            raise BadOption("region", self.where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
+        x0, y0 = (int(number) for number in corners[:2])
+        x1, y1 = (int(number) for number in corners[2:]) if len(corners) == 4 else (x0 + 1, y0 + 1)
+        if not (0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]):
+            inside = f"0 <= x0 < x1 <= {size[1]} and 0 <= y0 < y1 <= {size[0]}"
+            raise BadOption("region", corners, f"corners in the model's frame: {inside}")
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[y0:y1, x0:x1] = True
+        return mask
+
+
+Row = Box | Region
+
+
+def parse_row(spec: Any) -> Row | None:
+    """What a target names a row by; None where it names none."""
+    if isinstance(spec, str) and spec.startswith("box:"):
+        return Box.parse(spec)
+    if isinstance(spec, str) and spec.startswith("region:"):
+        return Region.parse(spec)
+    return spec if isinstance(spec, Box | Region) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """A question about one picture: a view that answers it alone, the class that is explained, and
+    the pixels it is about, to be drawn."""
+
+    model: Any  # ImageModel
+    target: int
+    name: str
+    pixels: Tensor  # [H, W] bool
+    value: float  # what the picture's own run says of the target
+
+    @property
+    def record(self) -> dict[str, list[Any]]:
+        """For manifests: one entry a picture."""
+        rows, columns = self.pixels.any(dim=1).nonzero(), self.pixels.any(dim=0).nonzero()
+        ends = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else []
+        place = [int(end) for end in ends]
+        return {"row": [self.name], "place": [place], "value": [self.value]}
+
+
+def rectangle(corners: Tensor, size: tuple[int, int]) -> Tensor:
+    """The pixels [H, W] of a box x0, y0, x1, y1, cut to the frame; a box outside of it has none."""
+    x0, y0, x1, y1 = (int(number) for number in corners.round().tolist())
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = True
+    return mask

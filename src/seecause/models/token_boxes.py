@@ -1,0 +1,121 @@
+"""YOLOS: a vision transformer whose boxes are tokens. Box k is read from its own detection token,
+so that token is the class token of a view that is aimed at it; every method for vision transformers
+works on it. The other detection tokens and the class token, which nothing reads, are its registers.
+
+Native sequences end with the detection tokens; here they come before the patches, since attention
+does not know order and positions are added before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.models.block import Block, chain
+from seecause.models.hf_view import blocks_of, class_names
+from seecause.models.layout import At, TokenLayout
+from seecause.models.parts import Parts
+from seecause.models.readings import BoxReading, corners_of
+from seecause.models.rows import Aim
+from seecause.models.view import VisionModel
+
+
+@dataclass(eq=False, kw_only=True, repr=False)
+class TokenBoxes(VisionModel):
+    """A view of a vision transformer with detection tokens, aimed at one of them; until then it
+    reads the first."""
+
+    box: int | None = None
+
+    @property
+    def aimed(self) -> bool:
+        return self.box is not None
+
+    @torch.no_grad()
+    def aim(self, image: Tensor, spec: Any = None) -> Aim:
+        """The question that a target asks about one picture [1, 3, H, W] (rows.py), as a view whose
+        class token is the detection token of its box."""
+        with self.settled():
+            self.check(image)
+            outputs = self.module(pixel_values=image)
+            size = (image.shape[-2], image.shape[-1])
+            question = BoxReading().ask(self, outputs, spec, size)
+        readout = self.readout
+        if question.values:
+            module: Any = self.module
+            head = chain(module.bbox_predictor, torch.sigmoid, partial(corners_of, size=size))
+            readout = replace(readout, head=head)
+        aimed = replace(
+            self,
+            box=question.index,
+            readout=readout,
+            layout_at=partial(_layout, self.module, question.index),
+            classes=question.classes,
+            values=question.values,
+            memo={},
+        )
+        value = float(question.read(outputs)[0, question.target])
+        return Aim(aimed, question.target, question.name, question.pixels, value)
+
+
+def find(module: Any) -> Parts:
+    """The parts of a YOLOS detector."""
+    tower, count = module.vit, module.config.num_detection_tokens
+    patch = module.config.patch_size
+    names = class_names(module.config)
+
+    def ordered(tokens: Tensor) -> Tensor:
+        """Class token, patches, detection tokens -> class token, detection tokens, patches."""
+        return torch.cat([tokens[:, :1], tokens[:, -count:], tokens[:, 1:-count]], dim=1)
+
+    blocks = blocks_of(tower)
+    if module.config.use_mid_position_embeddings:
+        blocks = [_with_positions(tower.encoder, b, i, ordered) for i, b in enumerate(blocks)]
+    return Parts(
+        family=f"transformers.{type(module).__name__}",
+        embed=lambda images: ordered(tower.embeddings(images)),
+        layout_at=partial(_layout, module, 0),
+        blocks=blocks,
+        norm=tower.layernorm,
+        patch=(patch, patch),
+        native_tokens=lambda images: ordered(tower(images).last_hidden_state),
+        native_order=ordered,
+        pool="cls",
+        head=module.class_labels_classifier,
+        native_logits=lambda images: module(pixel_values=images).logits[:, 0],
+        classes=(*names, "no object") if names else (),
+        fixed_size=False,
+        size=tuple(module.config.image_size),
+        view=TokenBoxes,
+    )
+
+
+def _layout(module: Any, box: int, height: int, width: int) -> TokenLayout:
+    config = module.config
+    prefix = 1 + config.num_detection_tokens
+    return TokenLayout(
+        grid=(height // config.patch_size, width // config.patch_size),
+        prefix=prefix,
+        class_index=1 + box,
+        registers=tuple(index for index in range(prefix) if index != 1 + box),
+    )
+
+
+def _with_positions(encoder: Any, block: Block, index: int, ordered: Any) -> Block:
+    """Behind every block but the last, positions are added once more."""
+    if index == len(encoder.layer) - 1:
+        return block
+
+    def behind(at: At) -> Tensor:  # [R, D], or [B, R, D]
+        if ("mid", index) not in at.memo:
+            patch = encoder.config.patch_size
+            size = (at.layout.grid[0] * patch, at.layout.grid[1] * patch)
+            every = encoder.interpolation(encoder.mid_position_embeddings, size)
+            at.memo["mid", index] = ordered(every[index])[0]
+        return at.memo["mid", index][at.index]
+
+    return replace(block, behind=behind)

@@ -1,0 +1,218 @@
+"""Boxes and pixels: CAAP and mosaic of every family equal one native forward for each mixture, and
+on worlds whose causes are known the maps find them."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.attribution.mosaic import MaskPlan, draw_masks
+from seecause.errors import BadOption, NotDefined, UnknownClass
+from tests.families.dense import DENSE, tiny_dense, tiny_yolos
+from tests.helpers import hooks
+from tests.reference import caap as token_reference
+from tests.reference.rows import mixed_answers
+from tests.tiny import pictures
+
+COARSE, LEVELS = [(4, 6)], [(8, 12), (4, 6), (2, 3)]
+# by family: the module whose output is mixed, its fields, the grids in each tensor, what is held
+SEAMS = {
+    "detr": ("model.encoder", ["last_hidden_state"], [COARSE], []),
+    "conditional_detr": ("model.encoder", ["last_hidden_state"], [COARSE], []),
+    "deformable_detr": ("model.encoder", ["last_hidden_state"], [LEVELS], []),
+    "deformable_detr_two_stage": (
+        *("model.encoder", ["last_hidden_state"], [LEVELS]),
+        ["model.decoder.class_embed.2"],
+    ),
+    "segformer": ("segformer", ["hidden_states"], [[(16, 24)], *([grid] for grid in LEVELS)], []),
+    "dpt": ("dpt", ["hidden_states"], [[(4, 4)]] * 5, []),
+    "depth_anything": ("backbone", ["feature_maps"], [COARSE] * 4, []),
+    "mask2former": (
+        "model.pixel_level_module",
+        ["decoder_last_hidden_state", "decoder_hidden_states"],
+        [[(16, 24)], [(2, 3)], [(4, 6)], [(8, 12)]],
+        [],
+    ),
+    "sam": ("vision_encoder", ["last_hidden_state"], [[(4, 4)]], []),
+}
+for _name in ("rt_detr", "rt_detr_v2", "d_fine"):
+    SEAMS[_name] = (
+        *("model.encoder", ["last_hidden_state"], [[grid] for grid in LEVELS]),
+        ["model.enc_score_head"],
+    )
+
+
+def asked(family):
+    """What is asked of each family, and how it is read off native outputs [B, ..] by hand."""
+    if "detr" in family or family == "d_fine":
+        return "box:2:frog", lambda outputs: outputs.logits[:, 2, 1]
+    if family == "segformer":  # answers of 16 x 24; pixels 16 to 48, 0 to 32
+        return "region:16,0,48,32:train", lambda o: o.logits[:, 2, :8, 4:12].mean(dim=(1, 2))
+    if family == "mask2former":
+        return "region:16,0,48,32:train", _share_of_train
+    if family == "sam":
+        return "region:20,30", None
+    return sc.Region((16, 0, 48, 32)), _depth
+
+
+def _share_of_train(outputs):
+    classes = outputs.class_queries_logits.softmax(dim=-1)[..., 2]
+    masks = outputs.masks_queries_logits.sigmoid()[:, :, :8, 4:12].mean(dim=(2, 3))
+    return (classes * masks).sum(dim=1).log()
+
+
+def _depth(outputs):
+    high, wide = outputs.predicted_depth.shape[1:]
+    rows = wide * 64 // 96 if wide != high else wide
+    unit = rows // 64 if rows >= 64 else rows / 64
+    window = outputs.predicted_depth[:, : int(32 * unit), int(16 * unit) : int(48 * unit)]
+    return window.mean(dim=(1, 2))
+
+
+@cache
+def setting(family):
+    native = tiny_dense(family)
+    picture = 0.3 * pictures(native, batch=1)
+    model = sc.wrap(native.module, check=False, **native.options)
+    native.module(pixel_values=picture)
+    blank = model.preprocess.normalise(torch.ones_like(picture))
+    inputs = {}
+    spec, read = asked(family)
+    if family == "sam":
+        inputs = {"input_points": torch.tensor([[[[20.0, 30.0]]]], dtype=torch.float64)}
+        read = _mask_of(native.module(pixel_values=picture, **inputs))
+
+    def forward(images):
+        prompts = {name: x.repeat(len(images), 1, 1, 1) for name, x in inputs.items()}
+        return native.module(pixel_values=images, **prompts)
+
+    at, fields, levels, held = SEAMS[family]
+    part = native.module.get_submodule
+    pair = [images.repeat(2, 1, 1, 1) for images in (blank, picture)]  # see `_alone`
+    twin = partial(mixed_answers, forward, part(at), fields, levels, *pair)
+    return native, model, picture, spec, lambda w: read(twin(w, [part(h) for h in held]))[:1]
+
+
+def _mask_of(outputs):
+    """The mean logit over the best mask, of 16 x 16 answers to 64 x 64 pixels."""
+    best = int(outputs.iou_scores[0, 0].argmax())
+    logits = outputs.pred_masks[:, 0, best]
+    whole = torch.nn.functional.interpolate(logits[None], size=(64, 64), mode="bilinear")[0, 0]
+    inside = (whole > 0).double().unflatten(1, (16, 4)).unflatten(0, (16, 4)).mean(dim=(1, 3))
+    share = inside / inside.sum()
+    return lambda given: (given.pred_masks[:, 0, best] * share).sum(dim=(1, 2))
+
+
+@pytest.mark.parametrize("family", DENSE)
+@torch.no_grad()
+def test_caap_equals_the_slow_twin(family):
+    native, model, picture, spec, twin = setting(family)
+    before = hooks(native.module)  # transformers leaves some of its own
+    fast = sc.attribute(model, picture, spec, score="logit").maps[0]
+    grid = model.layout.grid
+    slow = []
+    for near in token_reference.box(grid):
+        weights = torch.zeros(grid, dtype=torch.float64)
+        weights.view(-1)[near] = 1
+        slow.append(twin(weights))
+    slow = torch.cat(slow)
+    assert slow.std() > 1e-6  # the comparison means something
+    assert_close(fast.flatten(), slow, atol=1e-10, rtol=0)
+    assert hooks(native.module) == before
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_mosaic_equals_the_slow_twin(family):
+    _, model, picture, spec, twin = setting(family)
+    options = {"masks": 2, "cells": 2, "seed": 5, "score": "logit"}
+    fast = sc.attribute(model, picture, spec, "mosaic", **options).maps[0]
+    slopes = []
+    for mask in draw_masks(MaskPlan(masks=2, cells=2, seed=5), model.layout.grid):
+        leaf = mask.clone().requires_grad_()
+        score = twin(leaf.view(model.layout.grid))
+        slopes.append(torch.autograd.grad(score, leaf)[0])
+    slow = torch.stack(slopes).mean(dim=0)
+    assert slow.abs().max() > 1e-6
+    assert_close(fast.flatten(), slow, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("middle", [True, False])
+@torch.no_grad()
+def test_a_detection_token_is_a_class_token(middle):
+    native = tiny_yolos(middle)
+    model, images = sc.wrap(native.module, **native.options), 0.3 * pictures(native)
+    fast = sc.attribute(model, images, "box:2:frog", score="logit").maps.flatten(1)
+    blank = model.preprocess.normalise(torch.ones_like(images))
+    slow = [
+        token_reference.caap(
+            lambda given: native.module(pixel_values=given).logits[:, 2, 1:2],
+            native.blocks, b[None], x[None], token_reference.box((4, 6)),
+            tail="source", first=0, last=3, prefix=1, live=[1 + 24 + 2], together=8,
+        )[:, 0]
+        for b, x in zip(blank, images, strict=True)
+    ]  # fmt: skip
+    assert torch.stack(slow).std() > 1e-3
+    assert_close(fast, torch.stack(slow), atol=1e-10, rtol=0)
+
+
+def test_sides_are_explained_in_pixels():
+    native = tiny_yolos()
+    model, images = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)
+    x, _, wide, _ = native.module(pixel_values=images).pred_boxes[:, 1].unbind(dim=-1)
+    for method in ("caap", "mosaic", "integrated-gradients", "rise"):
+        result = sc.attribute(model, images, sc.Box(1, side="left"), method)
+        assert result.manifest["target"]["value"] == pytest.approx((48 * (x - wide / 2)).tolist())
+        assert result.labels == ["left of box 1"] * 2 and not result.answers
+        assert result.probabilities is None and result.maps.std() > 0
+    with pytest.raises(BadOption, match="a number itself"):
+        sc.attribute(model, images, "box:1:left", score="prob")
+
+
+def test_what_is_asked_is_checked(tmp_path):
+    _, model, picture, *_ = setting("detr")
+    logits = model.module(pixel_values=picture).logits[0].softmax(dim=-1)
+    surest = sc.attribute(model, picture)
+    index = int(logits[:, :3].amax(dim=1).argmax())
+    assert surest.labels[0].endswith(f"of box {index}")
+    assert surest.manifest["target"]["class"] == [int(logits[index, :3].argmax())]
+    train = sc.attribute(model, picture, "train")
+    assert train.labels == [f"train of box {int(logits[:, 2].argmax())}"]
+    both = sc.attribute(model, picture.repeat(2, 1, 1, 1), [sc.Box(0), sc.Box(1, label=1)])
+    assert [label.split()[-1] for label in both.labels] == ["0", "1"]
+    assert sc.Attribution.load(both.save(tmp_path)).regions.shape == (2, 64, 96)
+    for wrong, error in {
+        "box:9": BadOption,
+        "box:1:dog": UnknownClass,
+        "box:1:no object": UnknownClass,
+        sc.Region((1, 2)): NotDefined,
+    }.items():
+        with pytest.raises(error):
+            sc.attribute(model, picture, wrong)
+    with pytest.raises(BadOption, match="numbers for all"):
+        sc.attribute(model, picture.repeat(2, 1, 1, 1), [sc.Box(0), sc.Box(0, side="top")])
+
+
+def test_regions_are_corners_places_or_masks():
+    _, model, picture, *_ = setting("segformer")
+    logits = model.module(pixel_values=picture).logits[0]  # [3, 16, 24]
+    mask = torch.zeros(64, 96)
+    mask[8:12, 16:24] = 1  # one row, two columns of answers
+    result = sc.attribute(model, picture, sc.Region(mask, label="frog"))
+    assert result.manifest["target"]["value"][0] == pytest.approx(float(logits[1, 2, 4:6].mean()))
+    assert torch.equal(result.regions[0], mask.to(torch.uint8))
+    pixel = sc.attribute(model, picture, "region:18,9:frog")
+    assert pixel.manifest["target"]["value"][0] == pytest.approx(float(logits[1, 2, 4]))
+    assert pixel.manifest["target"]["place"] == [[18, 9, 19, 10]]
+    largest = sc.attribute(model, picture)
+    whole = torch.nn.functional.interpolate(logits[None], size=(64, 96), mode="bilinear")
+    classes = whole.argmax(dim=1)[0]
+    assert torch.equal(largest.regions[0] == 1, classes == classes.flatten().mode().values)
+    for wrong in ("region:90,1,100,4", "region:a,b", sc.Region(mask[:3]), sc.Region(0 * mask)):
+        with pytest.raises(BadOption):
+            sc.attribute(model, picture, wrong)
+    with pytest.raises(NotDefined):
+        sc.attribute(model, picture, "box:1")

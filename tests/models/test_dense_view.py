@@ -1,0 +1,93 @@
+"""Views of detectors and models of pixels: every family equals its native module, and one that
+reads the picture in another way than its view does is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from torch.testing import assert_close
+
+import seecause as sc
+from seecause.engine.verify_dense import verify_dense
+from seecause.errors import BadOption, UnsupportedModel, ViewMismatch
+from seecause.models.seam import spliced
+from tests.families.dense import DENSE, tiny_dense
+from tests.reference.rows import output_of, overwritten
+from tests.tiny import pictures
+
+
+@pytest.mark.parametrize("family", DENSE)
+@torch.no_grad()
+def test_a_view_equals_its_native_model(family):
+    native = tiny_dense(family)
+    model, images = sc.wrap(native.module, **native.options), 0.3 * pictures(native)
+    outputs = model.outputs(images)
+    again = model.outputs_from(model.run_to(model.cells, images))
+    for name, values in model.reading.compared(outputs).items():
+        assert_close(model.reading.compared(again)[name], values, atol=1e-10, rtol=0)
+        assert values.std() > 1e-4
+    aim = model.aim(images[:1])
+    assert_close(aim.model(images[:1]), aim.model.question.read(model.outputs(images[:1])))
+    assert all(probe.worst < 0.3 for probe in verify_dense(model))
+
+
+@torch.no_grad()
+def test_a_spliced_module_shares_weights_and_leaves_the_module_alone():
+    module = tiny_dense("detr").module
+    copy = spliced(module, {"model.encoder": lambda **named: None})
+    assert copy.model.encoder is not module.model.encoder
+    assert copy.model.decoder is module.model.decoder
+    assert "forward" not in vars(module.model.encoder)
+    assert {id(p) for p in copy.parameters()} == {id(p) for p in module.parameters()}
+
+
+class Peeking(hf.DetrForObjectDetection):
+    """Its classifier also reads pixels, around encoder and decoder."""
+
+    def forward(self, pixel_values, **named):
+        outputs = super().forward(pixel_values=pixel_values, **named)
+        outputs.logits = outputs.logits + pixel_values.mean(dim=(1, 2, 3))[:, None, None]
+        return outputs
+
+
+class Transposed(hf.DetrForObjectDetection):
+    """Its backbone sees pictures lying on their side, so that places are not where they seem."""
+
+    def forward(self, pixel_values, **named):
+        return super().forward(pixel_values=pixel_values.mT.flip(2), **named)
+
+
+@pytest.mark.parametrize(("kind", "probe"), [(Peeking, "answers"), (Transposed, "places")])
+def test_planted_mistakes_are_refused(kind, probe):
+    module = tiny_dense("detr").module
+    wrong = kind(module.config).double().eval()
+    wrong.load_state_dict(module.state_dict())
+    with pytest.raises(ViewMismatch, match=probe):
+        sc.wrap(wrong, mean=(0.5,) * 3, std=(0.5,) * 3, size=(96, 96))
+
+
+def test_what_does_not_fit_is_refused_in_words():
+    module = tiny_dense("detr").module
+    with pytest.raises(BadOption, match="head"):
+        sc.wrap(module, head=torch.eye(4), mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 96))
+    with pytest.raises(BadOption, match="size"):
+        sc.wrap(module, mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 90))
+    with pytest.raises(UnsupportedModel, match="wrap the whole model"):
+        sc.wrap(module.model, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+@torch.no_grad()
+def test_chosen_queries_stay_those_of_the_explained_picture():
+    native = tiny_dense("rt_detr")
+    model, images = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)
+    aim = model.aim(images[:1], "box:2:frog").model
+    mine = native.module(pixel_values=images[:1]).logits[:, 2]
+    assert_close(aim(images[:1]), mine, atol=1e-10, rtol=0)
+    other = native.module(pixel_values=images[1:]).logits[:, 2]
+    assert (aim(images[1:]) - other).abs().max() > 1e-4
+    part = native.module.model.enc_score_head
+    choice = output_of(lambda given: native.module(pixel_values=given), part, images[:1])
+    with overwritten(part, lambda output: choice):
+        held = native.module(pixel_values=images[1:]).logits[:, 2]
+    assert_close(aim(images[1:]), held, atol=1e-10, rtol=0)
