@@ -9,8 +9,9 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
+from seecause.models.rows import parse_row
 from seecause.types import wide
 
 Score = Literal["prob", "logprob", "logit"]
@@ -97,6 +98,7 @@ class Target:
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per
     image."""
+    need_class(model, spec)
     if spec is None:
         return Target()
     if callable(spec) and not isinstance(spec, Tensor):
@@ -113,6 +115,14 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
             "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"
         )
     return Target(classes=_indices(model, names))
+
+
+def need_class(model: ImageModel, spec: Spec) -> None:
+    """Refuse a box or a region of a model that gives one answer for a picture."""
+    if parse_row(spec) is not None:
+        raise NotDefined(
+            "a box or a region", f"{model.name} gives one answer for a picture", "Name a class"
+        )
 
 
 @torch.no_grad()

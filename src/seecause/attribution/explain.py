@@ -30,7 +30,7 @@ from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
 from seecause.models.view import VisionModel
-from seecause.target import Answer, best_answers, parse, spread
+from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
 
 if TYPE_CHECKING:
     from seecause.attribution.evidence import Evidence
@@ -68,7 +68,7 @@ def explain(
     *,
     names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
-    target: int | str | None = None,
+    target: Spec = None,
     others: Pictures | Iterable[Picture] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
@@ -79,11 +79,12 @@ def explain(
     """What does the model answer, and which patches caused it?
 
     `pictures`: any number of what `sc.attribute` takes, a generator too; one that cannot be read is
-    an error, or goes into the list `holes`. `target` None
-    explains each predicted class; without `methods`, `default_methods` are meant. `others`: another
-    version of each picture that should be answered alike (without a mark, for one); it is the
-    picture's blank, so maps show what of the difference caused the answer. `options` are by method;
-    `also` may hold "evidence" (in the order of the first method's maps) and "interactions";
+    an error, or goes into the list `holes`. `target` None explains each predicted class (of a
+    detector the surest box); of boxes and pixels it may be `sc.Box` or `sc.Region`, or a list with
+    one for each picture. Without `methods`, `default_methods` are meant. `others`: another version
+    of each picture that should be answered alike (without a mark, for one); it is the picture's
+    blank, so maps show what of the difference caused the answer. `options` are by method; `also`
+    may hold "evidence" (in the order of the first method's maps) and "interactions";
     `advance` hears of every finished map.
     """
     parts = explain_batches(
@@ -108,7 +109,7 @@ def explain_batches(
     *,
     names: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
-    target: int | str | None = None,
+    target: Spec = None,
     others: Pictures | Iterable[Picture] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     also: Collection[str] = (),
@@ -121,7 +122,11 @@ def explain_batches(
     if unknown:
         raise BadOption("also", sorted(unknown), f"some of {', '.join(ALSO)}")
     model = as_view(model)
-    explained = None if target is None else model.class_index(target)
+    if also and not model.aimed:
+        raise NotDefined(
+            " and ".join(sorted(also)), f"{model.name} answers for many rows", "Leave it away"
+        )
+    explained = _explained(model, target)
     methods = default_methods(model) if methods is None else methods
     if others is not None:
         _need_blanks(model, methods)
@@ -132,10 +137,12 @@ def explain_batches(
         images = part.images.to(model.device, model.dtype)
         total = pixels_digest(images, total)
         other = {} if part.others is None else {"blank": part.others.to(images)}
+        each = isinstance(explained, list)
+        rows = [explained[place] for place in part.places] if each else explained
         runs = {}
         for method in methods:
             own = {**(options or {}).get(method, {}), **other}
-            run = attribute(model, images, explained, method, **own)
+            run = attribute(model, images, rows, method, **own)
             runs[method] = replace(run, names=part.names)
             advance(len(images))
         more = _beside(model, images, explained, runs[methods[0]].maps, also)
@@ -150,6 +157,14 @@ def explain_batches(
             truths=[_truth(model, known.label) for known in part.facts],
             background=_background(first, [known.mask for known in part.facts]),
         )
+
+
+def _explained(model: ImageModel, target: Spec) -> Any:
+    """A class, or of a detector or a model of pixels a row, or a list with one for each picture."""
+    if not model.aimed:
+        return target
+    need_class(model, target)
+    return None if target is None else model.class_index(target)
 
 
 def _truth(model: ImageModel, label: str | None) -> str | None:

@@ -45,6 +45,10 @@ EXAMPLES = """Examples:
   seecause explain photos/ --class "Egyptian cat" --method caap,sobel --out cats
 
   seecause explain marked/ --without clean/ --out marks
+
+  seecause explain street.jpg --model hf:facebook/detr-resnet-50 --box 3
+
+  seecause explain street.jpg --model hf:SEGFORMER --region 40,60,200,180 --class road
 """
 Images = Annotated[
     list[str],
@@ -65,6 +69,30 @@ ClassName = Annotated[
         help="The class to explain, by name or index.",
         metavar="NAME|INDEX",
         show_default="the predicted one",
+    ),
+]
+BoxOption = Annotated[
+    str | None,
+    typer.Option(
+        "--box",
+        help=(
+            "Of a detector, the box to explain by the number of its query: the score of its class"
+            " (or of --class), or with a colon a side: 3:left, 3:width."
+        ),
+        metavar="K[:SIDE]",
+        show_default="the surest box, or that of --class",
+    ),
+]
+RegionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--region",
+        help=(
+            "Of a model of pixels, what to explain, in pixels of the picture: corners, one place,"
+            " or a mask file. To Segment Anything it is the prompt."
+        ),
+        metavar="X0,Y0,X1,Y1|X,Y|FILE",
+        show_default="the pixels of the largest class",
     ),
 ]
 Methods = Annotated[
@@ -120,6 +148,8 @@ def explain(
     model: ModelName = DEFAULT_MODEL,
     weights: Weights = None,
     class_: ClassName = None,
+    box: BoxOption = None,
+    region: RegionOption = None,
     method: Methods = None,
     option: MethodOption = None,
     without: Without = None,
@@ -152,7 +182,7 @@ def explain(
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
         methods = _methods(method, opened, bool(option))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
-        target = None if class_ is None else opened.class_index(class_)
+        target = asked_about(opened, files, class_, box, region)
     also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
@@ -186,15 +216,50 @@ def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequenc
     return ["caap"] if with_options else list(default_methods(model))
 
 
+def asked_about(
+    model: ImageModel,
+    files: Sequence[str],
+    class_: str | None,
+    box: str | None,
+    region: str | None,
+) -> Any:
+    """The target that --class, --box and --region name together; a region is one for each picture,
+    in the model's frame."""
+    from seecause._pictures import read_grey
+    from seecause.data.images import open_pictures
+    from seecause.models.rows import Box, Region
+
+    if box is not None and region is not None:
+        raise BadOption("--region", region, "--box or --region, not both")
+    if box is not None:
+        named = Box.parse(f"box:{box}")
+        return named if class_ is None else Box(named.index, class_, named.side)
+    if region is None:
+        return class_ if class_ is None or not model.aimed else model.class_index(class_)
+    if Path(region).is_file():
+        import torch
+
+        where = Region(torch.from_numpy(read_grey(region)), class_)
+    else:
+        where = Region(Region.parse(f"region:{region}").where, class_)
+    return [
+        where.framed(model.preprocess, picture.height, picture.width)
+        for picture in open_pictures(files)
+    ]
+
+
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
     """What the model answers to each picture that could be read."""
-    from seecause.report.explain import answer_text
+    from seecause.report.rows import answer_text, box_texts, row_text
     from seecause.target import Answer
 
     warning = f"{model.name} has random weights: its answers mean nothing"
     lines = [warning] if model.random_weights else []
     for row in rows:
-        if "answers" in row:
+        if "row" in row:
+            lines.append(f"{row['name']}: {row_text(row)}")
+            lines += [f"  {words}" for words in box_texts(row)]
+        elif "answers" in row:
             answers = [Answer(**answer) for answer in row["answers"]]
             lines.append(f"{row['name']}: {answer_text(answers)}")
     return lines

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from seecause import __version__
 from seecause._files import digest
 from seecause._random import bits
-from seecause.errors import BadImage, BadOption, NotDefined, UnknownClass
+from seecause.errors import BadImage, BadOption, UnknownClass
 from seecause.models._settled import Watch, need_settled, settled, tensor_key, tensors_of
 from seecause.models.inputs import Pictures, as_images
 from seecause.models.layout import TokenLayout
@@ -69,7 +69,7 @@ class ImageModel:
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
         """The question that a target asks about one picture [1, 3, H, W], as a view of its own."""
-        raise NotDefined("a box or a region", f"{self.name} gives one answer", "Name a class")
+        raise NotImplementedError
 
     @property
     def layout(self) -> TokenLayout:

@@ -197,6 +197,19 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     )
 
 
+def one_frame(config: dict[str, Any]) -> dict[str, Any]:
+    """The size of a processor that keeps the shape of pictures (a short side of 800, say), as one
+    frame of 4 to 3 that all of them are resized to; nothing where it has a fixed size already."""
+    size: Any = config.get("size")
+    edges = size if isinstance(size, dict) else {"shortest_edge": size}
+    if "max_size" not in config and "longest_edge" not in edges:
+        return {}
+    short = edges.get("shortest_edge")
+    if short is None:
+        return {"size": {"height": edges["longest_edge"], "width": edges["longest_edge"]}}
+    return {"size": {"height": short // 32 * 32, "width": round(short / 24) * 32}}
+
+
 def _sides(size: Any) -> tuple[int, int]:
     """Height and width of a size as processors write it: a number, both sides, or the short side
     alone."""

@@ -6,7 +6,7 @@ entry of it that is explained, and the pixels that it is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from seecause.errors import BadOption, NotDefined, UnknownClass
 from seecause.models.base import ImageModel
-from seecause.models.rows import SIDES, Box, Region, parse_row, rectangle
+from seecause.models.rows import SIDES, Box, FoundBox, Region, parse_row, rectangle
+
+SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,7 @@ class Question:
     pixels: Tensor  # [H, W] bool
     classes: tuple[str, ...]
     index: int = 0  # of a box
+    found: Sequence[FoundBox] = ()
     values: bool = False  # numbers in units of their own, not logits
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # what the module is given for it
 
@@ -96,6 +99,7 @@ class BoxReading:
             index = int((sure if label is None else sure[:, label : label + 1]).amax(1).argmax())
         if not 0 <= index < len(sure):
             raise BadOption("box", index, f"a query of {model.name}, 0 to {len(sure) - 1}")
+        found = self._found(model, outputs, size)
         corners = corners_of(outputs.pred_boxes, size)[0, index, :4]
         pixels = rectangle(corners.cpu(), size)
         if box.side is not None:
@@ -106,6 +110,7 @@ class BoxReading:
                 pixels,
                 SIDES,
                 index,
+                found,
                 values=True,
             )
         target = int(sure[index].argmax()) if label is None else label
@@ -116,7 +121,25 @@ class BoxReading:
             pixels,
             model.classes,
             index,
+            found,
         )
+
+    def _found(self, model: ImageModel, outputs: Any, size: tuple[int, int]) -> list[FoundBox]:
+        """Boxes of the first picture that are objects more likely than not, the surest first."""
+        best = self.objects(outputs)[0].max(dim=-1)
+        corners = corners_of(outputs.pred_boxes, size)[0, :, :4]
+        order = best.values.argsort(descending=True)[:MOST_BOXES]
+        return [
+            FoundBox(k, model.class_name(c), p, tuple(place))
+            for k, c, p, place in zip(
+                order.tolist(),
+                best.indices[order].tolist(),
+                best.values[order].tolist(),
+                corners[order].tolist(),
+                strict=True,
+            )
+            if p > SURE
+        ]
 
     @staticmethod
     def _box(model: ImageModel, spec: Any) -> Box:

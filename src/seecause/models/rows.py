@@ -16,13 +16,14 @@ Pixels are those of the model's frame, the size that `preprocess` gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.models.preprocess import Preprocess
 
 Side = Literal["left", "top", "right", "bottom", "width", "height"]
 SIDES: tuple[str, ...] = get_args(Side)
@@ -89,6 +90,23 @@ class Region:
             return None
         return tuple(float(number) for number in self.where)
 
+    def framed(self, steps: Preprocess, height: int, width: int) -> Region:
+        """The same of a picture of height x width, in the frame that a model's `steps` make of it;
+        what lies outside of the frame is cut."""
+        if isinstance(self.where, Tensor):
+            return Region(steps.mask(self.where.cpu().numpy()), self.label)
+        corners = self.corners
+        if corners is None:
+            return self
+        points = steps.points(torch.tensor(corners).view(-1, 2), height, width)
+        most = points.new_tensor([steps.size[1], steps.size[0]])
+        if len(points) == 1 and not ((points >= 0) & (points < most)).all():
+            raise BadOption("region", corners, "a place that the model sees: it was cut away")
+        ends = points.clamp(torch.zeros_like(most), most)
+        if len(points) == 2:
+            ends = torch.stack([ends[0].floor(), ends[1].ceil()])
+        return Region(tuple(ends.flatten().tolist()), self.label)
+
     def mask(self, size: tuple[int, int]) -> Tensor:
         """Its pixels [H, W] in a frame of `size`."""
         if isinstance(self.where, Tensor):
@@ -122,6 +140,16 @@ def parse_row(spec: Any) -> Row | None:
     return spec if isinstance(spec, Box | Region) else None
 
 
+@dataclass(frozen=True)
+class FoundBox:
+    """A box that a detector is sure of: its query, class, probability and corners in pixels."""
+
+    index: int
+    name: str
+    probability: float
+    place: tuple[float, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Aim:
     """A question about one picture: a view that answers it alone, the class that is explained, and
@@ -132,6 +160,7 @@ class Aim:
     name: str
     pixels: Tensor  # [H, W] bool
     value: float  # what the picture's own run says of the target
+    found: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
 
     @property
     def record(self) -> dict[str, list[Any]]:
@@ -139,7 +168,8 @@ class Aim:
         rows, columns = self.pixels.any(dim=1).nonzero(), self.pixels.any(dim=0).nonzero()
         ends = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else []
         place = [int(end) for end in ends]
-        return {"row": [self.name], "place": [place], "value": [self.value]}
+        boxes = [asdict(box) for box in self.found]
+        return {"row": [self.name], "place": [place], "value": [self.value], "boxes": [boxes]}
 
 
 def rectangle(corners: Tensor, size: tuple[int, int]) -> Tensor:

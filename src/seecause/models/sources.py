@@ -19,11 +19,14 @@ from torch import Tensor, nn
 from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifier, UnknownName
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
-from seecause.models.preprocess import Preprocess, preprocess_from_processor
+from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
 
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take pictures of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
+ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
+    *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
+)
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -212,13 +215,15 @@ def _hf_module(
     timm = config.model_type == "timm_wrapper"  # its config says more than a processor
     classifies = timm or labels is not None or any("ForImageClassification" in k for k in kinds)
     loader = AutoModelForImageClassification if classifies and not dual else AutoModel
+    rows = _row_loader(kinds)
+    loader = rows or loader
     if weights == "random":
         module = loader.from_config(config, trust_remote_code=False)
     else:
         module = fetched(f"hf:{name}", lambda: pretrained_model(loader, where, labels=labels))
     if module.dtype in (torch.float16, torch.bfloat16):
         module = module.float()  # as with files; `load` narrows it again where it is asked to
-    wrap_options = {} if timm else _processor(name, where, size)
+    wrap_options = {} if timm else _processor(name, where, size, framed=rows is not None)
     if dual:
         from transformers import AutoTokenizer
 
@@ -226,7 +231,21 @@ def _hf_module(
     return Source(module, wrap_options)
 
 
-def _processor(name: str, where: str, size: tuple[int, int] | None) -> dict[str, Any]:
+def _row_loader(kinds: Sequence[str]) -> Any:
+    """What loads a detector or a model of pixels, by the class that a config names; None for any
+    other."""
+    import transformers
+
+    for kind in kinds:
+        for task in ROW_TASKS:
+            if kind.endswith(f"For{task}"):
+                return getattr(transformers, f"AutoModelFor{task}")
+    return None
+
+
+def _processor(
+    name: str, where: str, size: tuple[int, int] | None, *, framed: bool = False
+) -> dict[str, Any]:
     """The preprocessing that is kept beside a model; nothing where none is, and `wrap` asks."""
     card = Path(where) / "preprocessor_config.json"
     if card.is_file():
@@ -240,7 +259,7 @@ def _processor(name: str, where: str, size: tuple[int, int] | None) -> dict[str,
             config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
         except MissingWeights:
             return {"size": size}
-    steps = preprocess_from_processor(config)
+    steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
     return {"preprocess": replace(steps, size=size or steps.size)}
 
 

@@ -59,7 +59,7 @@ class TokenBoxes(VisionModel):
             memo={},
         )
         value = float(question.read(outputs)[0, question.target])
-        return Aim(aimed, question.target, question.name, question.pixels, value)
+        return Aim(aimed, question.target, question.name, question.pixels, value, question.found)
 
 
 def find(module: Any) -> Parts:

@@ -18,6 +18,7 @@ from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution
 from seecause.data.dataset import Hole
 from seecause.errors import SeecauseError
+from seecause.report import rows
 from seecause.report.cards import Card, CardFile, MapView, Shown, Strip, render_cards
 from seecause.report.folder import made_names, result_folder
 from seecause.report.overlay import Scale, legend, overlay, panel, picture, scale_of
@@ -29,7 +30,6 @@ from seecause.report.page import (
     protocol_section,
     write_page,
 )
-from seecause.target import Answer
 
 HOW_TO_READ = (
     "Where colours run from dark to bright, bright patches speak for the explained class; where"
@@ -205,6 +205,8 @@ def _how_to_read(explanation: Explanation) -> str:
     notes = [HOW_TO_READ]
     if {"caap", "mosaic"} <= set(explanation.runs):
         notes.append(BOTH)
+    if explanation.first.regions is not None:
+        notes.append(rows.HOW_TO_READ)
     if explanation.evidence is not None:
         from seecause.report import evidence
 
@@ -218,33 +220,24 @@ def _how_to_read(explanation: Explanation) -> str:
 
 def explain_panel(explanation: Explanation, index: int) -> Image.Image:
     """The picture and each method's overlay side by side, for slides and papers."""
-    shown: list[Image.Image] = [picture(explanation.first.images[index])]
+    drawn = rows.drawn_row(explanation.first, index)
+    shown: list[Image.Image] = [drawn(picture(explanation.first.images[index]))]
     below: list[Image.Image | None] = [None]
-    titles = [answer_text(explanation.answers[index]) if explanation.answers else ""]
+    titles = [rows.answer_text(explanation.answers[index]) if explanation.answers else ""]
     for method, run in explanation.runs.items():
         scale = _scale(run, index)
-        shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
+        shown.append(drawn(overlay(run.images[index], run.pixels()[index], scale=scale)))
         below.append(legend(scale, width=shown[-1].width))
         remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
         titles.append(remark + _title(method, run, index))
     return panel(shown, titles=titles, below=below)
 
 
-def answer_text(answers: Sequence[Answer]) -> str:
-    """The answer in words: what the model says, and what was explained where that is something
-    else."""
-    best, explained = answers[0], [a for a in answers if a.explained]
-    words = f"{best.name}, probability {best.probability:.3f}"
-    if not explained or explained == [best]:
-        return words
-    named = [f"{answer.name}, {answer.probability:.3f}" for answer in explained]
-    return f"{words}; explained: {' against '.join(named)}"
-
-
 def card_text(explanation: Explanation, index: int) -> str:
     """The answer, and what is known about the picture."""
     row = _row(explanation, index)
-    words = [answer_text(explanation.answers[index])] if row["answers"] else []
+    words = [rows.answer_text(explanation.answers[index])] if row["answers"] else []
+    words = [rows.row_text(row)] if "row" in row else words
     if "truth" in row:
         words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
     if "background" in row:
@@ -259,7 +252,8 @@ def _card(explanation: Explanation, index: int) -> Card:
         warnings.append(f"{manifest['model']} has random weights: its answers mean nothing")
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index] if explanation.answers else []
-    strip = Strip(explanation.first.images[index], maps, answers=answers)
+    drawn = rows.drawn_row(explanation.first, index)
+    strip = Strip(explanation.first.images[index], maps, answers=answers, drawn=drawn)
     return Card(
         explanation.names[index],
         [strip],
@@ -275,6 +269,10 @@ def _row(explanation: Explanation, index: int) -> dict[str, Any]:
     is known."""
     answers = explanation.answers[index] if explanation.answers else []
     row: dict[str, Any] = {"answers": [asdict(answer) for answer in answers]}
+    target = explanation.first.manifest["target"]
+    if "row" in target:
+        row |= {name: target[name][index] for name in ("row", "value", "place", "boxes")}
+        row["explained"] = explanation.first.labels[index]
     if explanation.truths and explanation.truths[index] is not None:
         truth = explanation.truths[index]
         row |= {"truth": truth, "right": bool(answers) and answers[0].name == truth}
@@ -340,6 +338,7 @@ def _title(method: str, run: Attribution, index: int) -> str:
     if not find(method, run.manifest["architecture"]).class_specific:
         return f"{method}: the same for every class"
     score = SCORES.get(run.manifest["options"].get("score"), "score")
+    score = "value" if run.manifest["target"].get("values") else score
     values = UNITS.get(method, "{}").format(score)
     return f"{method}: {values} of {run.labels[index]}" if run.labels else method
 

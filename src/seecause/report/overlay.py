@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont, ImageOps
 from torch import Tensor
 
 from seecause.data.images import to_pil
@@ -32,7 +32,7 @@ _FLAT = 1e-3
 _PALE = 0.1  # one that varies by less than this share of its values is shown pale, in proportion
 _CLIPPED = 0.05  # values this share of the range beyond it are worth a word
 _SLIGHT = 1e-5  # and so is one of both signs that stays below this
-_INK, _PAPER = (38, 38, 43), (255, 255, 255)
+_INK, _PAPER, _MARK = (38, 38, 43), (255, 255, 255), (64, 224, 255)
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,40 @@ def picture(image: Tensor) -> Image.Image:
         if factor <= 1
         else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
     )
+
+
+def outlined(shown: Image.Image, region: Tensor) -> Image.Image:
+    """A picture with a line around the pixels [H, W] that were asked about."""
+    inside = Image.fromarray((region.cpu() > 0).numpy()).resize(
+        shown.size, Image.Resampling.NEAREST
+    )
+    wide = 1 + max(2, min(shown.size) // 160)
+    framed = ImageOps.expand(inside.convert("L"), wide, fill=0)
+    size = 2 * wide + 1
+    for colour, around, within in (
+        (_INK, ImageFilter.MaxFilter(3), ImageFilter.MinFilter(size)),
+        (_MARK, ImageFilter.MinFilter(3), ImageFilter.MinFilter(size - 2)),
+    ):
+        edge = ImageChops.subtract(framed.filter(around), framed.filter(within))
+        edge = ImageOps.crop(edge, wide)
+        shown = Image.composite(Image.new("RGB", shown.size, colour), shown.convert("RGB"), edge)
+    return shown
+
+
+def boxed(
+    shown: Image.Image, boxes: Mapping[str, Sequence[float]], size: tuple[int, int]
+) -> Image.Image:
+    """A picture with thin, named boxes x0, y0, x1, y1 in pixels of a frame of `size`."""
+    shown = shown.copy()
+    draw, font = ImageDraw.Draw(shown), _font(15)
+    for name, (x0, y0, x1, y1) in boxes.items():
+        across, down = shown.width / size[1], shown.height / size[0]
+        place = (x0 * across, y0 * down, max(x0, x1) * across, max(y0, y1) * down)
+        draw.rectangle(place, outline=_PAPER, width=1)
+        corner = (max(2, place[0] + 3), max(1, place[1] + 1))
+        draw.rectangle(draw.textbbox(corner, name, font=font), fill=_INK)
+        draw.text(corner, name, font=font, fill=_PAPER)
+    return shown
 
 
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
