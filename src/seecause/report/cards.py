@@ -4,7 +4,7 @@ picture in it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -86,11 +86,15 @@ class Strip:
     maps: Sequence[MapView]
     label: str = ""
     answers: Sequence[Answer] = ()
-    drawn: Callable[[Image.Image], Image.Image] = lambda shown: shown  # what is drawn upon it
+    outline: Image.Image | None = None  # drawn on the picture and on every map
 
     @property
     def picture(self) -> str:
-        return data_uri(self.drawn(picture(self.image)), photo=True)
+        return data_uri(picture(self.image), photo=True)
+
+    @property
+    def outline_uri(self) -> str:
+        return "" if self.outline is None else data_uri(self.outline)
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,16 +220,18 @@ def _how_to_read(explanation: Explanation) -> str:
 
 def explain_panel(explanation: Explanation, index: int) -> Image.Image:
     """The picture and each method's overlay side by side, for slides and papers."""
-    drawn = rows.drawn_row(explanation.first, index)
-    shown: list[Image.Image] = [drawn(picture(explanation.first.images[index]))]
+    shown: list[Image.Image] = [picture(explanation.first.images[index])]
     below: list[Image.Image | None] = [None]
     titles = [rows.answer_text(explanation.answers[index]) if explanation.answers else ""]
     for method, run in explanation.runs.items():
         scale = _scale(run, index)
-        shown.append(drawn(overlay(run.images[index], run.pixels()[index], scale=scale)))
+        shown.append(overlay(run.images[index], run.pixels()[index], scale=scale))
         below.append(legend(scale, width=shown[-1].width))
         remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
         titles.append(remark + _title(method, run, index))
+    outline = rows.outline(explanation.first, index, shown[0].size)
+    for image in shown if outline is not None else ():
+        image.paste(outline, mask=outline)
     return panel(shown, titles=titles, below=below)
 
 
@@ -252,8 +254,9 @@ def _card(explanation: Explanation, index: int) -> Card:
         warnings.append(f"{manifest['model']} has random weights: its answers mean nothing")
     maps = [_view(method, run, index) for method, run in explanation.runs.items()]
     answers = explanation.answers[index] if explanation.answers else []
-    drawn = rows.drawn_row(explanation.first, index)
-    strip = Strip(explanation.first.images[index], maps, answers=answers, drawn=drawn)
+    image = explanation.first.images[index]
+    outline = rows.outline(explanation.first, index, picture(image).size)
+    strip = Strip(image, maps, answers=answers, outline=outline)
     return Card(
         explanation.names[index],
         [strip],
@@ -269,7 +272,7 @@ def _row(explanation: Explanation, index: int) -> dict[str, Any]:
     is known."""
     answers = explanation.answers[index] if explanation.answers else []
     row: dict[str, Any] = {"answers": [asdict(answer) for answer in answers]}
-    target = explanation.first.manifest["target"]
+    target = explanation.first.manifest.get("target", {})
     if "row" in target:
         row |= {name: target[name][index] for name in ("row", "value", "place", "boxes")}
         row["explained"] = explanation.first.labels[index]
@@ -338,7 +341,7 @@ def _title(method: str, run: Attribution, index: int) -> str:
     if not find(method, run.manifest["architecture"]).class_specific:
         return f"{method}: the same for every class"
     score = SCORES.get(run.manifest["options"].get("score"), "score")
-    score = "value" if run.manifest["target"].get("values") else score
+    score = "value" if run.manifest.get("target", {}).get("values") else score
     values = UNITS.get(method, "{}").format(score)
     return f"{method}: {values} of {run.labels[index]}" if run.labels else method
 

@@ -140,38 +140,28 @@ def picture(image: Tensor) -> Image.Image:
     )
 
 
-def outlined(shown: Image.Image, region: Tensor) -> Image.Image:
-    """A picture with a line around the pixels [H, W] that were asked about."""
-    inside = Image.fromarray((region.cpu() > 0).numpy()).resize(
-        shown.size, Image.Resampling.NEAREST
-    )
-    wide = 1 + max(2, min(shown.size) // 160)
-    framed = ImageOps.expand(inside.convert("L"), wide, fill=0)
-    size = 2 * wide + 1
-    for colour, around, within in (
-        (_INK, ImageFilter.MaxFilter(3), ImageFilter.MinFilter(size)),
-        (_MARK, ImageFilter.MinFilter(3), ImageFilter.MinFilter(size - 2)),
-    ):
-        edge = ImageChops.subtract(framed.filter(around), framed.filter(within))
-        edge = ImageOps.crop(edge, wide)
-        shown = Image.composite(Image.new("RGB", shown.size, colour), shown.convert("RGB"), edge)
-    return shown
-
-
-def boxed(
-    shown: Image.Image, boxes: Mapping[str, Sequence[float]], size: tuple[int, int]
+def outline_layer(
+    size: tuple[int, int], region: Tensor, boxes: Mapping[str, Sequence[float]]
 ) -> Image.Image:
-    """A picture with thin, named boxes x0, y0, x1, y1 in pixels of a frame of `size`."""
-    shown = shown.copy()
-    draw, font = ImageDraw.Draw(shown), _font(15)
+    """A layer of width x height with a line around pixels [H, W], and thin, named boxes x0, y0, x1,
+    y1 in these pixels."""
+    layer = Image.new("RGBA", size)
+    draw, font = ImageDraw.Draw(layer), _font(15)
+    across, down = size[0] / region.shape[1], size[1] / region.shape[0]
     for name, (x0, y0, x1, y1) in boxes.items():
-        across, down = shown.width / size[1], shown.height / size[0]
         place = (x0 * across, y0 * down, max(x0, x1) * across, max(y0, y1) * down)
         draw.rectangle(place, outline=_PAPER, width=1)
-        corner = (max(2, place[0] + 3), max(1, place[1] + 1))
+        corner = (max(2, place[0] + 4), max(1, place[1] + 2))
         draw.rectangle(draw.textbbox(corner, name, font=font), fill=_INK)
         draw.text(corner, name, font=font, fill=_PAPER)
-    return shown
+    inside = Image.fromarray((region.cpu() > 0).numpy()).resize(size, Image.Resampling.NEAREST)
+    wide = max(3, min(size) // 120)
+    framed = ImageOps.expand(inside.convert("L"), 2 * wide, fill=0)  # edges of the picture, too
+    for colour, depth in ((_INK, wide + 1), (_MARK, wide - 1)):
+        core = framed.filter(ImageFilter.MinFilter(2 * depth + 1))
+        edge = ImageOps.crop(ImageChops.subtract(framed, core), 2 * wide)
+        layer.paste(Image.new("RGBA", size, (*colour, 255)), mask=edge)
+    return layer
 
 
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:

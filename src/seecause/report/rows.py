@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
 from seecause.attribution.result import Attribution
-from seecause.report.overlay import boxed, number, outlined
+from seecause.report.overlay import number, outline_layer
 from seecause.target import Answer
 
 HOW_TO_READ = (
@@ -45,18 +45,13 @@ def box_texts(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def drawn_row(run: Attribution, index: int) -> Callable[[Image.Image], Image.Image]:
-    """Draws on a picture the box or the region that was asked about, and thinly the other boxes
-    that the detector is sure of."""
+def outline(run: Attribution, index: int, size: tuple[int, int]) -> Image.Image | None:
+    """A layer of width x height: the box or the region that was asked about, and thinly the other
+    boxes that the detector is sure of. None where the whole picture was asked about."""
     if run.regions is None:
-        return lambda shown: shown
-    region = run.regions[index]
+        return None
     target = run.manifest["target"]
     asked = target["row"][index].removeprefix("box ")
-    others = {
-        str(box["index"]): box["place"]
-        for box in target["boxes"][index]
-        if str(box["index"]) != asked
-    }
-    size = (region.shape[0], region.shape[1])
-    return lambda shown: outlined(boxed(shown, others, size), region)
+    boxes = {str(box["index"]): box["place"] for box in target["boxes"][index]}
+    others = {name: place for name, place in boxes.items() if name != asked}
+    return outline_layer(size, run.regions[index], others)
