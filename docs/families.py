@@ -11,13 +11,14 @@ from pathlib import Path
 
 from seecause._files import write_atomic
 from seecause.attribution.registry import methods
-from seecause.models import decoder, hf_view, staged_families, staged_hf, timm_view
+from seecause.models import decoder, dense_families, hf_view, staged_families, staged_hf, timm_view
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
 START, END = "<!-- families: python docs/families.py -->\n", "<!-- end -->\n"
 SUFFIXES = re.compile(
-    r"(ForImageClassification|ForConditionalGeneration|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
+    r"(For(ImageClassification|ConditionalGeneration|ObjectDetection|DepthEstimation"
+    r"|SemanticSegmentation|UniversalSegmentation)|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
 )
 
 
@@ -30,6 +31,8 @@ def table() -> str:
         ("timm", "stages", staged),
         ("transformers", "tokens", _families(hf_view.READINGS)),
         ("transformers", "stages", _families(staged_hf.TRANSFORMERS)),
+        ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
+        ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.CLASSES)),
         ("torchvision", "tokens", ["VisionTransformer"]),
         ("torchvision", "stages", vision),
@@ -39,11 +42,18 @@ def table() -> str:
     for library, kind, names in rows:
         lines.append(f"| {library} {_tested(library)} | {kind} | {', '.join(names)} |")
     by_stages = ", ".join(f"`{name}`" for name in sorted(methods("staged")))
+    by_rows = ", ".join(f"`{name}`" for name in sorted(methods("dense")))
     works = (
         f"**Tokens**: all {len(methods())} [methods](methods.md), heads, audits, repair."
-        f" **Stages**: {by_stages}; no heads. **Words**: [vision-language models](lvlm.md)."
+        f" **Stages**: {by_stages}; no heads. **Boxes**, **pixels**: {by_rows}, for the row that is"
+        " asked about. **Words**: [vision-language models](lvlm.md)."
     )
     return "\n".join([*lines, "", works, ""])
+
+
+def _rows(*parts: str) -> list[str]:
+    """Classes of detectors or of models of pixels, by parts of their names."""
+    return [name for name in dense_families.DENSE_FAMILIES if any(part in name for part in parts)]
 
 
 def _families(names: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from seecause.attribution.registry import Maps, join
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
+from seecause.models.dense_view import DenseModel
 from seecause.models.layout import TokenLayout
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
@@ -48,6 +49,8 @@ def whole_graph(model: ImageModel, layout: TokenLayout) -> int:
     """A graph through the whole model, whatever it is made of."""
     if isinstance(model, StagedModel):
         return every_stage(model, layout)
+    if isinstance(model, DenseModel):
+        return 16 * model.forward_bytes(layout)
     assert isinstance(model, VisionModel)
     return every_block(model, layout)
 

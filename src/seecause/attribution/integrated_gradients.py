@@ -34,7 +34,7 @@ from seecause.target import Score, Target
     "integrated-gradients",
     forwards="steps + steps backward",
     needs="gradients",
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
     signed=True,
 )
 @over_images(whole_graph)

@@ -21,7 +21,10 @@ from seecause.target import Score, Target
 
 
 @method(
-    "simple-insertion", forwards="N", needs="logits", architectures=("transformer", "staged", "dense")
+    "simple-insertion",
+    forwards="N",
+    needs="logits",
+    architectures=("transformer", "staged", "dense"),
 )
 @torch.no_grad()
 def simple_insertion(

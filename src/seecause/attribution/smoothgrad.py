@@ -40,7 +40,7 @@ Show = Literal["magnitude", "signed", "input"]
     "smoothgrad",
     forwards="samples + samples backward",
     needs="gradients",
-    architectures=("transformer", "staged"),
+    architectures=("transformer", "staged", "dense"),
 )
 @over_images(whole_graph)
 @torch.enable_grad()

@@ -23,7 +23,9 @@ from seecause.errors import BadOption
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from seecause.engine.verify import Probe
     from seecause.models.base import ImageModel
+    from seecause.models.dense_view import DenseModel
     from seecause.models.staged_view import StagedModel
     from seecause.models.view import VisionModel
 
@@ -50,6 +52,7 @@ HEADS = {
     "transformer": "scores, ablation, pruning, repair",
     "prompt": "scores, ablation",
     "staged": "none: it is read by stages; what asks for tokens or heads is refused",
+    "dense": "none: its rows read places; what asks for tokens or heads is refused",
 }
 EXAMPLES = """Examples:
 
@@ -132,6 +135,8 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
 
     if isinstance(model, VisionModel):
         checks, inside = verify(model), _transformer(model)
+    elif model.architecture == "dense":
+        checks, inside = _rows(cast("DenseModel", model))
     else:
         network = cast("StagedModel", model)
         checks, inside = verify_staged(network), _network(network)
@@ -194,6 +199,24 @@ def _transformer(model: VisionModel) -> dict[str, dict[str, Any]]:
         },
         "caap": _caap_cost(model),
     }
+
+
+def _rows(model: DenseModel) -> tuple[list[Probe], dict[str, dict[str, Any]]]:
+    """The probes of a detector or a model of pixels, and where its rows read the picture."""
+    from seecause.engine.verify_dense import verify_dense
+
+    (rows, columns), (high, wide) = model.layout.grid, model.patch
+    inside = {
+        "places": {
+            "read at": model.cells,
+            "grid": f"{rows} x {columns} cells of {high} x {wide} pixels",
+            "kept of the explained picture": ", ".join(model.seam.held) or "nothing",
+            "one image": (
+                _size(model.forward_bytes(model.layout, model.cells)) + " a cell that is patched"
+            ),
+        }
+    }
+    return verify_dense(model), inside
 
 
 def _network(model: StagedModel) -> dict[str, dict[str, Any]]:

@@ -213,7 +213,8 @@ def _without(
         replaced[:, None, None, :, None], instead, step.carried[:count]
     )  # [k, F, T, H, dh]
     rows = h.expand(copies, -1, -1, -1).flatten(0, 1)
-    states = block.leave(block.close(rows, mixed.flatten(0, 1), step.gate), step.at)
+    states = block.close(rows, mixed.flatten(0, 1), step.gate)
+    states = block.leave(states, step.at)
     at = step.keys_at.of(slice(count)).copies(copies)
     rest = _steps(model, states, at, step.index + 1).end()
     return model.readout.of_rows(rest, step.at.layout).unflatten(0, (copies, count))

@@ -173,6 +173,23 @@ DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
 }
 
 
+_BARE = "it has no answers of its own; wrap the whole model, ...ForObjectDetection"
+REFUSED = {  # beginnings of class names, and why
+    "DetrForSegmentation": "its masks are read off attention; DetrForObjectDetection works",
+    "Detr": _BARE,
+    "ConditionalDetr": _BARE,
+    "DeformableDetr": _BARE,
+    "RTDetr": _BARE,
+    "DFine": _BARE,
+    "Yolos": _BARE,
+    "GroundingDino": "its queries read a sentence besides the picture",
+    "Owl": "its boxes are compared with sentences",
+    "MaskFormer": "its pixels are read by another decoder; Mask2Former works",
+    "OneFormer": "it is asked for a task in words; Mask2Former works",
+    "Sam2": "it remembers other frames; SamModel works",
+}
+
+
 def dense_parts(module: Any) -> DenseParts | None:
     """The parts of a detector or a model of pixels; None for any other module."""
     for kind in type(module).__mro__:
@@ -180,4 +197,9 @@ def dense_parts(module: Any) -> DenseParts | None:
             parts = DENSE_FAMILIES[kind.__name__](module)
             parts.family = f"transformers.{type(module).__name__}"
             return parts
+    name = type(module).__name__
+    for start, reason in REFUSED.items():
+        if name.startswith(start):
+            works = ", ".join(("YolosForObjectDetection", *DENSE_FAMILIES))
+            raise UnsupportedModel(f"transformers {name}", reason, f"classes that work: {works}")
     return None

@@ -217,20 +217,7 @@ READINGS = {
     "Siglip2Model": Reading("latent", zero_shot=True),
     "Siglip2ForImageClassification": Reading("mean", CLASSIFIER),
 }
-_BARE = "it has no answers of its own; wrap the whole model, ...ForObjectDetection"
 REFUSED = {  # beginnings of class names, and why
-    "DetrForSegmentation": "its masks are read off attention; wrap DetrForObjectDetection",
-    "Detr": _BARE,
-    "ConditionalDetr": _BARE,
-    "DeformableDetr": _BARE,
-    "RTDetr": _BARE,
-    "DFine": _BARE,
-    "Yolos": _BARE,
-    "GroundingDino": "its queries read a sentence besides the picture",
-    "Owl": "its boxes are compared with sentences",
-    "MaskFormer": "its pixels are read by another decoder; Mask2Former works",
-    "OneFormer": "it is asked for a task in words; Mask2Former works",
-    "Sam2": "it remembers other frames; SamModel works",
     "Swin": "its attention is windowed (the classes ...ForImageClassification work, by stages)",
     "Llava": (
         "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify"

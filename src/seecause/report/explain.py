@@ -230,8 +230,9 @@ def explain_panel(explanation: Explanation, index: int) -> Image.Image:
         remark = f"{scale.remark.partition(':')[0]}; " if scale.remark else ""
         titles.append(remark + _title(method, run, index))
     outline = rows.outline(explanation.first, index, shown[0].size)
-    for image in shown if outline is not None else ():
-        image.paste(outline, mask=outline)
+    if outline is not None:
+        for image in shown:
+            image.paste(outline, mask=outline)
     return panel(shown, titles=titles, below=below)
 
 
