@@ -47,10 +47,7 @@ def main() -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = re.search(r"http://\S+/", server.stdout.readline())[0]
-        process, busy = (
-            psutil.Process(server.pid),
-            ", ".join(f"{x:.1f}" for x in psutil.getloadavg()),
-        )
+        process, busy = psutil.Process(server.pid), psutil.getloadavg()[0]
         print(f"{given.model} at {address}, {psutil.cpu_count()} cores, load before: {busy:.1f}")
         brush(address, 1, given.alone, process)
         with auditing(address):

@@ -30,7 +30,7 @@ Tell = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
 LIMIT = 256  # jobs that wait for one model
-MOMENT = 0.25  # seconds that a job may keep others waiting
+MOMENT = 0.5  # seconds that a job may keep others waiting
 BESIDE = 16  # jobs that run beside one queue at once
 OWN_BESIDE = 4  # those of one session; its next ones wait for them
 

@@ -208,14 +208,18 @@ def _submit(
 
 
 async def _state(own: Session, job: Job, queue: Queue) -> Response:
-    """Where a job stands; waits a moment for its end. An answer is fetched once."""
+    """Where a job stands; waits a moment for its end. An answer is fetched once. A job that was
+    stopped is over for who asked, though it may still be on its way to the next block."""
     waiting = asyncio.wrap_future(job.future)
     # a job that fails after this request is over has its failure told by the next one, not logged
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait([waiting], timeout=MOMENT)
-    if not job.done:
+    if not job.done and not job.stopped:
         queue.relieve()
         await asyncio.wait([waiting], timeout=WAIT - MOMENT)
+    if job.stopped and not job.done:
+        own.drop_job(job.id)
+        return JSONResponse({"job": job.id, "state": "cancelled"})
     if not job.done:
         ahead = queue.ahead(job)
         return JSONResponse(

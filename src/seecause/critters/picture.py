@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from seecause._random import lattice, sine, smooth_noise, uniform
+from seecause._stop import may_stop
 from seecause.critters import creature
 from seecause.critters.latents import PARTS, REACH, VARIANTS, Latents
 from seecause.errors import BadOption, UnknownName
@@ -215,6 +216,7 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
 
 
 def _draw(latents: Latents, do: Do, size: int, style: str) -> Picture:
+    may_stop()
     image = _backdrop(latents, do, size, style)  # [B, 3, H, W]
     layer = creature.draw(latents, size=size, style=style)
     side = layer.parts.shape[-1]

@@ -199,8 +199,8 @@ function line(values) {
   svg.append(
     draw("line", { class: "base", x1: left, x2: width - 8, y1: y(0), y2: y(0) }),
     draw("polyline", { class: "way", points: values.map((value, place) => `${x(place)},${y(value)}`).join(" ") }),
-    ...values.map((value, place) => draw("circle", { class: value > 0 ? "dot over" : "dot", cx: x(place), cy: y(value), r: 3.2 })),
-    text("0", left - 6, y(0) + 4, "end"), text(values[0].toFixed(1), left - 6, y(values[0]) + 4, "end"),
+    ...values.map((value, place) => draw("circle", { class: value > 0 ? "dot over" : "dot", cx: x(place), cy: y(value), r: values.length > 24 ? 1.8 : 3.2 })),
+    text("0", left - 6, y(0) + 4, "end"), text(values[0].toFixed(1).replace("-", "−"), left - 6, y(values[0]) + 4, "end"),
     text("no patch", left, height - 6, "start"), text(`${values.length - 1} patches`, width - 8, height - 6, "end"));
   return svg;
 }
