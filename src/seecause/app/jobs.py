@@ -30,9 +30,10 @@ Tell = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
 LIMIT = 256  # jobs that wait for one model
-MOMENT = 0.5  # seconds that a job may keep others waiting
-BESIDE = 16  # jobs that run beside one queue at once
-OWN_BESIDE = 4  # those of one session; its next ones wait for them
+MOMENT = 0.25  # seconds of processor time in which a job may keep others waiting
+WHILES = 8  # as many moments by the clock: it waits for something, or for a processor
+BESIDE = 8  # jobs that run beside one queue at once
+OWN_BESIDE = 3  # those of one session; its next ones wait for them
 
 
 class TooBusy(SeecauseError):
@@ -51,6 +52,7 @@ class Job:
         self.share, self.words = 0.0, ""
         self.began: float | None = None
         self.ended: float | None = None
+        self._clock: int | None = None  # of the thread that it runs in
         self._run, self._stop = run, threading.Event()
         self.future.add_done_callback(self._end)
 
@@ -64,8 +66,11 @@ class Job:
 
     @property
     def long(self) -> bool:
-        """Whether it has run for a moment."""
-        return self.began is not None and time.monotonic() - self.began >= MOMENT
+        """Whether it has computed for a moment. On a busy machine a small job takes long by the
+        clock, and many at once would only make it longer."""
+        if self.began is None:
+            return False
+        return self._computed() >= MOMENT or time.monotonic() - self.began >= WHILES * MOMENT
 
     def stop(self) -> None:
         """Waiting: never begin. Running: end at the next block."""
@@ -86,6 +91,9 @@ class Job:
 
     def work(self) -> None:
         """Run to the end, whichever it is."""
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._clock_began = time.clock_gettime(self._clock)
         self.began = time.monotonic()
         try:
             with stoppable(self.check):
@@ -97,6 +105,12 @@ class Job:
             self.future.set_exception(failure)
         else:
             self.future.set_result(answer)
+
+    def _computed(self) -> float:
+        """Processor time of its thread since it began; none where threads have no clock."""
+        if self._clock is None or self.done:
+            return 0.0
+        return time.clock_gettime(self._clock) - self._clock_began
 
     def _end(self, _: object) -> None:
         self.ended = time.monotonic()
