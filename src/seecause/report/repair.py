@@ -72,7 +72,8 @@ def audit_lines(audit: BackgroundAudit, *, notes: bool = True) -> list[str]:
         )
     if audit.masks is not None:
         lines.append(f"Objects: {audit.masks.source}{_overlap(audit)}.")
-        lines += audit.masks.notes if notes else ()
+        shown = audit.masks.notes if notes else ()
+        lines += [f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in shown]
     return lines
 
 
