@@ -202,6 +202,18 @@ def hf_siglip_classifier() -> Native:
     )
 
 
+def hf_siglip2_zero_shot() -> Native:
+    config = hf.Siglip2Config(
+        text_config=_dual("Siglip").text_config.to_dict(), vision_config={**BASE, "num_patches": 16}
+    )
+    module = hf.Siglip2Model(config)
+    return _native(
+        module,
+        OTHER_SIZE | TEXT,
+        lambda x: module(input_ids=prompts(), **packed(x)).logits_per_image,
+    )
+
+
 FAMILIES = {
     f.__name__: f
     for f in (

@@ -122,3 +122,9 @@ def test_the_name_of_pixels_is_the_same_on_all_machines():
     assert pixels_digest(images) == "1fcdc35e4af7c9f7"
     if torch.cuda.is_available():
         assert pixels_digest(images.cuda()) == "1fcdc35e4af7c9f7"
+
+
+def test_a_processor_that_fills_patches_means_the_largest_square():
+    card = {"max_num_patches": 256, "patch_size": 16, **STATS}
+    steps = preprocess_from_processor(card)
+    assert steps.size == (256, 256) and not steps.squash and steps.crop == 1

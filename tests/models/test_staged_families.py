@@ -165,3 +165,16 @@ def test_a_network_without_classifier_takes_a_head():
 def test_features_of_stages_hold_in_single_precision():
     native = tiny_staged("timm_swin", dtype=torch.float32)
     assert isinstance(view(native), StagedModel)
+
+
+@pytest.mark.parametrize("family", ["hf_swin", "hf_convnext"])
+def test_a_folder_of_transformers_is_a_model(family, tmp_path):
+    native = tiny_staged(family, dtype=torch.float32)
+    native.module.save_pretrained(tmp_path)
+    model = sc.load(str(tmp_path), mean=(0.5,) * 3, std=(0.5,) * 3, size=SIZE)
+    images = pictures(native)
+    assert_close(model(images), native.forward(images))
+    assert (
+        model.layout.grid == (4, 6)
+        and model.family == f"transformers.{type(native.module).__name__}"
+    )

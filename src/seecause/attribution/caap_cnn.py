@@ -1,4 +1,4 @@
-"""CAAP on convolutional networks (arXiv 2603.13652, appendix B.3).
+"""CAAP on networks of stages: convolutional ones (arXiv 2603.13652, appendix B.3), Swin and others.
 
 A feature map has no class token that could see earlier layers, so that patching stages l_s..l_e is
 the same as patching the map after l_e alone:

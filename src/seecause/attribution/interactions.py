@@ -135,7 +135,7 @@ def interactions(
     """Exact effects of all pairs of regions, beside those of single ones.
 
     `model`, `images`, `target`, `blank`, `tail` and `layers` are those of `sc.attribute` with
-    CAAP. Convolutional networks are patched at two thirds of their depth and
+    CAAP. Networks of stages are patched at two thirds of their depth and
     have neither `tail` nor `layers`.
 
     >>> import seecause as sc

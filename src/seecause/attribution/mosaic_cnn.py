@@ -1,4 +1,4 @@
-"""Mosaic on convolutional networks: slopes over mixtures of feature maps (ours).
+"""Mosaic on networks of stages: slopes over mixtures of feature maps (ours).
 
 A feature map has no row that reads keys. The map after one stage, which CAAP patches, is mixed:
 

@@ -173,9 +173,13 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
     """The config of a transformers image processor (`preprocessor_config.json`).
 
     Processors resize (both sides, or the short one) and may cut the centre; where only the short
-    side is given, the centre is cut here.
+    side is given, the centre is cut here. NaFlex (SigLIP 2) fills a number of patches whatever a
+    picture's shape is; here the largest square of so many is taken, unless another size is given.
     """
     cuts = bool(config.get("do_center_crop"))
+    if "max_num_patches" in config:
+        square = math.isqrt(config["max_num_patches"]) * config["patch_size"]
+        config = {**config, "size": {"shortest_edge": square}}
     resized = config["size"]
     scaled = _sides(resized)
     final = _sides(config["crop_size"]) if cuts else scaled

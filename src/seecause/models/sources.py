@@ -211,9 +211,10 @@ def _hf_module(
     kinds = config.architectures or ()
     if hasattr(config, "vision_config") and any("ForConditionalGeneration" in k for k in kinds):
         raise NoClassifier(name if Path(name).is_dir() else f"hf:{name}")
-    dual = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    own = any("ForImageClassification" in k for k in kinds)  # also of a model with two towers
+    dual = hasattr(config, "text_config") and hasattr(config, "vision_config") and not own
     timm = config.model_type == "timm_wrapper"  # its config says more than a processor
-    classifies = timm or labels is not None or any("ForImageClassification" in k for k in kinds)
+    classifies = timm or labels is not None or own
     loader = AutoModelForImageClassification if classifies and not dual else AutoModel
     rows = _row_loader(kinds)
     loader = rows or loader
