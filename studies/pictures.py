@@ -54,8 +54,8 @@ def photograph(make: Callable[[Path], Path], shoot: Callable[[Any], None], size:
 
 
 SHOWN = {  # panel of the page -> link, button that is pressed, what is waited for
-    "explain": ("#explain?model=critters-vit&explain.picture=s9&explain.patches=65-68.77-80.89-92"
-        "&explain.evidence=true", None, ".finding .needed"),
+    "explain": ("#explain?model=critters-vit&explain.picture=s9&explain.patches=53-56.65-68.77-80"
+        ".89-92.101-104.113-116&explain.evidence=true", None, ".finding .needed"),
     "swap": ("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
         "&swap.across=-1", "Where does", ".path-table"),
     "heads": ("#heads?model=critters-biased&heads.by=background&heads.off=4.19.43", None,
