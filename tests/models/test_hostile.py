@@ -18,11 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
 from seecause.errors import MissingWeights, SeecauseError
-from seecause.models.checkpoints import read_weights
-from tests.data.mutations import survives
 from tests.tiny import scramble
-
-COUNT = 40  # damaged copies of each file
 
 
 @pytest.fixture
@@ -72,42 +68,6 @@ def hf_folder(folder: Path) -> Path:
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
-
-
-def test_damaged_cards(saved):
-    for name in ("small.json", "small.safetensors"):
-        assert survives(saved / name, lambda: sc.load(str(saved))) > 0
-
-
-def test_damaged_hf_folders(hf):
-    for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
-        assert survives(hf / name, lambda: sc.load(str(hf)), COUNT // 2) > 0
-
-
-@pytest.mark.parametrize("form", ["zeroed", "sliced"])
-def test_damaged_exports(saved, tmp_path, form):
-    folder = sc.heads.export(sc.load(str(saved)), [(0, 1)], tmp_path / "out", form=form)
-    sc.load(str(folder))
-    assert survives(folder / "seecause.json", lambda: sc.load(str(folder))) > 0
-
-
-def test_damaged_attributions(saved, tmp_path):
-    model = sc.load(str(saved))
-    folder = sc.attribute(model, torch.zeros(1, 3, 16, 16), 1, "rollout").save(tmp_path / "maps")
-
-    def read() -> None:
-        loaded = sc.Attribution.load(folder)
-        repr(loaded), loaded.pixels(), loaded.overlay()
-
-    for name in ("manifest.json", "maps.safetensors"):
-        assert survives(folder / name, read, 3 * COUNT) > 0
-
-
-def test_damaged_weights(tmp_path):
-    for name, write in (("a.pt", torch.save), ("a.safetensors", save_file)):
-        write({"head.weight": torch.zeros(3, 4)}, tmp_path / name)
-        path = tmp_path / name
-        assert survives(path, lambda path=path: read_weights(path), 3 * COUNT) > 0
 
 
 def edit(folder: Path, name: str = "config.json", **values: object) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from seecause._files import write_atomic, write_json
 from seecause.errors import BadOption, DataMissing, MissingExtra
+from seecause.models.base import Architecture
 from seecause.target import Answer
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ class Attribution(Looks):
             lists = {name: manifest.pop(name, []) for name in LISTS}
             tensors: dict[str, Any] = load_file(folder / MAPS)
             _check_read(tensors, lists)
+            _check_manifest(manifest, len(tensors["maps"]))
             lists["answers"] = [[Answer(**entry) for entry in row] for row in lists["answers"]]
         except (
             *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
@@ -362,6 +364,21 @@ def _check_read(tensors: dict[str, Tensor], lists: Mapping[str, Any]) -> None:
     )
     if not all(shapes):
         raise ValueError("shapes or kinds are not those of an attribution")
+
+
+def _check_manifest(manifest: Mapping[str, Any], count: int) -> None:
+    """Refuse entries that are not of the kinds they were saved with, or of another number of
+    pictures."""
+    kinds = {"method": str, "target": dict, "checks": dict, "images": list, "rows": list}
+    for name, kind in kinds.items():
+        if not isinstance(manifest.get(name, kind()), kind):
+            raise ValueError(f"{name} is no {kind.__name__}")
+    if manifest.get("architecture", "transformer") not in get_args(Architecture):
+        raise ValueError("no architecture that is known")
+    by_picture = [*manifest.get("target", {}).values(), *manifest.get("checks", {}).values()]
+    counts = {len(values) for values in by_picture if isinstance(values, list)}
+    if not counts <= {0, count} or len(manifest.get("rows", range(count))) != count:
+        raise ValueError("entries of another number of pictures")
 
 
 def _is_answer(entry: Any) -> bool:

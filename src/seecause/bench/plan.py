@@ -22,7 +22,7 @@ from seecause._files import digest
 from seecause.attribution.registry import find
 from seecause.bench._inputs import joined, plugin_digest, versions
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
-from seecause.bench.store import MANIFEST, ShardStore
+from seecause.bench.store import MANIFEST, Damaged, ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
 from seecause.errors import BadOption
@@ -182,8 +182,11 @@ class Store(ShardStore):
         maps: dict[str, dict[int, Tensor]] = {method: {} for method in plan.request.methods}
         for shard in self.finished(plan):
             tensors = self.tensors(shard.id)
-            indices = tensors["index"].tolist()
-            maps[shard.method] |= dict(zip(indices, tensors.get("maps", ()), strict=True))
+            try:
+                indices = tensors["index"].tolist()
+                maps[shard.method] |= dict(zip(indices, tensors.get("maps", ()), strict=True))
+            except (KeyError, TypeError, ValueError):  # of something else, with a right checksum
+                raise Damaged(f"{shard.id}.safetensors", "holds other than maps") from None
         return maps
 
 

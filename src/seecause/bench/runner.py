@@ -83,8 +83,14 @@ def inspect(store: Store, plan: Plan, condition: Condition | None = None) -> Sta
     undefined: Counter[str] = Counter()
     for shard in plan.shards:
         metadata = condition.metadata.get(shard.id, {})
-        holes += [Hole(shard.method, *hole) for hole in metadata.get("holes", ())]
-        undefined.update(metadata.get("undefined", {}))
+        try:
+            missing = [Hole(shard.method, *map(str, hole)) for hole in metadata.get("holes", ())]
+            undefined.update(Counter(metadata.get("undefined", {})))
+        except (TypeError, ValueError):  # written by something else, whose checksum is right
+            del condition.metadata[shard.id]
+            condition.damaged[shard.id] = f"{shard.id}.json does not say what is missing"
+        else:
+            holes += missing
     open_shards = [shard for shard in plan.shards if shard.id not in condition.metadata]
     failed = store.failures(shard.id for shard in open_shards)
     return Status(

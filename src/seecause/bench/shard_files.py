@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.torch import save as to_bytes
+from safetensors import SafetensorError
+from safetensors.torch import load, save as to_bytes
 from torch import Tensor
 
 from seecause._files import digest, read_many, write_atomic
@@ -98,9 +99,21 @@ def _sealed(rest: bytes) -> bytes:
     return b'{\n "checksum": "' + checksum(rest).encode() + b'",' + rest
 
 
-def read_table(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    file = pq.ParquetFile(pa.BufferReader(content))
-    return file.read(columns=None if columns is None else list(columns), use_threads=False)
+def read_table(shard: str, content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows; `Damaged` for what is no Parquet, though its checksum is right: a stranger's file."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    except (pa.ArrowException, OSError, ValueError, LookupError):
+        raise Damaged(f"{shard}.parquet", "is not Parquet") from None
+
+
+def read_tensors(shard: str, content: bytes | None) -> dict[str, Tensor]:
+    """The same for tensors; none where the shard has none."""
+    try:
+        return {} if content is None else load(content)
+    except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError):
+        raise Damaged(f"{shard}.safetensors", "is not safetensors") from None
 
 
 def read_file(path: Path, files: Files | None = None) -> bytes:

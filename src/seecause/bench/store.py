@@ -20,6 +20,7 @@ they write the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -32,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from safetensors.torch import load
 from torch import Tensor
 
 from seecause._files import is_local, place, read_many, write_atomic
@@ -47,6 +47,7 @@ from seecause.bench.shard_files import (
     read_checked,
     read_file,
     read_table,
+    read_tensors,
     sealed_json,
     write_checked,
 )
@@ -197,8 +198,15 @@ class ShardStore:
     ) -> Iterator[tuple[str, ShardResult]]:
         """Intact shards among these, one at a time; on the way, the `condition` of all is noted."""
         for shard, metadata, contents in self._each(ids, condition):
-            rows = read_table(contents["parquet"], columns) if "parquet" in contents else ()
-            tensors = load(contents["safetensors"]) if "safetensors" in contents else {}
+            try:
+                table = contents.get("parquet")
+                rows = () if table is None else read_table(shard, table, columns)
+                tensors = read_tensors(shard, contents.get("safetensors"))
+            except Damaged as damage:
+                if condition is not None:
+                    del condition.metadata[shard]
+                    condition.damaged[shard] = damage.reason
+                continue
             yield shard, ShardResult(rows, tensors, metadata)
 
     def condition(self, ids: Iterable[str]) -> Condition:
@@ -245,14 +253,17 @@ class ShardStore:
 
     def table(self, ids: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table | None:
         """Rows of the intact shards among these, in this order; None if there are none."""
-        contents = (files for _, _, files in self._each(ids))
-        parts = [read_table(files["parquet"], columns) for files in contents if "parquet" in files]
+        parts = []
+        for shard, _, contents in self._each(ids):
+            if "parquet" in contents:
+                with contextlib.suppress(Damaged):
+                    parts.append(read_table(shard, contents["parquet"], columns))
         return pa.concat_tables(parts, promote_options="default") if parts else None
 
     def tensors(self, shard: str) -> dict[str, Tensor]:
         """Of a finished shard; `Damaged` if it is not."""
         content = self._content(shard, "safetensors", self._mark(shard)["checksums"])
-        return load(content)
+        return read_tensors(shard, content)
 
     def metadata(self, shard: str) -> dict[str, Any]:
         return self._mark(shard)["metadata"]

@@ -132,19 +132,26 @@ def read_study(file: str | Path) -> StudyFile:
     file = Path(file).resolve()
     if not file.is_file():
         raise DataMissing(str(file), "no such file", "give a study: a TOML file")
-    text = tomllib.loads(file.read_text(encoding="utf-8"))
-    cells = []
-    for entry in text["cells"]:
-        for options in _choices(entry, text.get("lists", {})):
-            label = {k: _labelled(v, options) for k, v in entry.get("label", {}).items()}
-            needs = tuple(entry.get("needs", ()))
-            cells.append(
-                StudyCell(entry["group"], entry["call"], options, label, needs, file.parent)
-            )
-    return StudyFile(
-        file, text["name"], text["question"], tuple(cells), text.get("settings", {}),
-        text.get("quick", {}), tuple(text.get("files", ())), text["output"], text.get("figure", {}),
-    )  # fmt: skip
+    try:
+        text = tomllib.loads(file.read_text(encoding="utf-8"))
+        cells = [cell for entry in text["cells"] for cell in _cells(entry, text, file.parent)]
+        return StudyFile(
+            file, str(text["name"]), str(text["question"]), tuple(cells),
+            dict(text.get("settings", {})), dict(text.get("quick", {})),
+            tuple(text.get("files", ())), dict(text["output"]), dict(text.get("figure", {})),
+        )  # fmt: skip
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as odd:
+        reason = f"it is no study ({type(odd).__name__}: {str(odd)[:200]})"
+        remedy = "name, question, cells and output are needed: see docs/bench.md"
+        raise DataMissing(str(file), reason, remedy) from odd
+
+
+def _cells(entry: Row, text: Row, folder: Path) -> Iterator[StudyCell]:
+    """Every call of one entry."""
+    for options in _choices(entry, text.get("lists", {})):
+        label = {k: _labelled(v, options) for k, v in entry.get("label", {}).items()}
+        needs = tuple(entry.get("needs", ()))
+        yield StudyCell(str(entry["group"]), str(entry["call"]), options, label, needs, folder)
 
 
 def _choices(entry: Row, lists: Mapping[str, list[Any]]) -> Iterator[Row]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from seecause._files import place
 from seecause.bench.measures import family_of, higher_is_better
 from seecause.bench.plan import Plan, Store
-from seecause.bench.results import RunResults, values
-from seecause.errors import UnknownName
+from seecause.bench.results import ODD, RunResults, values
+from seecause.errors import BadOption, UnknownName
 from seecause.metrics import (
     PartScores,
     Summary,
@@ -93,7 +93,11 @@ def table(folder: Path | str, *, against: str | None = None) -> Table:
     """The table of a run folder, every method compared with `against` (the first if None)."""
     store = Store(place(folder))
     plan = store.plan()
-    return make_table(store.rows(plan, VALUE_COLUMNS), plan, against=against)
+    try:
+        return make_table(store.rows(plan, VALUE_COLUMNS), plan, against=against)
+    except ODD as odd:  # written by something else, whose checksums are right
+        expected = f"a run folder; rows of this one are not those of its plan ({odd!r:.100})"
+        raise BadOption("run", str(folder), expected) from None
 
 
 def make_table(rows: pa.Table, plan: Plan, *, against: str | None = None) -> Table:

@@ -144,7 +144,7 @@ def _read_table(path: Path) -> dict[str, Any]:
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         if not isinstance(table, dict):
             raise ValueError("not a table of settings")
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         expected = f"valid TOML, or JSON in a file that ends so ({broken})"
         raise BadOption("config", str(path), expected) from broken
     return table

@@ -166,7 +166,10 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
     path = folder / LAST
     if not path.is_file():
         return None
-    unreadable = (RuntimeError, TypeError, ValueError, EOFError, OSError, pickle.UnpicklingError)
+    unreadable = (
+        *(RuntimeError, TypeError, ValueError, EOFError, OSError, LookupError, AttributeError),
+        *(AssertionError, pickle.UnpicklingError),
+    )
     try:
         snapshot = Snapshot(**torch.load(path, map_location="cpu", weights_only=True))
         before = TrainConfig(**snapshot.config)
@@ -218,7 +221,7 @@ def read_evaluations(folder: Path) -> dict[str, Any]:
         evaluations = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(evaluations, dict):
             raise ValueError("not a table")
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         expected = f"what `faithful evaluate` wrote ({broken}); move it away to begin anew"
         raise BadOption(EVALUATION, str(path), expected) from broken
     name = evaluations.get("data")

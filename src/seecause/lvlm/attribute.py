@@ -95,7 +95,10 @@ class HeadAttribution:
                 values["standard_error"] = torch.full_like(values["coefficients"], torch.nan)
             loaded = cls(**values, **card)
             _check_read(loaded)
-        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as damage:
+        except (
+            *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+            SafetensorError,
+        ) as damage:
             raise DataMissing(
                 str(folder),
                 f"{VALUES} or {CARD} is damaged ({type(damage).__name__})",

@@ -129,7 +129,10 @@ class MeanBank:
                 layout = ImageTokens(tuple(_grid_of(part) for part in shape["parts"]))
                 bank.sums[layout] = tensors[f"{index}.k"], tensors[f"{index}.v"]
                 bank.weights[layout] = shape["weight"]
-        except (ValueError, KeyError, TypeError, SafetensorError) as damage:
+        except (
+            *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+            SafetensorError,
+        ) as damage:
             raise DataMissing(
                 str(folder),
                 f"{FILE} or {CARD} is damaged",

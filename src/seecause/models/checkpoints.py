@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ NAMED = 3  # names in an error
 EXTRAS = ("criterion", "loss", "optim", "metric")  # how parts begin that no answer goes through
 _BROKEN = (
     *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError),
+    *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError, struct.error),
 )
 
 
@@ -143,8 +145,10 @@ def _parsed(text: str) -> Any:
 
 
 def _torch_file(path: Path) -> Any:
-    """What the file holds; torch's own reader of weights, which calls nothing that is not named."""
-    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    """What the file holds; torch's own reader of weights, which calls nothing that is not named.
+    Of files that are no archive, as torch wrote them until 2020, only plain ones are read."""
+    listed = zipfile.is_zipfile(path)
+    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path) if listed else ()
     inert = [(Nothing if name.startswith("numpy") else Inert, name) for name in foreign]
     with torch.serialization.safe_globals(cast(Any, inert)):
         return torch.load(path, map_location="cpu", weights_only=True)

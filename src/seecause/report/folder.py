@@ -94,6 +94,6 @@ def _is_ours(out: Path) -> bool:
     """Whether the folder holds nothing but what its manifest lists."""
     try:
         listed = set(json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return {str(path.relative_to(out)) for path in out.rglob("*") if not path.is_dir()} <= listed
