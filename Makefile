@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test suite test-slow test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
+.PHONY: demo docs test suite test-slow test-fuzz test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
 
 install: $(STAMP)
 
@@ -38,6 +38,10 @@ suite:
 
 test-slow: install
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m slow
+
+# Ten thousand damaged files of every kind that is read, 17 kinds (about ten minutes of one core).
+test-fuzz: install
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/fuzz.py --cases 10000
 
 # The suite with kernels of other processors: a result may not hang on the last bit of one machine.
 test-cpus: install
