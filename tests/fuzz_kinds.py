@@ -21,12 +21,11 @@ from seecause.bench.runner import inspect, run
 from seecause.bench.store import _sealed, checksum, read_checked, write_checked
 from seecause.bench.study_file import read_study
 from seecause.bench.tables import table
-from seecause.cli.options import read_class_names
 from seecause.data.imagenet9 import read_in9_map
 from seecause.faithful.config import TrainConfig, read_config
 from seecause.faithful.run import Snapshot, read_evaluations, read_snapshot, write_snapshot
 from seecause.lvlm import HeadAttribution, MeanBank
-from seecause.models.checkpoints import read_weights
+from seecause.models.checkpoints import read_class_names, read_weights
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests import fuzz_data
 from tests.data.mutations import (
