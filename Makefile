@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test suite test-slow test-fuzz test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
+.PHONY: demo docs test suite test-slow test-faults test-fuzz sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean study
 
 install: $(STAMP)
 
@@ -38,6 +38,10 @@ suite:
 
 test-slow: install
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m slow
+
+# Processes killed at twenty random moments (SEECAUSE_SEED draws others), signals, disks, workers.
+test-faults: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_faults.py tests/test_kills.py tests/test_determinism.py
 
 # Ten thousand damaged files of every kind that is read, 17 kinds (about ten minutes of one core).
 test-fuzz: install
@@ -73,6 +77,19 @@ test-wheel:
 	cd dist && ../.venv-wheel/bin/seecause demo --out demo && ../.venv-wheel/bin/seecause explain 'critters:clean:test#3' --out explained
 	.venv-wheel/bin/python tests/without_extras.py
 
+# dist/seecause.cdx.json: every package that the wheel brings, its version and licence (CycloneDX).
+sbom:
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet . --constraint constraints.txt
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet 'cyclonedx-bom>=7.0' 'pip-audit>=2.9'
+	mkdir -p dist
+	.venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --of JSON -o dist/seecause.cdx.json .venv-wheel/bin/python
+
+# Known vulnerabilities of what is pinned; asks a public database, so it needs the network.
+audit: sbom
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 # Tools whose own dependencies are pinned otherwise than ours, in an environment of their own.
 test-tools:
 	$(PYTHON) -m venv .venv-tools
@@ -105,4 +122,4 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel .venv-tools dist demo
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel .venv-tools .venv-audit dist demo

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
 import seecause as sc
-from seecause.app.results import find_runs, name_folders
+from seecause.app.results import find_runs
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
@@ -87,7 +87,7 @@ def json_files(folder: Path) -> list[Victim]:
     (results / "index.html").write_text("<p>")
     manifest = results / "manifest.json"
     manifest.write_text(json.dumps({"command": "explain", "model": "m", "files": ["a"], "seed": 0}))
-    named = name_folders([folder / "results"])
+    named = {"results": folder / "results"}
     return [
         Victim(model / "small.json", lambda: sc.load(str(model)), JSON),
         Victim(export / "seecause.json", lambda: sc.load(str(export)), JSON),

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from seecause.errors import BadOption, MissingExtra
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
 
@@ -103,6 +104,17 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """The same for a value as indented JSON."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def safe_cell(value: Any) -> Any:
+    """A value as it may stand in a CSV: a text that a spreadsheet would take for a formula begins
+    with a quote.
+
+    >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell(-0.5)
+    ("'=1+1", '-0.5', -0.5)
+    """
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula and not _NUMBER.match(value) else value
 
 
 @contextmanager

@@ -12,6 +12,16 @@ from typing import Any
 SHOWN = 30  # names in a list
 
 
+def printable(text: str) -> str:
+    """A text for a terminal, in one line: what would move the cursor, turn the direction of writing
+    or cannot be written is spelled out. Names of files may hold anything.
+
+    >>> printable("cat\\x1b[2J.png")
+    'cat\\\\x1b[2J.png'
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 class SeecauseError(Exception):
     """Base of all errors this package raises on purpose. They cross processes: a copy has the
     class, the message and the attributes."""

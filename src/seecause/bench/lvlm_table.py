@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seecause._files import safe_cell
 from seecause.data.dataset import Dataset
 from seecause.data.images import to_pil
 from seecause.lvlm import (
@@ -141,7 +142,8 @@ def to_csv(study: LVLMStudy) -> str:
     writer.writerow(["sample", "label", *columns, "missing"])
     for sample in study.samples:
         numbers = [_cell(sample.numbers.get(name)) for name in columns]
-        writer.writerow([sample.id, sample.label or "", *numbers, sample.hole or ""])
+        cells = [sample.id, sample.label or "", *numbers, sample.hole or ""]
+        writer.writerow([safe_cell(cell) for cell in cells])
     return text.getvalue()
 
 

@@ -40,6 +40,7 @@ from seecause._files import (
     digest_json,
     is_local,
     place,
+    safe_cell,
     write_atomic,
     write_json,
 )  # fmt: skip
@@ -314,7 +315,7 @@ def write_results(run: StudyRun, out: Path, command: str) -> Path:
 def _text(value: Any) -> str:
     if value is None or value != value:
         return ""
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
+    return f"{value:.7g}" if isinstance(value, float) else str(safe_cell(value))
 
 
 def read_csv(path: Path) -> list[Row]:

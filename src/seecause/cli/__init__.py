@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from seecause.errors import SeecauseError
+from seecause.errors import SeecauseError, printable
 
 COMMANDS = {  # the file of each, and its line in `seecause --help`
     "explain": "Which patches of each picture caused the model's answer?",
@@ -71,12 +71,12 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SeecauseError as error:
-            typer.echo(f"seecause: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"seecause: {printable(' '.join(str(error).split()))}", err=True)
             raise typer.Exit(USAGE_ERROR) from None
         except OSError as failure:  # a full disk, a folder that may not be written
             if failure.errno in (None, errno.EPIPE) or not failure.strerror:
                 raise
-            place = "" if failure.filename is None else f": {failure.filename}"
+            place = "" if failure.filename is None else f": {printable(str(failure.filename))}"
             typer.echo(
                 f"seecause: {failure.strerror}{place}; nothing half-written counts", err=True
             )

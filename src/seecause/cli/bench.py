@@ -28,6 +28,7 @@ from seecause.cli.options import (
 )
 from seecause.cli.progress import Facts, Incomplete, counting, print_markdown, starting
 from seecause.cli.workers import with_workers
+from seecause.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -382,7 +383,7 @@ def tell_status(state: Status, *, quiet: bool = False) -> None:
         *(f"{image}: {count} values missing: {reason}" for (image, reason), count in holes.items()),
     ]
     for line in missing[:LISTED]:
-        typer.echo(line, err=True)
+        typer.echo(printable(line), err=True)
     if len(missing) > LISTED:
         typer.echo(f"and {len(missing) - LISTED} more", err=True)
     if state.stopped:

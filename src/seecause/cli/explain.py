@@ -30,7 +30,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import Facts, Incomplete, counting, starting
-from seecause.errors import BadImage, BadOption
+from seecause.errors import BadImage, BadOption, printable
 
 if TYPE_CHECKING:
     from seecause.data.dataset import Hole
@@ -198,11 +198,11 @@ def explain(
             out, parts, files, shown, holes=holes, overwrite=overwrite, advance=advance
         )
     if not quiet:
-        typer.echo("\n".join(_lines(facts["images"], opened)))
+        typer.echo("\n".join(map(printable, _lines(facts["images"], opened))))
         tell_page(out, replaced=replaces)
     if holes:
         for hole in holes:
-            typer.echo(f"left out: {hole.reason}", err=True)
+            typer.echo(f"left out: {printable(hole.reason)}", err=True)
         raise Incomplete(facts)
     return facts
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from seecause.errors import BadOption
+from seecause.errors import BadOption, printable
 
 if TYPE_CHECKING:
     from seecause.models.base import Architecture, ImageModel
@@ -241,8 +241,8 @@ def tell_outside(model: str, pictures: Sequence[str], *, suggest: str) -> None:
         others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
         typer.echo(
             f"warning: {model} knows only Critters pictures, so what it says about"
-            f" {outside[0]}{others} means nothing. For photos give another --model, such as"
-            f" {suggest}",
+            f" {printable(outside[0])}{others} means nothing. For photos give another --model, such"
+            f" as {suggest}",
             err=True,
         )
 

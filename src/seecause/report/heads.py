@@ -16,6 +16,7 @@ import torch
 from markupsafe import Markup
 
 from seecause import __version__
+from seecause._files import safe_cell
 from seecause.heads._outcomes import Curve, Outcome, changes
 from seecause.heads.gains import FEW
 from seecause.heads.pictures import Pictures
@@ -347,7 +348,7 @@ def rows_csv(rows: Sequence[Mapping[str, str | float]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
