@@ -4,8 +4,8 @@
 
 Draws critters of 32 pixels (one in 500 is cut off: holes are part of a large run) and a model of
 one block, then plans, runs, asks for the status and reports as a user would, each in a process of
-its own. Prints seconds and peak memory of each, the size of what was written, and draws the memory
-of the run. Stopped and given again, it goes on; the memory of all parts is drawn.
+its own. Prints seconds of a processor and peak memory of each, the size of what was written, and
+draws the memory of the run. Stopped and given again, it goes on; the memory of all parts is drawn.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def write_model(folder: Path) -> None:
 def watch(
     words: list[str], *, log: Path | None = None, done: Path | None = None
 ) -> tuple[float, float, int]:
-    """Seconds, peak MiB (of the process and its workers together) and exit code of a command. The
-    `log` gets a line of memory and finished shards at every look."""
-    began, peak = time.monotonic(), 0.0
+    """Seconds of a processor, peak MiB (of the process and its workers together) and exit code of
+    a command. The `log` gets a line of memory and finished shards at every look."""
+    began, peak, spent = time.monotonic(), 0.0, os.times()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = psutil.Popen(words, stdout=subprocess.DEVNULL, env=environment)
     while process.poll() is None:
@@ -117,7 +117,9 @@ def watch(
             with log.open("a") as file:
                 file.write(f"{time.time():.1f},{shards},{held:.1f}\n")
         time.sleep(rest)
-    return time.monotonic() - began, peak, process.returncode
+    now = os.times()
+    seconds = now.children_user + now.children_system - spent.children_user - spent.children_system
+    return seconds, peak, process.returncode
 
 
 def resident(process: psutil.Process) -> float:
@@ -132,7 +134,8 @@ def resident(process: psutil.Process) -> float:
 
 
 def tell(what: str, seconds: float, peak: float, code: int) -> None:
-    print(f"{what}: {seconds:.1f} s, {peak:.0f} MiB at most, exit code {code}", flush=True)
+    text = f"{what}: {seconds:.1f} s of a processor, {peak:.0f} MiB at most, exit code {code}"
+    print(text, flush=True)
 
 
 def draw_memory(log: Path, figure: Path) -> None:
@@ -148,7 +151,7 @@ def draw_memory(log: Path, figure: Path) -> None:
     axes = pyplot.figure(figsize=(6, 2.4), layout="constrained").gca()
     axes.plot([shards * 16 / 1000 for shards, _ in rows], [held for _, held in rows], lw=1)
     axes.set(xlabel="thousand maps done", ylabel="MiB", ylim=(0, None), xlim=(0, most * 16 / 1000))
-    axes.set_title("memory of one `bench run` of 50,000 pictures, 4 methods", fontsize=9)
+    axes.set_title("memory of a `bench run` of 50,000 pictures by several methods", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     pyplot.savefig(figure, dpi=110)
     late = [held for shards, held in rows if shards > most / 2]
