@@ -18,7 +18,7 @@ from seecause.app.results import find_runs
 from seecause.bench.plan import Store
 from seecause.bench.results import read_results
 from seecause.bench.runner import inspect, run
-from seecause.bench.store import _sealed, checksum, read_checked, write_checked
+from seecause.bench.shard_files import _sealed, checksum, read_checked, write_checked
 from seecause.bench.study_file import read_study
 from seecause.bench.tables import table
 from seecause.data.imagenet9 import read_in9_map
