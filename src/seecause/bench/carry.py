@@ -30,6 +30,7 @@ from seecause.bench.hands import Alone, Crew, Workers, WorkersFailed, crew_for, 
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
 from seecause.engine.chunks import budget, memory
+from seecause.errors import MissingExtra
 
 MODELS = 3  # that a worker holds: the one that is judged, an eye, and one that was mended
 
@@ -104,10 +105,7 @@ class _Carrier:
             return _Item(number, key, work, piece, limit, model=model)
         mark = model.fingerprint()
         if mark not in self.parcels:
-            # views hold functions that pickle refuses
-            from joblib.externals import cloudpickle  # pyright: ignore
-
-            self.parcels[mark] = self.crew.share(cloudpickle.dumps(model))
+            self.parcels[mark] = self.crew.share(_cloudpickle().dumps(model))
         there = {name: _on_cpu(value) for name, value in piece.items()}
         return _Item(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
 
@@ -151,11 +149,18 @@ class PieceJob:
         return perform
 
 
+def _cloudpickle() -> Any:
+    """Views hold functions that pickle refuses."""
+    try:
+        import cloudpickle
+    except ImportError:
+        raise MissingExtra("cloudpickle", "cluster") from None
+    return cloudpickle
+
+
 def _unpacked(parcel: bytes, device: str) -> Any:
     """A model that travelled, on the device of this worker."""
-    from joblib.externals import cloudpickle  # pyright: ignore
-
-    model = cloudpickle.loads(parcel)
+    model = _cloudpickle().loads(parcel)
     return model if model.device.type == torch.device(device).type else model.to(device)
 
 
