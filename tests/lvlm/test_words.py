@@ -70,6 +70,17 @@ def test_effects_are_those_of_head_attribution_of_each_word(dtype, near):
             assert abs(float(words.heads_r2[word]) - heads.r2) < 1e-8
 
 
+def test_a_fit_of_all_words_is_that_of_each():
+    whole, each = engines("llava")
+    words = trace_words(whole, how="fit", masks=60, seed=1)
+    for word, engine in enumerate(each):
+        own = attribute_heads(engine, how="fit", masks=60, seed=1).coefficients
+        assert_close(words.heads[word], own * engine.span, atol=1e-9, rtol=0)
+    again = trace_words(whole, how="corrected", masks=60, seed=1)
+    corrected = attribute_heads(each[0], how="corrected", masks=60, seed=1)
+    assert_close(again.heads[0], corrected.coefficients * each[0].span, atol=1e-9, rtol=0)
+
+
 def test_chances_are_the_native_models_and_those_of_a_blinded_one():
     """With the picture: the native logits. Without: every key and value replaced, literally."""
     here = scene("llava")

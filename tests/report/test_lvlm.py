@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from seecause.lvlm import AnswerTrace, HeadTrace, RankingCurves, attribute_heads
-from seecause.lvlm.trace import RANKINGS
+from seecause.lvlm.trace import RANKINGS, concerns
 from seecause.report.lvlm import (
     CURVES_NOTE,
     FIT,
@@ -64,6 +64,18 @@ def test_the_page_says_whether_heads_that_are_enough_are_needed():
     chosen = torch.tensor([True, False])
     zero = torch.zeros(1, 2)
     assert HeadTrace(None, zero, zero, {"hear": curves}, chosen).left() == torch.tensor(0.6)
+
+
+def test_a_trace_that_is_not_to_be_trusted_says_why():
+    engine = toy_engine()
+    trace = AnswerTrace(engine, SimpleNamespace(heads=attribute_heads(engine, masks=8)), [])
+    lines = concerns(trace)
+    assert "6 calibration pictures" in lines[0]
+    weak = SimpleNamespace(r2=0.1, agreement=float("nan"))
+    weak_trace = AnswerTrace(engine, SimpleNamespace(heads=weak), [])
+    lines = concerns(weak_trace)
+    assert "foretell masked answers badly (R2 0.10)" in lines[1] and "ask more masks" in lines[2]
+    assert engine.lvlm.unknown_words("What colour is the banana?") == ["banana?"]
 
 
 def test_nothing_is_shown_as_minus_zero():

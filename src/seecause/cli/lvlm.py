@@ -238,8 +238,11 @@ def _trace(
 
 
 def _tell(trace: AnswerTrace) -> None:
+    from seecause.lvlm.trace import concerns
     from seecause.report.lvlm import needed_text
 
+    for line in concerns(trace):
+        typer.echo(f"note: {line}", err=True)
     engine, chosen, tokens = trace.engine, trace.heads.chosen, trace.tokens
     enough = int(chosen.sum())
     top = ", ".join(f"{layer}.{head}" for layer, head in trace.heads.heads.top(min(enough, 8)))

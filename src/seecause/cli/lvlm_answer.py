@@ -20,8 +20,11 @@ from seecause.cli.lvlm_options import (
     Answer,
     BankFolder,
     Calibration,
+    Estimate,
+    How,
     LVLMDtype,
     LVLMName,
+    MaskCount,
     Picture,
     Question,
     Share,
@@ -53,7 +56,8 @@ def answer(
     model: LVLMName = DEFAULT_LVLM,
     answer: Answer = None,
     length: Length = 24,
-    masks: Annotated[int, typer.Option(help="Masked runs.", min=4)] = 64,
+    how: Estimate = How.derivative,
+    masks: MaskCount = None,
     ablated: Share = 0.75,
     bank_folder: BankFolder = None,
     calibration: Calibration = None,
@@ -85,7 +89,8 @@ def answer(
         if not quiet:
             tell_if_outside(model, image)
         advance(1)
-        words = trace_words(engine, masks=masks, p=ablated, seed=seed, advance=advance)
+        fit = {"how": how.value, "masks": masks, "p": ablated, "seed": seed}
+        words = trace_words(engine, **fit, advance=advance)
     facts = {"image": image, "answer": sentence(engine), "words": _facts(words)}
     manifest = {"command": "lvlm answer", "page": "index.html", **facts}
     run = {"run": answer_manifest(words)}

@@ -153,6 +153,15 @@ class LVLM:
         tokenizer = getattr(self.processor, "tokenizer", None)
         return tuple(str(i) if tokenizer is None else tokenizer.decode([i]) for i in ids.tolist())
 
+    def unknown_words(self, text: str) -> list[str]:
+        """Words that the tokenizer has no token for: the model reads them all as the same."""
+        tokenizer = getattr(self.processor, "tokenizer", None)
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        if tokenizer is None or unknown is None:
+            return []
+        words = dict.fromkeys(text.split())
+        return [w for w in words if unknown in tokenizer(w, add_special_tokens=False)["input_ids"]]
+
     def fingerprint(self) -> str:
         """A digest of the weights, for manifests: values of each, spread evenly over its rows and
         columns, since a whole model takes too long to read. Taken anew only when they changed."""

@@ -48,6 +48,7 @@ from seecause.lvlm.engine import MaskEngine
 from seecause.lvlm.fit import MASKS, How, MaskSampling, check_sampling, correlation
 
 FAITHFUL, COMPLETE = 0.8, 0.2
+LOW_R2, LOW_AGREEMENT, FEW_PICTURES = 0.5, 0.8, 20  # below these a page warns
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
 RATIOS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # shares of heads that are ablated
 
@@ -297,6 +298,34 @@ class AnswerTrace:
                 "text": self.tokens.text,
             }
             _save_tensors(folder / "tokens.safetensors", tensors)
+
+
+def concerns(trace: AnswerTrace) -> list[str]:
+    """What makes a trace less trustworthy, in words; nothing where all is well."""
+    engine = trace.engine
+    lines: list[str] = []
+    unknown = engine.lvlm.unknown_words(engine.question or "")
+    if unknown:
+        lines.append(f"the model has no token for {', '.join(unknown)}: it reads them as one word")
+    if engine.bank["pictures"] < FEW_PICTURES:
+        lines.append(
+            f"{engine.bank['pictures']} calibration pictures make the average picture: about a"
+            " hundred are better"
+        )
+    fits: dict[str, HeadAttribution | TokenAttribution] = {"heads": trace.heads.heads}
+    if trace.tokens is not None:
+        fits["image tokens"] = trace.tokens.tokens
+    for what, fit in fits.items():
+        if not fit.r2 >= LOW_R2:
+            lines.append(
+                f"coefficients of {what} foretell masked answers badly (R2 {fit.r2:.2f}): they act"
+                " together, so read single ones with care"
+            )
+        if not fit.agreement >= LOW_AGREEMENT:
+            lines.append(
+                f"two halves of the masks agree by {fit.agreement:.2f} about {what}: ask more masks"
+            )
+    return lines
 
 
 def trace_answer(

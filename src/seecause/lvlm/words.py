@@ -2,7 +2,8 @@
 into it, and from where.
 
 A row looks back only, so one masked run of question and answer answers for all words, and one run
-back for each word tells of all heads (the mean derivative, `derivative.py`):
+back for each word tells of all heads (the mean derivative, `derivative.py`; fits of answers need
+no way back, so all words cost as much as the last):
 
     gain_w   log p(w | picture, words before) - log p(w | average picture, words before)
     a_w(x)   logit of word w less the vocabulary's mean, under masks x
@@ -15,7 +16,8 @@ A word whose gain is small would have been said of any picture: it was said with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +32,8 @@ from seecause.errors import BadOption
 from seecause.lvlm._masked import MaskedRows, MaskKind
 from seecause.lvlm.attribute import Head
 from seecause.lvlm.bank import MeanBank
-from seecause.lvlm.derivative import SOFTEN, mean_derivative
-from seecause.lvlm.fit import MASKS, MaskSampling, Regression, check_sampling
-from seecause.lvlm.masks import draw_masks
+from seecause.lvlm.derivative import SOFTEN, estimate
+from seecause.lvlm.fit import MASKS, How, MaskSampling, Regression, check_sampling
 from seecause.lvlm.model import LVLM
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide
@@ -206,13 +207,14 @@ class AnswerWords:
 def trace_words(
     engine: AnswerEngine,
     *,
-    masks: int = MASKS["derivative"],
+    how: How = "derivative",
+    masks: int | None = None,
     p: float = 0.75,
     seed: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> AnswerWords:
-    """Heads and image tokens behind every word, by mean derivatives over `masks` that ablate a
-    share `p`; `advance` hears of both parts.
+    """Heads and image tokens behind every word, `how` and by how many `masks` as in
+    `attribute_heads`; `advance` hears of both parts.
 
         engine = sc.lvlm.AnswerEngine(lvlm, picture, "What colour is the tail?", bank)
         words = sc.lvlm.trace_words(engine)
@@ -220,48 +222,66 @@ def trace_words(
         words.top(0, 5)          # the heads behind the first
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    heads = _derivatives(engine, "heads", SOFTEN, masks, p, seed)
+    count = MASKS.get(how, 0) if masks is None else masks
+    sampling = MaskSampling(count, p, seed=seed, how=how)
+    heads = _estimates(engine, "heads", replace(sampling, soften=0.0 if how == "fit" else SOFTEN))
     advance(1)
-    image = _derivatives(engine, "image", 0.0, masks, p, seed)
+    image = _estimates(engine, "image", sampling)
     advance(1)
+    spans = (engine.intact - engine.ablated).double().cpu()
+    each = spans[:, None]  # coefficients are shares of it
     place = torch.arange(engine.n_words), torch.tensor(engine.targets)
-    sampling = {"masks": masks, "p": p, "seed": seed, "how": "derivative", "soften": SOFTEN}
     return AnswerWords(
         pieces=engine.pieces,
         instead=engine.lvlm.pieces(engine.unseen.argmax(dim=1)),
         log_seen=engine.seen[place],
         log_unseen=engine.unseen[place],
-        spans=(engine.intact - engine.ablated).double().cpu(),
-        heads=_stacked(heads, "coefficients").unflatten(1, grid),
-        heads_error=_stacked(heads, "standard_error").unflatten(1, grid),
-        image=_stacked(image, "coefficients"),
-        image_error=_stacked(image, "standard_error"),
+        spans=spans,
+        heads=(_stacked(heads, "coefficients") * each).unflatten(1, grid),
+        heads_error=(_stacked(heads, "standard_error") * each.abs()).unflatten(1, grid),
+        image=_stacked(image, "coefficients") * each,
+        image_error=_stacked(image, "standard_error") * each.abs(),
         heads_r2=torch.tensor([fit.r2 for fit in heads], dtype=torch.float64),
         image_r2=torch.tensor([fit.r2 for fit in image], dtype=torch.float64),
         tokens=engine.prompt.tokens,
-        protocol={**engine.protocol(), "sampling": sampling},
+        protocol={**engine.protocol(), "sampling": asdict(sampling)},
     )
 
 
-def _derivatives(
-    engine: AnswerEngine,
-    of: Literal["heads", "image"],
-    soften: float,
-    masks: int,
-    p: float,
-    seed: int,
+def _estimates(
+    engine: AnswerEngine, of: Literal["heads", "image"], sampling: MaskSampling
 ) -> list[Regression]:
-    """The mean derivative of every word over the masks that one word alone would have."""
+    """The coefficients of every word, as shares of its span, by the masks that one word alone would
+    have; all words share each run."""
     size = engine.n_components if of == "heads" else engine.n_image
-    check_sampling(MaskSampling(masks, p, seed=seed, how="derivative", soften=soften), size)
-    drawn = draw_masks(masks, size, p=p, seed=seed)
-    soft = soften + (1 - 2 * soften) * drawn.double()
-    responses = engine.adjusted(**{of: drawn}).double().cpu()  # [M, W]
-    slopes = engine.slopes(**{of: soft}, of=of)[1].double().cpu()  # [M, W, P]
-    if not (torch.isfinite(responses).all() and torch.isfinite(slopes).all()):
-        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
-    words = range(engine.n_words)
-    return [mean_derivative(drawn, responses[:, word], slopes[:, word]) for word in words]
+    check_sampling(sampling, size)
+    runs: dict[tuple[str, bytes], Tensor] = {}  # by what was asked and the masks
+    spans = (engine.intact - engine.ablated).double().cpu()
+
+    def shared(kind: str, masks: Tensor, ask: Callable[[], Tensor]) -> Tensor:
+        key = (kind, masks.numpy().tobytes())
+        if key not in runs:
+            runs[key] = ask().double().cpu()
+        return runs[key]
+
+    def respond(masks: Tensor, word: int) -> Tensor:
+        answers = shared("answers", masks, lambda: engine.adjusted(**{of: masks}))[:, word]
+        return (answers - float(engine.ablated[word])) / spans[word]
+
+    def differentiate(soft: Tensor, word: int) -> Tensor:
+        slopes = shared("slopes", soft, lambda: engine.slopes(**{of: soft}, of=of)[1])
+        return slopes[:, word] / spans[word]
+
+    return [
+        estimate(
+            partial(respond, word=word),
+            partial(differentiate, word=word),
+            size,
+            sampling,
+            engine.lvlm.device,
+        )
+        for word in range(engine.n_words)
+    ]
 
 
 def _stacked(fits: list[Regression], name: str) -> Tensor:

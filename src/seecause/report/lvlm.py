@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
-from seecause.lvlm.trace import COMPLETE, RANKINGS
+from seecause.lvlm.trace import COMPLETE, RANKINGS, concerns
 from seecause.metrics import standard_error
 from seecause.models.base import versions
 from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
@@ -166,7 +166,7 @@ def heads_section(trace: AnswerTrace) -> Section:
     ]
     return Section(
         "Which heads carry the picture into the answer?",
-        fragment("head_grid.html.j2", grids=grids) + table(facts),
+        warnings(concerns(trace)) + fragment("head_grid.html.j2", grids=grids) + table(facts),
         HEADS_NOTE,
         FIT,
         short="Which heads carry it?",
@@ -309,6 +309,11 @@ def table(
     rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), marked: Sequence[int] = ()
 ) -> Markup:
     return fragment("facts.html.j2", rows=rows, head=head, marked=marked)
+
+
+def warnings(lines: Sequence[str]) -> Markup:
+    """What a reader must know first, a line each."""
+    return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
 
 
 def needed_text(left: float) -> str:

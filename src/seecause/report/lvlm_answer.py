@@ -98,7 +98,7 @@ def words_section(
         pieces.append(
             SentenceWord(
                 text,
-                _times(gains[word]) if source != "unlooked" else "unlooked",
+                _times(gains[word]) if source != "unlooked" else "without looking",
                 source,
                 round(80 * abs(gains[word]) / largest),
                 f"{MARKS[source]}: {number(gains[word])} nats",
@@ -162,7 +162,7 @@ def answer_manifest(words: AnswerWords) -> dict[str, Any]:
     protocol = words.protocol
     sampling = protocol["sampling"]
     return {
-        "method": "mean derivatives of every word (head attribution)",
+        "method": f"head attribution (HeAr) of every word, {sampling['how']}",
         "options": {
             "question": protocol["question"],
             "bank": f"{protocol['bank']['pictures']} pictures ({protocol['bank']['mode']})",

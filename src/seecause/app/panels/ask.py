@@ -71,7 +71,7 @@ def answer(desk: Desk, request: Asked) -> Answer:
         "size": list(seen.shape[-2:]),
         "grid": list(picture_map(prompt.tokens, torch.zeros(prompt.n_image)).shape),
         "words": _pieces(desk, ids),
-        "unknown": _unknown_words(desk, request.question),
+        "unknown": lvlm.unknown_words(request.question),
     }
 
 
@@ -174,16 +174,6 @@ def _heads(desk: Desk, places: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _pieces(desk: Desk, ids: list[int]) -> list[str]:
     return list(desk.lvlm.pieces(torch.tensor(ids, dtype=torch.long)))
-
-
-def _unknown_words(desk: Desk, question: str) -> list[str]:
-    """Words of a question that the tokenizer has no token for."""
-    tokenizer = desk.lvlm.processor.tokenizer
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is None:
-        return []
-    words = dict.fromkeys(question.split())
-    return [w for w in words if unknown in tokenizer(w, add_special_tokens=False)["input_ids"]]
 
 
 def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
