@@ -98,6 +98,12 @@ class Target:
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per
     image."""
+    if not model.aimed:
+        raise NotDefined(
+            "one answer for a picture",
+            f"{model.name} answers for many rows",
+            "Aim it at one: model.aim(image, sc.Box(3)).model",
+        )
     need_class(model, spec)
     if spec is None:
         return Target()
