@@ -80,8 +80,7 @@ def discover_masks(
         fills = baseline
         if isinstance(fills, Tensor) and len(fills) > 1:
             fills = fills[rows]
-        base = fill(model, images[rows], fills, inside=padding)
-        base = base.expand(len(rows), -1, -1, -1)
+        base = fill(model, images[rows], fills, inside=padding).expand(len(rows), -1, -1, -1)
         return {"images": images[rows], "base": base, "inside": padding, "search": options}
 
     def ended(number: int, tensors: dict[str, Tensor]) -> None:
