@@ -19,6 +19,7 @@ import io
 import json
 import os
 import pickle
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -168,7 +169,7 @@ def read_snapshot(folder: Path, config: TrainConfig) -> Snapshot | None:
         return None
     unreadable = (
         *(RuntimeError, TypeError, ValueError, EOFError, OSError, LookupError, AttributeError),
-        *(AssertionError, pickle.UnpicklingError),
+        *(AssertionError, MemoryError, pickle.UnpicklingError, struct.error),
     )
     try:
         snapshot = Snapshot(**torch.load(path, map_location="cpu", weights_only=True))

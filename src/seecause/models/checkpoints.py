@@ -35,7 +35,7 @@ NAMED = 3  # names in an error
 EXTRAS = ("criterion", "loss", "optim", "metric")  # how parts begin that no answer goes through
 _BROKEN = (
     *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, AssertionError, SafetensorError, UnpicklingError, struct.error),
+    *(ArithmeticError, AssertionError, MemoryError, SafetensorError, UnpicklingError, struct.error),
 )
 
 
