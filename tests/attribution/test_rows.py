@@ -216,3 +216,15 @@ def test_regions_are_corners_places_or_masks():
             sc.attribute(model, picture, wrong)
     with pytest.raises(NotDefined):
         sc.attribute(model, picture, "box:1")
+
+
+def test_gradients_of_pixels_are_those_of_the_row():
+    _, model, picture, *_ = setting("detr")
+    row, leaf = model.aim(picture, "box:2:frog").model, picture.clone().requires_grad_()
+    (mine,) = torch.autograd.grad(row(leaf)[0, 1], leaf)
+    native = model.module(pixel_values=leaf.expand(2, -1, -1, -1)).logits[0, 2, 1]
+    assert_close(mine, torch.autograd.grad(native, leaf)[0], atol=1e-10, rtol=0)
+    maps = sc.attribute(model, picture, "box:2:frog", "integrated-gradients", steps=4).maps
+    assert maps.std() > 0
+    with pytest.raises(NotDefined, match="many rows"):
+        sc.evidence(model, picture, maps=maps)
