@@ -354,7 +354,8 @@ class _Arrived(Exception):
         self.inputs = inputs
 
 
-NATIVE_RUN = threading.Lock()  # a native model's own forward; `arriving` stops it by a hook
+# a native model's own forward, which `arriving` stops by a hook; an edit reads a prompt inside one
+NATIVE_RUN = threading.RLock()
 
 
 def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
