@@ -335,17 +335,10 @@ def _hide(hidden: Tensor, rows: At) -> Tensor:
 def look_back(block: Block, q: Tensor, k: Tensor, v: Tensor, at: At) -> Tensor:
     """All rows of a sequence from its first on, each seeing itself and what came before: [B, R, H,
     dh]."""
-    if block.additive is not causal:
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=block.bias(at, at),
-            scale=block.scale,
-            enable_gqa=block.heads != block.kv_heads,
-        ).transpose(1, 2)
+    mask = None if block.additive is causal else block.bias(at, at)
+    grouped = block.heads != block.kv_heads
     return F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=block.scale, enable_gqa=block.heads != block.kv_heads
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=block.scale, enable_gqa=grouped
     ).transpose(1, 2)
 
 
