@@ -95,7 +95,7 @@ def _read_own(
     for start in range(first, last, KEYS):
         columns = start + tl.arange(0, KEYS)
         visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-        peak, total, acc = _absorb(
+        peak, total, acc = _absorb(  # pyright: ignore[reportGeneralTypeIssues]
             q, k_ptr, v_ptr, k_row, v_row, columns, columns < last, visible,
             peak, total, acc, scale, WIDTH, LANES, EXACT,
         )  # fmt: skip
