@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from seecause.app.names import named_data
 from seecause.app.panels import repair
 from seecause.app.panels.repair import Mend, OnData
 from seecause.app.workshop import Desk, Workshop
+from seecause.data.images import to_pil
 from seecause.errors import BadOption
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
@@ -166,3 +168,29 @@ def test_the_copied_python_gives_the_same_answer(desk, capsys, tmp_path, monkeyp
     answer = repair.audit(desk, OnData(**ON))
     assert first.startswith(f"{answer['verdict']} {answer['flips']} {answer['control']}")
     assert sentence == repair.mend(desk, FORCED)["sentence"]
+
+
+def test_pictures_that_cannot_be_read_are_named_without_folders_of_this_machine(
+    shop, sessions, tmp_path
+):
+    bad = photo_folder(tmp_path / "pictures")
+    spec = f"folder:{tmp_path / 'pictures'}"
+    opened = Workshop(shop.models, data=named_data([spec]))
+    desk = Desk(opened, sessions.open(), shop.models["critters-biased"], lambda *_: None)
+    request = {"model": "critters-biased", "data": "folder:pictures", "limit": 40, "eye": "own"}
+    answer = repair.audit(desk, OnData(**request))
+    (hole,) = answer["left_out"]
+    assert hole["name"] == bad and bad.rpartition("/")[2] in hole["reason"]
+    assert str(tmp_path) not in str(answer) and answer["pictures"] == 15
+
+
+def photo_folder(root: Path) -> str:
+    """Critters by class, one of which is no picture; its name."""
+    data = pictures(TEST)
+    for place in range(len(data)):
+        sample = data[place]
+        (root / data.classes[sample.label]).mkdir(parents=True, exist_ok=True)
+        to_pil(sample.image).save(root / data.classes[sample.label] / f"{place}.png")
+    first = next(root.rglob("*.png"))
+    first.write_bytes(b"no picture")
+    return first.relative_to(root).as_posix()

@@ -336,3 +336,30 @@ def test_long_runs_say_how_far_they_are_where_there_is_no_terminal(capsys, monke
 def test_selectors_are_listed():
     done = heads("selectors")
     assert done.exit_code == 0 and "attention-mass" in done.stdout and "cigma" in done.stdout
+
+
+BROKEN = {
+    "audit": ("--masks", "discovered", "--steps", 1),
+    "score": ("--by", "weight-norm", "--share", 1),
+    "prune": ("--by", "weight-norm", "--share", 1, "--draws", 1, "--steps", 1),
+    "ablation-study": ("--share", 1, "--draws", 1, "--steps", 1),
+}
+
+
+@pytest.mark.parametrize("command", BROKEN)
+def test_a_picture_that_cannot_be_read_is_in_page_manifest_and_exit_code(tmp_path, folder, command):
+    data = photos(tmp_path / "data")
+    for kind in (tmp_path / "data").iterdir():
+        noise = Image.effect_noise((96, 96), 40).convert("RGB")
+        noise.save(kind / "b.png")
+    bad = sorted((tmp_path / "data").iterdir())[0] / "a.png"
+    bad.write_bytes(b"no picture")
+    words = [command, *(["k"] if command == "ablation-study" else []), *BROKEN[command]]
+    words += ["--data", data, *(["--test", data] if command in ("prune", "ablation-study") else [])]
+    done = heads(*words, "--model", folder, *SMALL, tmp_path / "out")
+    assert done.exit_code == 1, done.output
+    record = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    (hole,) = record["left out"]
+    assert hole["name"] == f"{bad.parent.name}/a.png" and "a.png" in hole["reason"]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Not read" in page and hole["name"] in page

@@ -250,3 +250,12 @@ def test_imagenet9_gives_a_gap_before_and_after(tmp_path):
         tmp_path / "s",
     )
     assert done.exit_code == 0 and len(table(tmp_path / "s" / "table.csv")) >= 2, done.output
+    (root / "mixed_same" / "val" / "00_dog" / "fg_n0_bg_x.JPEG").write_bytes(b"no picture")
+    done = heads(
+        "audit", "--model", model, "--data", test, "--masks", "oracle", *SMALL, tmp_path / "b"
+    )
+    # the dog that is answered right on the other background has no twin: 1 - 0/3
+    assert done.exit_code == 1 and "BG-gap 1.000" in done.stdout, done.output
+    assert "(2 and 3 pictures)" in done.stdout
+    (hole,) = json.loads((tmp_path / "b" / "manifest.json").read_text())["left out"]
+    assert hole["name"] == "00_dog/fg_n0_bg_x.JPEG"

@@ -13,11 +13,18 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.data import open_data
+from seecause.data.dataset import Hole
 from seecause.engine import forks
 from seecause.errors import BadOption, NotDefined, NothingRight, UnknownClass
 from seecause.heads import HeadScores, Swapped, ablate, information_gains, score, select
 from seecause.heads._audit import Audit, audit
-from seecause.heads._outcomes import background_gaps, curve, logits_without, outcomes
+from seecause.heads._outcomes import (
+    background_gaps,
+    curve,
+    logits_without,
+    outcomes,
+    readable_twins,
+)
 from seecause.heads.erase import Erasure
 from seecause.heads.gains import Gains
 from seecause.heads.pictures import (
@@ -411,6 +418,16 @@ def test_nine_answers_are_those_of_the_release(tmp_path):
     whole = in9_right(model(images), labels, mapping)
     expected = [background_gap(answers[:20], answers[20:]) for answers in (whole, right)]
     assert background_gaps(ten, same, random, [[], heads]) == pytest.approx(expected)
+
+
+def test_the_gap_is_of_objects_that_both_variants_show(cases):
+    names = tuple(f"00_dog/fg_n{i}_bg_{i}.JPEG" for i in range(6))
+    same = replace(cases.take(torch.arange(5)), ids=names[:5], holes=(Hole(names[5], "cut"),))
+    elsewhere = tuple(name.replace("_bg_", "_bg_x") for name in names)
+    random = replace(cases.take(torch.arange(6)), ids=elsewhere)
+    first, second = readable_twins(same, random)
+    assert first.ids == same.ids and second.ids == elsewhere[:5]
+    assert torch.equal(second.images, random.images[:5])
 
 
 def test_bad_input_is_named(model, cases):

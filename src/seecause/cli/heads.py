@@ -3,6 +3,7 @@ go?"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -182,7 +183,7 @@ def audit(
         **search,
     )
     lines = _write_audit(opened, result, out, overwrite=overwrite)
-    say(lines, out, replaced=replaces, quiet=quiet, holes=result.pictures.holes)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
 
 
 def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool) -> list[str]:
@@ -196,13 +197,14 @@ def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool
         verdict,
         verdict_section,
     )
-    from seecause.report.page import protocol_section, write_page
+    from seecause.report.page import holes_section, protocol_section, write_page
 
     answering = model_for(model, result.pictures)
     sections = [
         verdict_section(result),
         *groups_section(result),
         audit_gallery(answering, result),
+        *holes_section(result.holes),
         protocol_section([result.protocol]),
     ]
     lines = verdict(result)
@@ -212,6 +214,7 @@ def _write_audit(model: ImageModel, result: Audit, out: Path, *, overwrite: bool
         "table": "audit.csv",
         "verdict": lines,
         "run": result.protocol,
+        "left out": [asdict(hole) for hole in result.holes],
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         title = f"Does {model.name} answer from the background?"
@@ -278,7 +281,8 @@ def ablation_study(
     )  # fmt: skip
     chosen = {"top": top, "fill": fill.value, "guard": guard.value}
     _write_study(opened, study.value, result, chosen, out, overwrite=overwrite)
-    say([f"{len(result.rows)} settings"], out, replaced=replaces, quiet=quiet)
+    lines = [f"{len(result.rows)} settings"]
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
 
 
 def _write_study(
@@ -293,7 +297,7 @@ def _write_study(
     """Page, table and manifest."""
     from seecause.report.folder import result_folder
     from seecause.report.heads import rows_csv, settings_section, study_section
-    from seecause.report.page import write_page
+    from seecause.report.page import holes_section, write_page
 
     assert result.train is not None and result.test is not None and result.masks is not None
     record = {
@@ -305,9 +309,11 @@ def _write_study(
     }
     manifest = {"command": "heads ablation-study", "study": study}
     manifest |= {"page": "index.html", "table": "table.csv", **record}
+    manifest |= {"left out": [asdict(hole) for hole in result.holes]}
     with result_folder(out, manifest, overwrite=overwrite) as folder:
         title = f"CIGMA on {model.name}: study {study}"
-        sections = [study_section(result), settings_section(model, record)]
+        sections = [study_section(result), *holes_section(result.holes)]
+        sections.append(settings_section(model, record))
         lead = lead_of(model, result.test)
         write_page(folder / "index.html", title, sections, lead=lead)
         (folder / "table.csv").write_text(rows_csv(result.rows), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -153,7 +154,7 @@ def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrit
     """Page, table and manifest."""
     from seecause.report.folder import result_folder
     from seecause.report.heads import scores_csv, scores_section, settings_section
-    from seecause.report.page import write_page
+    from seecause.report.page import holes_section, write_page
 
     scores, by = result.scores, result.selector
     manifest = {
@@ -162,9 +163,11 @@ def _write_scores(model: ImageModel, result: ScoredHeads, out: Path, *, overwrit
         "table": "scores.csv",
         **result.record,
         "run": _plain(scores.protocol),
+        "left out": [asdict(hole) for hole in result.pictures.holes],
     }
     with result_folder(out, manifest, overwrite=overwrite) as folder:
-        sections = [scores_section(scores, by=by), settings_section(model, result.record)]
+        sections = [scores_section(scores, by=by), *holes_section(result.pictures.holes)]
+        sections.append(settings_section(model, result.record))
         lead = lead_of(model, result.pictures)
         write_page(folder / "index.html", f"{model.name}: heads by {by}", sections, lead=lead)
         (folder / "scores.csv").write_text(scores_csv(scores), encoding="utf-8")
@@ -228,8 +231,7 @@ def prune(
     )  # fmt: skip
     _write_pruned(result, form, out, overwrite=overwrite)
     lines = [*_prune_lines(result), f"checkpoint: {out / 'model'}"]
-    holes = (*result.scored.pictures.holes, *result.test.holes)
-    say(lines, out, replaced=replaces, quiet=quiet, holes=holes)
+    say(lines, out, replaced=replaces, quiet=quiet, holes=result.holes)
 
 
 def _prune_lines(result: PruneResult) -> list[str]:
@@ -256,7 +258,7 @@ def _write_pruned(result: PruneResult, form: Form, out: Path, *, overwrite: bool
         settings_section,
     )
     from seecause.report.heads_audit import repair_gallery
-    from seecause.report.page import write_page
+    from seecause.report.page import holes_section, write_page
 
     by, scores, model = result.scored.selector, result.scored.scores, result.model
     record = {**result.scored.record, "form": form.value}
@@ -267,12 +269,14 @@ def _write_pruned(result: PruneResult, form: Form, out: Path, *, overwrite: bool
         "removed": result.heads,
         **record,
         "run": _plain(scores.protocol),
+        "left out": [asdict(hole) for hole in result.holes],
     }
     sections = [
         change_section(result.before, result.after, result.test, gaps=result.gaps),
         curves_section(result.curve, by=by),
         scores_section(scores, by=by, chosen=result.heads),
         repair_gallery(model_for(model, result.test), result.examples),
+        *holes_section(result.holes),
         settings_section(model, record),
     ]
     title = f"{model.name} without {len(result.heads)} heads"

@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
-from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples
+from seecause.heads._outcomes import SWAP, Examples, background_gaps, examples, readable_twins
 from seecause.heads.erase import Erasure, Fill, Masks
 from seecause.heads.gains import Gains, information_gains
 from seecause.heads.masks import check_search, discover_masks, iou
@@ -58,7 +58,9 @@ class Audit:
     flips: Tensor | None = None  # [N] bool: another background, another answer
     groups: GroupAccuracy | None = None
     counted: Tensor | None = None  # [N] bool: pictures that gains are averaged over; None for all
-    gap: tuple[float, int] | None = None  # BG-gap (ImageNet-9), and pictures of mixed_same
+    # BG-gap (ImageNet-9), and pictures of mixed_same and mixed_rand that it is of
+    gap: tuple[float, int, int] | None = None
+    holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
     examples: Examples | None = None  # of the worst pictures
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -186,6 +188,8 @@ def audit(
     right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
     grouped = right is not None and pictures.grouped
     some_right = count == "right" and right is not None and bool(right.any())
+    compared = same is not None and isinstance(model, VisionModel)
+    twin = pictures_of(model, same, progress) if compared else None
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
     options |= {"count": count} | ({} if masks == "oracle" else _search_record(search))
     result = Audit(
@@ -197,7 +201,8 @@ def audit(
         flips=_flips(model, pictures, logits),
         groups=group_accuracy(right, pictures.groups) if grouped and right is not None else None,
         counted=right if some_right else None,
-        gap=_gap(model, same, pictures, progress),
+        gap=None if twin is None else _gap(model, twin, pictures),
+        holes=(*pictures.holes, *(() if twin is None else twin.holes)),
         protocol={"method": "audit", "options": options, **protocol(model, pictures.images)},
     )
     return replace(result, examples=_worst_examples(model, result))
@@ -241,14 +246,11 @@ def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | No
     return (elsewhere.argmax(dim=1) != logits.argmax(dim=1)).cpu()
 
 
-def _gap(
-    model: ImageModel, same: Dataset | Pictures | None, random: Pictures, progress: Progress
-) -> tuple[float, int] | None:
-    if same is None or not isinstance(model, VisionModel):
-        return None
-    pictures = pictures_of(model, same, progress)
-    (gap,) = background_gaps(model, pictures, random, [[]])
-    return gap, len(pictures)
+def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, int, int]:
+    assert isinstance(model, VisionModel)
+    same, random = readable_twins(same, random)
+    (gap,) = background_gaps(model, same, random, [[]])
+    return gap, len(same), len(random)
 
 
 def _search_record(search: dict[str, Any]) -> dict[str, Any]:

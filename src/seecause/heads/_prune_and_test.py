@@ -16,7 +16,7 @@ import torch
 
 from seecause._options import check_options
 from seecause.data._answers import group_shares
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, Hole
 from seecause.data.registry import as_data
 from seecause.errors import BadOption
 from seecause.heads._export import Form, export
@@ -223,6 +223,7 @@ class PruneResult:
     curve: Curve  # against how many heads may go, with random sets beside it
     examples: Examples  # before and after
     gaps: tuple[float, float] | None = None  # BG-gap before and after (ImageNet-9)
+    holes: tuple[Hole, ...] = ()  # pictures that could not be read, of mixed_same too
 
     @property
     def before(self) -> Outcome:
@@ -302,7 +303,9 @@ def prune_and_test(
         gaps = before, after
     places = torch.linspace(0, len(pictures) - 1, min(SHOWN, len(pictures))).round().long()
     shots = examples(judge, pictures.take(places), erasures[0].take(places), [[], heads])
-    return PruneResult(view, heads, scored, pictures, line, shots, gaps)
+    read = [scored.pictures, pictures] + ([] if twin is None else [twin])
+    holes = tuple(dict.fromkeys(hole for part in read for hole in part.holes))
+    return PruneResult(view, heads, scored, pictures, line, shots, gaps, holes)
 
 
 def check_selector(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import Dataset
+from seecause.data.dataset import Dataset, Hole
 from seecause.errors import BadOption, UnknownName
 from seecause.heads._outcomes import Outcome, curve, outcomes
 from seecause.heads._prune_and_test import Background
@@ -139,6 +139,12 @@ class StudyTable:
     train: Pictures | None = None  # what heads were scored on
     test: Pictures | None = None  # what was measured
     masks: Masks | None = None  # of `train`
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """Pictures that could not be read."""
+        read = (part for part in (self.train, self.test) if part is not None)
+        return tuple(dict.fromkeys(hole for part in read for hole in part.holes))
 
     @property
     def columns(self) -> list[str]:

@@ -97,7 +97,7 @@ def verdict(audit: Audit) -> list[str]:
     if audit.gap is not None:
         lines.append(
             f"BG-gap {audit.gap[0]:.3f}: that much accuracy is lost when the background is one of"
-            f" another class ({audit.gap[1]} and {len(audit.pictures)} pictures)."
+            f" another class ({audit.gap[1]} and {audit.gap[2]} pictures)."
         )
     return lines
 

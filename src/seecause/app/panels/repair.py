@@ -9,10 +9,12 @@ result is the same for everybody: it is kept with the model, and asking again co
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -26,6 +28,7 @@ from seecause.app.panels.registry import Panel
 from seecause.app.panels.requests import STRICT, Name, OnModel
 from seecause.app.panels.show import call, command, load_line, model_words, offered
 from seecause.app.workshop import Desk, own_view
+from seecause.data.dataset import Hole
 from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
@@ -92,6 +95,7 @@ def _audited(desk: Desk, request: OnData) -> Answer:
         "verdict": result.verdict,
         "words": audit_lines(result),
         "pictures": len(result.pictures),
+        "left_out": [asdict(hole) for hole in result.pictures.holes],
         "right": int(result.counted.sum()),
         "flips": _or_none(result.flips),
         "control": _or_none(result.control_flips),
@@ -154,6 +158,7 @@ def _repair(desk: Desk, request: Mend) -> tuple[Repair, Answer]:
             if after.get(name, torch.nan) == after.get(name, torch.nan)
         ],
         "notes": list(result.record["notes"]),
+        "left_out": [asdict(hole) for hole in result.holes],
         "worst": _tiles(model, pair if taken else pair[:1], worst),
     }
 
@@ -188,7 +193,18 @@ def read(desk: Desk, name: str, limit: int, *, merge: bool = True) -> tuple[Imag
         raise BadOption("data", name, f"one of {', '.join(desk.shop.data) or 'none: see --data'}")
     data = open_data(desk.shop.data[name], limit=limit)
     model = model_for(desk.model, data) if merge else desk.model
-    return model, replace(pictures_of(model, data, telling(desk)), name=name)
+    pictures = pictures_of(model, data, telling(desk))
+    holes = tuple(_without_folders(hole, desk.shop.data[name]) for hole in pictures.holes)
+    return model, replace(pictures, name=name, holes=holes)
+
+
+def _without_folders(hole: Hole, spec: str) -> Hole:
+    """The same, its reason without the folders of this machine that the data lies in."""
+    reason = hole.reason
+    for part in filter(None, spec.split(":")):
+        for folder in (Path(part).expanduser().resolve(), Path(part).expanduser(), Path(part)):
+            reason = reason.replace(f"{folder}{os.sep}", "")
+    return Hole(hole.name, reason)
 
 
 def telling(desk: Desk) -> Progress:

@@ -94,6 +94,7 @@ function mount(root, tools) {
     result.replaceChildren(
       h("h2", { class: "verdict", "data-verdict": answer.verdict }, VERDICTS[answer.verdict]),
       flips(answer),
+      leftOut(answer.left_out),
       details("What this says", h("ul", {}, answer.words.slice(1).map((line) => h("li", {}, line)))),
       details("All numbers", table(["on these pictures", ""], answer.rows.map(({ name, value, meaning }) => [name, meaning, figure(name, value)]))),
       ...sheet("Where does it happen?", "Right answers that another background changes most.", answer.worst),
@@ -111,6 +112,7 @@ function mount(root, tools) {
       h("p", { class: "small" }, `${answer.done} ${learned} pictures to learn from, ${chose} to choose by, ${reported} that neither has seen:`),
       answer.failed ? "" : table(["on held-out pictures", "before", after], answer.rows.map(({ name, value, after: then, meaning }) => [name, meaning, figure(name, value), figure(name, then)])),
       ...answer.notes.map((note) => h("p", { class: "small" }, note)),
+      leftOut(answer.left_out),
       answer.taken ? h("div", { class: "buttons export" }, h("button", { type: "button", onclick: () => exporting(saved) }, "Download the checkpoint"), saved) : "",
       ...sheet(answer.taken ? "The same pictures, before and after" : "Held-out pictures that flip most", "", answer.worst));
   }
@@ -140,6 +142,13 @@ function mount(root, tools) {
   }
 
   return { update };
+}
+
+// Pictures that could not be read: how many, which and why.
+function leftOut(holes) {
+  if (!holes.length) return "";
+  const words = holes.length === 1 ? "1 picture could not be read and is left out" : `${holes.length} pictures could not be read and are left out`;
+  return h("div", { class: "notice", "data-left-out": String(holes.length) }, details(words, h("ul", {}, holes.map(({ name, reason }) => h("li", {}, h("code", {}, name), ` ${reason}`)))));
 }
 
 // Flips as two bars; the interval is of their difference.
