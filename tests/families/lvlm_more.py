@@ -185,7 +185,7 @@ def ovis2() -> BareLVLM:
         vision_config=tower, text_config=hf.Qwen2Config(**TEXT), image_token_id=IMAGE,
         visual_indicator_token_ids=[MARK, OTHER_MARK, 20, 21, 22], hidden_size=32,
     )  # fmt: skip
-    block = _tiles([MARK], [OTHER_MARK])
+    block = _tiles([OTHER_MARK], [20])
     module = hf.Ovis2ForConditionalGeneration(config)
     return BareLVLM(module, _noise(3, 3, 32, 32), block, "2 x 2 + 1 x 1 + 2 x 2 + 1 x 1 + 2 x 2")
 

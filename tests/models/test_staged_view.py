@@ -168,3 +168,18 @@ def test_a_network_is_loaded_by_name():
         and model.random_weights
     )
     assert sc.load("timm:test_resnet", weights="random", check=False).layout.grid == (10, 10)
+
+
+@torch.no_grad()
+def test_stages_in_training_mode_give_the_verified_values_and_leave_statistics_alone():
+    native = tiny_conv("timm_resnet")
+    module, images = native.module, pictures(native)
+    model = view(native, check=False)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    features, logits = model.stage_outputs(images), model(images)
+    module.train()
+    assert_close(model.stage_outputs(images), features, atol=0, rtol=0)
+    assert_close(model.run_to(model.cells, images), features[model.cells], atol=0, rtol=0)
+    assert_close(model.run_from(model.cells, features[model.cells]), logits, atol=1e-12, rtol=0)
+    assert module.training
+    assert_close(dict(module.state_dict()), before, atol=0, rtol=0)

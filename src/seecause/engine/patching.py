@@ -246,7 +246,7 @@ def _with_blocks(model: ImageModel) -> VisionModel:
     raise NotDefined(
         "run and patch",
         f"{model.family} has no transformer blocks",
-        "Use model.stage_outputs and model.run_from of a view of stages",
+        "Use model.run_to(model.cells, images) and model.run_from(model.cells, ...)",
     )
 
 

@@ -141,9 +141,9 @@ class DenseModel(ImageModel):
         return (self.reading.unaimed if self.question is None else self.question.read)(outputs)
 
     def _native(self, images: Tensor, forwards: Mapping[str, Callable[..., Any]]) -> Any:
-        module = spliced(self.module, forwards) if forwards else self.module
         named = {name: copies_of(value, len(images)) for name, value in self.inputs.items()}
-        with Attached() if torch.is_grad_enabled() else nullcontext():
+        with self.settled(), Attached() if torch.is_grad_enabled() else nullcontext():
+            module = spliced(self.module, forwards) if forwards else self.module
             return module(pixel_values=images, **named)
 
     def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Call]]:

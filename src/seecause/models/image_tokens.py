@@ -3,14 +3,15 @@
 LLaVA-1.5, VipLLaVA, Gemma 3     one grid
 LLaVA-NeXT, LLaVA-OneVision      a grid of the whole picture, then a finer one whose rows end with a
                                  newline token
-InternVL, Idefics 3, SmolVLM     tiles, then a grid of the whole picture
-Ovis 2                           a grid of the whole picture, then tiles
+InternVL, Idefics 3, SmolVLM     tiles, then a grid of the whole picture, for each picture
+Ovis 2                           a grid of the whole picture, then tiles, for each picture
 Qwen2-VL ..., GLM-4V             one grid of merged patches, of the picture's own shape, for each
                                  picture or frame
 Pixtral, Mistral 3               one grid whose rows end with a break, but the last
 
 What else stands between the first image token and the last (row and tile marks, words between two
-pictures) has seen a part of the picture, so it belongs to the picture, without a place in it.
+pictures) has seen a part of the picture, so it belongs to the picture, without a place in it. The
+marks of Idefics 3 and Ovis 2 also say which picture a tile is of, and where it lies in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -129,11 +130,12 @@ def image_tokens(
 ) -> ImageTokens:
     """The tokens of native inputs from the first image token to the last; `places` [N] bool says
     which of them are image tokens. `size` (height, width) of the picture and the image processor
-    place tiles."""
+    place tiles that have no marks, where there is one picture."""
+    _refuse_unplaced(config, inputs)
     count = int(places.sum())
     merge = getattr(config.vision_config, "spatial_merge_size", 1)
     if "image_grid_thw" in inputs or "video_grid_thw" in inputs:
-        tokens = _frames(inputs, merge)
+        tokens = _frames(config, inputs, merge)
     elif "image_sizes" in inputs and hasattr(config, "image_grid_pinpoints"):
         pairs = (_next(config, picture, i) for i, picture in enumerate(inputs["image_sizes"]))
         tokens = ImageTokens(tuple(grid for pair in pairs for grid in pair))
@@ -146,11 +148,11 @@ def image_tokens(
         many = range(count // max(1, side**2))
         tokens = ImageTokens(tuple(Grid(side, side, picture=i) for i in many))
     elif hasattr(config, "downsample_ratio"):
-        tokens = _tiles(config, count, size, tiling)
+        tokens = _tiles(config, places.tolist(), size, tiling)
     elif hasattr(config, "scale_factor") and "pixel_values" in inputs:
-        tokens = _split(config, count, size, tiling)
+        tokens = _split(config, inputs["input_ids"][0].tolist(), size, tiling)
     elif hasattr(config, "visual_indicator_token_ids"):
-        tokens = _ovis(config, count, size, tiling)
+        tokens = _ovis(config, inputs["input_ids"][0].tolist())
     else:
         tokens = _one(config, count)
     if tokens.count != count:
@@ -159,6 +161,22 @@ def image_tokens(
             f"{count} image tokens do not make {tokens}, so their places are unknown",
         )
     return _interleaved(config, tokens, places.tolist())
+
+
+def _refuse_unplaced(config: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse pictures and frames whose tokens stand where nothing here says."""
+    if inputs.get("pixel_values_videos") is not None and "video_grid_thw" not in inputs:
+        raise UnsupportedModel(
+            type(config).__name__, "the places of its video tokens are not known", "give pictures"
+        )
+    together = inputs.get("batch_num_images")  # of LLaVA-OneVision
+    if together is not None and int(torch.as_tensor(together).max()) > 1:
+        raise UnsupportedModel(
+            type(config).__name__,
+            "several pictures of one prompt are padded to squares, so the places of their tokens"
+            " are not known",
+            "give one picture",
+        )
 
 
 def _interleaved(config: Any, tokens: ImageTokens, places: list[bool]) -> ImageTokens:
@@ -215,14 +233,28 @@ def _with_newlines(parts: list[Grid]) -> tuple[Grid, ...]:
     return tuple(stacked)
 
 
-def _frames(inputs: Mapping[str, Any], merge: int) -> ImageTokens:
-    """A grid for each picture, and for each frame of a video."""
-    grids: list[Grid] = []
-    for name in ("image_grid_thw", "video_grid_thw"):
-        for frames, rows, columns in (n.tolist() for n in inputs.get(name, ())):
-            for _ in range(frames):
-                grids.append(Grid(rows // merge, columns // merge, picture=len(grids)))
-    return ImageTokens(tuple(grids))
+def _frames(config: Any, inputs: Mapping[str, Any], merge: int) -> ImageTokens:
+    """A grid for each picture, and for each frame of a video, in the order of the sequence."""
+    waiting = {
+        kind: [
+            Grid(rows // merge, columns // merge)
+            for frames, rows, columns in (n.tolist() for n in inputs.get(f"{kind}_grid_thw", ()))
+            for _ in range(frames)
+        ]
+        for kind in ("image", "video")
+    }
+    if not waiting["image"] or not waiting["video"]:  # GLM-4V writes image tokens for videos too
+        parts = waiting["image"] + waiting["video"]
+    else:
+        parts, left = [], dict.fromkeys(waiting, 0)  # tokens that the kind's last grid still lacks
+        kinds = {config.image_token_id: "image", config.video_token_id: "video"}
+        for kind in (kinds.get(i) for i in inputs["input_ids"][0].tolist()):
+            if kind is not None and not left[kind] and waiting[kind]:
+                parts.append(waiting[kind].pop(0))
+                left[kind] = parts[-1].tokens
+            if kind is not None:
+                left[kind] -= 1
+    return ImageTokens(tuple(replace(part, picture=i) for i, part in enumerate(parts)))
 
 
 def _side(config: Any) -> int:
@@ -260,59 +292,102 @@ def _next(config: Any, size: Tensor, picture: int) -> tuple[Grid, Grid]:
     return Grid(side, side, picture=picture), Grid(rows, columns, newline=True, picture=picture)
 
 
-def _tiles(config: Any, count: int, size: tuple[int, int] | None, tiling: Any) -> ImageTokens:
-    """InternVL's tiles row by row, then the whole picture. Without the picture's size the tiles
-    have no known place."""
+def _tiles(
+    config: Any, places: list[bool], size: tuple[int, int] | None, tiling: Any
+) -> ImageTokens:
+    """InternVL's tiles row by row, then the whole picture; marks stand between pictures and frames.
+    Without the picture's size the tiles have no known place."""
     from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
     side = int(_side(config) * config.downsample_ratio)
-    tiles = count // side**2 - 1
-    whole = Grid(side, side)
-    if tiles < 1:
-        return ImageTokens((whole,))
+    runs = [len(list(run)) for is_image, run in groupby(places) if is_image]
     columns = rows = 0
-    if size is not None and tiling is not None:
+    if size is not None and tiling is not None and len(runs) == 1:
         shape = (tiling.size["height"], tiling.size["width"])
         columns, rows = get_optimal_tiled_canvas(
             size, shape, tiling.min_patches, tiling.max_patches
         )
-    return ImageTokens((*_known(side, tiles, (rows, columns)), whole))
+    parts: list[Grid] = []
+    for picture, length in enumerate(runs):
+        parts += _known(side, length // side**2 - 1, (rows, columns), picture)
+        parts.append(Grid(side, side, picture=picture))
+    return ImageTokens(tuple(parts))
 
 
-def _placed(side: int, rows: int, columns: int) -> list[Grid]:
-    """Tiles row by row."""
+def _gaps(ids: list[int], image: int) -> list[list[int]]:
+    """What stands before each run of image tokens, and behind the last."""
+    gaps: list[list[int]] = [[]]
+    for before, token in pairwise([-1, *ids]):
+        if token != image:
+            if before == image:
+                gaps.append([])
+            gaps[-1].append(token)
+    return gaps
+
+
+def _split(config: Any, ids: list[int], size: tuple[int, int] | None, tiling: Any) -> ImageTokens:
+    """The tiles of Idefics 3 row by row, then the whole picture. A fence stands before the mark of
+    every view and behind a picture, a line's end behind each row of tiles; all whole pictures have
+    the same mark."""
+    *gaps, behind = _gaps(ids, config.image_token_id)
+    fence = behind[0]
+    pictures: list[list[bool | None]] = [[]]
+    for gap in gaps:
+        if _after_last(gap, fence) != _after_last(gaps[-1], fence):
+            begins = fence in gap and (not pictures[-1] or gap[0] != fence)
+            pictures[-1].append(begins)
+            continue
+        if gap[:1] == [fence]:  # no line's end behind the tiles: the tokenizer keeps none
+            pictures[-1] = [False] * len(pictures[-1])
+        pictures[-1].append(None)
+        pictures.append([])
+    shape = (0, 0)
+    if size is not None and tiling is not None and len(pictures) == 2:
+        shape = tiling.get_number_of_image_patches(*size)[1:]
+    return ImageTokens(_views(_side(config) // config.scale_factor, pictures[:-1], shape))
+
+
+def _after_last(ids: list[int], mark: int) -> list[int]:
+    return ids[len(ids) - ids[::-1].index(mark) :] if mark in ids else ids
+
+
+def _ovis(config: Any, ids: list[int]) -> ImageTokens:
+    """The whole picture, then the tiles of Ovis 2 row by row, after marks of their own."""
+    start, first, _, row, _ = config.visual_indicator_token_ids
+    pictures: list[list[bool | None]] = []
+    for gap in _gaps(ids, config.image_token_id)[:-1]:
+        if not pictures or start in gap:
+            pictures.append([None])
+        else:
+            pictures[-1].append(first in gap or row in gap)
+    side = _side(config) // config.vision_config.hidden_stride
+    return ImageTokens(_views(side, pictures))
+
+
+def _views(
+    side: int, pictures: list[list[bool | None]], shape: tuple[int, int] = (0, 0)
+) -> tuple[Grid, ...]:
+    """Grids of the views of pictures: None is the whole picture, the others are tiles and say
+    whether they begin a row. `shape`: rows and columns where they do not."""
+    parts: list[Grid] = []
+    for picture, begins in enumerate(pictures):
+        starts = [begin for begin in begins if begin is not None]
+        columns = len(starts) // max(1, sum(starts))
+        even = any(starts) and starts == [i % columns == 0 for i in range(len(starts))]
+        known = (sum(starts), columns) if even else (0, 0) if any(starts) else shape
+        tiles = _known(side, len(starts), known, picture)
+        tiles.insert(begins.index(None), Grid(side, side, picture=picture))
+        parts += tiles
+    return tuple(parts)
+
+
+def _known(side: int, tiles: int, shape: tuple[int, int], picture: int) -> list[Grid]:
+    """Tiles in rows and columns, row by row; without a place where these are not known."""
+    rows, columns = shape
+    if rows * columns != tiles:
+        return [Grid(side, side, box=None, picture=picture) for _ in range(tiles)]
     return [
-        Grid(side, side, box=(r / rows, c / columns, (r + 1) / rows, (c + 1) / columns))
+        Grid(side, side, (r / rows, c / columns, (r + 1) / rows, (c + 1) / columns), False, picture)
         for r in range(rows)
         for c in range(columns)
     ]
-
-
-def _split(config: Any, count: int, size: tuple[int, int] | None, tiling: Any) -> ImageTokens:
-    """The tiles of Idefics 3 row by row, then the whole picture."""
-    side = _side(config) // config.scale_factor
-    tiles, whole = count // side**2 - 1, Grid(side, side)
-    shape = (0, 0)
-    if size is not None and tiling is not None and tiles > 0:
-        shape = tiling.get_number_of_image_patches(*size)[1:]
-    return ImageTokens((*_known(side, tiles, shape), whole))
-
-
-def _ovis(config: Any, count: int, size: tuple[int, int] | None, tiling: Any) -> ImageTokens:
-    """The whole picture, then the tiles of Ovis 2 row by row."""
-    from transformers.models.ovis2.image_processing_ovis2 import get_min_tile_covering_grid
-
-    side = _side(config) // config.vision_config.hidden_stride
-    tiles, whole = count // side**2 - 1, Grid(side, side)
-    shape = (0, 0)
-    if size is not None and tiling is not None and tiles > 0:
-        columns, rows = get_min_tile_covering_grid(size, tiling.size["height"], tiling.max_patches)
-        shape = (rows, columns)
-    return ImageTokens((whole, *_known(side, tiles, shape)))
-
-
-def _known(side: int, tiles: int, shape: tuple[int, int]) -> list[Grid]:
-    """Tiles in rows and columns; without a place where these are not known."""
-    if shape[0] * shape[1] == tiles:
-        return _placed(side, *shape)
-    return [Grid(side, side, box=None) for _ in range(tiles)]

@@ -85,19 +85,22 @@ class StagedModel(ImageModel):
     def stage_outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The feature map after every stage, in order; each [B, C, h, w]."""
         features_by_stage, features = {}, images
-        for stage in self.stages:
-            features = features_by_stage[stage.name] = stage(features)
+        with self.settled():
+            for stage in self.stages:
+                features = features_by_stage[stage.name] = stage(features)
         return features_by_stage
 
     def run_to(self, stage: str, images: Tensor) -> Tensor:
         """Images -> the feature map after `stage`."""
-        for step in self.stages[: self.after(stage)]:
-            images = step(images)
+        with self.settled():
+            for step in self.stages[: self.after(stage)]:
+                images = step(images)
         return images
 
     def run_from(self, stage: str, features: Tensor) -> Tensor:
         """The feature map after `stage` -> logits: only what comes later runs."""
-        return self._run(self.after(stage), features)
+        with self.settled():
+            return self._run(self.after(stage), features)
 
     def after(self, stage: str) -> int:
         """How many stages have run when `stage` is done."""

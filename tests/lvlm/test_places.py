@@ -1,0 +1,147 @@
+"""Where image tokens come from, asked of the processors themselves: a spot is painted in a picture,
+and the views whose pixels move are those whose boxes hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+from tokenizers import pre_tokenizers
+
+from seecause.errors import UnsupportedModel
+from seecause.models.image_tokens import Grid, ImageTokens, image_tokens
+from tests.families.lvlm import internvl, photo, tokenizer
+from tests.families.lvlm_more import glm4v, idefics3, llava_onevision, ovis2
+
+SIDE = 32  # pixels of a view; each is 2 x 2 tokens
+TILES = [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
+INDICATORS = ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]
+
+
+def _idefics(kind: str, *, lines: bool = True) -> tuple[Any, Any, str]:
+    """With a tokenizer that keeps the ends of lines, or does not."""
+    marks = ("<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *TILES)
+    words = tokenizer("<image>", *marks)
+    if lines:
+        words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    edges = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+    pictures = getattr(hf, f"{kind}ImageProcessor")(**edges)
+    processor = hf.Idefics3Processor(pictures, words, image_seq_len=4)  # both write the same text
+    return idefics3(kind).module.config, processor, "<image>"
+
+
+def _ovis(covering: bool) -> tuple[Any, Any, str]:
+    words = tokenizer("<image>", "<IMG_ATOM>", *INDICATORS)
+    words.add_tokens(["<IMG_ATOM>", *INDICATORS], special_tokens=True)
+    pictures = hf.Ovis2ImageProcessor(
+        size={"height": SIDE, "width": SIDE}, crop_to_patches=True, max_patches=6,
+        use_covering_area_grid=covering,
+    )  # fmt: skip
+    processor = hf.Ovis2Processor(pictures, words, image_token="<image>", image_seq_length=4)
+    config = ovis2().module.config
+    config.image_token_id = words.convert_tokens_to_ids("<IMG_ATOM>")
+    config.visual_indicator_token_ids = words.convert_tokens_to_ids(INDICATORS)
+    return config, processor, "<image>"
+
+
+def _intern() -> tuple[Any, Any, str]:
+    native = internvl()
+    return native.module.config, native.processor, "<IMG_CONTEXT>"
+
+
+TILED: dict[str, Callable[[], tuple[Any, Any, str]]] = {
+    "internvl": _intern,
+    "idefics3": lambda: _idefics("Idefics3"),
+    "idefics3 without lines": lambda: _idefics("Idefics3", lines=False),
+    "smolvlm": lambda: _idefics("SmolVLM"),
+    "ovis2": lambda: _ovis(True),
+    "ovis2 by shape": lambda: _ovis(False),
+}
+
+
+@pytest.fixture(scope="module", params=TILED)
+def tiled(request: pytest.FixtureRequest) -> tuple[Any, Any, str]:
+    return TILED[request.param]()
+
+
+def _read(tiled: tuple[Any, Any, str], *pictures: Image.Image) -> tuple[ImageTokens, torch.Tensor]:
+    """Places of the tokens of pictures, and the pixels [views, 3, h, w] of all views."""
+    config, processor, token = tiled
+    text = "USER : " + f"{token} and ".join([""] * (len(pictures) + 1)) + "what is this ?"
+    inputs = processor(images=[list(pictures)], text=[text], return_tensors="pt")
+    spots = (inputs["input_ids"][0] == config.image_token_id).nonzero()[:, 0]
+    places = inputs["input_ids"][0, spots[0] : spots[-1] + 1] == config.image_token_id
+    size = (pictures[0].height, pictures[0].width)
+    tokens = image_tokens(config, inputs, places, size, processor.image_processor)
+    return tokens, inputs["pixel_values"].flatten(0, -4)
+
+
+def _views(tokens: ImageTokens) -> list[Grid]:
+    return [part for part in tokens.parts if (part.rows, part.columns) == (2, 2)]
+
+
+def _painted(picture: Image.Image, x: float, y: float) -> Image.Image:
+    """A white spot at shares of width and height."""
+    pixels = np.array(picture)
+    row, column = int(y * picture.height), int(x * picture.width)
+    pixels[row - 1 : row + 2, column - 1 : column + 2] = 255
+    return Image.fromarray(pixels)
+
+
+def _inside(box: tuple[float, ...] | None, x: float, y: float) -> bool:
+    return box is not None and box[0] <= y < box[2] and box[1] <= x < box[3]
+
+
+@pytest.mark.parametrize("size", [(64, 96), (96, 64), (40, 120), (64, 64)])
+def test_tiles_lie_where_the_processor_cut_them(tiled, size):
+    picture = Image.fromarray(np.array(photo(size)) // 2)
+    tokens, before = _read(tiled, picture)
+    views = _views(tokens)
+    assert len(views) == len(before) > 2 and all(view.box is not None for view in views)
+    for y in (0.14, 0.4, 0.86):
+        for x in (0.14, 0.4, 0.86):
+            after = _read(tiled, _painted(picture, x, y))[1]
+            moved = (after - before).abs().amax(dim=(1, 2, 3)) > 0.5
+            expected = [_inside(view.box, x, y) for view in views]
+            assert moved.tolist() == expected, (x, y)
+
+
+def test_tiles_of_several_pictures_belong_to_their_own(tiled):
+    wide, high = (Image.fromarray(np.array(photo(size)) // 2) for size in ((64, 96), (96, 64)))
+    tokens, before = _read(tiled, wide, high)
+    views = _views(tokens)
+    assert len(views) == len(before)
+    for number in (0, 1):
+        pair = [wide, high]
+        pair[number] = Image.new("RGB", pair[number].size, "white")
+        after = _read(tiled, *pair)[1]
+        moved = (after - before).abs().amax(dim=(1, 2, 3)) > 0.5
+        assert moved.tolist() == [view.picture == number for view in views]
+    assert sum(view.box == (0, 0, 1, 1) for view in views) == 2
+
+
+def test_a_video_before_a_picture_keeps_its_own_grid():
+    config = glm4v().module.config
+    ids = [1, *[config.video_token_id] * 8, 9, *[config.image_token_id] * 4, 10]
+    inputs = {
+        "input_ids": torch.tensor([ids]),
+        "video_grid_thw": torch.tensor([[2, 2, 8]]),
+        "image_grid_thw": torch.tensor([[1, 8, 2]]),
+    }
+    places = torch.isin(torch.tensor(ids), torch.tensor([7, config.image_token_id]))[1:-1]
+    shown = [p for p in image_tokens(config, inputs, places).parts if p.box is not None]
+    assert [(p.rows, p.columns, p.picture) for p in shown] == [(1, 4, 0), (1, 4, 1), (4, 1, 2)]
+
+
+def test_padded_pictures_and_videos_of_onevision_are_refused_in_words():
+    bare, places = llava_onevision(), torch.ones(34, dtype=torch.bool)
+    several = {"image_sizes": torch.tensor([[32, 64]] * 2), "batch_num_images": torch.tensor([2])}
+    with pytest.raises(UnsupportedModel, match="give one picture"):
+        image_tokens(bare.module.config, several, places)
+    with pytest.raises(UnsupportedModel, match="give pictures"):
+        image_tokens(bare.module.config, {"pixel_values_videos": torch.zeros(1)}, places)
