@@ -82,7 +82,9 @@ def test_the_quick_way_is_a_sweep_of_one_set(desk, first):
     assert explain.few_rows(desk.model, plan)
     with torch.no_grad():
         quick = explain._only_and_without(desk, request, chosen)
-        slow = [explain.sets_logits(desk, request, chosen, insert=insert)[0] for insert in (1, 0)]
+        slow = [
+            explain.brushed_logits(desk, request, chosen, insert=insert)[0] for insert in (1, 0)
+        ]
     for mine, theirs in zip(quick, slow, strict=True):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
