@@ -98,12 +98,7 @@ class Target:
 def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     """A user's target -> `Target`. A tuple of two is a contrast; a list or tensor has one class per
     image."""
-    if not model.aimed:
-        raise NotDefined(
-            "one answer for a picture",
-            f"{model.name} answers for many rows",
-            "Aim it at one: model.aim(image, sc.Box(3)).model",
-        )
+    need_aimed(model)
     need_class(model, spec)
     if spec is None:
         return Target()
@@ -121,6 +116,17 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
             "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"
         )
     return Target(classes=_indices(model, names))
+
+
+def need_aimed(model: ImageModel) -> None:
+    """Refuse a model that answers for many rows until one of them is chosen: unaimed it would
+    answer for another row than a map explains, or for another one at each step."""
+    if not model.aimed:
+        raise NotDefined(
+            "one answer for a picture",
+            f"{model.name} answers for many rows",
+            "Aim first: model.aim(image, row).model, where a row is sc.Box(3) or sc.Region((x, y))",
+        )
 
 
 def need_class(model: ImageModel, spec: Spec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.errors import BadOption, NotDefined, UnknownClass
+from seecause.models.rows import Region
 from tests.families.dense import DENSE, tiny_dense, tiny_yolos
 from tests.helpers import hooks
 from tests.reference import caap as token_reference
@@ -228,3 +230,100 @@ def test_gradients_of_pixels_are_those_of_the_row():
     assert maps.std() > 0
     with pytest.raises(NotDefined, match="many rows"):
         sc.evidence(model, picture, maps=maps)
+
+
+def test_what_needs_one_answer_is_aimed_first():
+    native = tiny_yolos()
+    yolos, images = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)
+    _, detr, picture, *_ = setting("detr")
+    for model, given in ((yolos, images), (detr, picture)):
+        maps = torch.rand(len(given), *model.layout.grid)
+        for target in (None, 0, sc.Box(1)):
+            with pytest.raises(NotDefined, match="Aim first"):
+                sc.metrics.insertion_deletion(model, given, maps, target=target)
+        with pytest.raises(NotDefined, match="Aim first"):
+            sc.heads.discover_masks(model, given, steps=1)
+    with pytest.raises(NotDefined, match="Aim first"):
+        sc.heads.score(yolos, images, response="prob", target=0)
+    aim = yolos.aim(images[:1], sc.Box(2))
+    curve = sc.metrics.insertion_deletion(
+        aim.model, images[:1], torch.rand(1, 4, 6), target=aim.target
+    )
+    mine = native.module(pixel_values=images[:1]).logits[0, 2].softmax(dim=-1)[aim.target]
+    assert_close(curve.deletion[0, 0], mine)
+
+
+@pytest.mark.parametrize(
+    "family", ["segformer", "mask2former", "rt_detr", "d_fine", "deformable_detr_two_stage"]
+)
+@torch.no_grad()
+def test_pictures_of_another_size_are_explained(family):
+    _, model, picture, *_ = setting(family)
+    wide = picture.repeat(1, 1, 1, 2)
+    aim = model.aim(wide, 1)
+    assert aim.model.n_classes == aim.model(wide).shape[-1] == 3
+    aim.model.forget()
+    maps = sc.attribute(model, wide, 1).maps
+    assert maps.shape[2] == 2 * model.layout.grid[1] and maps.std() > 0
+
+
+@torch.no_grad()
+def test_a_box_is_chosen_with_its_heads_gated():
+    native = tiny_yolos()
+    model, image = sc.wrap(native.module, check=False, **native.options), 0.3 * pictures(native)[:1]
+    plain = model.aim(image, "box:2:0").value
+    with sc.heads.ablate(model, [(0, 0), (1, 1)]):
+        for spec in ("box:2:0", "box:2:width"):
+            aim = model.aim(image, spec)
+            answers = aim.model(image)[0]
+            assert aim.value == pytest.approx(float(answers[aim.target]), abs=1e-10)
+        assert abs(model.aim(image, "box:2:0").value - plain) > 1e-4
+
+
+def test_prompts_are_places_in_the_frame():
+    _, model, picture, *_ = setting("sam")
+    assert sc.attribute(model, picture, "region:20,30", "sobel").labels == ["mask of the prompt"]
+    for wrong in ((3000, 3), (-1, 3), (20, 20, 3, 3)):
+        with pytest.raises(BadOption, match="frame"):
+            sc.attribute(model, picture, sc.Region(wrong))
+    with pytest.raises(BadOption, match="label"):
+        sc.attribute(model, picture, sc.Region((3, 3), label="cat"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(lambda: sc.Box("1"), lambda: sc.Box(1.5), lambda: sc.Box(True)),
+        *(lambda: sc.Box(torch.arange(2)), lambda: sc.Box(label=("cat", "frog"))),
+        *(lambda: sc.Region(("a", 1)), lambda: sc.Region((1, 2, 3)), lambda: sc.Region(5)),
+        lambda: sc.Region((float("nan"), 2)),
+        *(lambda: Region.parse("region:nan,1"), lambda: Region.parse("region:inf,1")),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(wrong):
+    with pytest.raises(BadOption):
+        wrong()
+
+
+def test_arrays_are_masks_and_classes():
+    _, model, picture, *_ = setting("segformer")
+    mask = np.zeros((64, 96), bool)
+    mask[8:12, 16:24] = True
+    result = sc.attribute(model, picture, sc.Region(mask), "sobel")
+    assert torch.equal(result.regions[0] == 1, torch.from_numpy(mask))
+    _, model, picture, *_ = setting("detr")
+    both = picture.repeat(2, 1, 1, 1)
+    for classes in (torch.tensor([0, 1]), np.array([0, 1])):
+        labels = sc.attribute(model, both, classes, "sobel").labels
+        assert [label.split()[0] for label in labels] == ["cat", "frog"]
+
+
+def test_every_picture_has_its_own_other_version():
+    _, model, picture, *_ = setting("detr")
+    both = torch.cat([picture, picture.flip(3)])
+    others = torch.stack([torch.zeros_like(picture[0]), torch.ones_like(picture[0])])
+    result = sc.explain(model, both, methods=["caap"], target="box:1:frog", others=others).first
+    for place in range(2):
+        one = slice(place, place + 1)
+        alone = sc.attribute(model, both[one], "box:1:frog", blank=others[one]).maps
+        assert_close(result.maps[one], alone)

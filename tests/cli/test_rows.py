@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import SamImageProcessor
 
 import seecause as sc
 from tests.cli.calls import MODEL, explain, photo
@@ -21,9 +22,10 @@ def folders(tmp_path_factory):
     for family, size in (
         ("detr", {"shortest_edge": 96, "longest_edge": 160}),
         ("segformer", {"height": 64, "width": 96}),
+        ("sam", {"longest_edge": 64}),
     ):
         tiny_dense(family, torch.float32).module.save_pretrained(root / family)
-        card = {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        card = {"size": size, "image_mean": [0.4] * 3, "image_std": [0.5] * 3, "do_pad": True}
         (root / family / "preprocessor_config.json").write_text(json.dumps(card))
     return root
 
@@ -67,6 +69,8 @@ def test_what_has_no_such_row_is_refused(tmp_path, folders):
     picture = photo(tmp_path / "a.jpg")
     for words, call in (
         ("one answer", [*MODEL, "--box", "1"]),
+        ("one answer", [*MODEL, "--region", "1,2"]),
+        ("names cat", ["--model", folders / "detr", "--box", "3:cat", "--class", "frog"]),
         ("not both", ["--model", folders / "detr", "--box", "1", "--region", "1,2"]),
         ("answers for boxes", ["--model", folders / "detr", "--region", "1,2"]),
         ("0 to 4", ["--model", folders / "detr", "--box", "9"]),
@@ -74,3 +78,35 @@ def test_what_has_no_such_row_is_refused(tmp_path, folders):
     ):
         done = explain(picture, *call, "--out", tmp_path / "out")
         assert done.exit_code == 2 and words in done.output.replace("\n", " "), done.output
+
+
+def test_a_file_that_cannot_be_read_is_a_hole(tmp_path, folders):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    sizes = {"b.png": (192, 128), "c.png": (96, 64)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(tmp_path / name)
+    files = [tmp_path / name for name in ("a.png", *sizes)]
+    call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
+    done = explain(*files, *call, "--region", "20,40,60,60")
+    assert done.exit_code == 1 and "left out: " in done.output, done.output
+    places = [row["place"] for row in manifest_of(tmp_path / "out")["images"] if "place" in row]
+    assert places == [[10, 20, 30, 30], [20, 40, 60, 60]]  # by the size of each
+
+
+def test_segment_anything_is_loaded_and_padded(tmp_path, folders):
+    picture, out = photo(tmp_path / "a.png"), tmp_path / "out"  # 60 x 90
+    model = sc.load(f"hf:{folders / 'sam'}")
+    assert model.preprocess.pad and "padded" in model.preprocess.geometry()
+    native = SamImageProcessor(
+        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64},
+        image_mean=[0.4] * 3, image_std=[0.5] * 3,
+    )(Image.open(picture), return_tensors="pt")["pixel_values"]  # fmt: skip
+    mine = model.preprocess(picture)
+    assert torch.equal(mine[:, :, 43:], torch.zeros(1, 3, 21, 64))  # as the native one
+    torch.testing.assert_close(mine, native, atol=0.02, rtol=0)  # a grey level or two
+    call = ["--model", folders / "sam", "--method", "caap", "--out", out]
+    done = explain(picture, *call, "--region", "45,30")
+    assert done.exit_code == 0, done.output
+    assert manifest_of(out)["images"][0]["explained"] == "mask of the prompt"
+    aim = model.aim(mine, sc.Region((32, 30 * 43 / 60)))
+    assert manifest_of(out)["images"][0]["place"] == aim.record["place"][0]

@@ -168,6 +168,8 @@ def _attribute_rows(
     """One picture after the other, each with the row that `spec` asks about; a list has one for
     each."""
     images = as_images(model, pictures)
+    if getattr(spec, "ndim", 0) > 0:  # tensors and arrays have one class for each picture
+        spec = spec.tolist()
     specs = list(spec) if isinstance(spec, list) else [spec] * len(images)
     if len(specs) != len(images):
         raise BadOption(
@@ -177,8 +179,9 @@ def _attribute_rows(
     if len({aim.model.values for aim in aims}) > 1:
         raise BadOption("target", spec, "classes for all pictures, or numbers for all")
     parts = []
-    for image, aim in zip(images.split(1), aims, strict=True):
-        part = _attribute(aim.model, image, [], aim.target, method, options)
+    for place, (image, aim) in enumerate(zip(images.split(1), aims, strict=True)):
+        own = {name: _of_picture(value, place, len(images)) for name, value in options.items()}
+        part = _attribute(aim.model, image, [], aim.target, method, own)
         label = f"{aim.model.class_name(aim.target)} of {aim.name}"
         target = {**part.manifest["target"], **aim.record, "name": [label]}
         if aim.model.values:
@@ -188,6 +191,12 @@ def _attribute_rows(
         regions = aim.pixels.to(torch.uint8)[None]
         parts.append(replace(part, labels=[label], manifest=manifest, regions=regions))
     return replace(Attribution.join(parts, pixels_digest(images)), names=names)
+
+
+def _of_picture(value: Any, place: int, count: int) -> Any:
+    """An option for one picture of `count`: of pictures, such as blanks, its own."""
+    pictures = isinstance(value, Tensor) and value.ndim == 4 and len(value) == count
+    return value[place : place + 1] if pictures else value
 
 
 def _value_options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:

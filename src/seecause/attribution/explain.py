@@ -21,7 +21,7 @@ from seecause.attribution.result import (
     joined_manifest,
     saved_lists,
 )
-from seecause.attribution.stream import BATCH, picture_batches
+from seecause.attribution.stream import BATCH, PictureBatch, picture_batches
 from seecause.data.dataset import Hole
 from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
@@ -29,6 +29,8 @@ from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest
 from seecause.models.inputs import Picture, Pictures
+from seecause.models.preprocess import Preprocess
+from seecause.models.rows import Region
 from seecause.models.view import VisionModel
 from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
 
@@ -38,6 +40,20 @@ if TYPE_CHECKING:
 
 ALSO = ("evidence", "interactions")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}  # as safetensors says
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRegion:
+    """A region in pixels of pictures as files have them, each of its own size."""
+
+    region: Region
+    steps: Preprocess
+
+    def framed(self, size: tuple[int, int] | None) -> Region:
+        """In the model's frame of a picture of `size`."""
+        if size is None:
+            raise BadOption("target", "a region of files", "pictures that are files or samples")
+        return self.region.framed(self.steps, *size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +153,7 @@ def explain_batches(
         images = part.images.to(model.device, model.dtype)
         total = pixels_digest(images, total)
         other = {} if part.others is None else {"blank": part.others.to(images)}
-        each = isinstance(explained, list)
-        rows = [explained[place] for place in part.places] if each else explained
+        rows = _rows_of(explained, part)
         runs = {}
         for method in methods:
             own = {**(options or {}).get(method, {}), **other}
@@ -162,9 +177,18 @@ def explain_batches(
 def _explained(model: ImageModel, target: Spec) -> Any:
     """A class, or of a detector or a model of pixels a row, or a list with one for each picture."""
     if not model.aimed:
-        return target
-    need_class(model, target)
+        return target.tolist() if getattr(target, "ndim", 0) > 0 else target
+    need_class(model, target.region if isinstance(target, PictureRegion) else target)
     return None if target is None else model.class_index(target)
+
+
+def _rows_of(explained: Any, part: PictureBatch) -> Any:
+    """What is explained in the pictures of a batch, some of those that came in."""
+    if isinstance(explained, list):
+        return [explained[place] for place in part.places]
+    if isinstance(explained, PictureRegion):
+        return [explained.framed(known.size) for known in part.facts]
+    return explained
 
 
 def _truth(model: ImageModel, label: str | None) -> str | None:

@@ -210,7 +210,8 @@ def _facts(
     """What is known about a file or a sample; its mask as the model sees it."""
     if not isinstance(item, str | Path):
         return PictureFacts()
-    known, size = opener.facts(str(item)), list(opened.size[::-1])
+    height, width = opened.size[::-1]
+    known, size = replace(opener.facts(str(item)), size=(height, width)), [height, width]
     if known.mask is None:
         return known
     if list(known.mask.shape) != size:

@@ -182,7 +182,7 @@ def explain(
         opened = open_model(model, weights=weights, device=device, dtype=dtype, seed=seed)
         methods = _methods(method, opened, bool(option))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
-        target = asked_about(opened, files, class_, box, region)
+        target = asked_about(opened, class_, box, region)
     also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")
@@ -216,23 +216,18 @@ def _methods(text: str | None, model: ImageModel, with_options: bool) -> Sequenc
     return ["caap"] if with_options else list(default_methods(model))
 
 
-def asked_about(
-    model: ImageModel,
-    files: Sequence[str],
-    class_: str | None,
-    box: str | None,
-    region: str | None,
-) -> Any:
-    """The target that --class, --box and --region name together; a region is one for each picture,
-    in the model's frame."""
+def asked_about(model: ImageModel, class_: str | None, box: str | None, region: str | None) -> Any:
+    """The target that --class, --box and --region name together."""
     from seecause._pictures import read_grey
-    from seecause.data.images import open_pictures
+    from seecause.attribution.explain import PictureRegion
     from seecause.models.rows import Box, Region
 
     if box is not None and region is not None:
         raise BadOption("--region", region, "--box or --region, not both")
     if box is not None:
         named = Box.parse(f"box:{box}")
+        if class_ is not None and named.label is not None:
+            raise BadOption("--class", class_, f"nothing: --box names {named.label} already")
         return named if class_ is None else Box(named.index, class_, named.side)
     if region is None:
         return class_ if class_ is None or not model.aimed else model.class_index(class_)
@@ -242,10 +237,7 @@ def asked_about(
         where = Region(torch.from_numpy(read_grey(region)), class_)
     else:
         where = Region(Region.parse(f"region:{region}").where, class_)
-    return [
-        where.framed(model.preprocess, picture.height, picture.width)
-        for picture in open_pictures(files)
-    ]
+    return PictureRegion(where, model.preprocess)
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:

@@ -98,11 +98,12 @@ def open_pictures(texts: Iterable[str], *, second: bool = False) -> Iterator[Ima
 
 @dataclass(frozen=True, eq=False)
 class PictureFacts:
-    """What is known about a picture besides its pixels: the name of its class, and a mask [H, W] of
-    its object as in `Sample`."""
+    """What is known about a picture besides its pixels: the name of its class, a mask [H, W] of its
+    object as in `Sample`, and its own height and width."""
 
     label: str | None = None
     mask: Tensor | None = None
+    size: tuple[int, int] | None = None
 
 
 class PictureOpener:

@@ -32,6 +32,7 @@ from seecause.heads.erase import Baseline, ErasedViews, Masks
 from seecause.metrics.statistics import ratio_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel, protocol
+from seecause.target import need_aimed
 from seecause.types import wide
 
 FEW = 5  # pictures: fewer give no interval, and no accuracy of a group, that could be believed
@@ -200,6 +201,8 @@ def gains_piece(model: ImageModel, images: Tensor, temperature: float) -> dict[s
 
 
 def need_distribution(model: ImageModel, what: str) -> None:
+    """Refuse a model whose answers are no probabilities that sum to one."""
+    need_aimed(model)
     if model.sigmoid:
         raise NotDefined(
             what,

@@ -56,6 +56,11 @@ class DenseModel(ImageModel):
         return self.question is not None
 
     @property
+    def n_classes(self) -> int:
+        """Of a row: a blank of the usual size cannot be asked, a region is one of its picture."""
+        return super().n_classes if self.question is None else self.question.count
+
+    @property
     def cells(self) -> str:
         """The one stage that can be patched."""
         return self.seam.at

@@ -20,7 +20,8 @@ from seecause.errors import BadOption
 class Preprocess:
     """Resize the short side to `size / crop`, cut the centre, normalise by `mean` and `std`.
 
-    `squash` resizes both sides to `size / crop` instead, without keeping the picture's shape.
+    `squash` resizes both sides to `size / crop` instead, without keeping the picture's shape. `pad`
+    resizes the long side and fills up to `size` at the bottom or on the right, with `mean`.
     """
 
     size: tuple[int, int]
@@ -29,6 +30,7 @@ class Preprocess:
     crop: float = 1.0
     squash: bool = False
     filter: str = "bicubic"
+    pad: bool = False
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):  # lists, as JSON has them
@@ -49,6 +51,9 @@ class Preprocess:
 
     def geometry(self) -> str:
         """Size, crop and interpolation in words."""
+        if self.pad:
+            frame = f"{self.size[0]} x {self.size[1]} pixels"
+            return f"{frame} (long side, padded at the bottom or right, {self.filter})"
         high, wide = (int(side / self.crop + 1e-6) for side in self.size)
         both = f"{high} x {wide}" if self.squash or high != wide else f"short side {high}"
         cut = "" if (high, wide) == self.size and self.squash else ", centre cut"
@@ -56,7 +61,8 @@ class Preprocess:
 
     def record(self) -> dict[str, Any]:
         """For manifests, and to make it again: `Preprocess(**record)`."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        fields = {name: v for name, v in asdict(self).items() if name != "pad" or v}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
     def picture(self, image: Any) -> Image.Image:
         """The part of the picture the model sees, as an image of `size`."""
@@ -82,8 +88,14 @@ class Preprocess:
 
     def pixels(self, image: Any) -> Tensor:
         """The part of the picture the model sees, raw: [3, H, W] in [0, 1]."""
-        seen = torch.from_numpy(np.asarray(self.picture(image)).copy())  # [H, W, 3] uint8
-        return seen.permute(2, 0, 1).float() / 255
+        whole = as_picture(image)
+        seen = torch.from_numpy(np.asarray(self.picture(whole)).copy())  # [H, W, 3] uint8
+        raw = seen.permute(2, 0, 1).float() / 255
+        if self.pad:
+            high, wide, *_ = self._frame(whole.height, whole.width)
+            mean, _ = self._stats(raw)
+            raw[:, high:], raw[:, :, wide:] = mean, mean  # nothing, once it is normalised
+        return raw
 
     def normalise(self, raw: Tensor) -> Tensor:
         """Raw pixels in [0, 1], [B, 3, H, W] -> normalised."""
@@ -122,6 +134,9 @@ class Preprocess:
         high, wide = (
             int(side / self.crop + 1e-6) for side in self.size
         )  # whole pixels, as timm and torchvision cut them
+        if self.pad:
+            scale = min(high / height, wide / width)
+            return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5)), 0, 0
         if not self.squash:
             scale = max(high / height, wide / width)
             high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
@@ -190,27 +205,31 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
         raise BadOption(
             "rescale_factor", config["rescale_factor"], "1/255: raw pixels are in [0, 1] here"
         )
+    pads = bool(config.get("padded"))
     normalises = config.get("do_normalize", True)
     return Preprocess(
         size=final,
         mean=tuple(config["image_mean"]) if normalises else (0.0, 0.0, 0.0),
         std=tuple(config["image_std"]) if normalises else (1.0, 1.0, 1.0),
         crop=final[0] / scaled[0],
-        squash="height" in resized if isinstance(resized, dict) else not cuts,
+        squash=not pads and ("height" in resized if isinstance(resized, dict) else not cuts),
+        pad=pads,
         filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
     )
 
 
 def one_frame(config: dict[str, Any]) -> dict[str, Any]:
     """The size of a processor that keeps the shape of pictures (a short side of 800, say), as one
-    frame of 4 to 3 that all of them are resized to; nothing where it has a fixed size already."""
+    frame of 4 to 3 that all of them are resized to; of a long side alone (Segment Anything), a
+    square that is filled up where the processor does. Nothing where the size is fixed already."""
     size: Any = config.get("size")
     edges = size if isinstance(size, dict) else {"shortest_edge": size}
     if "max_size" not in config and "longest_edge" not in edges:
         return {}
     short = edges.get("shortest_edge")
     if short is None:
-        return {"size": {"height": edges["longest_edge"], "width": edges["longest_edge"]}}
+        square = {"height": edges["longest_edge"], "width": edges["longest_edge"]}
+        return {"size": square, "padded": config.get("do_pad", False)}
     return {"size": {"height": short // 32 * 32, "width": round(short / 24) * 32}}
 
 

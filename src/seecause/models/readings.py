@@ -31,6 +31,7 @@ class Question:
     name: str
     pixels: Tensor  # [H, W] bool
     classes: tuple[str, ...]
+    count: int  # of entries
     index: int = 0  # of a box
     found: Sequence[FoundBox] = ()
     values: bool = False  # numbers in units of their own, not logits
@@ -109,6 +110,7 @@ class BoxReading:
                 f"box {index}",
                 pixels,
                 SIDES,
+                len(SIDES),
                 index,
                 found,
                 values=True,
@@ -120,6 +122,7 @@ class BoxReading:
             f"box {index}",
             pixels,
             model.classes,
+            outputs.logits.shape[-1],
             index,
             found,
         )
@@ -188,8 +191,9 @@ class PixelReading:
             pixels, name = row.mask(size), "the region"
         shares = shares_of(pixels, answers)
         read = self._mean(shares)
-        target = int(read(outputs)[0].argmax()) if label is None else label
-        return Question(read, target, name, pixels, model.classes, values=self.values)
+        means = read(outputs)[0]
+        target = int(means.argmax()) if label is None else label
+        return Question(read, target, name, pixels, model.classes, len(means), values=self.values)
 
     def _mean(self, shares: Tensor) -> Callable[[Any], Tensor]:
         return lambda given: self.finish((self.answers(given) * shares).sum(dim=(2, 3)))
@@ -226,10 +230,13 @@ class PromptReading(PixelReading):
     def prompt(self, model: ImageModel, spec: Any) -> Mapping[str, Tensor]:
         row = parse_row(spec)
         corners = row.corners if isinstance(row, Region) else None
-        if spec is not None and corners is None:
-            raise BadOption("target", spec, "a place or a rectangle: sc.Region((x, y)), the prompt")
-        if corners is None:
+        if spec is None:
             return {}
+        if not isinstance(row, Region) or corners is None:
+            raise BadOption("target", spec, "a place or a rectangle: sc.Region((x, y)), the prompt")
+        if row.label is not None:
+            raise BadOption("label", row.label, f"None: {model.name} knows no classes")
+        row.mask(model.preprocess.size)  # refuses what lies outside of the frame, or is reversed
         prompt = torch.tensor(corners, device=model.device, dtype=model.dtype)
         if len(corners) == 2:
             return {"input_points": prompt[None, None, None]}
@@ -245,4 +252,4 @@ class PromptReading(PixelReading):
         def read(given: Any) -> Tensor:
             return (self.answers(given)[:, best : best + 1] * shares).sum(dim=(2, 3))
 
-        return Question(read, 0, "the mask of the prompt", pixels, ("mask",))
+        return Question(read, 0, "the prompt", pixels, ("mask",), 1)

@@ -15,9 +15,11 @@ Pixels are those of the model's frame, the size that `preprocess` gives.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 import torch
 from torch import Tensor
@@ -43,6 +45,12 @@ class Box:
     side: Side | None = None
 
     def __post_init__(self) -> None:
+        if self.index is not None:
+            index = whole_number(self.index)
+            if index is None:
+                raise BadOption("index", self.index, "the number of a query, such as 3")
+            object.__setattr__(self, "index", index)
+        _need_label(self.label)
         if self.side is not None and self.side not in SIDES:
             raise BadOption("side", self.side, f"one of {', '.join(SIDES)}")
         if self.side is not None and self.label is not None:
@@ -71,6 +79,22 @@ class Region:
     where: Sequence[float] | Tensor | None = None
     label: str | int | None = None
 
+    def __post_init__(self) -> None:
+        _need_label(self.label)
+        where: Any = self.where
+        if where is None:
+            return
+        if getattr(where, "ndim", 1) == 2:  # a mask, of torch or numpy
+            object.__setattr__(self, "where", torch.as_tensor(where))
+            return
+        try:
+            numbers = tuple(float(number) for number in where)
+        except (TypeError, ValueError):
+            numbers = ()
+        if len(numbers) not in (2, 4) or not all(map(math.isfinite, numbers)):
+            raise BadOption("region", where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
+        object.__setattr__(self, "where", numbers)
+
     @classmethod
     def parse(cls, text: str) -> Region:
         """`region:X,Y`, `region:X0,Y0,X1,Y1`, each with `:CLASS` or without."""
@@ -78,9 +102,7 @@ class Region:
         try:
             where = tuple(float(number) for number in corners.split(","))
         except ValueError:
-            where = ()
-        if len(where) not in (2, 4):
-            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels")
+            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels") from None
         return cls(where, rest[0] if rest else None)
 
     @property
@@ -116,8 +138,8 @@ class Region:
                 raise BadOption("region", shape, f"pixels of a mask {list(size)}, at least one")
             return mask
         corners = self.corners
-        if corners is None or len(corners) not in (2, 4):
-            raise BadOption("region", self.where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
+        if corners is None:
+            raise BadOption("region", None, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
         x0, y0 = (int(number) for number in corners[:2])
         x1, y1 = (int(number) for number in corners[2:]) if len(corners) == 4 else (x0 + 1, y0 + 1)
         if not (0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]):
@@ -129,6 +151,21 @@ class Region:
 
 
 Row = Box | Region
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any library; None for anything else, True and False too."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # tensors and arrays of several numbers have the method, and refuse
+        return None
+
+
+def _need_label(label: Any) -> None:
+    if label is not None and not isinstance(label, str) and whole_number(label) is None:
+        raise BadOption("label", label, "a class, by name or by index")
 
 
 def parse_row(spec: Any) -> Row | None:

@@ -27,6 +27,7 @@ ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit
 ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
     *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
 )
+PROMPTED = ("SamModel",)  # answer for pixels of a prompt
 ZOO = Path(__file__).parents[1] / "critters" / "checkpoints"  # what `builtin:` names
 # classes of our own, by the module whose `from_card` builds them; imported when a card names one
 BUILDERS = {
@@ -238,6 +239,8 @@ def _row_loader(kinds: Sequence[str]) -> Any:
     import transformers
 
     for kind in kinds:
+        if kind in PROMPTED:
+            return transformers.AutoModelForMaskGeneration
         for task in ROW_TASKS:
             if kind.endswith(f"For{task}"):
                 return getattr(transformers, f"AutoModelFor{task}")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seecause.engine.walk import walk
 from seecause.models.block import Block, chain
 from seecause.models.hf_view import blocks_of, class_names
 from seecause.models.layout import At, TokenLayout
@@ -41,7 +43,7 @@ class TokenBoxes(VisionModel):
         class token is the detection token of its box."""
         with self.settled():
             self.check(image)
-            outputs = self.module(pixel_values=image)
+            outputs = self._outputs(image)
             size = (image.shape[-2], image.shape[-1])
             question = BoxReading().ask(self, outputs, spec, size)
         readout = self.readout
@@ -60,6 +62,14 @@ class TokenBoxes(VisionModel):
         )
         value = float(question.read(outputs)[0, question.target])
         return Aim(aimed, question.target, question.name, question.pixels, value, question.found)
+
+    def _outputs(self, images: Tensor) -> SimpleNamespace:
+        """Classes and boxes of all detection tokens, as the view runs: gates count."""
+        module: Any = self.module
+        last = walk(self, self.embed(images), self.at(images)).end()
+        tokens = self.readout.norm(last[:, 1 : 1 + module.config.num_detection_tokens])
+        boxes = module.bbox_predictor(tokens).sigmoid()
+        return SimpleNamespace(logits=module.class_labels_classifier(tokens), pred_boxes=boxes)
 
 
 def find(module: Any) -> Parts:
