@@ -178,8 +178,9 @@ def _explained(model: ImageModel, target: Spec) -> Any:
     """A class, or of a detector or a model of pixels a row, or a list with one for each picture."""
     if not model.aimed:
         return target.tolist() if getattr(target, "ndim", 0) > 0 else target
-    need_class(model, target.region if isinstance(target, PictureRegion) else target)
-    return None if target is None else model.class_index(target)
+    spec: Spec = target.region if isinstance(target, PictureRegion) else target
+    need_class(model, spec)
+    return None if spec is None else model.class_index(spec)
 
 
 def _rows_of(explained: Any, part: PictureBatch) -> Any:
