@@ -22,10 +22,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.request import url2pathname
 
-from seecause.errors import BadOption, MissingExtra
+from seecause.errors import BadOption, MissingExtra, SeecauseError
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+READ_ONLY = ("http://", "https://", "zip://", "tar://", "data://", "github://")  # for a store
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?$", re.IGNORECASE)
 _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
@@ -39,7 +41,12 @@ def place(where: str | Path) -> Path:
     if not isinstance(where, str) or not _URL.match(where):
         return Path(where) if isinstance(where, str) else where
     if where.lower().startswith("file://"):
-        return Path(where[len("file://") :])
+        local = where[len("file://") :].removeprefix("localhost")
+        if not local.startswith("/"):
+            raise BadOption("URL", where, "file:// and a whole path, as file:///tmp/run")
+        return Path(url2pathname(local))
+    if where.lower().startswith(READ_ONLY):
+        raise BadOption("URL", where, "a place that can be written to, as s3://BUCKET/RUN")
     try:
         from upath import UPath
     except ImportError:
@@ -47,9 +54,11 @@ def place(where: str | Path) -> Path:
     try:
         path: Any = UPath(where, use_listings_cache=False)  # others may write there, too
         path.exists()
-    except (ImportError, ValueError, OSError) as failure:
+    except Exception as failure:  # every store has errors of its own: no credentials, no host
         reason = " ".join(str(failure).split())
-        raise BadOption("URL", where, f"a place that fsspec can open ({reason})") from None
+        raise BadOption(
+            "URL", where, f"a place that fsspec can open ({type(failure).__name__}: {reason})"
+        ) from None
     return path
 
 
@@ -62,10 +71,28 @@ def read_many(paths: Sequence[Path]) -> list[bytes | OSError]:
     """Contents, or why there are none; from a remote place all at once."""
     if paths and not is_local(paths[0]):
         remote: Any = paths
-        contents = remote[0].fs.cat([path.path for path in remote], on_error="return")
-        by_name = {name.lstrip("/"): content for name, content in contents.items()}
+        with remote_errors(paths[0].parent):
+            contents = remote[0].fs.cat([path.path for path in remote], on_error="return")
+            by_name = {name.lstrip("/"): content for name, content in contents.items()}
+            for content in by_name.values():
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise content  # what cannot be reached is not what was never made
         return [by_name[path.path.lstrip("/")] for path in remote]
     return [_bytes_or_failure(path) for path in paths]
+
+
+@contextmanager
+def remote_errors(path: Path) -> Iterator[None]:
+    """What a store of objects raises of its own, as an error of files that says where."""
+    try:
+        yield
+    except (FileNotFoundError, SeecauseError):
+        raise
+    except Exception as failure:
+        if is_local(path) or (isinstance(failure, OSError) and failure.strerror):
+            raise
+        reason = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
+        raise OSError(errno.EIO, reason, str(path)) from failure
 
 
 def _bytes_or_failure(path: Path) -> bytes | OSError:
@@ -82,7 +109,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     if not is_local(path):
         whole = io.BytesIO()
         yield whole
-        path.write_bytes(whole.getvalue())
+        with remote_errors(path):
+            path.write_bytes(whole.getvalue())
         return
     draft = _draft_of(path)
     try:

@@ -3,22 +3,34 @@ others."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from typer.testing import CliRunner
 
 import seecause as sc
-from seecause.bench.carry import carrying
-from seecause.bench.hands import Workers
+from seecause.bench import carry
+from seecause.bench.carry import carrying, packed
+from seecause.bench.hands import Alone, Workers
 from seecause.bench.store import ShardStore
 from seecause.cli import app
+from seecause.cli.progress import Incomplete
+from seecause.cli.workers import _beside, with_pieces
 from seecause.errors import BadOption, SeecauseError
 from seecause.heads import score
+from seecause.heads.masks import MaskCache
+from seecause.heads.pictures import logits_piece
 from tests.bench.toy import killing
-from tests.repair.toys import fitted, scenes
+from tests.lvlm.test_classifier import NAMES, QUESTION, lvlm
+from tests.repair.toys import fitted, plain_vit, scenes, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +128,126 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(SeecauseError, match="a new folder"), carrying(tmp_path, "toy"):
         pass
+
+
+def prompted():
+    with torch.no_grad():
+        model = sc.lvlm.classifier(lvlm("llava"), NAMES, question=QUESTION)
+        model(torch.zeros(1, 3, *model.preprocess.size, dtype=model.dtype))  # installs its hooks
+    return model
+
+
+def staged():
+    module = torchvision.models.resnet18(weights=None, num_classes=3)
+    return sc.wrap(module.eval(), mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 64))
+
+
+@pytest.mark.parametrize("make", [lambda: wrapped(plain_vit()), staged, prompted])
+def test_models_of_every_architecture_travel(make):
+    pytest.importorskip("cloudpickle")
+    model = make()
+    model.memo["lock"] = threading.Lock()  # what is kept between calls stays here
+    there = carry._unpacked(packed(model), "cpu")
+    assert there.fingerprint() == model.fingerprint()
+    images = torch.rand(1, 3, *model.preprocess.size, dtype=model.dtype)
+    with torch.no_grad(), model.settled(), there.settled():
+        assert torch.equal(there(images), model(images))
+
+
+def test_gates_travel_too(ready):
+    pytest.importorskip("cloudpickle")
+    model = copy.copy(ready[0])
+    model.gates = torch.rand(2, 4)
+    assert torch.equal(carry._unpacked(packed(model), "cpu").gates, model.gates)
+
+
+def test_a_model_that_cannot_travel_is_refused_before_any_work(tmp_path, monkeypatch):
+    pytest.importorskip("cloudpickle")
+    pictures = scenes(8)
+    model = fitted(pictures)
+    model.module.lock = threading.Lock()
+    monkeypatch.setattr(
+        "seecause.bench.processes.ProcessHand", lambda job: pytest.fail("a worker was begun")
+    )
+    with (
+        pytest.raises(BadOption, match="can be sent to other processes"),
+        carrying(tmp_path / "work", "toy", 2),
+    ):
+        scored(model, pictures)
+    assert not (tmp_path / "work").exists()
+
+
+def facts(model, device: str = "cpu", **piece) -> str:
+    return carry._Facts.of(logits_piece, model, device).key(piece)
+
+
+def test_a_piece_is_named_by_all_that_decides_it(ready, tmp_path, monkeypatch):
+    model = ready[0]
+    names = {facts(model), facts(model, "cuda")}
+    frame = dataclasses.replace(model.preprocess, mean=(0.0,) * 3)
+    names.add(facts(dataclasses.replace(model, preprocess=frame, memo={})))
+    names |= {facts(model, a={"b": 1}, c=2), facts(model, a={"b": 1, "c": 2})}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        names.add(facts(model))
+    names.add(facts(model, method="caap"))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            carry, "plugin_digest", lambda run: "" if run is logits_piece else "of a plug-in"
+        )
+        names.add(facts(model, method="caap"))
+    assert len(names) == 8
+
+
+def test_pieces_made_on_a_gpu_are_kept_as_such(ready, monkeypatch):
+    devices = []
+
+    @contextmanager
+    def crew(job, workers, *, do):
+        devices.append(job.device)
+        yield Alone(job, do)
+
+    plain = carry._Facts.of
+    of = staticmethod(lambda *about: devices.append(about[2]) or plain(*about))
+    monkeypatch.setattr(carry, "crew_for", crew)
+    monkeypatch.setattr(carry._Facts, "of", of)
+    with carrying(None, "toy", Workers(ray="auto", gpus=0.5)):
+        scored(*ready)
+    assert set(devices) == {"cuda"} and len(devices) > 1
+
+
+def test_other_software_makes_other_files_of_eyes_and_masks(ready, tmp_path, monkeypatch):
+    model, pictures = ready
+
+    def names() -> set[str]:
+        eye = sc.eye("own", model=model, cache=tmp_path)
+        return {eye._file(pictures.images, (4, 4)).stem, MaskCache(tmp_path, model, {}).stem}
+
+    before = names()
+    monkeypatch.setattr("seecause.repair.eye.versions", lambda: {"torch": "other"})
+    monkeypatch.setattr("seecause.heads.masks.versions", lambda: {"torch": "other"})
+    assert not before & names()
+
+
+def test_pieces_are_kept_beside_a_folder_that_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", "./", "../here"):
+        assert _beside(Path(out)) == tmp_path / "here.work"
+    with pytest.raises(BadOption, match="--out"):
+        _beside(Path("/"))
+
+
+def test_nothing_stays_behind_where_some_pictures_could_not_be_read(ready, tmp_path):
+    @with_pieces
+    def toy(*, out: Path) -> None:
+        scored(*ready)
+        assert (tmp_path / "result.work").is_dir()
+        raise Incomplete
+
+    with pytest.raises(Incomplete):
+        toy(out=tmp_path / "result")
+    assert not (tmp_path / "result.work").exists()
 
 
 WORDS = ["heads", "score", "--limit", "6", "--masks", "oracle", "--device", "cpu", "--quiet"]

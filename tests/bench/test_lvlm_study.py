@@ -190,3 +190,14 @@ def test_the_folder_of_something_else_is_refused(tmp_path):
             study_store(taken).check()
     study_store(tmp_path).write_manifest({"question": QUESTION})
     study_store(tmp_path).check()
+
+
+def test_a_shard_is_named_by_libraries_and_threads(ready, monkeypatch):
+    lvlm, bank, data = ready
+    key = lvlm_study._Tracer(lvlm, bank, data, OPTIONS)._key
+    names = {key(data[0], None, OPTIONS, "heads")}
+    for what, value in (("versions", {"numpy": "other"}), ("arithmetic", [7, "highest", False])):
+        with monkeypatch.context() as patch:
+            patch.setattr(lvlm_study, what, lambda value=value: value)
+            names.add(key(data[0], None, OPTIONS, "heads"))
+    assert len(names) == 3

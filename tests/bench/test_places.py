@@ -6,11 +6,13 @@ import logging
 import uuid
 
 import pytest
+import torch
 
 from seecause import _files
 from seecause._files import is_local, place
 from seecause.bench.plan import Store
 from seecause.bench.runner import run, status
+from seecause.bench.store import ShardStore
 from seecause.bench.tables import table
 from seecause.errors import BadOption, MissingExtra
 from seecause.report.ablate import write_report
@@ -103,3 +105,59 @@ def test_a_place_that_cannot_be_opened_says_what_to_install_or_give(url, monkeyp
     with pytest.raises(MissingExtra, match=r"seecause\[cluster\]"):
         place(url)
     assert _files.place("plain") is not None
+
+
+class StrangeError(Exception):
+    """As botocore's: of no kind that Python knows."""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/run", "zip://x/run", "file://tmp/run"])
+def test_a_place_that_cannot_be_written_is_refused(url):
+    with pytest.raises(BadOption, match="URL"):
+        place(url)
+
+
+def test_a_file_url_is_decoded(tmp_path):
+    assert place(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+
+
+def test_errors_of_a_store_are_told_in_words_and_are_not_unfinished_work(monkeypatch):
+    url = f"memory://{uuid.uuid4().hex}"
+    store = ShardStore(place(url), "toy")
+    store.save("a", tensors={"x": torch.ones(2)})
+    kind = type(store.folder.fs)
+    assert store.read("b") is None
+
+    def broken(self, *_, **__):
+        raise StrangeError("Unable to locate credentials")
+
+    def returned(self, paths, **_):
+        return dict.fromkeys(paths, StrangeError("Could not connect"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "cat", returned)
+        with pytest.raises(OSError, match="StrangeError: Could not connect"):
+            store.condition(["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "pipe_file", broken)
+        patch.setattr(kind, "open", broken)
+        with pytest.raises(OSError, match="StrangeError: Unable to locate"):
+            store.save("c", tensors={"x": torch.ones(2)})
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "info", broken)
+        patch.setattr(kind, "exists", broken)
+        with pytest.raises(BadOption, match="StrangeError: Unable to locate credentials"):
+            place(url)
+
+
+def test_one_shard_is_read_without_listing_all(monkeypatch):
+    store = ShardStore(place(f"memory://{uuid.uuid4().hex}"), "toy")
+    for name in "abcdefgh":
+        store.save(name, tensors={"x": torch.ones(2)})
+    listed = []
+    kind = type(store.folder.fs)
+    plain = kind.ls
+    monkeypatch.setattr(kind, "ls", lambda *a, **k: listed.append(a) or plain(*a, **k))
+    assert store.read("c") is not None and store.read("z") is None
+    assert listed == []
+    assert len(store.condition("abcdefgh").metadata) == 8 and listed

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from seecause.bench import _inputs as inputs, plan as plan_module
+from seecause import _software as inputs
+from seecause.bench import plan as plan_module
 from seecause.bench.plan import Plan, canonical, make_plan, shard_id
 from seecause.data.batch import class_places
 from seecause.data.registry import open_data

@@ -176,7 +176,7 @@ def hired(monkeypatch, work, **how) -> list[Hand]:
         hands.append(Hand(runner._doing(work), **how))
         return hands[-1]
 
-    monkeypatch.setattr("seecause.bench.hands.ProcessHand", start)
+    monkeypatch.setattr("seecause.bench.processes.ProcessHand", start)
     return hands
 
 

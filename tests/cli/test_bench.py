@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from seecause.bench._inputs import source_digest
+from seecause._software import source_digest
 from seecause.bench.plan import Store
 from seecause.cli import app
 from tests.bad_files import bad_file
@@ -47,7 +47,7 @@ RUN = (
 # the tests run must not make another run of it.
 TOLD = """
 import sys
-from seecause.bench import _inputs as inputs
+from seecause import _software as inputs
 from seecause.cli import main
 
 digest = sys.argv.pop(1)

@@ -153,7 +153,7 @@ def test_a_broken_plug_in_is_named_and_the_rest_works(output):
 
 
 def test_an_edited_plug_in_is_not_served_stale_shards(site, output):
-    pytest.importorskip("seecause.bench._inputs")  # what digests code outside the package
+    pytest.importorskip("seecause._software")  # what digests code outside the package
     _, folder = output
     assert {row["value"] for row in run_rows(folder) if row["metric"] == "pointing"} == {1.0}
     file = site / "sparkle" / "method.py"

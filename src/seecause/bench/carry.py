@@ -11,12 +11,19 @@ is read from the store, the others are done by the crew. Models travel whole, on
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import importlib
+import io
+import pickle
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -25,12 +32,14 @@ from torch import Tensor
 
 from seecause._files import digest, place
 from seecause._pieces import Ended, Piece, Tensors, Work, carried
-from seecause.bench._inputs import versions
+from seecause._software import arithmetic, plugin_digest, set_arithmetic, versions
+from seecause.attribution.registry import find
 from seecause.bench.hands import Alone, Crew, Workers, WorkersFailed, crew_for, record
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
 from seecause.bench.store import ShardStore
 from seecause.engine.chunks import budget, memory
-from seecause.errors import MissingExtra
+from seecause.errors import BadOption, MissingExtra, NotDefined, UnknownName
+from seecause.models.base import ImageModel
 
 MODELS = 3  # that a worker holds: the one that is judged, an eye, and one that was mended
 
@@ -54,6 +63,8 @@ class _Carrier:
     def __init__(self, store: ShardStore | None, workers: Workers | int | None, stack: ExitStack):
         self.store, self.workers, self.stack = store, workers, stack
         self.crew: Alone | Crew | None = None
+        self.elsewhere = "" if _is_alone(workers) else None  # device of workers; None: not decided
+        self.begun = False
         self.parcels: dict[str, Callable[[], bytes]] = {}
 
     def __call__(
@@ -61,7 +72,8 @@ class _Carrier:
     ) -> list[Tensors]:
         results: dict[int, Tensors] = {}
         numbered = enumerate(pieces)
-        crew, about = self._crew(model), _Facts.of(work, model)
+        crew = self._crew(model)
+        about = _Facts.of(work, model, self.elsewhere or model.device.type)
 
         def take() -> _Item | None:
             for number, piece in numbered:
@@ -86,26 +98,32 @@ class _Carrier:
         return [results[number] for number in sorted(results)]
 
     def _crew(self, model: Any) -> Alone | Crew:
-        """With the first piece the store is begun, too: a command that is refused leaves nothing
-        behind."""
+        """The same for all models, on one kind of device."""
         if self.crew is None:
-            if self.store is not None:
-                self.stack.enter_context(self.store.alone())
-                self.store.write_manifest({"versions": versions()})
-            wanted = self.workers
-            gpus = wanted.gpus if isinstance(wanted, Workers) else None
-            job = PieceJob("cuda" if gpus else model.device.type)
-            self.crew = self.stack.enter_context(crew_for(job, wanted, do=_perform_here))
+            if self.elsewhere is None:
+                self.elsewhere = _device_of(self.workers, model)
+            job = PieceJob(self.elsewhere or model.device.type)
+            self.crew = self.stack.enter_context(crew_for(job, self.workers, do=_perform_here))
         return self.crew
+
+    def _begin(self) -> None:
+        """With the first piece that is to be done the store is begun: a command that is refused
+        leaves nothing behind."""
+        if self.store is not None and not self.begun:
+            self.stack.enter_context(self.store.alone())
+            self.store.write_manifest({"versions": versions()})
+        self.begun = True
 
     def _item(self, number: int, key: str, work: Work, model: Any, piece: Piece) -> _Item:
         assert self.crew is not None
         limit = memory().limit
         if isinstance(self.crew, Alone):
+            self._begin()
             return _Item(number, key, work, piece, limit, model=model)
-        mark = model.fingerprint()
+        mark = digest(*_spelled(_state(model)))
         if mark not in self.parcels:
-            self.parcels[mark] = self.crew.share(_cloudpickle().dumps(model))
+            self.parcels[mark] = self.crew.share(packed(model))
+        self._begin()
         there = {name: _on_cpu(value) for name, value in piece.items()}
         return _Item(number, key, work, there, limit, mark=mark, parcel=self.parcels[mark])
 
@@ -130,6 +148,7 @@ class PieceJob:
 
     device: str
     threads: int = field(default_factory=torch.get_num_threads)
+    arithmetic: Sequence[Any] = field(default_factory=arithmetic)
     versions: Mapping[str, str] = field(default_factory=versions)
     failures: ClassVar[
         tuple[type[Exception], ...]
@@ -137,6 +156,7 @@ class PieceJob:
 
     def open(self) -> Callable[[_Item], EncodedShard]:
         models: OrderedDict[str, Any] = OrderedDict()
+        set_arithmetic(self.arithmetic)
 
         def perform(item: _Item) -> EncodedShard:
             if item.mark not in models:
@@ -147,6 +167,66 @@ class PieceJob:
             return _perform_here(dataclasses.replace(item, model=models[item.mark]))
 
         return perform
+
+
+def _is_alone(workers: Workers | int | None) -> bool:
+    wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
+    return wanted.ray is None and (wanted.count or 1) < 2
+
+
+def _device_of(workers: Workers | int | None, model: Any) -> str:
+    """Where workers elsewhere run: where the model is, unless the cluster is asked for GPUs, or
+    for none."""
+    gpus = workers.gpus if isinstance(workers, Workers) else None
+    if gpus is None:
+        return model.device.type
+    return "cuda" if gpus else "cpu"
+
+
+def packed(model: Any) -> bytes:
+    """A model that is to travel, without what it keeps between calls; its gates stay on."""
+    if isinstance(model, ImageModel):
+        model = copy.copy(model)
+        model.memo = {}
+    cloudpickle, parcel = _cloudpickle(), io.BytesIO()
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            name = _global_name(obj) if _is_context(obj) else None
+            return super().reducer_override(obj) if name is None else (_global, name)
+
+    try:
+        Pickler(parcel).dump(model)
+    except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as failure:
+        raise BadOption(
+            "workers",
+            getattr(model, "name", type(model).__name__),
+            "a model that can be sent to other processes; this one works without --workers and"
+            f" --ray ({' '.join(str(failure).split())})",
+        ) from None
+    return parcel.getvalue()
+
+
+def _is_context(value: Any) -> bool:
+    """A context variable, or a library's object around one (hooks of transformers ask it): it
+    cannot be pickled, and would be another one elsewhere."""
+    if isinstance(value, type | ModuleType):
+        return False
+    parts = getattr(value, "__dict__", {}).values()
+    return isinstance(value, ContextVar) or any(isinstance(part, ContextVar) for part in parts)
+
+
+def _global_name(value: Any) -> tuple[str, str] | None:
+    """The module and the name by which a worker has the same object."""
+    for module, content in list(sys.modules.items()):
+        for name, known in list(getattr(content, "__dict__", {}).items()):
+            if known is value and module != "__main__":
+                return module, name
+    return None
+
+
+def _global(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 def _cloudpickle() -> Any:
@@ -180,12 +260,14 @@ class _Facts:
     """What all pieces of a call have in common, and what decides them."""
 
     text: str
+    architecture: Any
 
     @classmethod
-    def of(cls, work: Work, model: Any) -> _Facts:
-        about = [f"{work.__module__}.{work.__qualname__}", *sorted(versions().items())]
-        about += [model.fingerprint(), model.dtype, model.device.type, torch.get_num_threads()]
-        return cls(repr([*about, memory().limit]))
+    def of(cls, work: Work, model: Any, device: str) -> _Facts:
+        about = [f"{work.__module__}.{work.__qualname__}", plugin_digest(work)]
+        about += [sorted(versions().items()), arithmetic(), device, memory().limit]
+        state = digest(*_spelled(_state(model)), length=64)
+        return cls(repr([*about, state]), getattr(model, "architecture", None))
 
     def key(self, piece: Piece) -> str:
         """Empty where a piece holds a function: such work is done here and not kept."""
@@ -193,7 +275,21 @@ class _Facts:
             parts = list(_spelled(dict(piece)))
         except TypeError:
             return ""
-        return digest(self.text, *parts, length=32)
+        return digest(self.text, self._method(piece), *parts, length=32)
+
+    def _method(self, piece: Piece) -> str:
+        """The code of a plug-in's method, where the piece names one."""
+        try:
+            return plugin_digest(find(piece["method"], self.architecture).run)
+        except (KeyError, UnknownName, NotDefined):  # it has a list of its own
+            return ""
+
+
+def _state(model: Any) -> list[Any]:
+    """What tells a model from others with the same weights, too."""
+    preprocess = getattr(model, "preprocess", None)
+    frame = None if preprocess is None else preprocess.record()
+    return [model.fingerprint(), str(model.dtype), frame]
 
 
 def _spelled(value: Any) -> Iterator[bytes | str]:
@@ -207,6 +303,7 @@ def _spelled(value: Any) -> Iterator[bytes | str]:
             yield part.name
             yield from _spelled(getattr(value, part.name))
     elif isinstance(value, Mapping):
+        yield f"mapping {len(value)}"
         for name in sorted(value, key=repr):
             yield f"key {name!r}"
             yield from _spelled(value[name])

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seecause.bench.hands import Answer, Crew, Job, Workers, attempt, opened
-from seecause.errors import BadOption, MissingExtra, SeecauseError
+from seecause.bench.hands import Answer, Crew, Job, Workers, attempt, opened, refused
+from seecause.errors import BadOption, MissingExtra
 
 DEPTH = 2  # items that an actor holds: it need not wait for the next one
 REACHED = 5.0  # seconds for a cluster to answer
@@ -38,7 +39,8 @@ def ray_crew(job: Job, workers: Workers, *, most: int) -> Iterator[Crew]:
         _check_held(ray, needs)
         actor, parcel = ray.remote(**needs)(_Actor), ray.put((job, Path.cwd()))
         start, share = (lambda: _RayHand(ray, actor.remote(parcel))), (lambda b: _Put(ray.put(b)))
-        crew = Crew(start, count, depth=DEPTH, share=share)
+        check = partial(_check_held, ray, needs)
+        crew = Crew(start, count, depth=DEPTH, share=share, check=check)
         try:
             yield crew
         finally:
@@ -96,8 +98,8 @@ class _Actor:
     def open(self) -> str:
         try:
             self.do = opened(self.job)
-        except SeecauseError as refusal:
-            return f"{refusal} (on {socket.gethostname()})"
+        except Exception as failure:
+            return refused(failure)
         return ""
 
     def perform(self, item: Any) -> Answer:

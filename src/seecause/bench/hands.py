@@ -11,29 +11,24 @@ with a worker of its own, so that it takes no other with it, and given up after 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import tempfile
-import threading
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from seecause._files import digest
-from seecause.bench._inputs import check_versions
+from seecause._software import check_versions
 from seecause.bench.store import ShardStore
 from seecause.errors import BadOption, SeecauseError
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 60.0  # seconds without a worker before we say so, and ask whether one can come
 RETRIES = 3  # of an item whose worker was lost
 LOST = (
     f"its worker was lost {RETRIES + 1} times (killed, or out of memory); run the same command"
@@ -61,6 +56,17 @@ class Workers:
                 raise BadOption(name, value, "a number above 0")
         if self.gpus is not None and self.gpus < 0:
             raise BadOption("gpus", self.gpus, "0 or more")
+
+    def placed(self) -> Workers:
+        """Refuse what only a cluster can set aside, where there is none."""
+        for name in ("cpus", "gpus", "memory"):
+            if self.ray is None and getattr(self, name) is not None:
+                raise BadOption(
+                    f"--{name}-per-worker",
+                    getattr(self, name),
+                    "--ray with it: processes of this machine share what it has",
+                )
+        return self
 
 
 class WorkersFailed(SeecauseError):
@@ -125,6 +131,12 @@ def opened(job: Job) -> Do:
     return job.open()
 
 
+def refused(failure: BaseException) -> str:
+    """Why a worker could not open the job, and where: its machine may be at fault, not the job."""
+    kind = "" if isinstance(failure, SeecauseError) else f"{type(failure).__name__}: "
+    return f"{kind}{' '.join(str(failure).split())} (on {socket.gethostname()})"
+
+
 class Hand(Protocol):
     """One worker elsewhere."""
 
@@ -168,15 +180,28 @@ class Alone:
 class Crew:
     """Workers elsewhere, begun by `start`; each holds at most `depth` items."""
 
-    def __init__(self, start: Callable[[], Hand], count: int, *, depth: int, share: Share):
-        self.start, self.depth, self.share = start, depth, share
-        self.slots = [_Slot(start()) for _ in range(count)]
+    def __init__(
+        self,
+        start: Callable[[], Hand],
+        count: int,
+        *,
+        depth: int,
+        share: Share,
+        check: Callable[[], None] = lambda: None,
+    ):
+        """Nobody is begun before there is an item; `check` raises if a worker can never begin."""
+        self.start, self.count, self.depth = start, count, depth
+        self.share, self.check = share, check
+        self.slots: list[_Slot] = []
+        self.begun = False
         self.again: deque[_Ticket] = deque()
         self.refusal, self.stillborn = "they were stopped", 0
 
     def perform(self, take: Take) -> Iterator[tuple[Any, Answer]]:
         """Items and their answers as they end, in any order."""
-        ended = False
+        ended = not self._begin(take)
+        if ended:
+            return
         try:
             while True:
                 for slot in self.slots:
@@ -192,7 +217,10 @@ class Crew:
                 openings: dict[Future[Any], _Slot] = {
                     slot.hand.opening: slot for slot in self.slots if not slot.ready
                 }
-                done = wait([*waiting, *openings], return_when=FIRST_COMPLETED).done
+                done = wait([*waiting, *openings], PATIENCE, return_when=FIRST_COMPLETED).done
+                if not done and not waiting:
+                    self.check()
+                    log.warning("no worker has begun yet; waiting for %d", len(openings))
                 for future in done:
                     if future in openings:
                         self._opened(openings[future])
@@ -201,6 +229,18 @@ class Crew:
         finally:
             if not ended:
                 self.close()
+
+    def _begin(self, take: Take) -> bool:
+        """Begin workers with the first item; False if there is none."""
+        first = self._next(take)
+        if first is None:
+            return False
+        self.again.appendleft(first)
+        if not self.begun:
+            self.begun = True
+            for _ in range(self.count):
+                self.slots.append(_Slot(self.start()))
+        return True
 
     def close(self) -> None:
         for slot in self.slots:
@@ -237,7 +277,7 @@ class Crew:
             self.stillborn += 1
             refusal = LOST if self.stillborn > RETRIES else ""
         else:
-            raise _cause(failure)
+            refusal = refused(_cause(failure))
         if refusal:
             log.warning("a worker is refused: %s", refusal)
             self.refusal = refusal
@@ -287,7 +327,8 @@ def crew_for(
     """Those who do a job of at most `most` items; `do` is the job opened here, which is all there
     is for one worker."""
     wanted = Workers(count=workers) if isinstance(workers, int) else workers or Workers()
-    bound = most or 1 << 30
+    wanted.placed()
+    bound = 1 << 30 if most is None else max(most, 1)
     if wanted.ray is not None and most != 0:
         from seecause.bench.cluster import ray_crew
 
@@ -298,71 +339,7 @@ def crew_for(
     if count < 2:
         yield Alone(job, do)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        share = partial(_share_by_file, Path(folder))
-        crew = Crew(lambda: ProcessHand(job), count, depth=1, share=share)
-        try:
-            yield crew
-        finally:
-            crew.close()
+    from seecause.bench.processes import process_crew
 
-
-def _share_by_file(folder: Path, content: bytes) -> Callable[[], bytes]:
-    path = folder / digest(content)
-    path.write_bytes(content)
-    return path.read_bytes
-
-
-class ProcessHand:
-    """A process of this machine. Spawned, not forked: torch's threads and a GPU do not survive a
-    fork."""
-
-    def __init__(self, job: Job):
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(job,))
-        self.opening = self.pool.submit(_open)
-
-    def submit(self, item: Any) -> Future[Answer]:
-        try:
-            return self.pool.submit(_perform, item)
-        except BrokenProcessPool as broken:  # it died while it had nothing to do
-            gone: Future[Answer] = Future()
-            gone.set_exception(broken)
-            return gone
-
-    def is_lost(self, failure: BaseException) -> bool:
-        return isinstance(failure, BrokenProcessPool)
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-
-# In a worker process: the job it works for, and what that opened.
-
-_work_for: list[Any] = []
-
-
-def _begin(job: Job) -> None:
-    _work_for.append(job)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _open() -> str:
-    try:
-        _work_for.append(opened(_work_for[0]))
-    except SeecauseError as refusal:
-        return str(refusal)
-    return ""
-
-
-def _perform(item: Any) -> Answer:
-    job, do = _work_for
-    return attempt(do, item, job.failures)
+    with process_crew(job, count) as crew:
+        yield crew

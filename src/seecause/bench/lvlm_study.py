@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from seecause import __version__
 from seecause._files import digest_json, place
-from seecause.bench._inputs import versions
+from seecause._software import arithmetic, versions
 from seecause.bench.hands import Alone, Crew, Workers, crew_for, record
 from seecause.bench.lvlm_table import LVLMStudy, TracedSample
 from seecause.bench.shard_files import EncodedShard, ShardResult, encoded
@@ -304,7 +303,7 @@ class _Tracer:
         """A digest of everything that decides a shard."""
         lvlm, bank = self.lvlm, self.bank
         calibration = [bank.mode, bank.size, *bank.digests]
-        where = [lvlm.device.type, str(lvlm.dtype), torch.__version__, __version__]
+        where = [lvlm.device.type, str(lvlm.dtype), versions(), arithmetic()]
         picture = [picture_digest(to_pil(sample.image)), sample.id, label]
         decides = [lvlm.fingerprint(), calibration, picture, asdict(options), where, part]
         return digest_json(decides, length=20)

@@ -19,8 +19,8 @@ import pyarrow as pa
 from torch import Tensor
 
 from seecause._files import digest
+from seecause._software import joined, plugin_digest, versions
 from seecause.attribution.registry import find
-from seecause.bench._inputs import joined, plugin_digest, versions
 from seecause.bench.measures import Options, groups_of, lacking, measure_options, method_options
 from seecause.bench.store import MANIFEST, Damaged, ShardStore
 from seecause.data.batch import class_places

@@ -151,8 +151,8 @@ def run(
     worker = request if isinstance(request, Worker) else prepare(request)
     plan, reason = worker.plan, ""
     if cluster is not None:
-        count = workers.count if isinstance(workers, Workers) else workers
-        workers = Workers(count=count, ray=cluster)
+        wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
+        workers = replace(wanted, ray=cluster)
     with store.alone():
         store.prepare(plan)
         done = store.condition(shard.id for shard in plan.shards).metadata

@@ -35,7 +35,7 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from seecause._files import is_local, place, read_many, write_atomic
+from seecause._files import is_local, place, read_many, remote_errors, write_atomic
 from seecause.bench.shard_files import (
     Damaged,
     EncodedShard,
@@ -62,14 +62,10 @@ log = logging.getLogger(__name__)
 
 MANIFEST, COPY, LOG = "manifest.json", "manifest.copy", "log.jsonl"
 FAILED = "failed"  # the folder of failures where a log cannot grow
+KINDS = ("json", "parquet", "safetensors")
+FEW = 4  # shards whose files are asked for by name: listing a place takes a request per thousand
 TOGETHER = 64  # shards that are read at once from a remote place
-BEGUN = {
-    "lock",
-    "shards",
-    COPY,
-    LOG,
-    FAILED,
-}  # all there is of a run that was stopped before its manifest
+BEGUN = {"lock", "shards", COPY, LOG, FAILED}  # of a run that was stopped before its manifest
 
 
 @dataclass(frozen=True)
@@ -102,9 +98,12 @@ class ShardStore:
 
     def check(self) -> None:
         """Refuse, before any work is done, a place that holds something else."""
-        if self.folder.exists() and not self.folder.is_dir():
+        with remote_errors(self.folder):
+            there, is_folder = self.folder.exists(), self.folder.is_dir()
+            ours = not is_folder or self._is_ours()
+        if there and not is_folder:
             raise BadOption("--out", str(self.folder), "a folder; this is a file")
-        if self.folder.is_dir() and not self._is_ours():
+        if not ours:
             raise BadOption(
                 "--out",
                 str(self.folder),
@@ -236,13 +235,24 @@ class ShardStore:
         if is_local(self.folder):
             yield from ((shard, None) for shard in ids)
             return
-        names: dict[str, list[Path]] = {}
-        for file in self.shards.iterdir() if self.shards.is_dir() else ():
-            names.setdefault(file.stem, []).append(file)
-        for batch in batched(ids, TOGETHER):
-            paths = [file for shard in batch for file in names.get(shard, ())]
-            files = dict(zip((path.name for path in paths), read_many(paths), strict=True))
+        wanted = list(ids)
+        names = self._listed() if len(wanted) > FEW else None
+        for batch in batched(wanted, TOGETHER):
+            if names is None:
+                paths = [self.file(shard, kind) for shard in batch for kind in KINDS]
+            else:
+                paths = [file for shard in batch for file in names.get(shard, ())]
+            contents = zip((path.name for path in paths), read_many(paths), strict=True)
+            files = {name: c for name, c in contents if not isinstance(c, FileNotFoundError)}
             yield from ((shard, files) for shard in batch)
+
+    def _listed(self) -> dict[str, list[Path]]:
+        """Files of a remote place, by shard."""
+        names: dict[str, list[Path]] = {}
+        with remote_errors(self.shards):
+            for file in self.shards.iterdir() if self.shards.is_dir() else ():
+                names.setdefault(file.stem, []).append(file)
+        return names
 
     def _is_marked(self, shard: str, files: Files | None) -> bool:
         return f"{shard}.json" in files if files is not None else self.file(shard, "json").exists()

@@ -44,7 +44,7 @@ from seecause._files import (
     write_atomic,
     write_json,
 )  # fmt: skip
-from seecause.bench._inputs import versions
+from seecause._software import versions
 from seecause.bench.hands import Workers, crew_for
 from seecause.bench.store import ShardStore
 from seecause.bench.study_file import Row, StudyCell, StudyContext, StudyFile, as_list, read_study

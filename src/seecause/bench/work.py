@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from seecause._software import check_versions, joined, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.result import Attribution
-from seecause.bench._inputs import check_versions, joined, versions
 from seecause.bench.measures import UNDEFINED, MeasuredMetric, group_of, higher_is_better, run_group
 from seecause.bench.plan import Plan, Precision, Request, Shard, canonical, plugins
 from seecause.bench.store import ShardResult

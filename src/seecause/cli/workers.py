@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import with_flags
+from seecause.cli.progress import Incomplete
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.bench.hands import Workers
@@ -107,15 +109,28 @@ def with_pieces(command: Callable[..., Any]) -> Callable[..., Any]:
         from seecause.bench.carry import carrying
 
         asked, work = {name: options.pop(name, None) for name in FLAGS}, options.pop("work", None)
-        out = Path(options["out"])
-        folder = out.with_name(f"{out.name}.work") if work is None else work
+        folder = _beside(Path(options["out"])) if work is None else work
+        left = None
         with carrying(folder, command.__name__, _workers(**asked)):
-            result = command(**options)
+            try:
+                result = command(**options)
+            except Incomplete as incomplete:  # the result is whole: some pictures were unreadable
+                result, left = None, incomplete
         if work is None:
             shutil.rmtree(folder, ignore_errors=True)
+        if left is not None:
+            raise left
         return result
 
     return with_flags(command, run, {**FLAGS, "work": Work})
+
+
+def _beside(out: Path) -> Path:
+    """Where pieces are kept until `out` is there."""
+    out = out.resolve()
+    if not out.name:
+        raise BadOption("--out", str(out), "a folder with a name; this is the root of a disk")
+    return out.with_name(f"{out.name}.work")
 
 
 def _workers(
@@ -137,4 +152,4 @@ def _workers(
         cpus=cpus_per_worker,
         gpus=gpus_per_worker,
         memory=None if memory_per_worker is None else round(memory_per_worker * (1 << 30)),
-    )
+    ).placed()

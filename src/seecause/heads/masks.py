@@ -23,6 +23,7 @@ from torch import Tensor
 from seecause._files import digest_json, write_atomic
 from seecause._options import check_options
 from seecause._pieces import PIECE, in_pieces
+from seecause._software import arithmetic, versions
 from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import BadOption
@@ -147,8 +148,8 @@ class MaskCache:
     safetensors file for each image.
 
     The name holds everything that decides the mask: weights (and gates) of the model, pixels,
-    padding, baseline and options. What is derived from a soft mask (rho, the rule) is not part of
-    it, so changing those costs nothing.
+    padding, baseline, options and software. What is derived from a soft mask (rho, the rule) is
+    not part of it, so changing those costs nothing.
     """
 
     def __init__(self, folder: str | Path, model: ImageModel, options: Mapping[str, Any]):
@@ -157,7 +158,8 @@ class MaskCache:
             raise BadOption("cache", str(folder), "a folder; this is a file")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.device = model.device
-        self.stem = digest_json([model.fingerprint(), str(model.dtype), dict(options)], length=32)
+        facts = [model.fingerprint(), str(model.dtype), model.device.type, dict(options)]
+        self.stem = digest_json([*facts, versions(), arithmetic()], length=32)
 
     def read(
         self, images: Tensor, inside: Tensor | None, baseline: Fill | Tensor

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from seecause._files import digest, digest_json, write_atomic
 from seecause._pieces import in_pieces
+from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.data.dataset import IGNORE, Dataset
@@ -179,6 +180,9 @@ class Eye:
             return None
         facts = [self.network.fingerprint(), str(self.network.dtype), self.method, self.options]
         facts += [grid, self.model.preprocess.mean, self.model.preprocess.std]
+        facts += [self.network.preprocess.record(), self.network.device.type]
+        run = find(self.method, self.network.architecture).run
+        facts += [versions(), arithmetic(), plugin_digest(run)]
         pixels = images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         name = digest(digest_json(facts), repr(list(images.shape)), pixels, length=32)
         return self.cache / f"{name}.safetensors"

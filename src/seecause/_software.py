@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import seecause
 from seecause._files import digest, digest_file
 from seecause.errors import BadOption
@@ -38,6 +40,21 @@ def versions() -> dict[str, str]:
         "source": source_digest(),
         **{name: version(name) for name in LIBRARIES},
     }
+
+
+def arithmetic() -> list[Any]:
+    """What this process set that changes last bits: how sums are split, and how precise products
+    and convolutions of float32 are."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    return [torch.get_num_threads(), products, convolutions]
+
+
+def set_arithmetic(wanted: Sequence[Any]) -> None:
+    """The same in a worker."""
+    threads, products, convolutions = wanted
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def check_versions(planned: Mapping[str, str], here: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,115 @@
+"""Workers that cannot begin, or need not: the crew goes on with the others, and says why."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from seecause.bench import hands, processes, runner
+from seecause.bench.hands import Answer, Crew, Workers, WorkersFailed, crew_for
+from seecause.bench.plan import Store
+from seecause.cli.workers import _workers
+from seecause.errors import BadOption
+from tests.bench.toy import worker
+
+
+class Hand:
+    """A worker that opens with a failure, answers at once, or never opens."""
+
+    def __init__(self, failure: Exception | None = None, *, opens: bool = True, dies: bool = False):
+        self.opening, self.dies = Future(), dies
+        if failure is not None:
+            self.opening.set_exception(failure)
+        elif opens:
+            self.opening.set_result("")
+
+    def submit(self, item):
+        future = Future()
+        if self.dies:
+            future.set_exception(EOFError("node gone"))
+        else:
+            future.set_result(Answer(item))
+        return future
+
+    def is_lost(self, failure):
+        return isinstance(failure, EOFError)
+
+    def close(self):
+        pass
+
+
+def crew_of(*workers: Hand, **more) -> Crew:
+    left = iter(workers)
+    count = more.pop("count", len(workers))
+    return Crew(lambda: next(left), count, depth=1, share=lambda content: lambda: content, **more)
+
+
+def performed(crew: Crew, items=range(5)) -> list:
+    left = iter(items)
+    return sorted(answer.value for _, answer in crew.perform(lambda: next(left, None)))
+
+
+DRIVER = RuntimeError("Found no NVIDIA driver")
+
+
+def test_a_worker_that_cannot_open_is_left_out(caplog):
+    assert performed(crew_of(Hand(DRIVER), Hand())) == [0, 1, 2, 3, 4]
+    assert "RuntimeError: Found no NVIDIA driver (on " in caplog.text
+    with pytest.raises(WorkersFailed, match="no worker is left: RuntimeError: Found no NVIDIA"):
+        performed(crew_of(Hand(DRIVER), Hand(DRIVER)))
+
+
+def test_any_error_of_opening_is_a_refusal(monkeypatch):
+    def broken(job):
+        raise PermissionError("weights may not be read")
+
+    monkeypatch.setattr(processes, "opened", broken)
+    monkeypatch.setattr(processes, "_work_for", [None])
+    assert processes._open().startswith("PermissionError: weights may not be read (on ")
+
+
+def test_a_replacement_that_fits_nowhere_ends_the_job_in_words(monkeypatch):
+    monkeypatch.setattr(hands, "PATIENCE", 0.01)
+
+    def check():
+        raise BadOption("--ray", "1 CPU for each worker", "a machine that has so much")
+
+    with pytest.raises(BadOption, match="for each worker"):
+        performed(crew_of(Hand(dies=True), Hand(opens=False), count=1, check=check))
+
+
+def test_nobody_is_begun_for_nothing(monkeypatch):
+    begun = []
+    monkeypatch.setattr(processes, "ProcessHand", lambda job: begun.append(job) or Hand())
+    for most in (0, None):
+        with crew_for(object(), 4, most=most) as crew:
+            assert list(crew.perform(lambda: None)) == []
+    assert begun == []
+
+
+def test_only_a_cluster_sets_something_aside(tmp_path):
+    for asked in ({"cpus": 1}, {"gpus": 1}, {"memory": 1 << 30}):
+        with (
+            pytest.raises(BadOption, match=r"-per-worker=.*--ray"),
+            crew_for(object(), Workers(**asked)),
+        ):
+            pass
+    options = dict.fromkeys(("cpus_per_worker", "memory_per_worker"))
+    with pytest.raises(BadOption, match="--gpus-per-worker"):
+        _workers(workers=2, ray=None, gpus_per_worker=0.5, **options)
+
+
+def test_a_cluster_beside_workers_keeps_what_each_may_use(tmp_path, monkeypatch):
+    asked = []
+
+    def stop(job, workers, **_):
+        asked.append(workers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "crew_for", stop)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(
+            Store(tmp_path), worker(limit=2), workers=Workers(count=3, cpus=2.0), cluster="auto"
+        )
+    assert asked == [Workers(count=3, cpus=2.0, ray="auto")]
