@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -21,6 +22,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from seecause.bench import runner
 from seecause.bench.plan import Store
 from seecause.bench.runner import run
 from seecause.cli import app, main
@@ -36,6 +38,7 @@ KILLS = {
     "actor": 3,
     "raylet": 3,
 }  # moments of `make test-faults`
+SIGNS = {"worker": "spawn_main", "actor": "ray::", "raylet": "raylet/raylet"}  # of command lines
 PATIENCE = 300.0  # seconds, on a busy machine
 NEWNS, NEWUSER, REMOUNT, READ_ONLY = 0x20000, 0x10000000, 32, 1  # of mount(2) and unshare(2)
 UNABLE = 77  # the exit code of a child that may not mount
@@ -103,24 +106,45 @@ def strike(kind: str, folder: Path, draw: random.Random) -> int:
     process = fork(lambda: not run(Store(folder), worker(), **options).complete)
     after(folder, draw.randint(1, 9), process)
     time.sleep(draw.uniform(0, 0.05))
-    for victim in victims(kind, process, draw):
-        victim.kill()
+    slay(kind, process, draw)
     return left_with(process)
 
 
-def victims(kind: str, process: psutil.Process, draw: random.Random) -> list[psutil.Process]:
-    """The one to be killed; none where it has just ended by itself."""
-    if kind in ("alone", "driver"):
-        return [process]
-    signs = {"worker": "spawn_main", "actor": "ray::", "raylet": "raylet/raylet"}
+def slay(kind: str, process: psutil.Process, draw: random.Random) -> bool:
+    """Kill a process of that kind as soon as there is one; False where the run ended before."""
+    until = time.monotonic() + PATIENCE
+    while process.status() != psutil.STATUS_ZOMBIE:
+        fitting = [process] if kind in ("alone", "driver") else begun_by(process, SIGNS[kind])
+        if fitting:
+            try:
+                draw.choice(fitting).kill()
+                return True
+            except psutil.NoSuchProcess:  # it has just ended by itself
+                continue
+        assert time.monotonic() < until, f"no {kind} to be killed"
+        time.sleep(0.001)
+    return False
+
+
+def begun_by(process: psutil.Process, sign: str) -> list[psutil.Process]:
+    """What a process has begun whose command line has the sign."""
     fitting = []
     for child in process.children(recursive=True):
         try:
-            if signs[kind] in " ".join(child.cmdline()):
-                fitting.append(child)
+            words = " ".join(child.cmdline())
         except psutil.Error:
             continue
-    return [draw.choice(fitting)] if fitting else []
+        if sign in words and "ray::IDLE" not in words:
+            fitting.append(child)
+    return fitting
+
+
+def test_a_kill_waits_until_there_is_something_to_kill():
+    idle = [sys.executable, "-c", "import time; time.sleep(60)", SIGNS["worker"]]
+    process = fork(lambda: time.sleep(0.2) or subprocess.run(idle).returncode == -signal.SIGKILL)
+    assert slay("worker", process, random.Random(0)) and left_with(process) == 1
+    ended = fork(lambda: 0)
+    assert not slay("worker", ended, random.Random(0)) and left_with(ended) == 0
 
 
 def comes_out_the_same(kind: str, number: int, folder: Path, whole: dict[str, bytes]) -> None:
@@ -255,7 +279,7 @@ def test_a_clock_set_back_changes_nothing(tmp_path, whole, monkeypatch):
     assert len(done) == 9, "no shard is done twice"
 
 
-def test_a_picture_that_vanishes_costs_its_shard_and_is_named(tmp_path):
+def test_a_picture_that_vanishes_costs_its_shard_and_is_named(tmp_path, caplog):
     for number in range(6):
         photo(tmp_path / "data" / "a" / f"{number}.png", (96, 96), seed=number)
     options = {"data": f"folder:{tmp_path / 'data'}", "methods": {"random": {}}}
@@ -266,6 +290,12 @@ def test_a_picture_that_vanishes_costs_its_shard_and_is_named(tmp_path):
     assert status.done == 2 and "they changed since" in next(iter(status.failed.values()))
     left = run(Store(tmp_path / "run"), worker(**options))
     assert left.complete and len(Store(tmp_path / "run").rows(worker(**options).plan)) == 5
+    assert left.gone == ["a/3.png"] and "a/3.png" in caplog.text
+    assert list(runner.status(tmp_path / "run").gone) == ["a/3.png"]
+    again = run(Store(tmp_path / "run"), worker(**options))
+    assert again.gone == ["a/3.png"], "it stays named"
+    photo(tmp_path / "data" / "a" / "3.png", (96, 96), seed=3)
+    assert not run(Store(tmp_path / "run"), worker(**options)).gone
 
 
 @pytest.mark.slow

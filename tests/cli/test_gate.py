@@ -27,7 +27,7 @@ def gate(*more):
 def failed(tmp_path_factory):
     root = tmp_path_factory.mktemp("gate")
     limits = ("--max-flips", 0.1, "--min-accuracy", 0.01)
-    more = ("--junit", root / "reports" / "gate.xml", "--out", root / "pack")
+    more = ("--junit", root / "reports" / "gate.xml", "--out", root / "pack", "--workers", 1)
     return root, gate(*limits, *more)
 
 
@@ -47,6 +47,7 @@ def test_the_pack_holds_page_numbers_digests_and_the_command(failed):
     assert not record["passed"] and record["checks"][0]["judged by"].startswith("the upper end")
     assert len(record["digests"]["weights"]) == 64 and record["versions"]["torch"]
     words = shlex.split(record["command"])
+    assert "--workers" not in words and not (root / "pack.work").exists()
     assert words[:2] == ["seecause", "gate"] and words[words.index("--max-flips") + 1] == "0.1"
     page = (pack / "index.html").read_text()
     for shown in (

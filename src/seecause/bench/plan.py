@@ -11,7 +11,9 @@ places.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -25,10 +27,12 @@ from seecause.bench.measures import Options, groups_of, lacking, measure_options
 from seecause.bench.store import MANIFEST, Damaged, ShardStore
 from seecause.data.batch import class_places
 from seecause.data.dataset import Dataset, sample_digests, sample_ids
-from seecause.errors import BadOption
+from seecause.errors import BadOption, SeecauseError
 from seecause.metrics.registry import find_metric
 from seecause.models.base import ImageModel
 
+log = logging.getLogger(__name__)
+LISTED = 20  # samples that a warning names
 MODEL_FACTS = ("fingerprint", "random_weights", "architecture", "classes", "frame")
 DATA_FACTS = ("name", "fingerprint", "classes")
 SCHEMA = 4  # of rows and tensors; a new one makes every shard new
@@ -124,6 +128,8 @@ class Plan:
     shards: Sequence[Shard]
     # digests of code outside this package: "method NAME", "metric GROUP", "data"
     plugins: Mapping[str, str] = field(default_factory=dict)
+    # samples of earlier plans for the same data, in the same folder, that the data has no more
+    gone: Sequence[str] = ()
 
     def record(self) -> dict[str, Any]:
         """What the manifest says."""
@@ -143,10 +149,16 @@ class Store(ShardStore):
 
     command: str = "bench run"
 
-    def prepare(self, plan: Plan) -> None:
-        """Put a plan in force. Shards of earlier plans stay: a plan that asks for them again finds
-        them."""
+    def prepare(self, plan: Plan) -> Plan:
+        """Put a plan in force, which then says what its data has lost. Shards of earlier plans
+        stay: a plan that asks for them again finds them."""
+        with suppress(SeecauseError):  # the first plan, or none that can be read
+            plan = replace(plan, gone=_gone(self.plan(), plan))
+        if plan.gone:
+            names = ", ".join(plan.gone[:LISTED]) + (" ..." if len(plan.gone) > LISTED else "")
+            log.warning("%d samples are gone from %s: %s", len(plan.gone), plan.data["name"], names)
         self.write_manifest(plan.record())
+        return plan
 
     def plan(self) -> Plan:
         """The plan in force."""
@@ -190,10 +202,23 @@ class Store(ShardStore):
         return maps
 
 
+def _gone(before: Plan, plan: Plan) -> list[str]:
+    """What an earlier plan had of the same data, and the data has no more. Where as many samples
+    are there as before, a limit may have chosen others."""
+    asked = [(part.request.data, part.request.limit) for part in (before, plan)]
+    if asked[0] != asked[1]:
+        return []
+    fewer = len(plan.samples) < len(before.samples)
+    present = set(plan.samples)
+    known = (*before.gone, *(before.samples if fewer else ()))
+    return [name for name in known if name not in present]
+
+
 def _check_read(plan: Plan) -> None:
     """Whether a manifest, perhaps a stranger's, tells a plan; ValueError if not."""
     request, places = plan.request, len(plan.samples)
-    texts = (*plan.samples, *request.metrics, request.model, request.data, request.device)
+    texts = (*plan.samples, *plan.gone, *request.metrics)
+    texts += (request.model, request.data, request.device)
     odd = [text for text in texts if not isinstance(text, str)]
     for shard in plan.shards:
         bounds = isinstance(shard.start, int) and isinstance(shard.stop, int)

@@ -56,6 +56,7 @@ class Status:
     holes: Sequence[Hole]  # in finished shards
     undefined: dict[str, int]  # values by metric that a picture cannot have; no holes
     stopped: str = ""  # why the run ended early
+    gone: Sequence[str] = ()  # samples that earlier runs into the folder had; the data has no more
 
     def not_run(self) -> dict[str, int]:
         """Images that are still to do, by method."""
@@ -102,6 +103,7 @@ def inspect(store: Store, plan: Plan, condition: Condition | None = None) -> Sta
         stale=store.stale(plan),
         holes=holes,
         undefined=dict(undefined),
+        gone=plan.gone,
     )
 
 
@@ -154,7 +156,7 @@ def run(
         wanted = workers if isinstance(workers, Workers) else Workers(count=workers)
         workers = replace(wanted, ray=cluster)
     with store.alone():
-        store.prepare(plan)
+        plan = store.prepare(plan)
         done = store.condition(shard.id for shard in plan.shards).metadata
         todo = [shard for shard in plan.shards if shard.id not in done]
         left = iter(todo)

@@ -307,6 +307,7 @@ def status_facts(state: Status) -> Facts:
         "damaged": state.damaged,
         "not run": state.not_run(),
         "holes": [{"picture": hole.image, "reason": hole.reason} for hole in state.holes],
+        "gone": list(state.gone),
         "stopped": state.stopped,
     }
 
@@ -377,6 +378,7 @@ def tell_status(state: Status, *, quiet: bool = False) -> None:
         typer.echo(", ".join(parts))
     holes = Counter((hole.image, hole.reason) for hole in state.holes)
     missing = [
+        *(f"{name}: gone from the data since an earlier run" for name in state.gone),
         *(f"shard {shard} is to be done again: {why}" for shard, why in state.damaged.items()),
         *(f"{method}: not run on {count} images" for method, count in state.not_run().items()),
         *(f"shard {shard} failed: {reason}" for shard, reason in state.failed.items()),

@@ -40,6 +40,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import Incomplete
+from seecause.cli.workers import FLAGS, with_pieces
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ JUnit = Annotated[
 
 def register(app: typer.Typer) -> None:
     example = "seecause gate --model FOLDER --data folder:PATH --max-flips 0.1 --junit gate.xml"
-    app.command(epilog=f"Example: {example}")(with_reading(gate))
+    app.command(epilog=f"Example: {example}")(with_pieces(with_reading(gate)))
 
 
 def gate(
@@ -156,10 +157,12 @@ def _write_junit(file: Path | None, result: Gate, name: str) -> None:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it was given, for the record."""
+    """The command as it was given, for the record; who did the work changes nothing in it."""
     words = ["seecause", str(context.info_name)]
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in (*FLAGS, "work"):
+            continue
         if source is not None and source.name == "COMMANDLINE":
             words.append(max(parameter.opts, key=len))
             value: Any = context.params[str(parameter.name)]

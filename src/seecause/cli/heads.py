@@ -124,7 +124,7 @@ def register(app: typer.Typer) -> None:
         ("ablation-study", ablation_study),
     ):
         commands.command(name, epilog=f"Example: seecause heads {EXAMPLES[name]}")(
-            with_pieces(with_reading(command))
+            with_pieces(with_reading(command), f"heads {name}")
         )
     commands.command()(selectors)
     app.add_typer(commands, name="heads")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seecause.cli.options import with_flags
-from seecause.cli.progress import Incomplete
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -100,9 +99,9 @@ def with_workers(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_flags(command, run, FLAGS)
 
 
-def with_pieces(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_pieces(command: Callable[..., Any], name: str = "") -> Callable[..., Any]:
     """Give a command that writes `--out` the same and `--work`: the pieces of its work are kept
-    until it is done, and may be done elsewhere."""
+    until it is done, and may be done elsewhere. `name` is what it is called, with its group."""
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
@@ -111,10 +110,10 @@ def with_pieces(command: Callable[..., Any]) -> Callable[..., Any]:
         asked, work = {name: options.pop(name, None) for name in FLAGS}, options.pop("work", None)
         folder = _beside(Path(options["out"])) if work is None else work
         left = None
-        with carrying(folder, command.__name__, _workers(**asked)):
+        with carrying(folder, name or command.__name__, _workers(**asked)):
             try:
                 result = command(**options)
-            except Incomplete as incomplete:  # the result is whole: some pictures were unreadable
+            except typer.Exit as incomplete:  # the result is whole; the code tells what it is like
                 result, left = None, incomplete
         if work is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -188,8 +188,7 @@ def audit(
     right = None if pictures.labels is None else (logits.argmax(dim=1) == pictures.labels).cpu()
     grouped = right is not None and pictures.grouped
     some_right = count == "right" and right is not None and bool(right.any())
-    compared = same is not None and isinstance(model, VisionModel)
-    twin = pictures_of(model, same, progress) if compared else None
+    twin = _twin(model, same, progress)
     options = {"masks": masks, "fills": ", ".join(fills), "temperature": temperature}
     options |= {"count": count} | ({} if masks == "oracle" else _search_record(search))
     result = Audit(
@@ -244,6 +243,14 @@ def _flips(model: ImageModel, pictures: Pictures, logits: Tensor) -> Tensor | No
         return None
     elsewhere = logits_of(model, pictures.swapped.background)
     return (elsewhere.argmax(dim=1) != logits.argmax(dim=1)).cpu()
+
+
+def _twin(
+    model: ImageModel, same: Dataset | Pictures | None, progress: Progress
+) -> Pictures | None:
+    if same is None or not isinstance(model, VisionModel):
+        return None
+    return pictures_of(model, same, progress)
 
 
 def _gap(model: ImageModel, same: Pictures, random: Pictures) -> tuple[float, int, int]:

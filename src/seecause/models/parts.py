@@ -225,7 +225,6 @@ def assemble(
         native.head, readout.head = head, chain(parts.after_pool, head)
     elif extra is not None:
         extra.to(like.device, like.dtype).eval()
-
     known = preprocess or parts.preprocess
     if parts.fixed_size and parts.size is not None:
         size = parts.size

@@ -290,6 +290,7 @@ def holes_section(status: Status, plan: Plan) -> Section:
     }
     missing = Counter((hole.image, hole.reason) for hole in status.holes)
     holes = [
+        *((name, "gone", "an earlier run had it; the data has it no more") for name in status.gone),
         *((shards[shard], "failed", reason) for shard, reason in status.failed.items()),
         *((shards[shard], "damaged", reason) for shard, reason in status.damaged.items()),
         *((image, _counted(count, "value"), reason) for (image, reason), count in missing.items()),
