@@ -241,9 +241,11 @@ def thresholds(context: StudyContext, *, earlier: dict[str, list[Row]]) -> list[
 
 
 def share_right(rows: list[Row], least: float) -> float:
+    """Marks as the page has them: a word of the picture is from it, any other is said without
+    looking; against the picture is right for none."""
     right = [
         all(
-            (gain >= least) == bool(told)
+            gain >= least if told else abs(gain) < least
             for gain, told in zip(row["gains"], row["told"], strict=True)
         )
         for row in rows

@@ -7,13 +7,14 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption, BankMismatch
-from seecause.lvlm import blind_logits, edited_heads, wrap
+from seecause.errors import BadOption, BadPrompt, BankMismatch
+from seecause.lvlm import MaskEngine, blind_logits, edited_heads, make_bank, wrap
 from tests.families.lvlm import FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, scene
 
 HEADS = [(0, 1), (1, 2), (1, 3), (3, 0)]
 STEPS = 4
+ALL = [(layer, head) for layer in range(4) for head in range(4)]
 SPECIAL = list(range(8))  # a random model may say image tokens
 
 
@@ -111,3 +112,105 @@ def test_the_embedded_model_says_what_its_heads_are_shown():
     everything = [(layer, head) for layer in range(6) for head in range(8)]
     with edited_heads(lvlm, everything, redirect=other):
         assert lvlm.speak(lvlm.prompt(mine, question), 4) == second
+
+
+def step(lvlm, cache):
+    return lvlm.module(input_ids=torch.tensor([[20]]), past_key_values=cache).logits[0, -1]
+
+
+@torch.no_grad()
+def test_every_cache_keeps_its_own_picture():
+    here = scene("llava")
+    module, inputs = here.lvlm.module, here.lvlm.prompt(photo(here.native.size), QUESTION).inputs
+    ids = inputs["input_ids"]
+    later = torch.cat([ids[:, :1], torch.tensor([[20, 21, 22]]), ids[:, 1:]], dim=1)
+    elsewhere = {**inputs, "input_ids": later, "attention_mask": torch.ones_like(later)}
+    before = module(**inputs, use_cache=True).past_key_values
+    with edited_heads(here.lvlm, ALL, boost=0):
+        straight = step(here.lvlm, module(**inputs, use_cache=True).past_key_values)
+        cache = module(**inputs, use_cache=True).past_key_values
+        text = module(input_ids=torch.tensor([[1, 20, 21]]), use_cache=True).past_key_values
+        module(**elsewhere)
+        assert_close(step(here.lvlm, cache), straight, atol=1e-12, rtol=0)
+        step(here.lvlm, text)  # there is no picture to edit
+        with pytest.raises(BadPrompt, match="inside this block"):
+            step(here.lvlm, before)
+        with pytest.raises(BadPrompt, match="pixel_values behind"):
+            module(**inputs, past_key_values=cache)
+    assert float((step(here.lvlm, before) - straight).abs().max()) > 1e-4
+
+
+@torch.no_grad()
+def test_an_edit_holds_or_refuses_whatever_way_the_model_is_called():
+    here = scene("llava")
+    module, prompt = here.lvlm.module, here.lvlm.prompt(photo(here.native.size), QUESTION)
+    named = dict(prompt.inputs)
+    with edited_heads(here.lvlm, ALL, boost=0):
+        edited = module(**named).logits
+        ids, pixels = named.pop("input_ids"), named.pop("pixel_values")
+        assert_close(module(ids, pixels, **named).logits, edited, atol=0, rtol=0)
+        with pytest.raises(BadPrompt, match="embeddings"):
+            module(inputs_embeds=prompt.embeddings)
+        with pytest.raises(BadPrompt, match="decoder alone"):
+            module.model(**prompt.inputs)
+
+
+@torch.no_grad()
+def test_a_hidden_video_does_not_move_the_answer():
+    native = tiny_lvlm("qwen2_vl")
+    lvlm, video = wrap(native.module, native.processor, check=False), torch.tensor([[2, 4, 4]])
+    ids = torch.tensor([[1, 8] + [native.module.config.video_token_id] * 8 + [9, 10, 11]])
+    kinds = 2 * (ids == native.module.config.video_token_id).long()
+    torch.manual_seed(0)
+    plain = {"input_ids": ids, "mm_token_type_ids": kinds, "video_grid_thw": video}
+    with edited_heads(lvlm, ALL, boost=0):
+        first, second = (
+            native.module(**plain, pixel_values_videos=torch.randn(32, 384).double()).logits[0, -1]
+            for _ in range(2)
+        )
+    assert_close(first, second, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_a_picture_of_the_bank_is_left_out_as_engines_do():
+    here = scene("llava")
+    picture = photo(here.native.size)
+    bank = make_bank(here.lvlm, [picture, *here.pictures])
+    engine = MaskEngine(here.lvlm, picture, QUESTION, bank, answer=[7], floor=None)
+    mask = torch.ones(1, 16, dtype=torch.bool)
+    mask[0, [4 * layer + head for layer, head in HEADS]] = False
+    with edited_heads(here.lvlm, HEADS, blind=bank, picture=picture):
+        logits = here.lvlm.module(**engine.prompt.inputs).logits[0, -1]
+    assert_close(logits[7] - logits.mean(), engine.adjusted(mask)[0], atol=1e-10, rtol=0)
+
+
+def test_a_failed_start_leaves_no_hook(monkeypatch):
+    here = scene("llava")
+    module, native = here.lvlm.module, here.lvlm.module.set_attn_implementation
+
+    def refuse(names):
+        if "seecause_edited" in names.values():
+            raise ValueError("refused")
+        native(names)
+
+    monkeypatch.setattr(module, "set_attn_implementation", refuse)
+    with pytest.raises(ValueError, match="refused"), edited_heads(here.lvlm, HEADS, boost=2.0):
+        pass
+    assert not module._forward_pre_hooks and not module._forward_hooks
+    monkeypatch.undo()
+    with edited_heads(here.lvlm, HEADS, boost=2.0):
+        pass
+
+
+def test_the_likeliest_word_is_said_whatever_a_checkpoint_sets():
+    native = tiny_lvlm("llava")
+    lvlm = wrap(native.module, native.processor, check=False)
+    settings = native.module.generation_config
+    settings.eos_token_id = None
+    prompt = lvlm.prompt(photo(native.size), QUESTION)
+    plain = lvlm.speak(prompt, 6)
+    for name, value in (("repetition_penalty", 9.0), ("num_beams", 2), ("do_sample", True)):
+        setattr(settings, name, value)
+    settings.suppress_tokens = plain[:1]
+    assert lvlm.speak(prompt, 6) == plain
+    assert native.module.generation_config is settings

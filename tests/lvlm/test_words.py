@@ -81,6 +81,17 @@ def test_a_fit_of_all_words_is_that_of_each():
     assert_close(again.heads[0], corrected.coefficients * each[0].span, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("how", ["derivative", "corrected", "fit"])
+def test_a_word_that_the_picture_does_not_move_has_no_effects(how):
+    whole, _ = engines("llava")
+    before = trace_words(whole, how=how, masks=60)
+    whole.readouts[1] = 0
+    whole.intact[1] = whole.ablated[1] = 0
+    words = trace_words(whole, how=how, masks=60)
+    assert float(words.heads[1].abs().max()) == float(words.image[1].abs().max()) == 0
+    assert_close(words.heads[::2], before.heads[::2], atol=1e-10, rtol=0)
+
+
 def test_chances_are_the_native_models_and_those_of_a_blinded_one():
     """With the picture: the native logits. Without: every key and value replaced, literally."""
     here = scene("llava")
@@ -131,6 +142,9 @@ def test_an_answer_of_no_words_is_refused():
         AnswerEngine(*given, answer=[])
     with pytest.raises(BadOption, match="length"):
         AnswerEngine(*given, length=0)
+    for wrong in ([7, -1], [7.9], [7, 10**6], [True], ["a"]):
+        with pytest.raises(BadOption, match="token ids"):
+            AnswerEngine(*given, answer=wrong)
     assert len(AnswerEngine(*given, length=2).targets) <= 2
 
 

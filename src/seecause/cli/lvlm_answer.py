@@ -161,16 +161,17 @@ def edit(
         check_bank(model, bank_folder, calibration)
     with counting("speaking", 2, quiet=quiet) as advance:
         picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
-        change: dict[str, Any] = {"boost": boost}
+        seen, change = picture, dict[str, Any](boost=boost)
         if blind:
-            change = {"blind": open_bank(lvlm, bank_folder, calibration)}
+            bank = open_bank(lvlm, bank_folder, calibration)
+            seen, change = bank.resized(picture), {"blind": bank}
         elif redirect is not None:
             change = {"redirect": open_picture(redirect)}
-        prompt = lvlm.prompt(picture, question)
+        prompt = lvlm.prompt(seen, question)
         before = lvlm.speak(prompt, length)
         advance(1)
-        size = (picture.height, picture.width)
-        with edited_heads(lvlm, pairs, **change, size=size):
+        size = (seen.height, seen.width)
+        with edited_heads(lvlm, pairs, **change, size=size, picture=picture):
             after = lvlm.speak(prompt, length)
         advance(1)
     decode = lvlm.processor.tokenizer.decode

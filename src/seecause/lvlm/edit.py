@@ -17,9 +17,10 @@ and until the block ends. Nothing of the weights changes.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, BankMismatch
+from seecause.errors import BadOption, BadPrompt, BankMismatch
 from seecause.lvlm._cache import KeyValue, run_prefix
 from seecause.lvlm.activations import heads_mask
 from seecause.lvlm.attribute import Head
@@ -46,40 +47,86 @@ _RUNNING = (
 
 
 @dataclass(eq=False)
+class _Spoken:
+    """A prompt that was read in this block, and how much has been said behind it."""
+
+    length: int  # tokens that a cache must hold by now
+    at: At | None = None  # positions of the prompt; None: no picture is spoken about
+    image: slice = field(default_factory=lambda: slice(0, 0))
+    other: list[KeyValue] = field(default_factory=list)  # rotated, for each block
+
+
+@dataclass(eq=False)
 class _Edit:
-    """One edit of one model, and the prompt that is spoken about now."""
+    """One edit of one model, and the prompts that are spoken about."""
 
     lvlm: LVLM
     heads: Tensor  # [L, H] bool
     native: Any  # the attention function that was there before
+    masks: Any  # and the function of its masks
     blind: MeanBank | None = None
     redirect: Image.Image | None = None
     boost: float | None = None
     size: tuple[int, int] | None = None  # of the picture that is asked about
-    at: At | None = None  # positions of the prompt; None: no picture is spoken about
-    image: slice | None = None
-    other: list[KeyValue] = field(default_factory=list)  # rotated, for each block
-    length: int = 0  # tokens that a cache must hold by now
+    picture: Image.Image | None = None  # itself, to be left out of the average
+    now: _Spoken | None = None  # what the forward that runs is about
+    caches: WeakKeyDictionary[Any, _Spoken] = field(default_factory=WeakKeyDictionary)
     reading: bool = False
 
-    def meet(self, inputs: dict[str, Any]) -> None:
+    def meet(self, inputs: Mapping[str, Any]) -> None:
         """Notice what the native forward is given: a prompt, or what is said behind it."""
         ids, past = inputs.get("input_ids"), inputs.get("past_key_values")
+        pixels = [n for n, v in inputs.items() if n.startswith("pixel_values") and v is not None]
+        if ids is None:
+            raise BadPrompt(
+                "embeddings without token ids",
+                "they do not tell where the picture is",
+                "give input_ids and the picture's pixels",
+            )
         old = 0 if past is None else past.get_seq_length()
         if old:
-            self.length = old + (0 if ids is None else ids.shape[1])
-            return
-        self.at, self.length = None, 0
-        if ids is None or inputs.get("pixel_values") is None:
-            return
+            self.now = self._continued(past, old, pixels)
+            self.now.length = old + ids.shape[1]
+        elif pixels:
+            self.now = self._prompted(inputs)
+        else:
+            self.now = _Spoken(ids.shape[1])
+        if past is not None:
+            self.caches[past] = self.now
+
+    def _continued(self, past: Any, old: int, pixels: list[str]) -> _Spoken:
+        """What a cache that holds tokens is about."""
+        if pixels:
+            raise BadPrompt(
+                f"{pixels[0]} behind {old} tokens of a cache",
+                "heads are edited for one picture, which a prompt begins with",
+                "give the whole conversation without a cache",
+            )
+        spoken = self.caches.get(past)
+        if spoken is None or not spoken.image.stop <= old <= spoken.length:
+            raise BadPrompt(
+                f"a cache of {old} tokens",
+                "not all of them were read inside this block, so its picture is not known",
+                "read the whole prompt inside the block",
+            )
+        return spoken
+
+    def _prompted(self, inputs: Mapping[str, Any]) -> _Spoken:
         self.reading = True
         try:
             native = {n: v for n, v in inputs.items() if n not in _RUNNING and v is not None}
             prompt = read(self.lvlm, self.lvlm.send(native), size=self.size)
-            self.other = self._seen_instead(prompt)
+            return _Spoken(len(prompt.ids), prompt.at, prompt.image, self._seen_instead(prompt))
         finally:
             self.reading = False
-        self.at, self.image, self.length = prompt.at, prompt.image, len(prompt.ids)
+
+    def leave(self, out: Any) -> None:
+        """The forward has ended: remember what the cache that it made is about."""
+        parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
+        for part in parts:
+            if self.now is not None and hasattr(part, "get_seq_length"):
+                self.caches[part] = self.now
+        self.now = None
 
     def _seen_instead(self, prompt: Prompt) -> list[KeyValue]:
         """Keys at the prompt's own positions, and values, of what the heads see instead of its
@@ -87,7 +134,7 @@ class _Edit:
         lvlm = self.lvlm
         at = prompt.at.take(prompt.at.index[prompt.image])
         if self.blind is not None:
-            keys, values = self.blind.means(lvlm, prompt)
+            keys, values = self.blind.means(lvlm, prompt, self.picture)
             pairs = [(k[None], v[None]) for k, v in zip(keys, values, strict=True)]
         elif self.redirect is not None:
             donor = lvlm.prompt(self.redirect, QUESTION)
@@ -106,35 +153,41 @@ class _Edit:
 
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
-        layer, keys = int(module.layer_idx), key.shape[2]
+        layer, keys, now = int(module.layer_idx), key.shape[2], self.now
         heads = self.heads[layer].nonzero()[:, 0]
-        if self.at is None or self.image is None or len(heads) == 0:
+        if now is None and not self.reading:
+            raise BadPrompt(
+                "a run of the decoder alone",
+                "its edit is not told which tokens are the picture's",
+                "call the whole model",
+            )
+        if now is None or now.at is None or len(heads) == 0:
             return out
-        if keys != self.length:
+        if keys != now.length:
             raise BadOption(
                 "cache",
-                f"{keys} keys where {self.length} tokens were read",
+                f"{keys} keys where {now.length} tokens were read",
                 "a cache that holds every token and no more, as `generate` has without options",
             )
         index = torch.arange(keys, device=query.device)
-        skipped = max(0, self.image.stop - (keys - query.shape[2]))  # rows that are no text
+        skipped = max(0, now.image.stop - (keys - query.shape[2]))  # rows that are no text
         q = query[:, heads, skipped:]  # [B, E, R', dh]
         if q.shape[2] == 0:
             return out
         block, groups = self.lvlm.blocks[layer], query.shape[1] // key.shape[1]
         k, v = key[:, heads // groups], value[:, heads // groups]  # copies, [B, E, K, dh]
-        if self.other:
-            for mine, instead in zip((k, v), self.other[layer], strict=True):
-                mine[:, :, self.image] = instead[:, heads // groups].to(mine)
-        rows = self.at.take(index[keys - q.shape[2] :])
-        bias = block.bias(rows, self.at.take(index))
+        if now.other:
+            for mine, instead in zip((k, v), now.other[layer], strict=True):
+                mine[:, :, now.image] = instead[:, heads // groups].to(mine)
+        rows = now.at.take(index[keys - q.shape[2] :])
+        bias = block.bias(rows, now.at.take(index))
         assert bias is not None  # decoders look back only
         if bias.shape[1] > 1:
             bias = bias[:, heads]
         if self.boost is not None:
             weight = math.log(self.boost) if self.boost else -math.inf
             bias = bias.clone()
-            bias[..., self.image] += weight
+            bias[..., now.image] += weight
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=block.scale)
         out = out.clone()
         out[:, skipped:, heads] = o.transpose(1, 2)
@@ -162,12 +215,15 @@ def edited_heads(
     redirect: Image.Image | None = None,
     boost: float | None = None,
     size: tuple[int, int] | None = None,
+    picture: Image.Image | None = None,
 ) -> Iterator[LVLM]:
     """Inside the block, `heads` (layer, head) of the native model see something else than the
     picture, in `generate` and in every other forward. Give one of `blind` (a bank: its average
     picture), `redirect` (another picture of the same size) and `boost` (how many times as much the
-    picture weighs; 0 hides it). One sequence at a time. `size` (height, width) of the picture that
-    is asked about places tiles (InternVL, Idefics 3, Ovis 2), which native inputs do not tell.
+    picture weighs; 0 hides it). One sequence at a time; its prompt is read inside the block.
+    `size` (height, width) of the picture that is asked about places tiles (InternVL, Idefics 3,
+    Ovis 2), which native inputs do not tell; the `picture` itself, which has a size, is left out of
+    the bank's average, as engines do.
 
         other = sc.data.open_picture("critters:clean:test#5")
         with sc.lvlm.edited_heads(lvlm, [(0, 4), (1, 1)], redirect=other):
@@ -182,47 +238,64 @@ def edited_heads(
     before = lvlm.decoder.native.config._attn_implementation
     if before == ATTENTION:
         raise BadOption("edit", "a second one", "one edit of a model at a time")
-    if redirect is not None:
-        size = size or (redirect.height, redirect.width)  # they are alike
-    edit = _Edit(
-        lvlm, mask, _native(before), blind=blind, redirect=redirect, boost=boost, size=size
-    )
+    for known in (picture, redirect):
+        if known is not None and size is None:
+            size = (known.height, known.width)  # they are alike
+    native, masks = _native(before)
+    if any(edit.masks is not masks for edit in _EDITS.values()):
+        raise BadOption("edit", "a second model", "models with one attention, or one at a time")
+    edit = _Edit(lvlm, mask, native, masks, blind, redirect, boost, size, picture)
     natives: list[Any] = [block.native for block in lvlm.blocks]
     attentions: list[nn.Module] = [native.self_attn for native in natives]
+    with ExitStack() as stack:
+        stack.enter_context(_heard(lvlm.module, edit))
+        stack.callback(lambda: [_EDITS.pop(attention, None) for attention in attentions])
+        _EDITS.update(dict.fromkeys(attentions, edit))
+        _register(masks)
+        stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
+        lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+        yield lvlm
+
+
+@contextmanager
+def _heard(module: nn.Module, edit: _Edit) -> Iterator[None]:
+    """Tell an edit of every forward of the whole model: what it is given, and that it ended."""
+    signature = inspect.signature(module.forward)
+    rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     def hear(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
         if not edit.reading:
-            first = {"input_ids": positional[0]} if positional else {}
-            edit.meet({**first, **given})
+            inputs = signature.bind_partial(*positional, **given).arguments
+            for name in rest:
+                inputs |= inputs.pop(name, {})
+            edit.meet(inputs)
 
-    _register(before)
-    handle = lvlm.module.register_forward_pre_hook(hear, with_kwargs=True)
-    _EDITS.update(dict.fromkeys(attentions, edit))
-    lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+    def leave(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
+        if not edit.reading:
+            edit.leave(out)
+
+    before = module.register_forward_pre_hook(hear, with_kwargs=True)
+    after = module.register_forward_hook(leave, always_call=True)
     try:
-        yield lvlm
+        yield
     finally:
-        handle.remove()
-        lvlm.module.set_attn_implementation({"text_config": before})
-        for attention in attentions:
-            _EDITS.pop(attention, None)
+        before.remove()
+        after.remove()
 
 
-def _native(name: str) -> Any:
-    """An attention function of transformers. Its eager ones are in no registry: the fused one does
-    the same."""
+def _native(name: str) -> tuple[Any, Any]:
+    """An attention function of transformers, and the one that makes its masks. Its eager ones are
+    in no registry: the fused one does the same."""
     from transformers import AttentionInterface
-
-    table = AttentionInterface()
-    return table["sdpa" if name in ("eager", None) else name]
-
-
-def _register(before: str) -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-    plain = before in ("eager", None) or before not in ALL_MASK_ATTENTION_FUNCTIONS
+    plain = name in ("eager", None) or name not in ALL_MASK_ATTENTION_FUNCTIONS
+    attention = AttentionInterface()["sdpa" if name in ("eager", None) else name]
+    return attention, sdpa_mask if plain else ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+def _register(masks: Any) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(
-        ATTENTION, sdpa_mask if plain else ALL_MASK_ATTENTION_FUNCTIONS[before]
-    )
+    AttentionMaskInterface.register(ATTENTION, masks)

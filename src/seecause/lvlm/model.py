@@ -9,7 +9,8 @@ attention  the text rows alone, reading recorded keys, give the native rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,13 +120,10 @@ class LVLM:
     def speak(self, prompt: Prompt, length: int) -> list[int]:
         """The first tokens of the model's own answer, at most `length`, the likeliest each time;
         fewer where it ends before (its end is not a word)."""
-        plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        with decoder.NATIVE_RUN:
-            sequence = self.module.generate(**prompt.inputs, max_new_tokens=length, **plain)
-        ids, ends = (
-            sequence[0, len(prompt.ids) :].tolist(),
-            self.module.generation_config.eos_token_id,
-        )
+        with decoder.NATIVE_RUN, _plain_generation(self.module):
+            sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
+        ids = sequence[0, len(prompt.ids) :].tolist()
+        ends = self.module.generation_config.eos_token_id
         ended = ids and ids[-1] in (ends if isinstance(ends, list) else [ends])
         return ids[:-1] if ended else ids
 
@@ -183,6 +181,21 @@ class LVLM:
                 "this model was wrapped without a processor",
                 "wrap(module, processor), or use lvlm.read(inputs)",
             )
+
+
+@contextmanager
+def _plain_generation(module: Any) -> Iterator[None]:
+    """Without what a checkpoint sets for `generate`: penalties, beams, sampling. Values that a call
+    leaves out are taken from the module, so that its own settings must be set aside."""
+    from transformers import GenerationConfig
+
+    own = module.generation_config
+    ends = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    module.generation_config = GenerationConfig(**ends, do_sample=False)
+    try:
+        yield
+    finally:
+        module.generation_config = own
 
 
 def _spread(values: Tensor, count: int) -> Tensor:

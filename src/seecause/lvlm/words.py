@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,12 +137,24 @@ def _answer_tokens(
     if isinstance(answer, str):
         return lvlm.answer_ids(image, question, answer)
     if answer is not None:
-        ids, remedy = [int(token) for token in answer], "at least one token"
+        ids, remedy = _checked_ids(answer, lvlm.decoder.head.weight.shape[0]), "at least one token"
     else:
         ids = lvlm.speak(lvlm.prompt(image, question), length)
         remedy = "an answer of yours: the model says nothing"
     if not ids:
         raise BadOption("answer", answer, remedy)
+    return ids
+
+
+def _checked_ids(answer: Sequence[int], vocabulary: int) -> list[int]:
+    ids = []
+    for token in answer:
+        whole = isinstance(token, Integral) and not isinstance(token, bool)
+        if isinstance(token, Tensor):
+            whole = token.ndim == 0 and not (token.is_floating_point() or token.dtype == torch.bool)
+        if not whole or not 0 <= int(token) < vocabulary:
+            raise BadOption("answer", token, f"token ids, whole numbers from 0 to {vocabulary - 1}")
+        ids.append(int(token))
     return ids
 
 
@@ -229,7 +242,7 @@ def trace_words(
     image = _estimates(engine, "image", sampling)
     advance(1)
     spans = (engine.intact - engine.ablated).double().cpu()
-    each = spans[:, None]  # coefficients are shares of it
+    each = _units(engine)[:, None]
     place = torch.arange(engine.n_words), torch.tensor(engine.targets)
     return AnswerWords(
         pieces=engine.pieces,
@@ -256,7 +269,7 @@ def _estimates(
     size = engine.n_components if of == "heads" else engine.n_image
     check_sampling(sampling, size)
     runs: dict[tuple[str, bytes], Tensor] = {}  # by what was asked and the masks
-    spans = (engine.intact - engine.ablated).double().cpu()
+    units = _units(engine)
 
     def shared(kind: str, masks: Tensor, ask: Callable[[], Tensor]) -> Tensor:
         key = (kind, masks.numpy().tobytes())
@@ -266,11 +279,11 @@ def _estimates(
 
     def respond(masks: Tensor, word: int) -> Tensor:
         answers = shared("answers", masks, lambda: engine.adjusted(**{of: masks}))[:, word]
-        return (answers - float(engine.ablated[word])) / spans[word]
+        return (answers - float(engine.ablated[word])) / units[word]
 
     def differentiate(soft: Tensor, word: int) -> Tensor:
         slopes = shared("slopes", soft, lambda: engine.slopes(**{of: soft}, of=of)[1])
-        return slopes[:, word] / spans[word]
+        return slopes[:, word] / units[word]
 
     return [
         estimate(
@@ -282,6 +295,13 @@ def _estimates(
         )
         for word in range(engine.n_words)
     ]
+
+
+def _units(engine: AnswerEngine) -> Tensor:
+    """[W]: what coefficients are shares of, in logits: a word's span; 1 for a word that the picture
+    does not move at all."""
+    spans = (engine.intact - engine.ablated).double().cpu()
+    return torch.where(spans == 0, 1.0, spans)
 
 
 def _stacked(fits: list[Regression], name: str) -> Tensor:

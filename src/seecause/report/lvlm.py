@@ -296,7 +296,6 @@ def trace_manifest(trace: AnswerTrace) -> dict[str, Any]:
         "options": options,
         "model": protocol["model"],
         "model_fingerprint": protocol["fingerprint"],
-        "random_weights": False,
         "grid": [protocol["image_tokens"]],
         "readout": f"logit of {protocol['answer']!r} less the vocabulary's mean",
         "device": protocol["device"],

@@ -172,7 +172,6 @@ def answer_manifest(words: AnswerWords) -> dict[str, Any]:
         },
         "model": protocol["model"],
         "model_fingerprint": protocol["fingerprint"],
-        "random_weights": False,
         "grid": [protocol["image_tokens"]],
         "readout": "logit of each word less the vocabulary's mean",
         "device": protocol["device"],
