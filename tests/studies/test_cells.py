@@ -8,6 +8,7 @@ import cells_faithful
 import cells_heads
 import cells_intervals
 import cells_lvlm
+import cells_words
 import pytest
 import torch
 
@@ -221,3 +222,10 @@ def test_every_share_of_ablated_heads_is_tried(traced):
     context, earlier = traced
     rows = cells_lvlm.further(context, look="ratios", count=1, earlier=earlier, **SIZES)
     assert [row["p"] for row in rows] == list(cells_lvlm.RATIOS)
+
+
+def test_a_sentence_is_right_if_all_three_marks_are():
+    right = {"gains": [5.0, 0.1, -0.6], "told": [1.0, 0.0, 0.0]}
+    against = {"gains": [5.0, 0.1, -1.1], "told": [1.0, 0.0, 0.0]}
+    unseen = {"gains": [0.2, 0.1], "told": [1.0, 0.0]}
+    assert cells_words.share_right([right, against, unseen, right], 0.7) == 0.5

@@ -146,16 +146,13 @@ def _answer_tokens(
     return ids
 
 
-def _checked_ids(answer: Sequence[int], vocabulary: int) -> list[int]:
-    ids = []
-    for token in answer:
+def _checked_ids(answer: Sequence[Any], vocabulary: int) -> list[int]:
+    ids = [token.item() if isinstance(token, Tensor) else token for token in answer]
+    for token in ids:
         whole = isinstance(token, Integral) and not isinstance(token, bool)
-        if isinstance(token, Tensor):
-            whole = token.ndim == 0 and not (token.is_floating_point() or token.dtype == torch.bool)
         if not whole or not 0 <= int(token) < vocabulary:
             raise BadOption("answer", token, f"token ids, whole numbers from 0 to {vocabulary - 1}")
-        ids.append(int(token))
-    return ids
+    return [int(token) for token in ids]
 
 
 @dataclass(frozen=True, eq=False)
