@@ -169,7 +169,9 @@ def _block(
 
 
 def _head_dim(attention: Any) -> int:
-    return attention.proj.in_features // attention.num_heads
+    """BEiT's attentions do not say it; a `proj` that somebody wrapped has no `in_features`."""
+    known = getattr(attention, "head_dim", None)
+    return known or attention.proj.in_features // attention.num_heads
 
 
 def _own_table(attention: Any) -> Table | None:
