@@ -161,17 +161,16 @@ def edit(
         check_bank(model, bank_folder, calibration)
     with counting("speaking", 2, quiet=quiet) as advance:
         picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
-        seen, change = picture, dict[str, Any](boost=boost)
+        seen, bank = picture, None
         if blind:
             bank = open_bank(lvlm, bank_folder, calibration)
-            seen, change = bank.resized(picture), {"blind": bank}
-        elif redirect is not None:
-            change = {"redirect": open_picture(redirect)}
+            seen = bank.resized(picture)
+        other = None if redirect is None else open_picture(redirect)
         prompt = lvlm.prompt(seen, question)
         before = lvlm.speak(prompt, length)
         advance(1)
-        size = (seen.height, seen.width)
-        with edited_heads(lvlm, pairs, **change, size=size, picture=picture):
+        change = {"size": (seen.height, seen.width), "picture": picture}
+        with edited_heads(lvlm, pairs, blind=bank, redirect=other, boost=boost, **change):
             after = lvlm.speak(prompt, length)
         advance(1)
     decode = lvlm.processor.tokenizer.decode
