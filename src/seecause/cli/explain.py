@@ -42,7 +42,7 @@ EXAMPLES = """Examples:
 
   seecause explain critters:clean:test#3 --evidence --interactions
 
-  seecause explain photos/ --class "Egyptian cat" --method caap,sobel --out cats
+  seecause explain photos/ --model timm:vit_base_patch16_224 --class tabby --method caap,sobel
 
   seecause explain marked/ --without clean/ --out marks
 
