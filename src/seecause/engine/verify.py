@@ -50,6 +50,17 @@ class Probe:
     compared: str
 
 
+def need_finite(native: Tensor) -> None:
+    """Refuse a module whose own answer holds NaN or infinity: nothing can be compared with it."""
+    if not torch.isfinite(native).all():
+        raise ViewMismatch(
+            "logits",
+            "the native model",
+            "its answer is not finite (NaN or infinite weights)",
+            "Give intact weights",
+        )
+
+
 @settles
 @torch.no_grad()
 def verify(model: VisionModel, *, seed: int = 0) -> list[Probe]:
@@ -88,13 +99,7 @@ def _probes(model: VisionModel, seed: int) -> list[Probe]:
     with listening([b.native for b in model.blocks]) as outputs:
         native = model.native(images)
     model.memo["n_classes"] = native.shape[-1]
-    if not torch.isfinite(native).all():
-        raise ViewMismatch(
-            "logits",
-            "the native model",
-            "its answer is not finite (NaN or infinite weights)",
-            "Give intact weights",
-        )
+    need_finite(native)
     depth = range(model.n_layers)
     if len(outputs) != model.n_layers:
         raise ViewMismatch(
@@ -247,13 +252,7 @@ def verify_staged(model: StagedModel, *, seed: int = 0) -> list[Probe]:
     with listening([stage.listened for stage in model.stages]) as outputs:
         native = model.native(images)
     model.memo["n_classes"] = native.shape[-1]
-    if not torch.isfinite(native).all():
-        raise ViewMismatch(
-            "logits",
-            "the native model",
-            "its answer is not finite (NaN or infinite weights)",
-            "Give intact weights",
-        )
+    need_finite(native)
     if len(outputs) != len(model.stages):
         raise ViewMismatch(
             "stages", "the native run", f"{len(outputs)} of {len(model.stages)} stages were called"

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.engine.verify import TOLERANCE, Probe, compare, listening
+from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, ViewMismatch
 from seecause.lvlm._cache import read_shared, with_own_text
@@ -39,13 +39,7 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     decoder = lvlm.decoder
     with listening([block.native for block in decoder.blocks]) as outputs:
         native = lvlm.module(**prompt.inputs, use_cache=False).logits
-    if not torch.isfinite(native).all():
-        raise ViewMismatch(
-            "logits",
-            "the native model",
-            "its answer is not finite (NaN or infinite weights)",
-            "Give intact weights",
-        )
+    need_finite(native)
     if len(outputs) != len(decoder.blocks):
         seen = f"{len(outputs)} of {len(decoder.blocks)} blocks were called"
         raise ViewMismatch("blocks", "the native run", seen)
