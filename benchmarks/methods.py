@@ -9,6 +9,8 @@ same work?
     and 4
     python benchmarks/methods.py --device cpu --quick                          # batch 1, three
     runs, nothing over 100 forwards
+    OMP_NUM_THREADS=1 python benchmarks/methods.py --device cpu --peers --name vit_small_patch16_224
+    --batches 1 --patience 4                                                   # what others do, too
 
 Prints images/s, ratio to a plain forward, peak memory and how many calls the median is of. Then:
 how near do insertion and deletion come to the throughput of plain forwards, and how long does
@@ -37,8 +39,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seecause as sc
-from benchmarks import peers
-from benchmarks.peers import Entry
+from benchmarks.peers import Entry, captum, grad_cam, quantus_regions
 from benchmarks.timing import Timing, measured_on, race
 from seecause.attribution.registry import find, methods
 from seecause.engine.chunks import fit
@@ -79,6 +80,8 @@ PARTS: dict[str, dict[str, int]] = {
 LEFT_OUT = ("mda",)  # on a CPU: 5600 forwards, of which no part can be timed
 ALWAYS = {"plain forward", "caap"}  # what the others are divided by
 STEPS = 50  # of integrated gradients, samples of SmoothGrad
+COMPARED = ALWAYS | {"mosaic", "caap+mosaic", "grad-cam", "integrated-gradients", "smoothgrad"}
+COMPARED |= {"ixg (pixels)", "simple-deletion (one patch)"}  # with --peers, beside the peers
 
 
 def main(
@@ -87,6 +90,7 @@ def main(
     name: str = "vit_base_patch16_224",
     batches: str = "",
     patience: float = 0.0,
+    peers: bool = False,
 ) -> None:
     """Measure and print one table of methods per batch, then the curves."""
     where = torch.device(device)
@@ -118,7 +122,9 @@ def main(
                 for name, each in seconds.items()
                 if batch > 1 and batch * each > rules["patience"] / 2
             }
-            entries = contenders(model, images, skip=long | (HEAVY if quick else set()))
+            skip = long | (HEAVY if quick else set())
+            skip |= set(methods()) - COMPARED if peers else set()
+            entries = contenders(model, images, skip=skip)
             timings = race({name: entry.run for name, entry in entries.items()}, where, **rules)
             seconds |= {name: timing.seconds / batch for name, timing in timings.items()}
             print(f"## Batch {batch}\n")
@@ -131,6 +137,8 @@ def main(
             device=where,
             dtype=dtype,
         )
+        if peers and where.type == "cuda":  # nobody else draws curves there
+            return
         curves(model, images, rules, sizes=[len(images)])
         if where.type == "cpu":
             curves(load("builtin:critters-vit"), torch.randn(8, 3, 96, 96), rules, sizes=[1, 4, 8])  # type: ignore[arg-type]
@@ -153,7 +161,7 @@ def contenders(model: VisionModel, images: Tensor, *, skip: set[str]) -> dict[st
     found["ixg (pixels)"] = partial(ours, "ixg", space="pixel")
     found["simple-deletion (one patch)"] = partial(ours, "simple-deletion", select="none")
     copies = STEPS if cuda else PARTS["smoothgrad"]["samples"]
-    found |= peers.captum(
+    found |= captum(
         model.module,
         images,
         classes,
@@ -161,7 +169,7 @@ def contenders(model: VisionModel, images: Tensor, *, skip: set[str]) -> dict[st
         usual=STEPS,
         sizes=[64, 256, 1024] if cuda else [1, 4],
     )
-    found |= peers.grad_cam(model.module, images, classes)
+    found |= grad_cam(model.module, images, classes)
     return {name: make() for name, make in found.items() if name not in skip - ALWAYS}
 
 
@@ -223,7 +231,7 @@ def curves(model: VisionModel, images: Tensor, rules: dict[str, Any], *, sizes: 
         "plain forwards, 33 an image": plain(sixteen, chunk),
         "MoRF + LeRF, 16 regions": lambda: perturbation(model, images, regions, classes, steps=16),
     }
-    theirs = peers.quantus_regions(model.module, images, regions, classes, sizes=sizes)
+    theirs = quantus_regions(model.module, images, regions, classes, sizes=sizes)
     if theirs is not None:
         runs["Quantus RegionPerturbation, both orders"] = theirs
     found = race(runs, where, **rules)

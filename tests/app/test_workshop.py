@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
+import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from seecause.app.budget import Recent
 from seecause.app.panels import explain, heads, parts, repair, swap
@@ -13,6 +15,7 @@ from seecause.app.panels.explain import Brush, Draw
 from seecause.app.panels.requests import OnPicture
 from seecause.app.sessions import Sessions
 from seecause.app.workshop import AVERAGED, OPENED, Desk, Workshop, open_workshop
+from seecause.cli import app, serve
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.faithful import intervene
 from seecause.heads import ablate
@@ -137,6 +140,30 @@ def test_the_checkpoint_is_named_in_what_is_copied():
     texts = explain.copy(desk, explain.Shown(model="toy", picture="s0"))
     assert "weights='w.pt'" in texts["python"] and "--weights w.pt" in texts["command"]
     assert "secret" not in str(texts)
+    shop.close()
+
+
+def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(serve, "_listen", lambda shop, *place, **options: opened.append(shop))
+    threads = torch.get_num_threads()
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"kind {number}" for number in range(1000)))
+    words = "serve --model timm:test_vit --weights random --mean 0.25 --std 0.5,0.25,0.5 --size 160"
+    done = CliRunner().invoke(app, [*words.split(), "--device", "cpu", "--classes", str(names)])
+    torch.set_num_threads(threads)
+    assert done.exit_code == 0, done.output
+    (shop,) = opened
+    served = shop.models["test_vit"]
+    image = shop.sample("s0").inputs["test_vit"]
+    seen = served.view.preprocess(Image.new("RGB", (50, 40), "white"))
+    assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.5, 3.0, 1.5]), atol=1e-5)
+    assert image.shape == (1, 3, 160, 160) and served.facts()["classes"][7] == "kind 7"
+    desk = Desk(shop, Sessions().open(), served, lambda share, words="": None)
+    texts = explain.copy(desk, explain.Shown(model="test_vit", picture="s0"))
+    assert "mean=(0.25, 0.25, 0.25), std=(0.5, 0.25, 0.5), size=(160, 160)" in texts["python"]
+    assert "--mean 0.25,0.25,0.25 --std 0.5,0.25,0.5 --size 160,160" in texts["command"]
+    assert "--classes FILE" in texts["command"] and str(tmp_path) not in str(texts)
     shop.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,18 @@ def commands(group=None, path=()):
             yield from commands(command, (*path, name))
         else:
             yield (*path, name), command
+
+
+def test_help_says_what_to_write():
+    """No type of Python, nothing behind a flag, and choices that no narrow terminal cuts."""
+    for words in (["explain"], ["bench", "run"], ["heads", "prune"], ["lvlm"], []):
+        narrow = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+        assert not re.search(r"<\w+|list\[", narrow), words
+        for choice in ("bfloat16", "float64") if "--dtype" in narrow else ():
+            assert choice in narrow
+    assert "any number of classes" in " ".join(
+        CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "250"}).output.split()
+    )
 
 
 def test_every_command_with_results_speaks_json():

@@ -87,6 +87,7 @@ class Served:
     view: Any  # an ImageModel, or what `sc.lvlm.load` gives
     queue: Queue
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
+    reading: Mapping[str, Any] = field(default_factory=dict)  # mean, std, size, classes: if given
     runs: Recent = field(default_factory=lambda: Recent(RUN_BYTES, trace_size))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -331,17 +332,19 @@ def open_workshop(
     load: Callable[[str], Any] | None = None,
     load_lvlm: Callable[[str], Any] | None = None,
     weights: str | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Workshop:
-    """Load every model and name everything that can be asked for. `weights` is what `load` takes
-    instead of a model's own, for what is copied from the page."""
+    """Load every model and name everything that can be asked for. `weights` and `reading` are what
+    `load` takes instead of a model's own, for what is copied from the page."""
     named = readable(samples)
     models: dict[str, Served] = {}
     for spec in specs:
         kind, view = _load(spec, load, load_lvlm)
         key = free_name(short_name(spec), models)
         models[key] = Served(
-            key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name
-        )
+            key, public_spec(spec), kind, view, Queue(key), weights and Path(weights).name,
+            dict(reading or {}),
+        )  # fmt: skip
     named = named or default_samples(models)
     ids = OrderedDict((f"s{place}", text) for place, text in enumerate(named))
     return Workshop(models, ids, dict(data or {}), dict(runs or {}))

@@ -39,9 +39,47 @@ COMMANDS = {  # the file of each, and its line in `seecause --help`
     "methods": "List attribution methods, what they need and cost, or the options of one.",
 }
 USAGE_ERROR = 2
+PLACEHOLDERS = {"model": "NAME|FOLDER", "eye": "NAME|given|own"}
+PLACEHOLDERS |= dict.fromkeys(("data", "test"), "KIND:PATH")
+PLACEHOLDERS |= dict.fromkeys(("method", "metric"), "NAME,NAME")
+TYPES = {"int": "N", "integer": "N", "float": "X", "str": "TEXT"}  # what the help says for them
+TYPES |= {"path": "PATH", "file": "FILE", "directory": "FOLDER"}
 
 
-class Commands(TyperGroup):
+class PlainHelp:
+    """Help that says what to write: nothing behind a flag, words that wrap between choices, no
+    type of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)  # pyright: ignore
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None  # its name says enough
+            elif parameter.metavar is None:
+                parameter.metavar = _placeholder(parameter, ctx)
+        return parameters
+
+
+class PlainCommand(PlainHelp, TyperCommand):
+    """A command with such help."""
+
+
+class PlainGroup(PlainHelp, TyperGroup):
+    """A group of commands with such help."""
+
+
+def _placeholder(option: Any, ctx: Any) -> str:
+    """What stands for an option's value: its choices, or a word for what it holds."""
+    if option.is_flag:
+        return ""
+    if option.name in PLACEHOLDERS:
+        return PLACEHOLDERS[option.name]
+    written = option.display_type if hasattr(option, "display_type") else option.make_metavar
+    kind = written(ctx=ctx).removeprefix("<").removesuffix(">").strip("[]")
+    return TYPES.get(kind.lower().removesuffix(" range"), " | ".join(kind.split("|")))
+
+
+class Commands(PlainGroup):
     """Commands that are imported when called. A user's mistake is one line and exit code 2, never a
     traceback."""
 
@@ -119,8 +157,10 @@ def _load(name: str) -> Any:
     importlib.import_module(f"seecause.cli.{name}").register(own)
     groups = [group.typer_instance for group in own.registered_groups]
     for group in [own, *(group for group in groups if group is not None)]:
+        group.info.cls = PlainGroup
         for command in group.registered_commands:
             assert command.callback is not None
+            command.cls = PlainCommand
             command.callback = dressed(command.callback)
     return typer.main.get_group(own).commands[name]
 

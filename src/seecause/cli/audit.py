@@ -47,8 +47,9 @@ EyeOption = Annotated[
     typer.Option(
         "--eye",
         help=(
-            "What finds the objects: another network (timm:NAME, hf:NAME, builtin:NAME, a folder),"
-            " given (masks of the data), or own (the model's maps, not to be trusted)."
+            "What finds the objects: another network than the audited one (timm:NAME, hf:NAME,"
+            " builtin:NAME, a folder; fetched unless --eye-weights), given (masks of the data), or"
+            " own (the model's maps, not to be trusted)."
         ),
         show_default="masks or pairs of the data",
     ),
@@ -98,6 +99,9 @@ def audit(
 ) -> None:
     """Does the model answer from the background? Objects are put on other backgrounds, and answers
     that change are counted, beside those that cutting alone changes.
+
+    Pictures of your own lie in class folders (folder:PATH, with PATH/cat/1.jpg), with masks in
+    PATH/masks or an --eye that finds the objects.
 
     Writes a page (index.html) with a verdict and the worst pictures, and audit.csv. Pictures that
     cannot be read are left out and named; the exit code is 1 then. `seecause heads audit` erases

@@ -50,7 +50,10 @@ ModelName = Annotated[
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="A checkpoint or an adapter folder instead of the pretrained weights, or 'random'.",
+        help=(
+            "Your checkpoint (.pth, .ckpt, .safetensors; any number of classes) or an adapter"
+            " folder instead of the pretrained weights, or 'random'."
+        ),
         metavar="PATH|random",
         show_default="pretrained",
     ),

@@ -137,6 +137,7 @@ def serve(
             ),
             load_lvlm=lambda spec: open_lvlm(spec, device, dtype),
             weights=weights,
+            reading=reading(),
         )
         if torch.get_num_threads() > 1:  # one processor talks while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)

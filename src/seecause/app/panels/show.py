@@ -88,13 +88,17 @@ def opening_lines(desk: Desk, *pictures: str) -> list[str]:
 
 def load_line(served: Served) -> str:
     """Python that loads a model as the server did, but for the folders of this machine."""
-    weights = {"weights": served.weights} if served.weights else {}
-    return f"model = {call('sc.load', repr(served.spec), **weights)}"
+    options = {"weights": served.weights} if served.weights else {}
+    options |= dict(served.reading) | ({"classes": "FILE"} if "classes" in served.reading else {})
+    return f"model = {call('sc.load', repr(served.spec), **options)}"
 
 
 def model_words(served: Served) -> list[str]:
     """The same for a command."""
-    return ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
+    words = ["--model", served.spec, *(["--weights", served.weights] if served.weights else [])]
+    for name, value in served.reading.items():
+        words += [f"--{name}", "FILE" if name == "classes" else ",".join(map(str, value))]
+    return words
 
 
 def answer_lines(model: ImageModel) -> list[str]:
