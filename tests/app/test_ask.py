@@ -116,6 +116,7 @@ def test_a_classifier_cannot_be_asked(shop, sessions):
         ask.answer(desk, Asked(**{**ON, "model": "critters-vit"}))
 
 
+@pytest.mark.slow
 def test_the_copied_python_says_the_same(desk, capsys):
     request = Blind(**ON, blind=(0, 4, 9))
     exec(ask.copy(desk, request)["python"], {})

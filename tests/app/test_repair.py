@@ -31,7 +31,10 @@ def pictures(name):
     return sc.data.open_data(name, limit=ON["limit"])
 
 
-@pytest.mark.parametrize("eye", ["data", "critters-vit", "own"])
+@pytest.mark.parametrize(
+    "eye",
+    ["data", *(pytest.param(eye, marks=pytest.mark.slow) for eye in ("critters-vit", "own"))],
+)
 def test_an_audit_has_the_numbers_of_sc_audit(desk, eye):
     answer = repair.audit(desk, OnData(**ON, eye=eye))
     given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[eye]
@@ -56,6 +59,7 @@ def test_tiles_show_the_answers_to_object_and_transplant(desk):
     assert not answer["worst"][0]["answers"][0][1]["right"]
 
 
+@pytest.mark.slow
 def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(desk, tmp_path):
     answer = repair.mend(desk, FORCED)
     result = sc.repair(

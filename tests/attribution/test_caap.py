@@ -141,6 +141,7 @@ def test_chunks_and_batches_do_not_change_the_maps(tail):
     assert_close(single, whole, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_float32_at_vit_b_16_shape_stays_within_2e_4():
     import timm

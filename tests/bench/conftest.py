@@ -16,6 +16,7 @@ def cluster():
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init(address="local", num_cpus=4, **quiet)
+    awake = {"worker_niceness": 0}  # 15 by default: beside the other tests they would starve
+    ray.init(address="local", num_cpus=4, _system_config=awake, **quiet)
     yield "local"
     ray.shutdown()

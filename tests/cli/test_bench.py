@@ -101,6 +101,7 @@ def kill_in_the_middle(out: Path, workers: int) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_killed_and_continued_by_one_worker_the_rows_are_the_same_to_the_bit(whole, tmp_path):
     """`tests/test_kills.py` kills at every write; here two workers are killed with the command."""
     out = tmp_path / "run"

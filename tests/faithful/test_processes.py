@@ -46,6 +46,7 @@ def snapshot(config) -> dict:
     return torch.load(config.folder / "last.pt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bits(tmp_path):
     """kill -9 in the middle of an epoch, then the same command again: weights, average and
     optimiser equal those of a run that was left alone."""

@@ -152,6 +152,7 @@ def test_a_broken_plug_in_is_named_and_the_rest_works(output):
     assert "the plug-in 'broken' of seecause.models (sparkle.nowhere) is left out" in printed
 
 
+@pytest.mark.slow
 def test_an_edited_plug_in_is_not_served_stale_shards(site, output):
     pytest.importorskip("seecause._software")  # what digests code outside the package
     _, folder = output
