@@ -41,7 +41,8 @@ from seecause.lvlm import (
     trace_tokens,
 )
 from seecause.lvlm.analysis import cosines, depth_of_use
-from seecause.lvlm.trace import LEVELS, RATIOS, rows_of
+from seecause.lvlm.rankings import LEVELS, RATIOS
+from seecause.lvlm.trace import rows_of
 
 SUBJECT, PART = "creature", "tail"
 LENS = {"heads": 5, "words": 10}

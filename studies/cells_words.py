@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
+from math import nan
 from statistics import mean
 from typing import Any
 
 import torch
-from cells_lvlm import Case, draw_cases
+from cells_lvlm import Case, draw_cases, engine_of, opened
 from torch import Tensor
 from torch.nn import functional as F
 
 from seecause import critters
 from seecause.bench.lvlm_study import seed_of
-from seecause.bench.study import Row, StudyContext
+from seecause.bench.study import Row, StudyContext, summarised
 from seecause.critters import PARTS, Latents, answers, choices, wordings
 from seecause.critters.train.llava_answers import ask_bank, draw_pictures, packed_mask, see
 from seecause.critters.train.llava_model import RECIPES, make_words
@@ -107,12 +108,12 @@ def _loss(model: Any, words: Any, features: Tensor, ids: Tensor, told: Tensor) -
     """Cross-entropy of the answers' words; all questions share one run of the picture."""
     pictures, questions, length = ids.shape
     embed = model.get_input_embeddings()
-    prefix = torch.tensor(words.prompt("")[0])
+    prefix = torch.tensor(words.prompt("")[0], device=ids.device)
     states = torch.cat(
         [embed(prefix).expand(pictures, -1, -1), features, embed(ids.flatten(1))], dim=1
     )
     head = len(prefix) + features.shape[1]
-    place = torch.arange(head + length)
+    place = torch.arange(head + length, device=ids.device)
     positions = torch.cat([place[:head], place[head:].repeat(questions)]).expand(pictures, -1)
     out = model.model.language_model(
         inputs_embeds=states,
@@ -128,7 +129,8 @@ def _loss(model: Any, words: Any, features: Tensor, ids: Tensor, told: Tensor) -
 @torch.no_grad()
 def _average(model: Any, words: Any, features: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Keys and values up to the last image token, averaged over pictures."""
-    prefix = model.get_input_embeddings()(torch.tensor(words.prompt("")[0]))
+    ids = torch.tensor(words.prompt("")[0], device=features.device)
+    prefix = model.get_input_embeddings()(ids)
     states = torch.cat([prefix.expand(len(features), -1, -1), features], dim=1)
     cache = model.model.language_model(inputs_embeds=states, use_cache=True).past_key_values
     return [
@@ -141,16 +143,16 @@ def _blind_loss(model: Any, words: Any, bank: Any, step: int) -> Tensor:
     """Asked of the average picture, a sentence says unsure where the picture would tell."""
     unsure = dict.fromkeys(("creature", "background", *PARTS[1:]), "unsure")
     texts = [[(asked(s, step), said(s).format(**unsure)) for s in SUBJECTS]]
-    ids, told = (each[0] for each in _packed(words, texts))
+    ids, told = (each[0].to(model.device) for each in _packed(words, texts))
     logits = ask_bank(model, bank, ids)[:, :-1]
     return F.cross_entropy(logits[told[:, 1:]], ids[:, 1:][told[:, 1:]])
 
 
 @lru_cache(maxsize=1)
-def speak(steps: int, batch: int, seed: int) -> Any:
+def speak(steps: int, batch: int, seed: int, device: str) -> Any:
     """A copy of critters-llava that answers in sentences, verified, and its average picture."""
     torch.manual_seed(seed)
-    shipped = load(f"builtin:{MODEL}")
+    shipped = load(f"builtin:{MODEL}", device=device)
     model, words = copy.deepcopy(shipped.module).train(), make_words()
     preprocess = RECIPES[MODEL].preprocess
     trained = [*model.model.language_model.parameters(), *model.lm_head.parameters()]
@@ -162,14 +164,15 @@ def speak(steps: int, batch: int, seed: int) -> Any:
         count = max(batch, _AVERAGED if step % _REFRESH == 0 else 0)
         latents = critters.draw("balanced", "train", count, start=step * 64)
         with torch.no_grad():
-            tower = see(model, draw_pictures(latents, preprocess))[:, 1:]
+            tower = see(model, draw_pictures(latents, preprocess).to(device))[:, 1:]
             features = model.model.multi_modal_projector(tower)
         if step % _REFRESH == 0:
             bank = _average(model, words, features)
         order = torch.randperm(count)[:batch]
         facts = {s: filled(latents, s) for s in SUBJECTS}
         texts = [[(asked(s, step), facts[s][i]) for s in SUBJECTS] for i in order.tolist()]
-        loss = _loss(model, words, features[order], *_packed(words, texts))
+        packed = (each.to(device) for each in _packed(words, texts))
+        loss = _loss(model, words, features[order.to(device)], *packed)
         loss = loss + _BLIND * _blind_loss(model, words, bank, step)
         for group in optimizer.param_groups:
             group["lr"] = _RATE * min(1.0, (step + 1) / 20, (steps - step) / (0.3 * steps))
@@ -187,7 +190,7 @@ def words_of(
 ) -> list[Row]:  # fmt: skip
     """The model's own sentences about some pictures, word by word: how far the picture moves each,
     and whether only the picture tells it. Pictures of `split` choose nothing else."""
-    lvlm, bank = speak(steps, batch, seed)
+    lvlm, bank = speak(steps, batch, seed, context.device)
     start = {"threshold": 10_000, "report": 20_000}[split]
     latents = critters.draw("balanced", "test", sentences, start=start)
     pictures = critters.render(latents, size=RECIPES[MODEL].size).image
@@ -227,17 +230,20 @@ def thresholds(context: StudyContext, *, earlier: dict[str, list[Row]]) -> list[
             {"number": f"right words, {name}", "nats": least, "value": share_right(reported, least)}
         )
     gains = [
-        (gain, told)
+        (gain, bool(told))
         for row in reported
         for gain, told in zip(row["gains"], row["told"], strict=True)
     ]
-    rows.append(
-        {"number": "least of a picture's word", "value": min(g for g, told in gains if told)}
-    )
-    rows.append(
-        {"number": "most of another word", "value": max(abs(g) for g, told in gains if not told)}
-    )
-    return rows
+    own, other = ([g for g, told in gains if told is wanted] for wanted in (True, False))
+    against = [g for g in other if g <= -MOVED]
+    return [
+        *rows,
+        {"number": "words of the picture", "value": len(own)},
+        {"number": "least gain of these", "value": min(own, default=nan)},
+        {"number": "other words", "value": len(other)},
+        {"number": "largest change of these", "value": max(map(abs, other), default=nan)},
+        {"number": "of these, against the picture", "value": len(against)},
+    ]
 
 
 def share_right(rows: list[Row], least: float) -> float:
@@ -258,25 +264,40 @@ def redirects(
 ) -> list[Row]:
     """Do the top heads of a ranking, shown another picture while the model generates, make it say
     what it says of that one? Random heads are the control."""
-    lvlm, bank = embedded()
+    lvlm, bank = opened(f"builtin:{MODEL}", context.device)
     cases = [case for case, _ in draw_cases(pictures)]
     question, rows = wordings("creature")[0], []
-    for case in cases[part::parts]:
-        other = next(each for each in cases if each.answer != case.answer and each is not case)
-        engine = MaskEngine(lvlm, case.picture, question, bank)
+    for place in range(len(cases))[part::parts]:
+        case = cases[place]
+        after = [*cases[place + 1 :], *cases[:place]]  # the next of another kind
+        other = next(each for each in after if each.answer != case.answer)
+        engine = engine_of(lvlm, bank, case, floor=1.0)
+        if isinstance(engine, str):
+            rows.append({"picture": case.index, "left_out": engine})
+            continue
         prompt = lvlm.prompt(case.picture, question)
         truth = lvlm.speak(lvlm.prompt(other.picture, question), 1)
-        for name, order in rankings(engine, case, masks, draws).items():
-            row: Row = {"picture": case.index, "ranking": name.rstrip("0123456789 ")}
+        for name, orders in rankings(engine, case, masks, draws).items():
+            row: Row = {"picture": case.index, "ranking": name}
             for count in COUNTS:
-                heads = [divmod(i, lvlm.n_heads) for i in order[:count].tolist()]
-                with edited_heads(lvlm, heads, redirect=other.picture):
-                    row[f"top {count}"] = float(lvlm.speak(prompt, 1) == truth)
+                changed = []
+                for order in orders:
+                    heads = [divmod(i, lvlm.n_heads) for i in order[:count].tolist()]
+                    with edited_heads(lvlm, heads, redirect=other.picture):
+                        changed.append(float(lvlm.speak(prompt, 1) == truth))
+                row[f"top {count}"] = mean(changed)
             rows.append(row)
     return rows
 
 
-def rankings(engine: MaskEngine, case: Case, masks: int, draws: int) -> dict[str, Tensor]:
+def redirect_shares(context: StudyContext, *, earlier: dict[str, list[Row]]) -> list[Row]:
+    """How often each ranking's redirect succeeds, and how much more often than heads by lot."""
+    values = [f"top {count}" for count in COUNTS]
+    rows = [row for row in earlier["redirects"] if "ranking" in row]
+    return summarised(rows, ["ranking"], values, against={"ranking": "random"})
+
+
+def rankings(engine: MaskEngine, case: Case, masks: int, draws: int) -> dict[str, list[Tensor]]:
     """Orders of all heads: by the paper's fit, by derivatives, by attention on the picture, by how
     much of it the answer's row has on the creature (gaze), and by lot."""
     seed = seed_of(f"redirect {case.index}")
@@ -286,14 +307,9 @@ def rankings(engine: MaskEngine, case: Case, masks: int, draws: int) -> dict[str
     object_mask = seen_mask(lvlm, engine.prompt, case.mask)
     covered = coverage(engine.prompt.tokens, object_mask).nan_to_num()
     grid = [(layer, head) for layer in range(lvlm.n_layers) for head in range(lvlm.n_heads)]
-    gaze = [float(activations.attention(*place)[-1].double() @ covered) for place in grid]
+    gaze = [float(activations.attention(*place)[-1].double().cpu() @ covered) for place in grid]
     looks = {"attention": attention_scores(engine).flatten(), "gaze": torch.tensor(gaze)}
     orders = {name: score.argsort(descending=True, stable=True) for name, score in looks.items()}
-    random = {f"random {i}": o for i, o in enumerate(random_orders(engine, draws, seed=seed))}
-    return {"fit": fit, "derivative": derivative, **orders, **random}
-
-
-@lru_cache(maxsize=1)
-def embedded() -> tuple[Any, Any]:
-    lvlm = load(f"builtin:{MODEL}")
-    return lvlm, make_bank(lvlm, calibration_critters())
+    single = {"fit": fit, "derivative": derivative, **orders}
+    random = list(random_orders(engine, draws, seed=seed))
+    return {**{name: [order] for name, order in single.items()}, "random": random}

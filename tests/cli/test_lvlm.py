@@ -46,9 +46,12 @@ def test_every_word_is_traced_and_edited_heads_speak(toy, photos, tmp_path):
     page = (out / "index.html").read_text()
     assert page.count('class="behind"') == page.count('class="head-grid"') == 5
     assert "jade" in done.stdout and done.stdout.splitlines()[-1].startswith("page: ")
-    edited = lvlm("edit", *asked, "--heads", "0.1,2.3", "--boost", 0, "--length", 3, "--json")
+    change = ("--heads", "0.1,2.3", "--boost", 0, "--length", 3, "--out", tmp_path / "edit")
+    edited = lvlm("edit", *asked, *change, "--json")
     assert edited.exit_code == 0, edited.output
     assert json.loads(edited.stdout)["heads"] == [[0, 1], [2, 3]]
+    manifest = json.loads((tmp_path / "edit" / "manifest.json").read_text())
+    assert manifest["options"]["boost"] == 0 and manifest["heads"] == [[0, 1], [2, 3]]
     for wrong, text in (("0.x", "--heads"), ("0.1", "one of --blind")):
         more = ("--boost", 1) if wrong == "0.x" else ()
         refused = lvlm("edit", *asked, "--heads", wrong, *more)
@@ -91,7 +94,9 @@ def test_heads_words_and_tokens_are_written(toy, photos, tmp_path):
     assert (
         page.count('class="head-grid"') == 2
         and 'class="prompt"' in page
-        and page.count("<polyline") == 8
+        and page.count("<polyline") == 10  # four rankings twice, the fit, and depth
+        and page.count('class="dot"') == 100
+        and "at other thresholds" in page
     )
     assert read_image(out / "overlay.png").width > 1000
     assert load_file(out / "tokens.safetensors")["coefficients"].shape == (16,)
@@ -152,225 +157,50 @@ def test_a_study_is_written_and_continued(toy, photos, tmp_path):
     assert weak.exit_code == 0 and "of 2 samples have holes: the picture moves" in weak.stderr
 
 
-ASKED = (
-    "critters:clean:test#1",
-    "--question",
-    QUESTION,
-    "--model",
-    "TOY",
-    "--calibration",
-    "PHOTOS",
-)
+SHOWN = "critters:clean:test#1 --question Q --model"
+MISTAKES = {
+    f"heads {SHOWN} TOY": "--calibration=None cannot be used",
+    "heads missing.png --question Q --model TOY --calibration PHOTOS": "no such file",
+    "heads critters:clean:test#9999 --question Q --model TOY --calibration PHOTOS": (
+        "an index below 512"
+    ),
+    "heads critters:clean:test#1 --question BLANK --model NOWHERE --calibration PHOTOS": (
+        "--question=' '"
+    ),
+    "study critters:clean:test --question NONE --model NOWHERE --calibration PHOTOS": (
+        "--question=''"
+    ),
+    "study critters:clean:test --question Q --wording BLANK --model NOWHERE": "--question=' '",
+    f"heads {SHOWN} TOY --calibration PHOTOS --floor 1e6": "lower floor",
+    f"heads {SHOWN} TOY --calibration PHOTOS --floor 0 --how fit --masks 9": "at least",
+    f"tokens {SHOWN} TOY --calibration PHOTOS --how fit --floor 0 --masks 100 --token-masks 9": (
+        "the 16 coefficients"
+    ),
+    f"heads {SHOWN} TOY --calibration PHOTOS --floor 0 --seed 99999999999999999": (
+        "seed=99999999999999999"
+    ),
+    f"heads {SHOWN} TOY --calibration PHOTOS --answer banana": "does not know",
+    f"heads {SHOWN} NOWHERE --calibration missing.png": "missing.png: no such file",
+    f"heads {SHOWN} NOWHERE --bank missing": "`seecause lvlm bank` wrote",
+    f"tokens {SHOWN} builtin:nothing": "nothing",
+    f"tokens {SHOWN} builtin:critters-llava-unknown": "seecause zoo train critters-llava-unknown",
+    "study nowhere:x --question Q --model TOY --calibration PHOTOS": "nowhere:x",
+    "bank PHOTOS --model TOY --size 12": "HEIGHTxWIDTH",
+    "bank PHOTOS --model TOY --mode mean --size 32x32": "none with --mode mean",
+    "bank PHOTOS --model TOY --mode grid --size 32x32 --size 48x48": "one with --mode grid",
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("heads", "critters:clean:test#1", "--question", QUESTION, "--model", "TOY"),
-            "--calibration=None cannot be used",
-        ),
-        (
-            (
-                "heads",
-                "missing.png",
-                "--question",
-                QUESTION,
-                "--model",
-                "TOY",
-                "--calibration",
-                "PHOTOS",
-            ),
-            "no such file",
-        ),
-        (
-            (
-                "heads",
-                "critters:clean:test#9999",
-                "--question",
-                QUESTION,
-                "--model",
-                "TOY",
-                "--calibration",
-                "PHOTOS",
-            ),
-            "an index below 512",
-        ),
-        (
-            (
-                "heads",
-                "critters:clean:test#1",
-                "--question",
-                " ",
-                "--model",
-                "NOWHERE",
-                "--calibration",
-                "PHOTOS",
-            ),
-            "--question=' '",
-        ),
-        (
-            (
-                "study",
-                "critters:clean:test",
-                "--question",
-                "",
-                "--model",
-                "NOWHERE",
-                "--calibration",
-                "PHOTOS",
-            ),
-            "--question=''",
-        ),
-        (
-            (
-                "heads",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "TOY",
-                "--calibration",
-                "PHOTOS",
-                "--floor",
-                "1e6",
-            ),
-            "lower floor",
-        ),
-        (
-            (
-                "heads",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "TOY",
-                "--calibration",
-                "PHOTOS",
-                "--floor",
-                "0",
-                "--how",
-                "fit",
-                "--masks",
-                "9",
-            ),
-            "at least",
-        ),
-        (
-            (
-                "tokens",
-                *ASKED,
-                "--how",
-                "fit",
-                "--floor",
-                "0",
-                "--masks",
-                "100",
-                "--token-masks",
-                "9",
-            ),
-            "the 16 coefficients",
-        ),
-        (
-            ("heads", *ASKED, "--floor", "0", "--seed", "99999999999999999"),
-            "seed=99999999999999999",
-        ),
-        (("heads", *ASKED, "--answer", "banana"), "does not know"),
-        (
-            (
-                "heads",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "NOWHERE",
-                "--calibration",
-                "missing.png",
-            ),
-            "missing.png: no such file",
-        ),
-        (
-            (
-                "heads",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "NOWHERE",
-                "--bank",
-                "missing",
-            ),
-            "`seecause lvlm bank` wrote",
-        ),
-        (
-            (
-                "tokens",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "builtin:nothing",
-            ),
-            "nothing",
-        ),
-        (
-            (
-                "tokens",
-                "critters:clean:test#1",
-                "--question",
-                QUESTION,
-                "--model",
-                "builtin:critters-llava-unknown",
-            ),
-            "seecause zoo train critters-llava-unknown",
-        ),
-        (
-            (
-                "study",
-                "nowhere:x",
-                "--question",
-                QUESTION,
-                "--model",
-                "TOY",
-                "--calibration",
-                "PHOTOS",
-            ),
-            "nowhere:x",
-        ),
-        (("bank", "PHOTOS", "--model", "TOY", "--size", "12"), "HEIGHTxWIDTH"),
-        (
-            ("bank", "PHOTOS", "--model", "TOY", "--mode", "mean", "--size", "32x32"),
-            "none with --mode mean",
-        ),
-        (
-            (
-                "bank",
-                "PHOTOS",
-                "--model",
-                "TOY",
-                "--mode",
-                "grid",
-                "--size",
-                "32x32",
-                "--size",
-                "48x48",
-            ),
-            "one with --mode grid",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), MISTAKES.items())
 def test_mistakes_are_one_line_and_come_before_the_work(
-    words, message, toy, photos, tmp_path, monkeypatch
+    line, message, toy, photos, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         "seecause.lvlm.trace.trace_heads",
         lambda *given, **options: pytest.fail("heads were traced before the mistake was seen"),
     )
-    done = lvlm(
-        *({"TOY": toy, "PHOTOS": photos}.get(word, word) for word in words),
-        "--out",
-        tmp_path / "out",
-    )
+    meant = {"TOY": toy, "PHOTOS": photos, "Q": QUESTION, "BLANK": " ", "NONE": ""}
+    done = lvlm(*(meant.get(word, word) for word in line.split()), "--out", tmp_path / "out")
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr, (
         done.output
     )

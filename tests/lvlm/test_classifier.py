@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache, partial
 
 import pytest
 import torch
@@ -14,56 +13,21 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause import critters
 from seecause.critters import wordings
-from seecause.errors import BadOption, BadPrompt, NotDefined, UnsupportedModel
-from seecause.lvlm.class_prompts import sequence_tree
-from seecause.lvlm.prompt import render
-from seecause.models.decoder import causal
 from seecause.report.heads_audit import verdict
-from seecause.types import wide
-from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
-from tests.helpers import hooks, noise
+from tests.families.lvlm import tiny_lvlm
+from tests.helpers import hooks
+from tests.lvlm.classifiers import (
+    FAMILIES,
+    NAMES,
+    QUESTION,
+    asked,
+    ids,
+    lvlm,
+    objects,
+    pictures,
+    words,
+)
 from tests.reference import cigma, prompted
-
-QUESTION = "what is this ?"
-NAMES = ("cat", "red dog", "a red dog", "blue")  # 1, 2, 3 and 1 tokens
-FAMILIES = {
-    "llava": "llava",
-    "grouped": "llava_grouped",
-    "internvl": "internvl",
-    "normed": partial(internvl, use_qk_norm=True),
-    "siglip": llava_siglip,
-}
-
-
-@cache
-def lvlm(family: str) -> sc.lvlm.LVLM:
-    native = tiny_lvlm(FAMILIES[family])
-    return sc.lvlm.wrap(native.module, native.processor)
-
-
-@cache
-def asked(family: str, scope: str = "vision", by: str = "name_ll") -> sc.lvlm.PromptClassifier:
-    names = NAMES if by == "name_ll" else ("cat", "dog", "blue")
-    return sc.lvlm.classifier(lvlm(family), names, question=QUESTION, by=by, scope=scope)
-
-
-def ids(family: str, text: str = QUESTION) -> list[int]:
-    view = lvlm(family)
-    return view.processor(
-        images=photo((32, 32)), text=render(view.processor, text), return_tensors="pt"
-    )["input_ids"][0].tolist()
-
-
-def words(family: str, text: str) -> list[int]:
-    return lvlm(family).processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def pictures(count: int = 2):
-    return noise(count, 3, 32, 32)
-
-
-def objects(count: int = 2):
-    return noise(count, 32, 32, seed=5) > 0
 
 
 @pytest.mark.parametrize("scope", ["vision", "llm"])
@@ -295,100 +259,6 @@ def test_attention_mass_of_the_language_model_is_what_answer_rows_send_to_image_
     assert_close(result.value, shares, atol=1e-6, rtol=0)  # the native softmax is in float32
 
 
-def test_a_tree_holds_what_sequences_share_once():
-    tree = sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
-    assert tree.ids.tolist() == [1, 2, 3, 4, 5, 3, 6] and tree.trunk == 2
-    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        3,
-        3,
-    ]
-    assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
-
-
-def test_the_question_and_the_gates_are_part_of_the_fingerprint():
-    model = asked("llava")
-    other = sc.lvlm.classifier(
-        lvlm("llava"), NAMES, question="what is in the picture ?", check=False
-    )
-    assert len({model.fingerprint(), other.fingerprint(), asked("llava", "llm").fingerprint()}) == 3
-    pairs = [
-        sc.lvlm.classifier(lvlm("llava"), names, question=QUESTION, check=False)
-        for names in (("cat", "dog"), ("cat", "blue"), ("dog", "cat"))
-    ]
-    assert (
-        len({pair.query.sequences for pair in pairs}) == 1
-    )  # the last token of a name is read, never said
-    assert len({pair.fingerprint() for pair in pairs}) == 3
-    whole = model.fingerprint()
-    with sc.heads.ablate(model, [(0, 0)]):
-        assert model.fingerprint() != whole
-    assert model.fingerprint() == whole
-
-
-def test_branches_hide_from_each_other_by_one_table_in_a_run():
-    view, tree, made = lvlm("llava"), sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)]), []
-
-    def own(rows, keys):
-        made.append(len(rows.index))
-        return causal(rows, keys)
-
-    blocks = tree.separated([replace(block, additive=own) for block in view.blocks])
-    at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
-    some = at.take(torch.tensor([4, 1]))
-    result, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
-    assert (
-        made == [7]
-        and all(torch.equal(one, result[0]) for one in result)
-        and torch.equal(few, result[0][:, :, [4, 1]])
-    )
-    seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
-    assert [(row == 0).nonzero()[:, 0].tolist() for row in result[0][0, 0]] == seen
-
-
-class Counting:
-    """A processor that counts how often it is called."""
-
-    def __init__(self, processor):
-        self.processor, self.calls = processor, 0
-
-    def __getattr__(self, name):
-        return getattr(self.processor, name)
-
-    def __call__(self, **given):
-        self.calls += 1
-        return self.processor(**given)
-
-
-@pytest.mark.parametrize(("by", "calls"), [("name_ll", 1 + 4), ("label_token", 3 * (1 + 3))])
-def test_a_prompt_is_processed_once_and_each_answer_to_it_once(by, calls):
-    counting = Counting(lvlm("internvl").processor)
-    names = NAMES if by == "name_ll" else ("cat", "dog", "blue")
-    sc.lvlm.classifier(
-        replace(lvlm("internvl"), processor=counting), names, question=QUESTION, by=by, check=False
-    )
-    assert counting.calls == calls
-
-
-def test_half_precision_is_widened_only_where_it_is_read(monkeypatch):
-    logits, widened, models = (
-        noise(2, 9, 40).bfloat16(),
-        [],
-        [asked("llava", by=by) for by in ("name_ll", "label_token")],
-    )
-    monkeypatch.setattr(
-        "seecause.lvlm.class_prompts.wide", lambda x: (widened.append(list(x.shape)), wide(x))[1]
-    )
-    for model in models:
-        some = logits[:, : len(model.query.rows)]
-        assert_close(model.query.scores(some), model.query.scores(some.float()), atol=1e-6, rtol=0)
-    assert widened == [[2, 9]] * 2  # three labels in each of three orders, and no vocabulary
-
-
 def test_critters_llava_names_its_creatures():
     view = sc.lvlm.load("builtin:critters-llava")
     latents = critters.draw("clean", "test", 8)
@@ -400,79 +270,3 @@ def test_critters_llava_names_its_creatures():
     assert model.query.metadata["labels"] == "names"  # its tokenizer knows no letters
     scores = sc.heads.score(model, images[:2], scene.mask[:2])
     assert bool((scores.value[3] == 0).all()) and bool((scores.value[:3] != 0).any())
-
-
-def test_what_cannot_be_asked_is_refused(tmp_path):
-    view, model, tiled = lvlm("llava"), asked("llava"), tiny_lvlm("llava_next")
-    behind = sc.lvlm.wrap(
-        view.module, view.processor, template="{question} {image} ASSISTANT", check=False
-    )
-    bare, wide = (
-        sc.lvlm.wrap(view.module, template="{image} {question}", check=False),
-        replace(model.preprocess, size=(32, 40)),
-    )
-    cases = {
-        "a model wrapped with its processor": (
-            BadOption,
-            lambda: sc.lvlm.classifier(bare, NAMES, question=QUESTION, preprocess=model.preprocess),
-        ),
-        "the size that the vision tower takes, .32, 32.": (
-            BadOption,
-            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=wide),
-        ),
-        "length='sum'.*it belongs to name_ll": (
-            BadOption,
-            lambda: sc.lvlm.classifier(
-                view, NAMES, question=QUESTION, by="label_token", length="sum"
-            ),
-        ),
-        "labels='names'.*it belongs to label_token": (
-            BadOption,
-            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, labels="names"),
-        ),
-        "orders=2.*it belongs to label_token": (
-            BadOption,
-            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, orders=2),
-        ),
-        "an empty question": (
-            BadPrompt,
-            lambda: sc.lvlm.classifier(view, ("cat", "dog"), question=" ", by="label_token"),
-        ),
-        "^an empty question": (BadPrompt, lambda: sc.lvlm.classifier(view, NAMES, question=" ")),
-        "two different names": (BadOption, lambda: sc.lvlm.classifier(view, ["cat"])),
-        "words that the model's tokenizer does not know": (
-            BadPrompt,
-            lambda: sc.lvlm.classifier(view, ["cat", "zebra"], question=QUESTION),
-        ),
-        "not one token each": (
-            BadPrompt,
-            lambda: sc.lvlm.classifier(
-                view, NAMES, question=QUESTION, by="label_token", labels="names"
-            ),
-        ),
-        "scope, by": (BadOption, lambda: sc.lvlm.classifier(view, NAMES, scope="text")),
-        "mean or sum": (
-            BadOption,
-            lambda: sc.lvlm.classifier(view, NAMES, question=QUESTION, length="max"),
-        ),
-        "tiled or packed": (
-            UnsupportedModel,
-            lambda: sc.lvlm.classifier(sc.lvlm.wrap(tiled.module, tiled.processor), NAMES),
-        ),
-        "behind the question": (
-            UnsupportedModel,
-            lambda: sc.lvlm.classifier(
-                behind, ("cat", "dog", "blue"), question=QUESTION, by="label_token"
-            ),
-        ),
-        "or lvlm.export": (NotDefined, lambda: sc.heads.prune(model, [(0, 0)])),
-        "Use lvlm.export": (NotDefined, lambda: sc.heads.export(model, [(0, 0)], tmp_path)),
-        "read by a language model": (NotDefined, lambda: sc.heads.divprune(model, pictures())),
-        "not for vision-language models that are asked": (
-            NotDefined,
-            lambda: sc.attribute(model, pictures(), method="caap"),
-        ),
-    }
-    for message, (error, run) in cases.items():
-        with pytest.raises(error, match=message):
-            run()

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import (
+    AnswerEngine,
     compare_wordings,
     coverage,
     head_words,
@@ -19,10 +20,13 @@ from seecause.lvlm import (
     seen_mask,
     seen_picture,
     text_effects,
+    trace_answer,
     trace_heads,
     trace_tokens,
+    trace_words,
+    words,
 )
-from seecause.lvlm.trace import rows_of
+from seecause.lvlm.trace import masked_runs, rows_of
 from seecause.models.image_tokens import Grid, ImageTokens
 from tests.lvlm.scenes import scene
 from tests.lvlm.toy import QUESTION, pictures, toy_engine
@@ -66,6 +70,27 @@ def test_tokens_follow_from_the_chosen_heads(traced):
         trace_tokens(engine, traced.heads.coefficients, traced.chosen, text=rows, masks=100).text,
         rows,
     )
+
+
+def test_every_masked_run_is_heard_of():
+    engine, heard = toy_engine(), list[int]()
+    engine.progress = heard.append
+    try:
+        for how, token_masks in (("derivative", 8), ("corrected", 0), ("fit", 40)):
+            heard.clear()
+            trace_answer(engine, how=how, masks=40, token_masks=token_masks)
+            assert sum(heard) == masked_runs(engine, how=how, masks=40, token_masks=token_masks)
+        answer = AnswerEngine(engine.lvlm, pictures(1)[0], QUESTION, answer_bank(), answer=[7, 8])
+        answer.progress = heard.append
+        heard.clear()
+        trace_words(answer, masks=5)
+        assert sum(heard) == words.masked_runs(answer, masks=5) == 20
+    finally:
+        engine.progress = lambda done: None
+
+
+def answer_bank():
+    return make_bank(toy_engine().lvlm, pictures(3, start=7))
 
 
 def test_some_row_is_always_kept():

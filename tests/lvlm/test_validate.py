@@ -20,7 +20,7 @@ from seecause.lvlm import (
     scan,
     threshold_study,
 )
-from seecause.lvlm.trace import ratio_study
+from seecause.lvlm.rankings import curve_counts, ratio_study
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.reference import hear
 
@@ -129,3 +129,20 @@ def test_the_ratio_study_ablates_what_it_says():
     for traced in result:
         curves = scan(engine, traced.heads.order())
         assert (traced.enough, traced.needed) == (int(curves.enough()), int(curves.needed()))
+
+
+def test_coarse_curves_are_the_full_ones_at_their_counts_and_straight_between():
+    engine = scene("llava").engine
+    orders = random_orders(engine, 2, seed=5)
+    full, coarse = scan(engine, orders), scan(engine, orders, points=6)
+    counts = curve_counts(16, 6)
+    assert counts == [0, 1, 3, 6, 10, 16]
+    for name in ("faithfulness", "completeness"):
+        true, drawn = getattr(full, name), getattr(coarse, name)
+        assert drawn.shape == true.shape
+        assert_close(drawn[:, counts], true[:, counts], atol=1e-12, rtol=0)
+        assert_close(drawn[:, 8], (true[:, 6] + true[:, 10]) / 2, atol=1e-12, rtol=0)
+    assert curve_counts(16, 17) == curve_counts(16) == list(range(17))
+    assert len(curve_counts(1024, 128)) < 128
+    with pytest.raises(BadOption, match="points"):
+        scan(engine, orders, points=1)

@@ -7,7 +7,14 @@ from types import SimpleNamespace
 
 import torch
 
-from seecause.lvlm import AnswerTrace, HeadTrace, RankingCurves, attribute_heads
+from seecause.lvlm import (
+    AnswerTrace,
+    HeadAttribution,
+    HeadTrace,
+    RankingCurves,
+    attribute_heads,
+    group_heads,
+)
 from seecause.lvlm.trace import RANKINGS, concerns
 from seecause.report.lvlm import (
     CURVES_NOTE,
@@ -17,11 +24,14 @@ from seecause.report.lvlm import (
     WORDS_NOTE,
     HeadGrid,
     curves_section,
+    fit_charts,
     needed_text,
     prompt_words,
     trace_manifest,
 )
-from seecause.report.lvlm_study import scatter, study_curves_section
+from seecause.report.lvlm_answer import table_section
+from seecause.report.lvlm_study import heads_heat, scatter, study_curves_section
+from tests.lvlm.test_words import made
 from tests.lvlm.toy import toy_engine
 
 
@@ -78,6 +88,48 @@ def test_a_trace_that_is_not_to_be_trusted_says_why():
     assert engine.lvlm.unknown_words("What colour is the banana?") == ["banana?"]
 
 
+def test_a_fit_is_drawn_against_the_truth_and_by_depth():
+    unseen = torch.rand(900, 2, generator=torch.Generator().manual_seed(0)).double()
+    grid = torch.tensor([[0.1, 0.2], [0.0, 0.4]]).double()
+    heads = HeadAttribution(grid, 0.0, 0.9, 0.9, 10, 0.9, grid / 10, unseen=unseen)
+    drawn = str(fit_charts(heads))
+    assert drawn.count('class="dot"') == 300 and drawn.count("<polyline") == 2
+    depth = re.findall(r"([\d.]+),([\d.]+)", lines_of(drawn)[1])
+    assert float(depth[0][1]) > float(depth[1][1])  # the second layer brings more
+    bare = HeadAttribution(grid, 0.0, 0.9, 0.9, 10, 0.9, grid / 10)  # of an older version
+    assert str(fit_charts(bare)).count("<polyline") == 1
+
+
+def test_counts_at_other_thresholds_are_folded_below_the_curves():
+    line = torch.linspace(0, 1, 11)[None].double()
+    body = str(curves_section({"hear": RankingCurves(line, 1 - line)}, {}).body)
+    assert "50% brought, 50% left" in body and "<td>6, 6</td>" in body and "<td>10, 10</td>" in body
+    assert (
+        "straight between" not in curves_section({"hear": RankingCurves(line, 1 - line)}, {}).note
+    )
+    long = torch.linspace(0, 1, 200)[None].double()
+    assert "straight between" in curves_section({"hear": RankingCurves(long, 1 - long)}, {}).note
+
+
+def test_a_word_that_nothing_moves_has_no_r2():
+    words = made([2.0, 0.0])
+    words.heads_r2[1] = torch.nan
+    body = str(table_section(words).body)
+    assert "1.00, 2.00" in body and "nothing moves, 2.00" in body and "nan" not in body
+
+
+def test_heads_over_samples_are_ordered_by_group_and_class():
+    coefficients = torch.zeros(10, 2, 4)
+    coefficients[:, 0, 1] = coefficients[:, 1, 2] = 0.5
+    coefficients[::5, 0, 3] = 0.3
+    samples = [SimpleNamespace(label="cat" if i % 2 else "dog") for i in range(10)]
+    drawn = str(heads_heat(SimpleNamespace(traced=samples), group_heads(coefficients)))
+    assert drawn.index(">0.1<") < drawn.index(">0.3<") and drawn.index(">1.2<") < drawn.index(
+        ">0.3<"
+    )
+    assert drawn.index(">cat<") < drawn.index(">dog<") and drawn.count("data:image/png") == 1
+
+
 def test_nothing_is_shown_as_minus_zero():
     assert "-0.00" not in prompt_words(
         ["a", "b"], torch.tensor([-1e-4, 1.0]), torch.tensor([False, True]), answer="c", images=9
@@ -129,7 +181,7 @@ def test_a_study_has_its_counts_in_the_right_columns():
         curves=lambda: dict.fromkeys(RANKINGS, RankingCurves(line, 1 - line)),
         column=lambda name: torch.tensor([2.0, 4.0] if name.startswith("enough") else [7.0, 9.0]),
     )
-    rows = study_curves_section(study).body.split("<tr>")[-1]
+    rows = study_curves_section(study).body.split("<details")[0].split("<tr>")[-1]
     assert rows.index("3.0") < rows.index("8.0")
 
 

@@ -1,7 +1,8 @@
 """Head attribution of one question over a dataset, in shards that survive a power cut.
 
-Each sample has two shards: its heads and text rows, and its image tokens, given the text rows that
-the whole dataset keeps. The same question again reads what is finished.
+Each sample has up to three shards: its heads and text rows; other wordings and shares of ablated
+heads; and its image tokens, given the text rows that the whole dataset keeps. The same question
+again reads what is finished.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,13 +37,16 @@ from seecause.lvlm import (
     MaskEngine,
     MeanBank,
     check_masks_suffice,
+    compare_wordings,
     load,
     object_share,
+    ratio_study,
     seen_mask,
     text_effects,
     trace_heads,
     trace_tokens,
 )
+from seecause.lvlm.analysis import cosines
 from seecause.lvlm.bank import picture_digest
 from seecause.lvlm.fit import MASKS, How
 from seecause.lvlm.trace import HeadTrace, TokenTrace, rows_of
@@ -64,6 +68,12 @@ class StudyOptions:
     right_only: bool = False  # samples whose answer is not their class are left out
     seed: int = 0
     how: How = "derivative"  # see `attribute_heads`
+    wordings: tuple[str, ...] = ()  # other ways to ask the same
+    ratios: tuple[float, ...] = ()  # other shares of ablated heads
+
+    @property
+    def varies(self) -> bool:
+        return bool(self.wordings or self.ratios)
 
 
 def run_lvlm_study(
@@ -76,8 +86,9 @@ def run_lvlm_study(
     workers: Workers | int | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> LVLMStudy:
-    """Every sample's heads and text rows, then, given the rows kept by the dataset's mean, its
-    image tokens. `advance` hears of every shard. Workers elsewhere load the model by its name."""
+    """Every sample's heads and text rows, then other wordings and ratios, and, given the rows kept
+    by the dataset's mean, its image tokens. `advance` hears of every shard. Workers elsewhere load
+    the model by its name."""
     store, tracer = study_store(folder), _Tracer(lvlm, bank, data, options)
     job = LVLMJob(lvlm.name, lvlm.fingerprint(), str(lvlm.dtype), lvlm.device.type, tracer.rest)
     with (
@@ -87,6 +98,8 @@ def run_lvlm_study(
         about = {"model": lvlm.name, "data": data.name, "samples": len(data), **asdict(options)}
         store.write_manifest(about)
         samples = _traced(store, crew, map(tracer.heads, range(len(data))), advance)
+        if options.varies:
+            samples = _traced(store, crew, map(tracer.variants, samples), advance)
         study = LVLMStudy(samples, *_dataset_rows(samples))
         if not options.token_masks or study.text is None:
             return study
@@ -128,9 +141,7 @@ def _with_shard(item: _Item, store: ShardStore, lost: str) -> TracedSample:
     assert shard is not None
     numbers = sample.numbers | shard.metadata["numbers"]
     tensors, skipped = sample.tensors | dict(shard.tensors), shard.metadata["skipped"]
-    if item.text is None:
-        return replace(sample, numbers=numbers, tensors=tensors, skipped=skipped)
-    return replace(sample, numbers=numbers, tensors=tensors, tokens_skipped=skipped)
+    return replace(sample, numbers=numbers, tensors=tensors, **{_HOLES[item.part]: skipped})
 
 
 def study_store(folder: Path | str) -> ShardStore:
@@ -173,13 +184,22 @@ def token_numbers(trace: TokenTrace, mask: Tensor | None) -> dict[str, Any]:
     return numbers
 
 
+Part = Literal["heads", "variants", "tokens"]
+_HOLES: dict[Part, str] = {
+    "heads": "skipped",
+    "variants": "variants_skipped",
+    "tokens": "tokens_skipped",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """A sample whose heads, or with `text` image tokens, are to be traced; without a key there is
-    nothing to do."""
+    """A sample, the part of it that is to be traced, and for image tokens the text rows that may
+    see; without a key there is nothing to do."""
 
     sample: TracedSample
     key: str = ""
+    part: Part = "heads"
     text: Tensor | None = None
 
 
@@ -229,26 +249,38 @@ class _Tracer:
             return _Item(TracedSample(index, str(index), None, skipped=_reason(reason)))
         classes = self.data.classes
         label = classes[sample.label] if sample.label is not None and classes else None
-        key = self._key(sample, label, replace(self.options, token_masks=0), "heads")
+        options = replace(self.options, token_masks=0, wordings=(), ratios=())
+        key = self._key(sample, label, options, "heads")
         return _Item(TracedSample(index, sample.id or str(index), label), key)
 
+    def variants(self, traced: TracedSample) -> _Item:
+        return self._further(traced, "variants", replace(self.options, token_masks=0))
+
     def tokens(self, traced: TracedSample, text: Tensor) -> _Item:
+        options = replace(self.options, wordings=(), ratios=())
+        return self._further(traced, "tokens", options, text)
+
+    def _further(
+        self, traced: TracedSample, part: Part, options: StudyOptions, text: Tensor | None = None
+    ) -> _Item:
+        """What comes after a sample's heads."""
         if traced.skipped:
             return _Item(traced)
         try:
             sample = self.data[traced.index]
         except SKIPPED as reason:
-            return _Item(replace(traced, tokens_skipped=_reason(reason)))
-        key = self._key(sample, traced.label, self.options, ["tokens", text.int().tolist()])
-        return _Item(traced, key, text)
+            return _Item(replace(traced, **{_HOLES[part]: _reason(reason)}))
+        decides = part if text is None else [part, text.int().tolist()]
+        return _Item(traced, self._key(sample, traced.label, options, decides), part, text)
 
     def perform(self, item: _Item) -> EncodedShard:
         """What cannot be made stays as a hole with its reason."""
         try:
             sample = self.data[item.sample.index]
-            if item.text is None:
-                return encoded(self._trace_heads(sample, item.sample))
-            return encoded(self._trace_tokens(sample, item.sample, item.text))
+            if item.text is not None:
+                return encoded(self._trace_tokens(sample, item.sample, item.text))
+            trace = self._trace_heads if item.part == "heads" else self._trace_variants
+            return encoded(trace(sample, item.sample))
         except SKIPPED as reason:
             return encoded(_shard_result(skipped=_reason(reason)))
 
@@ -278,6 +310,31 @@ class _Tracer:
             tensors[f"completeness.{name}"] = curves.completeness.mean(dim=0)
         numbers = head_numbers(engine, trace)
         return _shard_result({**numbers, "right": right, "pieces": list(effects.pieces)}, tensors)
+
+    def _trace_variants(self, sample: Sample, traced: TracedSample) -> ShardResult:
+        """Cosines of the coefficients with those of other wordings and other ratios."""
+        engine, options, numbers = self._engine(sample), self.options, dict[str, Any]()
+        fit: dict[str, Any] = {"how": options.how, "masks": options.masks}
+        fit["seed"] = seed_of(f"{traced.id} variants", options.seed)
+        if options.wordings:
+            questions = (options.question, *options.wordings)
+            compared = compare_wordings(
+                self.lvlm, to_pil(sample.image), questions, self.bank, floor=options.floor,
+                answer=[engine.target], **fit,
+            )  # fmt: skip
+            for place, cosine in enumerate(compared.cosines.tolist(), 1):
+                numbers[f"cosine_wording_{place}"] = cosine
+            numbers["ceiling"] = compared.ceiling
+        own = traced.tensors["coefficients"][None]
+        ranked = ratio_study(engine, options.ratios, **fit)
+        for ratio, one in zip(options.ratios, ranked, strict=True):
+            numbers |= {
+                f"cosine_p_{ratio:g}": float(cosines(one.heads.coefficients[None], own)),
+                f"r2_p_{ratio:g}": one.heads.r2,
+                f"enough_p_{ratio:g}": one.enough,
+                f"needed_p_{ratio:g}": one.needed,
+            }
+        return _shard_result(numbers)
 
     def _trace_tokens(self, sample: Sample, traced: TracedSample, text: Tensor) -> ShardResult:
         engine = self._engine(sample)

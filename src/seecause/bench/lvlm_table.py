@@ -32,8 +32,8 @@ FEWEST = 10  # samples that groups of samples or heads need
 
 @dataclass(frozen=True, eq=False)
 class TracedSample:
-    """One sample: numbers and tensors, or why there are none. Where only its image tokens are
-    missing, `tokens_skipped` says why."""
+    """One sample: numbers and tensors, or why there are none. Where only its image tokens, or other
+    wordings and ratios, are missing, `tokens_skipped` or `variants_skipped` says why."""
 
     index: int
     id: str
@@ -42,10 +42,16 @@ class TracedSample:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: str | None = None
     tokens_skipped: str | None = None
+    variants_skipped: str | None = None
 
     @property
     def hole(self) -> str | None:
-        return self.skipped or (self.tokens_skipped and f"no image tokens: {self.tokens_skipped}")
+        parts = {
+            "no image tokens": self.tokens_skipped,
+            "no other wordings or ratios": self.variants_skipped,
+        }
+        lines = [f"{what}: {reason}" for what, reason in parts.items() if reason]
+        return self.skipped or "; ".join(lines) or None
 
 
 @dataclass(frozen=True, eq=False)

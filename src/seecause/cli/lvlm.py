@@ -12,6 +12,7 @@ import typer
 from seecause.cli.lvlm_answer import ANSWER_EXAMPLE, EDIT_EXAMPLE, answer, edit
 from seecause.cli.lvlm_open import (
     DEFAULT_LVLM,
+    OPENING,
     check_bank,
     check_question,
     open_bank,
@@ -33,7 +34,15 @@ from seecause.cli.lvlm_options import (
     Picture,
     Position,
     Question,
+    Ratios,
+    RightOnly,
+    SampleLimit,
     Share,
+    StudyData,
+    StudyFolder,
+    StudyWork,
+    TokenMasks,
+    Wordings,
 )
 from seecause.cli.options import (
     Device,
@@ -62,7 +71,7 @@ TOKENS_EXAMPLE = (
 )
 STUDY_EXAMPLE = (
     'Example: seecause lvlm study critters:clean:test --question "Which critter is this?"'
-    " --limit 100 --out study"
+    ' --wording "What is this creature?" --limit 100 --out study'
 )
 BANK_EXAMPLE = (
     "Example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336x336"
@@ -75,46 +84,6 @@ class BankMode(StrEnum):
     fixed = "fixed"
     mean = "mean"
     grid = "grid"
-
-
-StudyData = Annotated[
-    str,
-    typer.Argument(
-        help="critters:REGIME[:SPLIT], folder:PATH and others.",
-        metavar="DATA",
-        show_default=False,
-    ),
-]
-SampleLimit = Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)]
-TokenMasks = Annotated[
-    int | None,
-    typer.Option(
-        help="Masked runs for image tokens; 0 leaves them out.",
-        min=0,
-        show_default="as many as --masks",
-    ),
-]
-RightOnly = Annotated[
-    bool,
-    typer.Option(
-        "--right-only", help="Leave out samples whose answer is not the name of their class."
-    ),
-]
-StudyFolder = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", help="The folder of the study; the same command again continues in it."
-    ),
-]
-StudyWork = Annotated[
-    str | None,
-    typer.Option(
-        "--work",
-        help="Where finished samples are kept: a folder, or a URL (s3://...).",
-        metavar="DIR|URL",
-        show_default="--out",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -214,19 +183,24 @@ def _trace(
     quiet: bool,
 ) -> None:
     """Open the engine with `opened`, trace with `fit`, write the folder."""
-    from seecause.cli.progress import counting
+    from seecause.cli.progress import counting, spinning
     from seecause.lvlm import trace_answer
+    from seecause.lvlm.fit import MASKS
+    from seecause.lvlm.trace import masked_runs
     from seecause.report.folder import check_out, result_folder
     from seecause.report.lvlm import trace_manifest, write_trace
 
     replaced = check_out(out, overwrite=overwrite)
     kind = "lvlm tokens" if "token_masks" in fit else "lvlm heads"
-    with counting("tracing", 3 if "token_masks" in fit else 2, quiet=quiet) as advance:
+    with spinning(OPENING, quiet=quiet):
         picture, engine = open_engine(image, question, model, device=device, **opened)
-        if not quiet:
-            tell_if_outside(model, image)
-        advance(1)
-        trace = trace_answer(engine, **fit, advance=advance)
+    if not quiet:
+        tell_if_outside(model, image)
+    how, token_masks = fit["how"], fit.get("token_masks", 0)
+    token_masks = MASKS[how] if token_masks is None else token_masks
+    runs = masked_runs(engine, how=how, masks=fit["masks"], token_masks=token_masks)
+    with counting("masked runs", runs, quiet=quiet) as engine.progress:
+        trace = trace_answer(engine, **fit)
     run = trace_manifest(trace)
     manifest = {"command": kind, "page": "index.html", "image": image, "answer": engine.answer}
     with result_folder(out, {**manifest, "run": run}, overwrite=overwrite) as folder:
@@ -271,6 +245,8 @@ def study(
     masks: MaskCount = None,
     token_masks: TokenMasks = None,
     ablated: Share = 0.75,
+    wording: Wordings = None,
+    ratio: Ratios = None,
     right_only: RightOnly = False,
     floor: Floor = 1.0,
     bank_folder: BankFolder = None,
@@ -283,7 +259,8 @@ def study(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """One question about many pictures: which heads are used, how often, and for what? Can be
+    """One question about many pictures: which heads are used, how often, and for what? With
+    --wording and --ratio: do other words, or another share of ablated heads, change that? Can be
     stopped and continued.
 
     Writes OUT/index.html and samples.csv. Samples that cannot be traced stay in both with the
@@ -297,19 +274,26 @@ def study(
 
     store = work or out
     study_store(store).check()
-    check_question(question)
+    for text in (question, *(wording or ())):
+        check_question(text)
     check_bank(model, bank_folder, calibration)
     samples, lvlm = open_data(data, limit=limit), open_lvlm(model, device, dtype)
     masks = masks or MASKS[how.value]
     count = masks if token_masks is None else token_masks
-    options = StudyOptions(question, masks, count, ablated, floor, right_only, seed, how=how.value)
-    with counting("samples", len(samples) * (2 if count else 1), quiet=quiet) as advance:
+    others = {"wordings": tuple(wording or ()), "ratios": tuple(ratio or ())}
+    options = StudyOptions(
+        question, masks, count, ablated, floor, right_only, seed, how=how.value, **others
+    )
+    parts = 1 + bool(count) + options.varies
+    with counting("parts of samples", len(samples) * parts, quiet=quiet) as advance:
         means = open_bank(lvlm, bank_folder, calibration)
         result = run_lvlm_study(
             lvlm, means, samples, options, store, workers=workers, advance=advance
         )
     out.mkdir(parents=True, exist_ok=True)
-    pages = write_study(out, result, lvlm=lvlm, question=question, data=samples)
+    pages = write_study(
+        out, result, lvlm=lvlm, question=question, data=samples, wordings=options.wordings
+    )
     holes = Counter(sample.hole for sample in result.samples if sample.hole)
     for reason, times in holes.items():
         typer.echo(f"{times} of {len(result.samples)} samples have holes: {reason}", err=True)

@@ -10,6 +10,7 @@ import typer
 
 from seecause.cli.lvlm_open import (
     DEFAULT_LVLM,
+    OPENING,
     check_bank,
     check_question,
     open_bank,
@@ -34,7 +35,7 @@ from seecause.cli.progress import Facts
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from seecause.lvlm import AnswerWords
+    from seecause.lvlm import LVLM, AnswerWords
 
 ANSWER_EXAMPLE = """Examples:
 
@@ -73,24 +74,25 @@ def answer(
     Writes a page (index.html: the sentence; touch a word), its numbers (words.safetensors,
     words.json) and a manifest.
     """
-    from seecause.cli.progress import counting
+    from seecause.cli.progress import counting, spinning
     from seecause.data.images import open_picture
     from seecause.lvlm import AnswerEngine, trace_words
+    from seecause.lvlm.words import masked_runs, word_concerns
     from seecause.report.folder import check_out, result_folder
     from seecause.report.lvlm_answer import answer_manifest, sentence, write_answer
 
     replaced = check_out(out, overwrite=overwrite)
     check_question(question)
     check_bank(model, bank_folder, calibration)
-    with counting("tracing words", 3, quiet=quiet) as advance:
+    with spinning(OPENING, quiet=quiet):
         picture, lvlm = open_picture(image), open_lvlm(model, device, dtype)
         bank = open_bank(lvlm, bank_folder, calibration)
         engine = AnswerEngine(lvlm, picture, question, bank, answer=answer, length=length)
-        if not quiet:
-            tell_if_outside(model, image)
-        advance(1)
-        fit = {"how": how.value, "masks": masks, "p": ablated, "seed": seed}
-        words = trace_words(engine, **fit, advance=advance)
+    if not quiet:
+        tell_if_outside(model, image)
+    runs = masked_runs(engine, how=how.value, masks=masks)
+    with counting("masked runs", runs, quiet=quiet) as engine.progress:
+        words = trace_words(engine, how=how.value, masks=masks, p=ablated, seed=seed)
     facts = {"image": image, "answer": sentence(engine), "words": _facts(words)}
     manifest = {"command": "lvlm answer", "page": "index.html", **facts}
     run = {"run": answer_manifest(words)}
@@ -98,6 +100,8 @@ def answer(
         words.save(folder)
         write_answer(folder, engine, words, picture, name=image)
     if not quiet:
+        for line in word_concerns(engine, words):
+            typer.echo(f"note: {line}", err=True)
         typer.echo(f"answer: {facts['answer']}")
         for row in facts["words"]:
             typer.echo(
@@ -143,6 +147,11 @@ def edit(
     length: Length = 24,
     bank_folder: BankFolder = None,
     calibration: Calibration = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a manifest: what was changed and said.", show_default=False),
+    ] = None,
+    overwrite: Overwrite = False,
     device: DeviceOption = Device.auto,
     dtype: LVLMDtype = None,
     quiet: Quiet = False,
@@ -152,7 +161,10 @@ def edit(
     from seecause.cli.progress import counting
     from seecause.data.images import open_picture
     from seecause.lvlm import edited_heads
+    from seecause.report.folder import check_out
 
+    if out is not None:
+        check_out(out, overwrite=overwrite)
     if sum((blind, redirect is not None, boost is not None)) != 1:
         raise BadOption("edit", None, "one of --blind, --redirect and --boost")
     check_question(question)
@@ -175,9 +187,23 @@ def edit(
         advance(1)
     decode = lvlm.processor.tokenizer.decode
     facts = {"before": decode(before).strip(), "after": decode(after).strip(), "heads": pairs}
+    if out is not None:
+        options = {"blind": blind, "redirect": redirect, "boost": boost, "length": length}
+        prompted = {"image": image, "question": question, "model": model, "options": options}
+        _write_edit(out, lvlm, {**prompted, **facts}, overwrite=overwrite)
     if not quiet:
         typer.echo(f"before: {facts['before']}\nafter:  {facts['after']}")
     return facts
+
+
+def _write_edit(out: Path, lvlm: LVLM, facts: Facts, *, overwrite: bool) -> None:
+    """A folder with a manifest: what was changed, and what was said before and after."""
+    from seecause.models.base import versions
+    from seecause.report.folder import result_folder
+
+    made = {"model_fingerprint": lvlm.fingerprint(), "versions": versions()}
+    with result_folder(out, {"command": "lvlm edit", **facts, **made}, overwrite=overwrite):
+        pass
 
 
 def _read_heads(text: str) -> list[tuple[int, int]]:

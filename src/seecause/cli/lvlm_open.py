@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from seecause.lvlm import LVLM, MaskEngine, MeanBank
 
 DEFAULT_LVLM = "builtin:critters-llava"
+OPENING = "reading the model and averaging calibration pictures"
 
 
 def open_lvlm(name: str, device: Device, dtype: Dtype | None) -> LVLM:

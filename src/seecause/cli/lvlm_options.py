@@ -67,3 +67,59 @@ Calibration = Annotated[
 LVLMDtype = Annotated[
     Dtype | None, typer.Option(help="Precision of the model.", show_default=DTYPE_DEFAULT)
 ]
+StudyData = Annotated[
+    str,
+    typer.Argument(
+        help="critters:REGIME[:SPLIT], folder:PATH and others.",
+        metavar="DATA",
+        show_default=False,
+    ),
+]
+SampleLimit = Annotated[int, typer.Option(help="Use so many samples, spread evenly.", min=1)]
+TokenMasks = Annotated[
+    int | None,
+    typer.Option(
+        help="Masked runs for image tokens; 0 leaves them out.",
+        min=0,
+        show_default="as many as --masks",
+    ),
+]
+RightOnly = Annotated[
+    bool,
+    typer.Option(
+        "--right-only", help="Leave out samples whose answer is not the name of their class."
+    ),
+]
+StudyFolder = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", help="The folder of the study; the same command again continues in it."
+    ),
+]
+StudyWork = Annotated[
+    str | None,
+    typer.Option(
+        "--work",
+        help="Where finished samples are kept: a folder, or a URL (s3://...).",
+        metavar="DIR|URL",
+        show_default="--out",
+    ),
+]
+Wordings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wording",
+        help="The question in other words: do they use the same heads? Repeat for more.",
+        show_default=False,
+    ),
+]
+Ratios = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--ratio",
+        help="Another share of ablated heads to compare with. Repeat for more.",
+        min=0.01,
+        max=0.99,
+        show_default=False,
+    ),
+]

@@ -51,20 +51,22 @@ from seecause.lvlm.prompt_classifier import (
     classifier as classifier,
     export as export,
 )
-from seecause.lvlm.trace import (
-    AnswerTrace as AnswerTrace,
-    HeadTrace as HeadTrace,
+from seecause.lvlm.rankings import (
     RankingCurves as RankingCurves,
-    TokenTrace as TokenTrace,
     attention_scores as attention_scores,
     causal_scores as causal_scores,
-    check_masks_suffice as check_masks_suffice,
     essential_heads as essential_heads,
     first_crossing as first_crossing,
     random_orders as random_orders,
     ratio_study as ratio_study,
     scan as scan,
     threshold_study as threshold_study,
+)
+from seecause.lvlm.trace import (
+    AnswerTrace as AnswerTrace,
+    HeadTrace as HeadTrace,
+    TokenTrace as TokenTrace,
+    check_masks_suffice as check_masks_suffice,
     trace_answer as trace_answer,
     trace_heads as trace_heads,
     trace_tokens as trace_tokens,

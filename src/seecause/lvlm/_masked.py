@@ -57,6 +57,7 @@ class MaskedRows:
         self.cache = prefix_cache(lvlm.decoder, prompt, *means)
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self._differentiable = False  # until it was looked at
+        self.progress: Callable[[int], None] = lambda done: None  # hears how many masks have run
 
     @property
     def _readouts(self) -> Tensor:
@@ -99,7 +100,9 @@ class MaskedRows:
             if stop < len(masks):
                 width = stop - start  # halved when memory ran out
             part = (start, stop, width if self._pads else stop - start)
-            return self._run(masks.block(*part), sent.block(*part), cache, *other)[: stop - start]
+            values = self._run(masks.block(*part), sent.block(*part), cache, *other)
+            self.progress(stop - start)
+            return values[: stop - start]
 
         answers = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))
         return torch.empty_like(answers).index_copy_(0, order.to(answers.device), answers)
@@ -140,6 +143,7 @@ class MaskedRows:
                 variable = getattr(chunk, of).clone().requires_grad_()
                 answers = self._run(chunk, replace(chunk, **{of: variable}), cache)
                 slopes = _gradients(answers, variable).flatten(2)  # [B, W, P]
+            self.progress(stop - start)
             return torch.cat([answers.detach()[..., None], slopes], dim=2)
 
         both = torch.cat(list(in_chunks(run_chunk, len(masks), size, what="masks")))

@@ -162,7 +162,7 @@ def compare_wordings(
     questions: Sequence[str],
     bank: MeanBank,
     *,
-    answer: str | None = None,
+    answer: str | Sequence[int] | None = None,
     how: How = "derivative",
     masks: int | None = None,
     floor: float | None = 1.0,

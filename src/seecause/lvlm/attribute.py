@@ -35,7 +35,7 @@ from seecause.lvlm.masks import Law, draw_masks
 from seecause.models.image_tokens import Grid, ImageTokens
 
 VALUES, CARD = "coefficients.safetensors", "attribution.json"
-TENSORS = ("coefficients", "standard_error")
+TENSORS = ("coefficients", "standard_error", "unseen")
 Head = tuple[int, int]  # (layer, head), both from 0
 
 
@@ -53,6 +53,8 @@ class HeadAttribution:
     agreement: float  # of two halves of the masks
     standard_error: Tensor  # [L, H] float64, on the CPU
     protocol: dict[str, Any] = field(default_factory=dict)
+    # [n, 2] float64: responses to those masks, true and foretold
+    unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
 
     def order(self) -> Tensor:
         """Component indices l * H + h from the largest coefficient down, [L*H]."""
@@ -112,7 +114,7 @@ def _check_read(attribution: HeadAttribution) -> None:
     numbers = [getattr(attribution, name) for name in ("intercept", "r2", "pearson", "agreement")]
     right = all(type(number) in (int, float) for number in numbers)
     right &= type(attribution.masks) is int and isinstance(attribution.protocol, dict)
-    for tensor in (attribution.coefficients, attribution.standard_error):
+    for tensor in (getattr(attribution, name) for name in TENSORS):
         right &= tensor.ndim == 2 and tensor.is_floating_point()
     if not right or attribution.standard_error.shape != attribution.coefficients.shape:
         raise ValueError("other types than those of an attribution")
@@ -168,6 +170,7 @@ def attribute_heads(
         result.agreement,
         result.standard_error.reshape(shape),
         protocol(engine, sampling, result),
+        result.unseen,
     )
 
 

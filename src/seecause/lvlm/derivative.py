@@ -77,6 +77,7 @@ def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Regress
         agreement=correlation(*halves),
         converged=True,
         standard_error=slopes.std(dim=0) / len(slopes) ** 0.5,
+        unseen=torch.stack([responses, foretold], dim=1),
     )
 
 
@@ -89,15 +90,17 @@ def corrected(
         _correct(masks[start::2], responses[start::2], slopes[start::2], device).coefficients
         for start in (0, 1)
     ]
+    foretold = responses - whole.left_out
     return Regression(
         whole.coefficients,
         intercept=float(responses.mean() - masks.double().mean(dim=0) @ whole.coefficients),
         r2=_explained(responses, whole.left_out),
-        pearson=correlation(responses, responses - whole.left_out),
+        pearson=correlation(responses, foretold),
         masks=len(masks),
         agreement=correlation(*halves),
         converged=True,
         standard_error=whole.standard_error,
+        unseen=torch.stack([responses, foretold], dim=1),
     )
 
 

@@ -174,6 +174,8 @@ class Regression:
     standard_error: Tensor  # [P] float64: by which other masks would change them
     # agreement after each step of an adaptive run
     history: list[dict[str, Any]] = field(default_factory=list)
+    # [n, 2] float64: responses to masks that the coefficients have not seen, true and foretold
+    unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
 
     @property
     def reliability(self) -> float:
@@ -227,6 +229,7 @@ def regress(
         converged=fit.converged,
         standard_error=both.standard_error(float((truth - predicted).square().mean())),
         history=history,
+        unseen=torch.stack([truth, predicted], dim=1),
     )
 
 

@@ -1,28 +1,15 @@
 """One answer traced from the picture to its words: heads, then text rows, then image tokens, with
 everything a reader needs to judge them.
 
-heads     coefficients and three other rankings, curves of all four, x*
+heads     coefficients and three other rankings (`rankings.py`), curves of all four, x*
 tokens    what each text row receives, u*, how much that is enough for, gamma, weighted attention
 
-Other ways to rank heads (Kim et al. 2025, section 4.1):
-
-attention   Img(l, h): attention on the picture, averaged over text rows                   (eq. 10)
-causal      Delta_n = 1 - F(all heads but n): what it costs to take one head away
-random      any order
-
-Does a ranking hold? Heads are switched on, or off, one after the other, the best first; x^(k) has
-the top k on:
-
-faithfulness F(x^(k)) -> 1        k_faith = min {k : F(x^(k)) > 0.8}: the heads that are enough
-completeness F(1 - x^(k)) -> 0    k_comp = min {k : F(1 - x^(k)) < 0.2}: the heads that are needed
-
-The curves are not monotone, so both counts are the first crossing of a scan from k = 1 on. x* =
-x^(k_faith).
+x* = x^(k_faith): the fewest heads, the best first, that alone bring more than 80 % of the effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +18,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from seecause._files import write_atomic
-from seecause.errors import BadOption
 from seecause.lvlm.activations import HeadWords, head_words
 from seecause.lvlm.attribute import (
     KEPT,
@@ -44,143 +30,25 @@ from seecause.lvlm.attribute import (
     text_effects,
     weighted_attention,
 )
+from seecause.lvlm.derivative import SLOPES
 from seecause.lvlm.engine import MaskEngine
 from seecause.lvlm.fit import MASKS, How, MaskSampling, check_sampling, correlation
+from seecause.lvlm.model import LVLM
+from seecause.lvlm.rankings import (
+    FAITHFUL,
+    RankingCurves,
+    attention_scores,
+    causal_scores,
+    curve_counts,
+    essential_heads,
+    random_orders,
+    scan,
+)
 
-FAITHFUL, COMPLETE = 0.8, 0.2
 LOW_R2, LOW_AGREEMENT, FEW_PICTURES = 0.5, 0.8, 20  # below these a page warns
-LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of faithfulness; of completeness 1 - level
-RATIOS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # shares of heads that are ablated
-
-
-@dataclass(frozen=True, eq=False)
-class RankingCurves:
-    """F along a ranking, P heads; one row for each order where there are several (random)."""
-
-    faithfulness: Tensor  # [O, P + 1] float64; column k: only the top k on
-    completeness: Tensor  # [O, P + 1] float64; column k: all but the top k on
-
-    def enough(self, level: float = FAITHFUL) -> Tensor:
-        """[O] k_faith: how many heads alone bring more than `level` of the effect."""
-        return _first(self.faithfulness > _share("level", level))
-
-    def needed(self, level: float = COMPLETE) -> Tensor:
-        """[O] k_comp: how many heads must go until less than `level` of the effect is left."""
-        return _first(self.completeness < _share("level", level))
-
-    def rows(self, rows: slice) -> RankingCurves:
-        return RankingCurves(self.faithfulness[rows], self.completeness[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class RankedRatio:
-    """One share of ablated heads."""
-
-    heads: HeadAttribution
-    enough: int  # k_faith
-    needed: int  # k_comp
-
-
-def scan(engine: MaskEngine, orders: Tensor) -> RankingCurves:
-    """Both curves in full for orders [P] or [O, P] of component indices, the best first. Orders
-    share the masks' common blocks."""
-    orders = orders.reshape(-1, engine.n_components).cpu()
-    on = torch.stack([_top(order, range(len(order) + 1)) for order in orders])  # [O, P + 1, P]
-    responses = engine.evaluate(heads=torch.cat([on, ~on]).flatten(0, 1)).double().cpu()
-    return RankingCurves(*responses.reshape(2, len(orders), -1))
-
-
-def first_crossing(
-    engine: MaskEngine,
-    order: Tensor,
-    *,
-    level: float = FAITHFUL,
-    completeness: bool = False,
-    chunk: int = 128,
-) -> int:
-    """One of the counts without the rest of the curve: masks are asked `chunk` at a time until it
-    is there. For models with a thousand heads."""
-    _share("level", level)
-    order = order.flatten().cpu()
-    for start in range(1, len(order) + 1, chunk):
-        on = _top(order, range(start, min(start + chunk, len(order) + 1)))
-        responses = engine.evaluate(heads=~on if completeness else on)
-        crossed = responses < level if completeness else responses > level
-        if bool(crossed.any()):
-            return start + int(crossed.int().argmax())
-    return len(order)
-
-
-def essential_heads(
-    attribution: HeadAttribution, curves: RankingCurves, level: float = FAITHFUL
-) -> Tensor:
-    """x* [L*H]: the fewest heads, in order of their coefficients, that alone bring more than
-    `level` of the effect."""
-    return attribution.mask(int(curves.enough(level)[0]))
-
-
-def threshold_study(curves: RankingCurves, levels: Sequence[float] = LEVELS) -> Tensor:
-    """[levels, 2] float64: heads that are enough for a level, and heads to take away until 1 -
-    level is left; means over orders."""
-    enough = torch.stack([curves.enough(level) for level in levels])  # [levels, O]
-    needed = torch.stack([curves.needed(1 - level) for level in levels])
-    return torch.stack([enough.double().mean(dim=1), needed.double().mean(dim=1)], dim=1)
-
-
-def ratio_study(
-    engine: MaskEngine, ratios: Sequence[float] = RATIOS, *, masks: int = 10_000, seed: int = 0
-) -> list[RankedRatio]:
-    """Head attribution with other shares of ablated heads, and how its ranking does. Each has masks
-    of its own: the same lots would be nested."""
-    ranked = []
-    for place, ratio in enumerate(ratios):
-        heads = attribute_heads(engine, how="fit", masks=masks, p=ratio, seed=seed + place)
-        enough = first_crossing(engine, heads.order())
-        needed = first_crossing(engine, heads.order(), level=COMPLETE, completeness=True)
-        ranked.append(RankedRatio(heads, enough, needed))
-    return ranked
-
-
-def _top(order: Tensor, counts: range) -> Tensor:
-    """[counts, P] bool: the first k of an order on, for each k."""
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    return rank < torch.tensor(counts)[:, None]
-
-
-def _first(crossed: Tensor) -> Tensor:
-    """The first True of each row [O, P + 1], from k = 1 on; the last k where there is none."""
-    crossed = crossed[:, 1:]
-    return torch.where(crossed.any(dim=1), crossed.int().argmax(dim=1) + 1, crossed.shape[1])
-
-
-def _share(name: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise BadOption(name, value, "a share between 0 and 1")
-    return value
-
-
-def attention_scores(engine: MaskEngine) -> Tensor:
-    """[L, H] float64: how much of its attention a head of the intact model has on the picture."""
-    return engine.activations().image_attention().double().cpu()
-
-
-def causal_scores(engine: MaskEngine) -> Tensor:
-    """[L, H] float64: the share of the picture's effect that is lost without this head, all others
-    seeing."""
-    all_but_one = ~torch.eye(engine.n_components, dtype=torch.bool)
-    lost = 1 - engine.evaluate(heads=all_but_one).double().cpu()
-    return lost.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads)
-
-
-def random_orders(engine: MaskEngine, count: int, *, seed: int = 0) -> Tensor:
-    """[count, L*H]: component indices in orders drawn by lot."""
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(engine.n_components, generator=generator) for _ in range(count)]
-    return torch.stack(orders)
-
-
 RANKINGS = ("hear", "causal", "attention", "random")
 ORDERS = 5  # of the random ranking
+POINTS = 128  # counts of heads that other rankings than head attribution's are asked at
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,14 +99,17 @@ def trace_heads(
     adaptive: bool = False,
     level: float = FAITHFUL,
 ) -> HeadTrace:
-    """Head attribution, the baselines, and the curves of all in one scan."""
+    """Head attribution, the baselines, and the curves of all: in full for head attribution, whose
+    counts choose x*, and at `POINTS` counts for the others, seven orders of them, which would cost
+    more than everything else together."""
     heads = attribute_heads(engine, how=how, masks=masks, p=p, seed=seed, adaptive=adaptive)
     attention, causal = attention_scores(engine), causal_scores(engine)
-    scores = (heads.coefficients, causal, attention)
-    ranked = [score.flatten().argsort(descending=True, stable=True) for score in scores]
-    curves = scan(engine, torch.stack([*ranked, *random_orders(engine, ORDERS, seed=seed)]))
-    slices = [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, None)]
-    named = {name: curves.rows(rows) for name, rows in zip(RANKINGS, slices, strict=True)}
+    ranked = [x.flatten().argsort(descending=True, stable=True) for x in (causal, attention)]
+    orders = torch.stack([*ranked, *random_orders(engine, ORDERS, seed=seed)])
+    others = scan(engine, orders, points=POINTS)
+    rows = (slice(0, 1), slice(1, 2), slice(2, None))
+    curves = [scan(engine, heads.order()), *map(others.rows, rows)]
+    named: dict[str, RankingCurves] = dict(zip(RANKINGS, curves, strict=True))
     return HeadTrace(heads, attention, causal, named, essential_heads(heads, named["hear"], level))
 
 
@@ -300,18 +171,24 @@ class AnswerTrace:
             _save_tensors(folder / "tokens.safetensors", tensors)
 
 
+def engine_concerns(lvlm: LVLM, question: str | None, pictures: int) -> list[str]:
+    """What makes any answer about this question less trustworthy: words that the model does not
+    know, and an average of few calibration pictures."""
+    lines = []
+    unknown = lvlm.unknown_words(question or "")
+    if unknown:
+        lines.append(f"the model has no token for {', '.join(unknown)}: it reads them as one word")
+    if pictures < FEW_PICTURES:
+        lines.append(
+            f"{pictures} calibration pictures make the average picture: about a hundred are better"
+        )
+    return lines
+
+
 def concerns(trace: AnswerTrace) -> list[str]:
     """What makes a trace less trustworthy, in words; nothing where all is well."""
     engine = trace.engine
-    lines: list[str] = []
-    unknown = engine.lvlm.unknown_words(engine.question or "")
-    if unknown:
-        lines.append(f"the model has no token for {', '.join(unknown)}: it reads them as one word")
-    if engine.bank["pictures"] < FEW_PICTURES:
-        lines.append(
-            f"{engine.bank['pictures']} calibration pictures make the average picture: about a"
-            " hundred are better"
-        )
+    lines = engine_concerns(engine.lvlm, engine.question, engine.bank["pictures"])
     fits: dict[str, HeadAttribution | TokenAttribution] = {"heads": trace.heads.heads}
     if trace.tokens is not None:
         fits["image tokens"] = trace.tokens.tokens
@@ -326,6 +203,24 @@ def concerns(trace: AnswerTrace) -> list[str]:
                 f"two halves of the masks agree by {fit.agreement:.2f} about {what}: ask more masks"
             )
     return lines
+
+
+def masked_runs(
+    engine: MaskEngine, *, how: How = "derivative", masks: int | None = None, token_masks: int = 0
+) -> int:
+    """How many masked runs `trace_answer` makes at most; `engine.progress` hears of each."""
+    heads, orders = engine.n_components, 2 + ORDERS
+    curves = 2 * (heads + 1) + 2 * orders * len(curve_counts(heads, POINTS))
+    total = runs_of(how, masks or MASKS[how]) + heads + curves
+    if token_masks:
+        total += engine.n_text + 4 + runs_of(how, token_masks)  # text rows, and four ends
+    return total
+
+
+def runs_of(how: How, masks: int) -> int:
+    """Of an estimate: its masks, and those that are differentiated at."""
+    again = {"derivative": masks, "corrected": min(SLOPES, masks), "fit": 0}
+    return masks + again[how]
 
 
 def trace_answer(

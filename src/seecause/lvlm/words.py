@@ -36,6 +36,7 @@ from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.derivative import SOFTEN, estimate
 from seecause.lvlm.fit import MASKS, How, MaskSampling, Regression, check_sampling
 from seecause.lvlm.model import LVLM
+from seecause.lvlm.trace import LOW_R2, engine_concerns, runs_of
 from seecause.models.image_tokens import Grid, ImageTokens
 from seecause.types import wide
 
@@ -212,6 +213,26 @@ class AnswerWords:
         card = {"pieces": self.pieces, "instead": self.instead, "sources": self.sources()}
         write_json(folder / CARD, {**card, "protocol": self.protocol})
         return folder
+
+
+def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
+    """What makes a traced answer less trustworthy, in words; nothing where all is well. Of words
+    that the picture does not move there is nothing to foretell."""
+    lines = engine_concerns(engine.lvlm, engine.question, engine.bank["pictures"])
+    from_picture = words.moved()
+    for what, r2 in (("heads", words.heads_r2), ("image tokens", words.image_r2)):
+        bad = [words.pieces[i].strip() for i in (from_picture & ~(r2 >= LOW_R2)).nonzero()[:, 0]]
+        if bad:
+            lines.append(
+                f"coefficients of {what} foretell masked answers badly (R2 below {LOW_R2}) for"
+                f" {', '.join(bad)}: they act together, so read single ones with care"
+            )
+    return lines
+
+
+def masked_runs(engine: AnswerEngine, *, how: How = "derivative", masks: int | None = None) -> int:
+    """How many masked runs `trace_words` makes; `engine.progress` hears of each."""
+    return 2 * runs_of(how, MASKS[how] if masks is None else masks)
 
 
 def trace_words(

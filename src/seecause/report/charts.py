@@ -111,12 +111,14 @@ def chart(
     log: bool = False,
     share: bool = False,
     beside: Sequence[Series] = (),
+    dots: Sequence[tuple[float, float]] = (),
 ) -> Markup:
-    """All series on one pair of axes; `log` is for x. A chart that stands `beside` others shares
-    their range of y. A `share` is drawn from 0, which is always seen, and to 1 where all of them
-    are 0."""
+    """All series on one pair of axes, and `dots` without names under them; `log` is for x. A chart
+    that stands `beside` others shares their range of y. A `share` is drawn from 0, which is always
+    seen, and to 1 where all of them are 0."""
     reach = [(y - e, y + e) for s in (*series, *beside) for y, e in zip(s.y, s.reach, strict=True)]
-    along = [v for s in series for v in s.x]
+    reach += [(y, y) for _, y in dots]
+    along = [v for s in series for v in s.x] + [x for x, _ in dots]
     x = Axis(
         *padded(along, log=log),
         LEFT,
@@ -130,7 +132,7 @@ def chart(
     return fragment(
         "chart.svg.j2",
         title=title, x_title=x_title, y_title=y_title, x_ticks=x.ticks(), y_ticks=y.ticks(),
-        drawn=_apart(drawn),
+        drawn=_apart(drawn), dots=[(x.at(a), y.at(b)) for a, b in dots],
         width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
     )  # fmt: skip
 

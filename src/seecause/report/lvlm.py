@@ -12,15 +12,16 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from seecause.lvlm import AnswerTrace, HeadTrace, HeadWords, RankingCurves
+from seecause.lvlm import AnswerTrace, HeadAttribution, HeadTrace, HeadWords, RankingCurves
 from seecause.lvlm.prompt import picture_map, seen_picture
-from seecause.lvlm.trace import COMPLETE, RANKINGS, concerns
+from seecause.lvlm.rankings import COMPLETE, LEVELS, threshold_study
+from seecause.lvlm.trace import POINTS, RANKINGS, concerns
 from seecause.metrics import standard_error
 from seecause.models.base import versions
 from seecause.report.cards import Card, GridCell, MapView, Strip, render_cards
-from seecause.report.charts import Series, chart, styled
+from seecause.report.charts import DASHES, GREY, Series, chart, styled
 from seecause.report.overlay import legend, number, overlay, panel, picture, scale_of
-from seecause.report.page import Section, fragment, protocol_section, write_page
+from seecause.report.page import Section, folded, fragment, protocol_section, write_page
 
 CALLED = {
     "hear": "head attribution",
@@ -29,6 +30,7 @@ CALLED = {
     "random": "random order",
 }
 WRITTEN = 16  # heads in a row that still have room for their numbers
+DOTS = 400  # of a chart, at most
 HEADS_NOTE = (
     "Each cell is one head. Left, its coefficient: the share of the picture's effect on the answer"
     " that it brings, other heads seeing the picture or an average picture by lot; point at it for"
@@ -40,6 +42,10 @@ CURVES_NOTE = (
     "Heads are switched on (left) or off (right), the best first: a good ranking rises early and"
     " falls early. The table has the first count that brings more than 80 % of the effect, and the"
     " first that leaves less than 20 %."
+)
+COARSE_NOTE = (
+    f" Rankings other than head attribution are asked at about {POINTS} counts of heads, and are"
+    " straight between them."
 )
 TOKENS_NOTE = (
     "Under each token of the prompt: the share of the picture's effect on the answer that is lost"
@@ -166,11 +172,48 @@ def heads_section(trace: AnswerTrace) -> Section:
     ]
     return Section(
         "Which heads carry the picture into the answer?",
-        warnings(concerns(trace)) + fragment("head_grid.html.j2", grids=grids) + table(facts),
+        warnings(concerns(trace))
+        + fragment("head_grid.html.j2", grids=grids)
+        + table(facts)
+        + fit_charts(fit),
         HEADS_NOTE,
         FIT,
         short="Which heads carry it?",
     )
+
+
+def fit_charts(fit: HeadAttribution) -> Markup:
+    """Answers under masks that the coefficients have not seen, as foretold and as they are; and
+    what the heads of each layer bring together."""
+    charts = []
+    if len(fit.unseen):
+        step = -(-len(fit.unseen) // DOTS)
+        dots = [(foretold, true) for true, foretold in fit.unseen[::step].tolist()]
+        ends = [float(fit.unseen.min()), float(fit.unseen.max())]
+        exact = Series("foretold exactly", ends, ends, colour=GREY, dash=DASHES[1])
+        titles = ("answers under masks not seen before", "foretold by the coefficients")
+        y_title = "share of the effect"
+        charts = [chart([exact], title=titles[0], x_title=titles[1], y_title=y_title, dots=dots)]
+    error = fit.standard_error.square().sum(dim=1).sqrt()
+    charts.append(depth_chart(fit.coefficients.sum(dim=1), error))
+    return fragment("bench_charts.html.j2", charts=charts, keys={})
+
+
+def depth_chart(sums: Tensor, error: Tensor) -> Markup:
+    """Coefficients of each layer added up [L], with their errors [L]."""
+    layers = Series("all heads of a layer", list(range(len(sums))), sums.tolist(), error.tolist())
+    share = "share of the effect, heads added up"
+    return chart([layers], title="coefficients by depth", x_title="layer", y_title=share)
+
+
+def thresholds_table(curves: Mapping[str, RankingCurves]) -> Markup:
+    """Counts where other shares than 80 % and 20 % are asked for."""
+    head = ("ranking", *(f"{level:.0%} brought, {1 - level:.0%} left" for level in LEVELS))
+    rows = [
+        (CALLED[name], *(f"{enough:.4g}, {needed:.4g}" for enough, needed in counts.tolist()))
+        for name, counts in ((name, threshold_study(c)) for name, c in curves.items())
+    ]
+    return folded("Heads that are enough, and needed, at other thresholds", table(rows, head=head))
 
 
 def curves_section(
@@ -191,7 +234,9 @@ def curves_section(
     rows = [(CALLED[name], *pair) for name, pair in counts.items()]
     head = ("ranking", "heads that are enough", "heads that are needed")
     body = fragment("bench_charts.html.j2", charts=charts, keys=keys) + table(rows, head=head)
-    return Section("Does the ranking hold?", body, CURVES_NOTE)
+    size = max(c.faithfulness.shape[1] for c in curves.values()) - 1
+    note = CURVES_NOTE + (COARSE_NOTE if size >= POINTS else "")
+    return Section("Does the ranking hold?", body + thresholds_table(curves), note)
 
 
 def words_section(words: Sequence[HeadWords], errors: Tensor) -> Section:

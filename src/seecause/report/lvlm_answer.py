@@ -14,10 +14,10 @@ from torch import Tensor
 
 from seecause.lvlm import AnswerEngine, AnswerWords
 from seecause.lvlm.prompt import picture_map, seen_picture
-from seecause.lvlm.words import MOVED, Source
+from seecause.lvlm.words import MOVED, Source, word_concerns
 from seecause.models.base import versions
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.lvlm import HeadGrid, table
+from seecause.report.lvlm import HeadGrid, table, warnings
 from seecause.report.overlay import number, scale_of
 from seecause.report.page import Section, fragment, protocol_section, write_page
 
@@ -108,7 +108,8 @@ def words_section(
             )
         )
     first = gains.index(max(gains))
-    body = fragment("words.html.j2", words=pieces, first=first)
+    body = warnings(word_concerns(engine, words))
+    body += fragment("words.html.j2", words=pieces, first=first)
     return Section("Which words come from the picture?", body, NOTE, TERMS, short="Words")
 
 
@@ -147,7 +148,7 @@ def table_section(words: AnswerWords) -> Section:
                 _readable(words.instead[word]),
                 f"{float(words.spans[word]):.2f}",
                 f"{top[0]}.{top[1]}",
-                f"{float(words.heads_r2[word]):.2f}, {float(words.image_r2[word]):.2f}",
+                ", ".join(_explained(r2[word]) for r2 in (words.heads_r2, words.image_r2)),
             )
         )
     head = (
@@ -182,6 +183,11 @@ def answer_manifest(words: AnswerWords) -> dict[str, Any]:
 
 def _readable(piece: str) -> str:
     return piece.replace("\n", "⏎").strip() or "·"
+
+
+def _explained(r2: Tensor) -> str:
+    """R2; of a word that no mask moves there is nothing to explain."""
+    return f"{float(r2):.2f}" if bool(r2.isfinite()) else "nothing moves"
 
 
 def _times(gain: float) -> str:

@@ -13,21 +13,37 @@ from torch import Tensor
 from seecause._files import write_atomic
 from seecause.bench.lvlm_table import LVLMStudy, TokenMaps, to_csv, token_maps
 from seecause.data.dataset import Dataset
-from seecause.lvlm import LVLM, importance_map
+from seecause.lvlm import LVLM, HeadGroups, importance_map
 from seecause.lvlm.analysis import STRONG, correlations
 from seecause.lvlm.trace import RANKINGS
-from seecause.metrics import summarise
+from seecause.metrics import standard_error, summarise
 from seecause.report.cards import Card, MapView, Strip, render_cards
-from seecause.report.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, padded, styled
-from seecause.report.lvlm import HeadGrid, curves_section, prompt_words, table
-from seecause.report.overlay import scale_of
+from seecause.report.charts import (
+    HEIGHT,
+    LEFT,
+    LETTER,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    padded,
+    styled,
+)
+from seecause.report.lvlm import HeadGrid, curves_section, depth_chart, prompt_words, table
+from seecause.report.overlay import data_uri, grid_image, scale_of
 from seecause.report.page import Section, fragment, write_page
 
 GALLERY, COLUMN = 8, 4  # pictures shown, and under one another
 
 
 def write_study(
-    folder: Path, study: LVLMStudy, *, lvlm: LVLM, question: str, data: Dataset
+    folder: Path,
+    study: LVLMStudy,
+    *,
+    lvlm: LVLM,
+    question: str,
+    data: Dataset,
+    wordings: Sequence[str] = (),
 ) -> list[Path]:
     """index.html and samples.csv in the folder of a study."""
     sections = []
@@ -36,6 +52,8 @@ def write_study(
         sections = [
             importance_section(study),
             study_curves_section(study),
+            *wordings_section(study, wordings),
+            *ratios_section(study),
             *groups_section(study),
             *text_section(study),
             *gallery_section(study, maps),
@@ -74,8 +92,77 @@ def importance_section(study: LVLMStudy) -> Section:
         "Mean ± standard error over samples. If attention told which heads matter, the grids would"
         " look alike."
     )
+    layers = coefficients.sum(dim=2)  # [S, L]
+    charts = [depth_chart(layers.mean(dim=0), standard_error(layers))]
+    groups = study.head_groups()
+    if groups is not None:
+        charts.append(heads_heat(study, groups))
     body = fragment("head_grid.html.j2", grids=grids) + table(facts)
+    body += fragment("bench_charts.html.j2", charts=charts, keys={})
     return Section("Which heads are used?", body, note)
+
+
+def heads_heat(study: LVLMStudy, groups: HeadGroups) -> Markup:
+    """Heads that matter somewhere, alike beside alike, and the samples in which they do, by
+    class."""
+    labels = [sample.label or "" for sample in study.traced]
+    samples = sorted(range(len(labels)), key=lambda place: (labels[place], place))
+    order = groups.order[groups.groups[groups.order].argsort(stable=True)]  # by group, then tree
+    heat = groups.vectors[order][:, samples]  # [K, S]
+    row = max(12.0, min(22.0, HEIGHT / len(order)))
+    high, wide, top = row * len(order), WIDTH - LEFT - RIGHT, 20
+    named = [groups.heads[place] for place in order.tolist()]
+    rows = [(top + row * (k + 0.5), f"{layer}.{head}") for k, (layer, head) in enumerate(named)]
+    columns, step = [], wide / len(samples)
+    for name in dict.fromkeys(labels[place] for place in samples):
+        places = [k for k, place in enumerate(samples) if labels[place] == name]
+        if step * len(places) >= LETTER * len(name):
+            columns.append((LEFT + step * (places[0] + len(places) / 2), name))
+    always = int((groups.groups == 0).sum())
+    return fragment(
+        "heat.svg.j2", title="heads over samples, in two groups", rows=rows, columns=columns,
+        image=data_uri(grid_image(heat, scale_of(heat, signed=True))), rules=[top + row * always],
+        left=LEFT, top=top, wide=wide, high=high, width=WIDTH, height=top + high + 4,
+        note=f"rows: heads (layer.head) whose coefficient passes {STRONG} in some sample, alike"
+        " beside alike; columns: samples by class. Red for, blue against; the line parts the"
+        " groups.",
+    )  # fmt: skip
+
+
+def wordings_section(study: LVLMStudy, wordings: Sequence[str]) -> list[Section]:
+    """Whether the same question in other words uses the same heads."""
+    ceiling = study.column("ceiling")
+    if not len(ceiling):
+        return []
+    rows = [
+        (wording, _mean(study.column(f"cosine_wording_{place}")))
+        for place, wording in enumerate(wordings, 1)
+    ]
+    rows.append(("the first wording again, on fresh masks", _mean(ceiling)))
+    note = (
+        "Cosine of the coefficients with those of the first wording, for the same answer. The last"
+        " row is what masks alone allow: near it, the wording changes nothing."
+    )
+    body = table(rows, head=("wording", "cosine"))
+    return [Section("Do other wordings use the same heads?", body, note)]
+
+
+def ratios_section(study: LVLMStudy) -> list[Section]:
+    """Whether the share of ablated heads matters."""
+    prefix = "cosine_p_"
+    names = dict.fromkeys(name for sample in study.traced for name in sample.numbers)
+    shares = sorted((n.removeprefix(prefix) for n in names if n.startswith(prefix)), key=float)
+    if not shares:
+        return []
+    columns = {"cosine": 3, "r2": 3, "enough": 1, "needed": 1}
+    rows = [
+        (share, *(_mean(study.column(f"{name}_p_{share}"), d) for name, d in columns.items()))
+        for share in shares
+    ]
+    head = ("ablated", "cosine", "R² on unseen masks", "heads enough", "heads needed")
+    note = "Coefficients with other shares of heads ablated, beside those above (cosine)."
+    body = table(rows, head=head)
+    return [Section("Does the share of ablated heads matter?", body, note)]
 
 
 def _head_groups(study: LVLMStudy) -> list[tuple[str, str]]:

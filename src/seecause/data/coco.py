@@ -1,0 +1,181 @@
+"""`coco:PATH[:val|train]`: COCO 2017 (Lin et al. 2014), every photo with its main object.
+
+    val2017/<number>.jpg   train2017/<number>.jpg   annotations/instances_{val,train}2017.json
+The label is the category that covers most pixels (crowds do not count), the mask all objects of it,
+the box that of the largest. Crowd regions, of which no object is told apart, are neither object nor
+background. Photos without an object are left out. Outlines are filled by Pillow: a mask may differ
+from pycocotools' by its edge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from seecause.data.dataset import IGNORE, evenly, path_and_split
+from seecause.data.images import MAX_PIXELS
+from seecause.data.photos import Photo, Photos, inside
+from seecause.errors import DataMissing
+
+SPLITS = ("val", "train")
+_LAYOUT = "expected PATH/val2017/*.jpg and PATH/annotations/instances_val2017.json (or train)"
+_FIELDS = {
+    "images": ("id", "file_name", "height", "width"),
+    "annotations": ("image_id", "category_id", "segmentation", "area", "bbox", "iscrowd"),
+    "categories": ("id", "name"),
+}
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ObjectMasks:
+    """The outlines of each photo's main object and of crowds, drawn when they are asked for."""
+
+    source: Path
+    sizes: Mapping[str, tuple[int, int]]  # photo -> height, width
+    outlines: Mapping[str, tuple[list[Any], list[Any]]]  # photo -> object's, crowds'
+
+    def __call__(self, path: Path) -> Tensor:
+        size = self.sizes[path.name]
+        try:
+            own, crowd = (_filled(parts, size) for parts in self.outlines[path.name])
+        except (TypeError, ValueError, KeyError, OverflowError) as odd:
+            raise DataMissing(
+                f"{self.source}, {path.name}", f"an outline that cannot be read ({odd})",
+                "expected polygons [x, y, x, y, ...] or uncompressed run lengths",
+            ) from None  # fmt: skip
+        mask = own.to(torch.uint8)
+        mask[crowd & ~own] = IGNORE
+        return mask
+
+
+def open_coco(rest: str, *, limit: int | None = None) -> Photos:
+    """The photos of one split that show an object of a known category."""
+    root, split = path_and_split(rest, SPLITS, default="val")
+    source = root / "annotations" / f"instances_{split}2017.json"
+    images, annotations, categories = _read(source)
+    places = {row["id"]: place for place, row in enumerate(categories)}
+    by_photo: dict[Any, list[Record]] = {}
+    for row in annotations:
+        if row["category_id"] not in places:
+            raise _odd(source, f"an object of the category {row['category_id']!r}, which is none")
+        by_photo.setdefault(row["image_id"], []).append(row)
+    photos, sizes, outlines = [], {}, {}
+    for image in images:
+        objects = by_photo.get(image["id"], [])
+        main = main_category(objects)
+        if main is None:
+            continue
+        name = str(image["file_name"])
+        path = inside(root / f"{split}2017", name, str(source), _LAYOUT)
+        own = [row for row in objects if row["category_id"] == main and not row["iscrowd"]]
+        crowds = [row["segmentation"] for row in objects if row["iscrowd"]]
+        sizes[path.name] = _size(image, source)
+        outlines[path.name] = ([row["segmentation"] for row in own], crowds)
+        photos.append(Photo(path, path.stem, places[main], path, box=_largest_box(own, source)))
+    if not photos:
+        raise _odd(source, "no photo with an object")
+    chosen = evenly(photos, limit)
+    needed = {photo.path.name: outlines[photo.path.name] for photo in chosen}
+    read_mask = ObjectMasks(source, sizes, needed)
+    classes = tuple(str(row["name"]) for row in categories)
+    return Photos(f"coco:{root}:{split}", classes, chosen, read_mask, lists=(source,))
+
+
+def main_category(objects: Iterable[Record]) -> Any:
+    """The category whose objects cover most pixels together; None where there is no object. Of
+    equal ones the smaller number."""
+    areas: Counter[Any] = Counter()
+    for row in objects:
+        if not row["iscrowd"]:
+            areas[row["category_id"]] += row["area"]
+    return min(areas, key=lambda category: (-areas[category], category), default=None)
+
+
+def run_lengths(counts: Iterable[int], size: tuple[int, int]) -> Tensor:
+    """[H, W] bool of lengths of runs down the columns: off, on, off ...; ValueError if they do not
+    fill the picture."""
+    counts = [int(count) for count in counts]
+    if any(count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
+        raise ValueError(f"runs that do not fill {size[0]} x {size[1]} pixels")
+    on = torch.arange(len(counts)) % 2 == 1
+    flat = on.repeat_interleave(torch.tensor(counts))
+    return flat.view(size[1], size[0]).T.contiguous()
+
+
+def _filled(parts: Iterable[Any], size: tuple[int, int]) -> Tensor:
+    """[H, W] bool: the pixels of any outline."""
+    canvas = Image.new("1", (size[1], size[0]))
+    draw, mask = ImageDraw.Draw(canvas), torch.zeros(size, dtype=torch.bool)
+    for part in parts:
+        if isinstance(part, dict):
+            if isinstance(part["counts"], str) or tuple(part["size"]) != size:
+                raise ValueError("compressed run lengths, or those of another size")
+            mask |= run_lengths(part["counts"], size)
+            continue
+        for polygon in part:
+            corners = [float(value) for value in polygon]
+            if len(corners) < 6 or len(corners) % 2 or not np.isfinite(corners).all():
+                raise ValueError("a polygon without three corners")
+            draw.polygon(corners, fill=1)
+    return mask | torch.from_numpy(np.asarray(canvas).copy())
+
+
+def _largest_box(objects: Iterable[Record], source: Path) -> tuple[float, float, float, float]:
+    box = max(objects, key=lambda row: row["area"])["bbox"]
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+        raise _odd(source, f"the box {str(box)[:60]}, not x, y, width and height")
+    x, y, width, height = map(float, box)
+    return x, y, width, height
+
+
+def _size(image: Record, source: Path) -> tuple[int, int]:
+    size = (image["height"], image["width"])
+    whole = all(type(side) is int and side > 0 for side in size)
+    if not whole or size[0] * size[1] > MAX_PIXELS:
+        raise _odd(source, f"the size {size} of {str(image['file_name'])[:60]!r}")
+    return size
+
+
+def _read(source: Path) -> tuple[list[Record], list[Record], list[Record]]:
+    """Images, annotations and categories, those sorted by their number, with all their fields."""
+    if not source.is_file():
+        raise DataMissing(str(source), "no such file", _LAYOUT)
+    try:
+        content = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise _odd(source, "no JSON") from None
+    tables = []
+    for name, fields in _FIELDS.items():
+        rows = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not rows:
+            raise _odd(source, f"no list of {name}")
+        for row in rows:
+            if not isinstance(row, dict) or not row.keys() >= set(fields):
+                raise _odd(source, f"one of its {name} lacks {', '.join(fields)}")
+        tables.append(rows)
+    images, annotations, categories = tables
+    numbered = [(row, "id") for row in (*images, *categories)]
+    numbered += [(row, name) for row in annotations for name in ("image_id", "category_id")]
+    if any(type(row[name]) is not int for row, name in numbered):
+        raise _odd(source, "numbers of photos or categories that are not whole")
+    if not all(_is_number(row["area"]) for row in annotations):
+        raise _odd(source, "areas that are no numbers")
+    return images, annotations, sorted(categories, key=lambda row: row["id"])
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value - value == 0
+
+
+def _odd(source: Path, what: str) -> DataMissing:
+    return DataMissing(str(source), what, _LAYOUT)
