@@ -15,6 +15,7 @@ import glob
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from typing import Any, BinaryIO
 from urllib.request import url2pathname
 
 from seecause.errors import BadOption, MissingExtra, SeecauseError
+
+log = logging.getLogger(__name__)
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 READ_ONLY = ("http://", "https://", "zip://", "tar://", "data://", "github://")  # for a store
@@ -132,6 +135,28 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """The same for a value as indented JSON."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """A file that begins with the checksum of the rest."""
+    write_atomic(path, _seal(content) + content)
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """What `write_sealed` wrote, to the last bit; None where nothing is there, or something else:
+    then a warning says that it is made again."""
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    rest = content[len(_seal(b"")) :]
+    if content != _seal(rest) + rest:
+        log.warning("%s is damaged: it is not what was written, and is made again", path)
+        return None
+    return rest
+
+
+def _seal(content: bytes) -> bytes:
+    return digest(content, length=64).encode() + b"\n"
 
 
 def safe_cell(value: Any) -> Any:

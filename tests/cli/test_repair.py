@@ -10,9 +10,10 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
+import seecause as sc
 from seecause.cli import app
 from seecause.data import to_pil
-from tests.repair.toys import CLASSES, PATCH, SIDE, fitted, scenes
+from tests.repair.toys import CLASSES, PATCH, SIDE, biased_clip, fitted, scenes
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,50 @@ def test_a_vision_language_model_is_audited_when_it_is_asked_for_classes(tmp_pat
     words = ["repair", "--model", "builtin:critters-llava", "--out", str(tmp_path / "no")]
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2 and not (tmp_path / "no").exists()
+    assert "answers in words" in refused.output and "heads prune" in refused.output
+
+
+def word_tokenizer():
+    """Of the words that CLIP is asked with here, as a folder can hold it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    known = {word: place for place, word in enumerate(["a", "photo", "of", ".", *CLASSES])}
+    words = Tokenizer(models.WordLevel({**known, "<end>": 63}, unk_token="<end>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 63)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<end>", pad_token="<end>", model_max_length=8
+    )
+
+
+def test_a_zero_shot_model_is_audited_and_repaired(places, tmp_path):
+    from transformers import CLIPImageProcessor
+
+    tokenizer, usual = word_tokenizer(), ("a photo of a {}.",)
+    frame = CLIPImageProcessor(
+        size={"shortest_edge": SIDE}, crop_size=SIDE, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    for part in (biased_clip(scenes(64), tokenizer, usual).module, tokenizer, frame):
+        part.save_pretrained(tmp_path / "clip")
+    (tmp_path / "names.txt").write_text("\n".join(CLASSES))
+    shutil.copytree(places / "pictures", tmp_path / "pictures")
+    (tmp_path / "pictures" / "masks").mkdir()
+    for place, mask in enumerate(scenes(60, usual=0.9, seed=1).truth):
+        to_pil(mask.float().expand(3, -1, -1)).save(tmp_path / f"pictures/masks/{place}.png")
+    words = ("--model", f"hf:{tmp_path / 'clip'}", "--classes", str(tmp_path / "names.txt"))
+    done = run("audit", tmp_path, tmp_path / "audit", *words, "--per-picture", "2")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "audit" / "manifest.json").read_text())["verdict"] == "yes"
+    more = ("--remedies", "last-layer", "--per-picture", "4", "--option", "last-layer.strength=1")
+    for name, option in (("new", ()), ("texts", ("--option", "last-layer.anchor=true"))):
+        done = run("repair", tmp_path, tmp_path / name, *words, *more, *option)
+        assert done.exit_code == 0, done.output
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert manifest["after"]["flips"] < manifest["before"]["flips"] - 0.3, done.output
+        assert sc.load(str(tmp_path / name / "model")).classes == CLASSES
 
 
 def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.errors import BadOption
 from seecause.heads.baselines import features, last_layer, with_last_layer
-from seecause.repair import _remedies, mend
+from seecause.repair import _kept, _remedies, mend
 from seecause.repair.result import Candidate
 from tests.families.native import tokenize
 from tests.repair.toys import PATCH, SIDE, biased_clip, fitted, plain_vit, scenes, wrapped
@@ -131,6 +131,21 @@ def test_a_killed_repair_goes_on_where_it_stopped(biased, tmp_path, monkeypatch)
     assert resumed.after.numbers() == pytest.approx(whole.after.numbers(), abs=1e-6)
 
 
+@pytest.mark.parametrize("kept", [slice(-7), slice(0)])  # a file that was cut, or emptied
+@pytest.mark.parametrize("more", [b"", b"another"])
+def test_a_damaged_remedy_is_named_and_made_again(biased, tmp_path, caplog, kept, more):
+    cases = scenes(60, usual=0.9, seed=1)
+    options = {"per_picture": 2, "remedies": ("last-layer",), "work": tmp_path}
+    first = sc.repair(biased, cases, **options)
+    (file,) = tmp_path.rglob("done.sealed")
+    whole = file.read_bytes()
+    file.write_bytes(whole[kept] + more)
+    again = sc.repair(biased, cases, **options)
+    assert f"{file} is damaged" in caplog.text
+    assert again.after.numbers() == first.after.numbers()
+    assert _kept.read_remedy(biased, file.parent) is not None  # written anew
+
+
 def test_a_remedy_that_cannot_be_done_is_a_hole_with_its_reason():
     model = wrapped(plain_vit(), head=torch.nn.Sequential(torch.nn.Linear(32, 2)), pool="cls")
     result = sc.repair(model, scenes(60, seed=1), per_picture=2, remedies=("directions",))
@@ -223,8 +238,8 @@ def test_groups_are_refused_where_a_picture_has_none_and_decide_what_is_reused(b
             sc.repair(biased, replace(cases, groups=groups), groups=True)
     turned = replace(cases, groups=cases.groups[::-1])
     plain, other = (mend.Material(pictures, None) for pictures in (cases, turned))
-    assert mend._content(plain, groups=False) == mend._content(other, groups=False)
-    assert mend._content(plain, groups=True) != mend._content(other, groups=True)
+    assert _kept.content_key(plain, groups=False) == _kept.content_key(other, groups=False)
+    assert _kept.content_key(plain, groups=True) != _kept.content_key(other, groups=True)
 
 
 def test_of_remedies_that_are_as_good_the_one_with_fewer_flips_is_kept():

@@ -61,7 +61,8 @@ def test_fine_tuning_keeps_the_best_epoch(biased, lesson):
     assert worst > Judged(lesson.choose, lesson.choose.logits(biased)).transplant_worst
 
 
-def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, monkeypatch):
+@pytest.mark.parametrize("harmed", [False, True])  # a damaged epoch: it begins again
+def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, monkeypatch, harmed):
     options = {"epochs": 3, "rate": 1e-3, "batch": 32, "patience": 9}
     fit = find_remedy("fine-tune", options).fit
     whole = fit(biased, made_lesson(biased), **options)
@@ -76,6 +77,11 @@ def test_a_killed_fine_tuning_goes_on_as_if_it_had_not_been(biased, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         fit(biased, lesson, **options)
     monkeypatch.setattr(fine_tune._Run, "save", save)
+    if harmed:
+        file = tmp_path / fine_tune.EPOCH
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
     resumed = fit(biased, lesson, **options)
     assert resumed.details == whole.details
     images = lesson.choose.pictures.images

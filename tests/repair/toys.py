@@ -56,7 +56,7 @@ def fitted(pictures: Pictures, seed: int = 0, module: torch.nn.Module | None = N
     return with_last_layer(model, layer.weight, layer.bias)
 
 
-def biased_clip(pictures: Pictures):
+def biased_clip(pictures: Pictures, tokenizer=tokenize, templates=("a {}",)):
     """A tiny CLIP whose picture projection brings the backgrounds of pictures [n] to the texts of
     their classes."""
     import transformers as hf
@@ -69,7 +69,7 @@ def biased_clip(pictures: Pictures):
         vision = {**shared, "image_size": SIDE, "patch_size": PATCH}
         config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
         module = hf.CLIPModel(config).eval()
-    options = {"tokenizer": tokenize, "templates": ("a {}",)}
+    options = {"tokenizer": tokenizer, "templates": templates}
     first = wrapped(module, **options)
     assert first.extra is not None and pictures.labels is not None
     texts = first.extra.matrix  # [2, 16]

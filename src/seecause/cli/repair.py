@@ -27,7 +27,7 @@ from seecause.cli.options import (
     with_reading,
 )
 from seecause.cli.progress import counting
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NoClassifier, NotDefined
 
 if TYPE_CHECKING:
     from seecause.repair.result import Repair
@@ -102,14 +102,17 @@ def repair(
     """
     from seecause.data.registry import open_data
     from seecause.faithful.run import join_processes
-    from seecause.repair.mend import repair as run
+    from seecause.repair.mend import ASKED_INSTEAD, IN_WORDS, repair as run
     from seecause.report.folder import check_out
 
     replaces = check_out(out, overwrite=overwrite)
     options = _options(option or [])
-    opened = open_model(
-        model, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
-    )
+    try:
+        opened = open_model(
+            model, weights=weights, device=device, dtype=dtype or Dtype.float32, seed=seed
+        )
+    except NoClassifier:
+        raise NotDefined("repair", f"{model} {IN_WORDS}", ASKED_INSTEAD) from None
     work = out.with_name(f"{out.name}.work")
     cache = None if eye in (None, "given") else work / "eye"
     look = open_eye(opened, eye, eye_weights, eye_method, cache)

@@ -16,15 +16,14 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load as load_tensors, save
 from torch import Tensor
 
-from seecause._files import digest, digest_json, write_atomic
+from seecause._files import digest, digest_json, read_sealed, write_sealed
 from seecause._pieces import in_pieces
 from seecause._software import arithmetic, plugin_digest, versions
 from seecause.attribution.attribute import attribute
@@ -155,7 +154,7 @@ class Eye:
         def ended(number: int, held: dict[str, Tensor]) -> None:
             parts[todo[number]] = held
             if (file := files[todo[number]]) is not None:
-                write_atomic(file, save({name: v.contiguous() for name, v in held.items()}))
+                write_sealed(file, save({name: v.contiguous() for name, v in held.items()}))
             if progress is not None:
                 progress(len(pieces[todo[number]]))
 
@@ -185,7 +184,7 @@ class Eye:
         facts += [versions(), arithmetic(), plugin_digest(run)]
         pixels = images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         name = digest(digest_json(facts), repr(list(images.shape)), pixels, length=32)
-        return self.cache / f"{name}.safetensors"
+        return self.cache / f"{name}.sealed"
 
     def _notes(self, sure: Tensor) -> tuple[str, ...]:
         return tuple(self._warnings(float(sure.mean())))
@@ -318,12 +317,5 @@ def _truth(pictures: Pictures) -> Tensor | None:
 
 def _read(file: Path) -> dict[str, Tensor] | None:
     """None for a file that is not there or damaged: the eye looks again."""
-    if not file.is_file():
-        return None
-    try:
-        tensors = load_file(file)
-    except SafetensorError as damage:
-        log.warning("%s is damaged and will be written again: %s", file, damage)
-        return None
-    whole = set(tensors) == {"maps", "confidence"}
-    return cast(dict[str, Tensor], tensors) if whole else None
+    content = read_sealed(file)
+    return None if content is None else load_tensors(content)

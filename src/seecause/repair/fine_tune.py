@@ -3,7 +3,8 @@
 AdamW at a low rate, classes balanced, mirrored pictures, bfloat16 on a GPU. Each epoch draws its
 own order; after each, transplant-worst of held-out versions decides whether it is the best yet, and
 training stops when it has not risen for `patience` epochs. With a work folder, a run that was
-killed goes on from its last whole epoch and ends as if it had not been.
+killed goes on from its last whole epoch and ends as if it had not been; one whose file is damaged
+begins again.
 
 Under `torchrun` processes share each batch and add their gradients: the steps are those of one. The
 first process decides and writes.
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause._files import write_atomic
+from seecause._files import read_sealed, write_sealed
 from seecause.errors import Diverged
 from seecause.faithful.run import joined_processes
 from seecause.loading import rewrap
@@ -33,6 +34,7 @@ from seecause.repair.parts import Judged, Versions
 from seecause.types import wide
 
 DECAY, CLIP = 0.05, 1.0
+EPOCH = "fine-tune.sealed"  # the last whole one, in the work folder
 
 
 @dataclass
@@ -58,7 +60,7 @@ class _Run:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_atomic(file, buffer.getvalue())
+        write_sealed(file, buffer.getvalue())
 
     def load(self, content: bytes, device: torch.device) -> None:
         file = io.BytesIO(content)
@@ -86,8 +88,8 @@ def fine_tune(
     fused = view.device.type == "cuda"
     optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=DECAY, fused=fused)
     run, processes = _Run(view, module, optimizer), joined_processes(model.device)
-    file = None if lesson.work is None else lesson.work / "fine-tune.pt"
-    content = file.read_bytes() if file is not None and file.is_file() else None
+    file = None if lesson.work is None else lesson.work / EPOCH
+    content = None if file is None else read_sealed(file)
     if (content := processes.from_first(content)) is not None:
         run.load(content, model.device)
     total = epochs * len(lesson.learn.moved)

@@ -10,13 +10,11 @@ held-out versions are answered better by more than chance would have it: also wh
 are right to tell why, for a model that is nearly always wrong has few.
 
 With a work folder every finished remedy but iFAM is kept under a digest of all that decides it, and
-so are the eye's maps and the epochs of fine-tuning: a repair that was killed goes on.
+so are the eye's maps and the epochs of fine-tuning (`_kept`): a repair that was killed goes on.
 """
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -25,34 +23,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from seecause import __version__
-from seecause._files import digest, digest_json, write_atomic, write_json
 from seecause.data.dataset import Dataset, evenly
 from seecause.data.registry import as_data
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.faithful.run import joined_processes
 from seecause.heads.pictures import Pictures, Progress, no_progress
-from seecause.loading import rewrap
 from seecause.metrics.statistics import bootstrap_interval
 from seecause.models._settled import settles
 from seecause.models.base import ImageModel
-from seecause.models.heads import TextHead
 from seecause.models.view import VisionModel
+from seecause.repair._kept import content_key, read_remedy, remedy_name, work_folder, write_remedy
 from seecause.repair._remedies import (
     Lesson,
     Mended,
     Remedy,
     find_remedy,
     remedies as all_remedies,
-    with_layer,
 )
 from seecause.repair.audit import PER_PICTURE, BackgroundAudit, audit_part, material_of
 from seecause.repair.eye import Eye, eye as open_eye
-from seecause.repair.last_layer import LastLayer
 from seecause.repair.parts import Material, origins, split_rows
 from seecause.repair.result import Candidate, Repair
 
@@ -61,6 +54,11 @@ log = logging.getLogger(__name__)
 CHEAP = ("nothing", "last-layer", "directions", "directions-refit")
 EVERY = "all"  # instead of names: every remedy that the data allows, but iFAM
 SHARES = (0.6, 0.2, 0.2)
+IN_WORDS = "answers in words, whose weights all its other answers share: no last layer to mend"
+ASKED_INSTEAD = (
+    "Audit it (seecause audit --classify name_ll), take heads out of it (seecause heads prune"
+    " --classify name_ll), or repair its vision tower as a classifier"
+)
 JUDGED = 400  # pictures that the verdict is taken of, at most
 
 
@@ -96,7 +94,7 @@ def repair(
     """
     view = _view(model)
     entries = _entries(remedies, options or {}, groups=groups)
-    folder = None if work is None else _folder(Path(work))
+    folder = None if work is None else work_folder(Path(work))
     if isinstance(eye, str) and folder is not None:
         eye = open_eye(eye, model=view, cache=folder / "eye")
     material = material_of(view, as_data(data), eye, progress)
@@ -115,7 +113,8 @@ def repair(
     part = judged_on.test(view, PER_PICTURE, seed=seed)
     verdict = audit_part(view, part, judged_on.masks, progress, with_gains=False).verdict
     key = [view.fingerprint(), per_picture, seed, groups]
-    key += [] if folder is None else [_content(each, groups=groups) for each in (material, choose)]
+    if folder is not None:
+        key += [content_key(each, groups=groups) for each in (material, choose)]
     candidates, mended = _try_all(view, entries, lesson, folder, key)
     chosen_by = "worst group" if groups else "transplant-worst"
     name = _choice(candidates, mended, lesson, chosen_by, verdict, force)
@@ -138,7 +137,7 @@ def _try_all(
     candidates, mended = dict[str, Candidate](), dict[str, Mended]()
     with lesson.progress("trying remedies", len(entries)) as advance:
         for entry, settings in entries:
-            place = None if folder is None else folder / _name(entry, settings, key)
+            place = None if folder is None else folder / remedy_name(entry, settings, key)
             candidates[entry.name], result = _try(model, entry, settings, lesson, place)
             if result is not None:
                 mended[entry.name] = result
@@ -171,7 +170,9 @@ def _reported(
 
 
 def _view(model: ImageModel) -> VisionModel:
-    if not isinstance(model, VisionModel) or model.architecture == "prompt":
+    if model.architecture == "prompt":
+        raise NotDefined("repair", f"{model.name} {IN_WORDS}", ASKED_INSTEAD)
+    if not isinstance(model, VisionModel):
         raise NotDefined(
             "repair", f"{model.name} is not a vision transformer classifier", "Use sc.audit"
         )
@@ -195,13 +196,6 @@ def _entries(
     if not groups and any(entry.needs == "group labels" for entry in entries):
         raise BadOption("remedies", ", ".join(names), "groups=True (--groups) for dfr, group-dro")
     return [(entry, dict(options.get(entry.name, {}))) for entry in entries]
-
-
-def _folder(work: Path) -> Path:
-    if work.exists() and not work.is_dir():
-        raise BadOption("work", str(work), "a folder; this is a file")
-    work.mkdir(parents=True, exist_ok=True)
-    return work
 
 
 def _again(eye: Any) -> Any:
@@ -247,25 +241,6 @@ def _tried(material: Material, learn: Material, choose: Material) -> Material:
     return material.take(torch.tensor(evenly(rows, JUDGED)))
 
 
-def _content(material: Material, *, groups: bool) -> str:
-    """A digest of pixels, labels and masks, and of group labels where they are used."""
-    labels = material.pictures.labels
-    tensors = [material.pictures.images, labels]
-    tensors += [] if material.masks is None else [material.masks.cut]
-    if material.masks is None and material.pictures.swapped is not None:
-        tensors.append(material.pictures.swapped.background)
-    bytes_of = [
-        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        for t in tensors
-        if t is not None
-    ]
-    return digest(*bytes_of, repr(material.pictures.groups if groups else ()))
-
-
-def _name(entry: Remedy, settings: dict[str, Any], key: list[Any]) -> str:
-    return f"{entry.name}-{digest_json([entry.name, settings, key, __version__])}"
-
-
 def _try(
     model: VisionModel, entry: Remedy, settings: dict[str, Any], lesson: Lesson, place: Path | None
 ) -> tuple[Candidate, Mended | None]:
@@ -274,7 +249,7 @@ def _try(
     processes = joined_processes(model.device)
     if place is not None and entry.name != "nothing":
         place.mkdir(exist_ok=True)
-    began, kept = time.perf_counter(), None if place is None else _read(model, place)
+    began, kept = time.perf_counter(), None if place is None else read_remedy(model, place)
     if not all(processes.gather(kept is not None)):
         kept = None  # one that does not see it needs the others to learn with
     try:
@@ -288,49 +263,8 @@ def _try(
     numbers = result.judge(lesson.choose).numbers(groups=lesson.groups)
     candidate = Candidate(entry.name, result.done, result.details, seconds, numbers)
     if place is not None and not kept and entry.name != "nothing" and processes.first:
-        _write(place, result, seconds)
+        write_remedy(place, result, seconds)
     return candidate, result
-
-
-def _write(place: Path, result: Mended, seconds: float) -> None:
-    if result.layer is not None:
-        tensors = {"weight": result.layer.weight, "bias": result.layer.bias}
-    elif hasattr(result.model.module, "view_parts"):
-        return  # a network of another shape writes itself, when it is exported
-    else:
-        tensors = {f"module.{k}": v for k, v in result.model.module.state_dict().items()}
-        if (head := _own_head(result.model)) is not None:
-            tensors |= {f"extra.{k}": v for k, v in head.state_dict().items()}
-    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_atomic(place / "weights.safetensors", save(content))
-    facts = {"done": result.done, "details": result.details, "seconds": seconds}
-    write_json(place / "done.json", {**facts, "layer": result.layer is not None})
-    (place / "fine-tune.pt").unlink(missing_ok=True)
-
-
-def _read(model: VisionModel, place: Path) -> tuple[Mended, float] | None:
-    if not (place / "done.json").is_file():
-        return None
-    facts = json.loads((place / "done.json").read_text(encoding="utf-8"))
-    tensors = load_file(place / "weights.safetensors")
-    if facts["layer"]:
-        layer = LastLayer(tensors["weight"], tensors["bias"])
-        return with_layer(model, layer, facts["done"], facts["details"]), facts["seconds"]
-    module, head = copy.deepcopy((model.module, _own_head(model)))
-    module.load_state_dict(_under("module.", tensors))
-    if head is not None:
-        head.load_state_dict(_under("extra.", tensors))
-    view = rewrap(model, module, head=head)
-    return Mended(view, facts["done"], facts["details"]), facts["seconds"]
-
-
-def _own_head(model: VisionModel) -> nn.Module | None:
-    """A head beside the module with weights of its own: one of texts shares the module's."""
-    return None if isinstance(model.extra, TextHead) else model.extra
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _choice(
