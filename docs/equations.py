@@ -1,5 +1,6 @@
 """Equations of the site: `$$ ... $$` and `$ ... $` become MathML when it is built, so that pages
-need no script and no font from elsewhere. GitHub shows the same source."""
+need no script and no font from elsewhere. GitHub shows the same source. Numbers keep their errors
+beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from latex2mathml.converter import convert
 
 CODE = re.compile(r"(^```.*?^```|^(?: {4}.*\n?)+|`[^`\n]+`)", flags=re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^\$\$(.+?)\$\$$", flags=re.MULTILINE | re.DOTALL)
+PLUS_MINUS = re.compile(r"(?<=\d) ± (?=\d)")
 INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+)\$(?![\w$])")
 
 
@@ -18,6 +20,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     pieces = CODE.split(markdown)
     pieces[::2] = [_replace(piece) for piece in pieces[::2]]
     return "".join(pieces)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """A number stays on one line with its error."""
+    return PLUS_MINUS.sub("\u00a0±\u00a0", html)
 
 
 def _replace(text: str) -> str:

@@ -113,7 +113,7 @@ def first_line(error: BaseException) -> str:
 def check_there(path: Path) -> None:
     """Refuse a path that is no file; what is in it, nobody looks at."""
     if path.is_dir():
-        raise BadImage(str(path), "a folder, not a picture", "give a file")
+        raise BadImage(str(path), "a folder, not a picture", "give its files in a list")
     if not path.exists():
         raise BadImage(str(path), "no such file", "check the path")
     if not path.is_file():

@@ -145,6 +145,7 @@ def test_a_repair_writes_a_checkpoint_that_loads(places, tmp_path):
         ("repair", ("--eye", "own", "--option", "epochs=3"), "REMEDY.KEY=VALUE"),
         ("repair", ("--eye", "own", "--option", "last-layer.epochs=3"), "one of strength"),
         ("audit", ("--eye", "builtin:critters-nobody"), "critters-nobody"),
+        ("audit", ("--eye", "timm:test_vit"), "--eye-weights FILE"),  # nothing is fetched here
         ("audit", ("--eye-weights", "x"), "--eye NAME"),
         ("audit", ("--eye", "own", "--eye-weights", "x"), "--eye NAME"),
         ("audit", ("--eye-cache", "x"), "--eye NAME"),

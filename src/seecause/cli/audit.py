@@ -159,7 +159,7 @@ def open_eye(
     model: ImageModel, name: str | None, weights: str | None, method: str | None, cache: Path | None
 ) -> Eye | str | None:
     """The eye of that name, or None for what the data brings."""
-    from seecause.errors import BadOption
+    from seecause.errors import BadOption, MissingWeights
     from seecause.repair.eye import eye
 
     looks = name not in (None, "given")  # masks of the data are not looked for
@@ -170,4 +170,10 @@ def open_eye(
             raise BadOption(option, str(value), "--eye NAME of another network beside it")
     if not looks:
         return name
-    return eye(name, model=model, method=method or "caap", cache=cache, weights=weights)
+    try:
+        return eye(name, model=model, method=method or "caap", cache=cache, weights=weights)
+    except MissingWeights:
+        if weights is not None:
+            raise
+        remedy = "an eye whose weights are here or can be fetched, or --eye-weights FILE beside it"
+        raise BadOption("--eye", name, remedy) from None

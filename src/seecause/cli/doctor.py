@@ -93,6 +93,7 @@ def doctor(
             model, weights=weights, device=device, dtype=dtype, seed=seed, check=False
         )
         facts = checkup(opened)
+        facts["model"]["weights"] = weights or "pretrained, or the model's own"
         if list_classes:
             facts["classes"] = {
                 str(index): opened.class_name(index) for index in range(opened.n_classes)

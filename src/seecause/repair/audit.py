@@ -222,8 +222,8 @@ def material_of(
         raise BadOption(
             "eye",
             None,
-            f"an eye (--eye timm:NAME, builtin:NAME, own): {pictures.name} has neither masks nor"
-            " pairs",
+            "an eye that finds the objects (--eye timm:NAME, builtin:NAME, own), or masks (of"
+            f" folder:PATH in PATH/masks): {pictures.name} has neither masks nor pairs",
         )
     look = open_eye(eye, model=model)
     with progress("finding objects", len(pictures)) as advance:
