@@ -34,6 +34,8 @@ def table() -> str:
         ("transformers", "boxes", ["Yolos (tokens)", *_families(_rows("Detection"))]),
         ("transformers", "pixels", _families(_rows("Segmentation", "Depth", "Sam"))),
         ("transformers", "words", _families(decoder.CLASSES)),
+        ("transformers", "sound", ["AST (tokens)"]),
+        ("transformers", "film", ["VideoMAE (tokens)"]),
         ("torchvision", "tokens", ["VisionTransformer"]),
         ("torchvision", "stages", vision),
         ("open_clip_torch", "tokens", ["CLIP", "CustomTextCLIP"]),

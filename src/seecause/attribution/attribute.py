@@ -117,7 +117,7 @@ def _attribute(
     if not model.aimed:
         return _attribute_rows(model, pictures, names, spec, method, options)
     entry = find(method, model.architecture)
-    options = _value_options(entry, model, options)
+    options = _kind_options(entry, model) | _value_options(entry, model, options)
     entry.check(options)
     with model.settled(frozen=True), budget(memory().limit) as held:
         images = as_images(model, pictures)
@@ -132,13 +132,13 @@ def _attribute(
         )
     target = maps.target.bind(logits)
     probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
-    grid = model.layout_at(images.shape[-2], images.shape[-1]).grid
+    cells = model.layout_at(images.shape[-2], images.shape[-1]).cells
     return Attribution(
-        maps=wide(maps.scores).unflatten(1, grid),
-        images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
+        maps=wide(maps.scores).unflatten(1, cells),
+        images=model.preprocess.shown(images),
         native=None if maps.native is None else wide(maps.native),
-        class_maps=None if maps.class_maps is None else wide(maps.class_maps).unflatten(1, grid),
-        errors=None if maps.errors is None else wide(maps.errors).unflatten(1, grid),
+        class_maps=None if maps.class_maps is None else wide(maps.class_maps).unflatten(1, cells),
+        errors=None if maps.errors is None else wide(maps.errors).unflatten(1, cells),
         probabilities=probabilities,
         labels=target.labels(model),
         answers=best_answers(model, probabilities, target),
@@ -197,6 +197,12 @@ def _of_picture(value: Any, place: int, count: int) -> Any:
     """An option for one picture of `count`: of pictures, such as blanks, its own."""
     pictures = isinstance(value, Tensor) and value.ndim == 4 and len(value) == count
     return value[place : place + 1] if pictures else value
+
+
+def _kind_options(entry: Method, model: ImageModel) -> dict[str, Any]:
+    """Defaults that inputs of this kind have: sound has no white."""
+    known = model.preprocess.defaults.items()
+    return {name: value for name, value in known if name in entry.options}
 
 
 def _value_options(entry: Method, model: ImageModel, options: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def caap(
         layers=layers,
         propagate_registers=propagate_registers,
     )
-    grid = model.check(images).grid
+    grid = model.check(images).cells
     chosen = selection(grid, select, stride=stride)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))

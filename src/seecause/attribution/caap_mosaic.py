@@ -61,7 +61,8 @@ def caap_mosaic(
     """Where it is and what the answer hangs on: z-scored CAAP (logit) plus z-scored mosaic."""
     plan = MaskPlan(masks, law, cells, eps, antithetic, seed)
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
-    sweep, chosen = make_plan(model, layout, tail=None, layers=None), selection(layout.grid, select)
+    sweep = make_plan(model, layout, tail=None, layers=None)
+    chosen = selection(layout.cells, select)
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
     key = ("caap+mosaic", plan, score, id(chosen), chosen._version, *one_blank(empty))
     whole = (images, *([] if len(empty) == 1 else [empty]), *target.tensors)

@@ -144,6 +144,7 @@ def evidence(
             order = default_order(model) if method is None else method
             drawn = {"seed": seed} if "seed" in find(order, model.architecture).options else {}
             maps = attribute(model, images, target, order, **{**drawn, **(options or {})}).maps
+        maps = maps.flatten(1, -2)  # of a film one below the other
         _check_maps(maps, images, model.check(images).grid)
         size = (images.shape[-2], images.shape[-1])
         empty = blank_image(model, size, blank, seed=seed, count=len(images))
@@ -288,4 +289,4 @@ def bisect(
 
 
 def _raw(model: ImageModel, images: Tensor) -> Tensor:
-    return wide(model.preprocess.raw(images)).clamp(0, 1).cpu()
+    return model.preprocess.shown(images)

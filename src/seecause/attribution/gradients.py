@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from seecause.attribution.registry import Maps, join
 from seecause.engine.chunks import fit, in_chunks
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.dense_view import DenseModel
-from seecause.models.layout import TokenLayout
+from seecause.models.layout import TokenLayout, pixel_cells
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target
@@ -139,5 +140,12 @@ def over_copies(
 
 def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
-    high, wide = model.patch
-    return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
+    grid, size = model.layout_at(*pixels.shape[-2:]).grid, pixels.shape[-2:]
+    high, wide = size[0] // grid[0], size[1] // grid[1]
+    if (grid[0] * high, grid[1] * wide) == tuple(size):
+        return pixels.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).sum(dim=(2, 4)).flatten(1)
+    down, across = (  # [side, cells], where patches overlap and pixels have no patch of their own
+        one_hot(pixel_cells(side, cells, pixels.device), cells).to(pixels)
+        for side, cells in zip(size, grid, strict=True)
+    )
+    return torch.einsum("bhw,hr,wc->brc", pixels, down, across).flatten(1)

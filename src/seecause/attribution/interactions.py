@@ -38,7 +38,6 @@ from seecause.models.inputs import Pictures, as_images
 from seecause.models.staged_view import StagedModel
 from seecause.models.view import VisionModel
 from seecause.target import Score, Spec, Target, parse
-from seecause.types import wide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +166,7 @@ def interactions(
         joint=joint,
         regions=regions,
         grid=grid,
-        images=wide(model.preprocess.raw(images)).clamp(0, 1).cpu(),
+        images=model.preprocess.shown(images),
         labels=list(record.get("name", [])),
         manifest={
             "method": "interactions",

@@ -81,12 +81,12 @@ class Looks:
 class Attribution(Looks):
     """Maps of a batch of images. Signed, never normalised.
 
-    `maps` [B, gh, gw]; `native` [B, H, W] where the method works on pixels; `class_maps` [B, gh,
-    gw, C'] on request; `errors` [B, gh, gw], standard errors, where a method averages draws;
-    `images` [B, 3, H, W] raw pixels in [0, 1]; `probabilities` [B, C] of all classes; `regions`
-    [B, H, W] (uint8) the box or the pixels that were asked about; `labels` what is explained,
-    `answers` the most probable classes, `names` what pictures are called; `manifest` names method,
-    options, model, data, versions.
+    `maps` [B, gh, gw], of a film [B, t, gh, gw]; `native` [B, H, W] where the method works on
+    pixels; `class_maps` [B, gh, gw, C'] on request; `errors` [B, gh, gw], standard errors, where a
+    method averages draws; `images` [B, 3, H, W] raw pixels in [0, 1]; `probabilities` [B, C] of all
+    classes; `regions` [B, H, W] (uint8) the box or the pixels that were asked about; `labels` what
+    is explained, `answers` the most probable classes, `names` what pictures are called; `manifest`
+    names method, options, model, data, versions.
 
     `att[2]` is the result of one picture, `att[:8]` of several, `for one in att` goes through them:
     each an `Attribution` again.
@@ -135,9 +135,12 @@ class Attribution(Looks):
             return self.native
         if mode not in ("nearest", "bilinear", "bicubic"):
             raise BadOption("mode", mode, "nearest, bilinear or bicubic")
-        size = (self.images.shape[-2], self.images.shape[-1])
+        frames = self.maps.flatten(0, -3)  # [B, gh, gw]; of a film [B * t, gh, gw]
+        times = len(frames) // len(self)
+        size = (self.images.shape[-2] // times, self.images.shape[-1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
-        return F.interpolate(self.maps[:, None], size=size, mode=mode, **smooth)[:, 0]
+        pixels = F.interpolate(frames[:, None], size=size, mode=mode, **smooth)[:, 0]
+        return pixels.unflatten(0, (-1, times)).flatten(1, 2)
 
     @property
     def signed(self) -> bool | None:
@@ -150,8 +153,9 @@ class Attribution(Looks):
     def overlay(self, index: int = 0, **options: Any) -> Image.Image:
         """One picture with its map on top; see `seecause.report.overlay.overlay`."""
         from seecause.report.overlay import overlay
+        from seecause.report.rows import drawn
 
-        one = self[index]
+        one = drawn(self[index])
         if options.get("scale") is None:
             options.setdefault("signed", self.signed)
         return overlay(one.images[0], one.pixels()[0], **options)
@@ -163,7 +167,7 @@ class Attribution(Looks):
     def rows(self) -> list[dict[str, Any]]:
         """What `to_frame` and `--json` say of each picture."""
         tops = self.maps.flatten(1).max(dim=1)
-        columns = self.maps.shape[2]
+        sides = self.maps.shape[1:]
         lists = zip(tops.values.tolist(), tops.indices.tolist(), strict=True)
         rows = []
         for index, (highest, top) in enumerate(lists):
@@ -182,8 +186,7 @@ class Attribution(Looks):
                     "probability": explained[0] if explained else float("nan"),
                     "lowest": float(self.maps[index].min()),
                     "highest": highest,
-                    "row of highest": top // columns,
-                    "column of highest": top % columns,
+                    **_place(top, sides),
                     **{name: values[index] for name, values in checks},
                 }
             )
@@ -270,6 +273,13 @@ class Attributions(dict[str, Attribution], Looks):
         return self
 
 
+def _place(index: int, sides: Sequence[int]) -> dict[str, int]:
+    """Row and column of a patch; of a film the time before them."""
+    places = [int(place) for place in torch.unravel_index(torch.tensor(index), tuple(sides))]
+    names = ("time", "row", "column")[-len(places) :]
+    return {f"{name} of highest": place for name, place in zip(names, places, strict=True)}
+
+
 def saved_lists(parts: Iterable[Attribution]) -> dict[str, list[Any]]:
     """What manifests say of each picture, of batches that follow each other."""
     lists: dict[str, list[Any]] = {name: [] for name in LISTS}
@@ -347,11 +357,11 @@ def _check_read(tensors: dict[str, Tensor], lists: Mapping[str, Any]) -> None:
     maps, images = tensors["maps"], tensors["images"]
     native, class_maps, errors, probabilities, regions = (tensors.get(n) for n in TENSORS[2:])
     shapes = (
-        maps.ndim == 3 and maps.is_floating_point() and maps.numel() > 0,
+        maps.ndim in (3, 4) and maps.is_floating_point() and maps.numel() > 0,
         images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] == 3,
         len(maps) == len(images) and images.numel() > 0,
         native is None or native.shape == (len(maps), *images.shape[2:]),
-        class_maps is None or class_maps.shape[:3] == maps.shape,
+        class_maps is None or class_maps.shape[:-1] == maps.shape,
         errors is None or errors.shape == maps.shape,
         probabilities is None or probabilities.shape[:-1] == maps.shape[:1],
         regions is None or regions.shape == (len(maps), *images.shape[2:]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -14,19 +15,20 @@ Select = Literal["none", "box1", "box2", "manhattan1"]
 
 
 def selection(
-    grid: tuple[int, int], select: Select | Tensor = "box1", *, stride: int = 1
+    grid: tuple[int, ...], select: Select | Tensor = "box1", *, stride: int = 1
 ) -> Tensor:
     """Row i marks S(i): bool [N, N], or any given matrix of that shape (all false selects
-    nothing). `stride` keeps the rows of every so many patches each way, [n, N]."""
+    nothing). `stride` keeps the rows of every so many patches each way, [n, N]. In a film, times
+    are neighbours as rows and columns are."""
     if not 1 <= stride <= min(grid):
         raise BadOption("stride", stride, f"a whole number from 1 to {min(grid)}")
-    n = grid[0] * grid[1]
+    n = math.prod(grid)
     if isinstance(select, Tensor):
         if select.shape != (n, n):
             raise BadOption(
                 "select",
                 f"tensor {list(select.shape)}",
-                f"bool [{n}, {n}] for a {grid[0]} x {grid[1]} grid",
+                f"bool [{n}, {n}] for a {' x '.join(map(str, grid))} grid",
             )
         chosen = select.bool().cpu()
         return chosen if stride == 1 else chosen[_lattice(grid, stride)]
@@ -38,27 +40,26 @@ def selection(
 
 
 @lru_cache(maxsize=32)
-def _around(grid: tuple[int, int], select: Select, stride: int) -> Tensor:
+def _around(grid: tuple[int, ...], select: Select, stride: int) -> Tensor:
     """The same object for the same grid: what follows from it is kept."""
     if stride > 1:
         return _around(grid, select, 1)[_lattice(grid, stride)]
-    row, column = (
-        c.flatten()
-        for c in torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    )
-    down, across = (row[:, None] - row).abs(), (column[:, None] - column).abs()
+    places = torch.cartesian_prod(*map(torch.arange, grid))  # [N, 2 or 3]
+    apart = (places[:, None] - places).abs()
     if select == "manhattan1":
-        return down + across <= 1
+        return apart.sum(dim=-1) <= 1
     radius = {"none": 0, "box1": 1, "box2": 2}[select]
-    return torch.maximum(down, across) <= radius
+    return apart.amax(dim=-1) <= radius
 
 
-def interpolate(values: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
+def interpolate(values: Tensor, grid: tuple[int, ...], stride: int) -> Tensor:
     """Values [B, n, ..] of every so many patches each way -> [B, N, ..]: linear between them, and
     the nearest beyond the last."""
-    down, across = (_weights(side, stride).to(values) for side in grid)  # [side, places]
-    places = values.unflatten(1, (down.shape[1], across.shape[1]))
-    return torch.einsum("yi,xj,bij...->byx...", down, across, places).flatten(1, 2)
+    weights = [_weights(side, stride).to(values) for side in grid]  # [side, places] each
+    values = values.unflatten(1, [weight.shape[1] for weight in weights])
+    for axis, weight in enumerate(weights, start=1):
+        values = torch.einsum("yi,bi...->by...", weight, values.movedim(axis, 1)).movedim(1, axis)
+    return values.flatten(1, len(grid))
 
 
 def _places(side: int, stride: int) -> Tensor:
@@ -66,10 +67,13 @@ def _places(side: int, stride: int) -> Tensor:
     return torch.arange((side - 1) % stride // 2, side, stride)
 
 
-def _lattice(grid: tuple[int, int], stride: int) -> Tensor:
+def _lattice(grid: tuple[int, ...], stride: int) -> Tensor:
     """The patches that are computed, [n]."""
-    down, across = (_places(side, stride) for side in grid)
-    return (down[:, None] * grid[1] + across).flatten()
+    places = torch.cartesian_prod(*(_places(side, stride) for side in grid))  # [n, 2 or 3]
+    index = torch.zeros(len(places), dtype=torch.long)
+    for side, place in zip(grid, places.unbind(1), strict=True):
+        index = index * side + place
+    return index
 
 
 def _weights(side: int, stride: int) -> Tensor:

@@ -17,6 +17,7 @@ from seecause.attribution.select import Select, selection
 from seecause.engine.blanks import Blank, blank_image
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.models.base import ImageModel
+from seecause.models.layout import pixel_cells
 from seecause.target import Score, Target
 
 
@@ -78,10 +79,13 @@ def _prepare(
     layout = model.check(images)
     size = (images.shape[-2], images.shape[-1])
     chosen = (
-        selection(layout.grid, select).to(images.device).unflatten(1, layout.grid)
+        selection(layout.cells, select).to(images.device).unflatten(1, layout.grid)
     )  # [N, gh, gw]
-    high, wide = size[0] // layout.grid[0], size[1] // layout.grid[1]
-    marks = chosen.repeat_interleave(high, dim=1).repeat_interleave(wide, dim=2)  # [N, H, W]
+    rows, columns = (
+        pixel_cells(side, cells, images.device)
+        for side, cells in zip(size, layout.grid, strict=True)
+    )
+    marks = chosen[:, rows[:, None], columns]  # [N, H, W]
     return blank_image(model, size, blank, seed=seed), marks
 
 

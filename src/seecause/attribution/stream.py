@@ -3,7 +3,7 @@ batches of a DataLoader goes out as normalised batches, or as results. Memory do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,11 +20,11 @@ from seecause.data.images import PictureFacts, PictureOpener
 from seecause.errors import BadImage, BadOption, DataMissing
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
-from seecause.models.inputs import Picture, Pictures, as_images
+from seecause.models.inputs import ENTRIES, Picture, Pictures, as_images
+from seecause.models.preprocess import Preprocess
 from seecause.target import Spec
 
 BATCH = 16
-PIXELS = "pixel_values"  # what batches of Hugging Face call their images
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +106,17 @@ def picture_batches(
         raise BadOption("batch", batch, "at least one picture")
     opener = PictureOpener()
     rows: list[_Row] = []
-    seconds = None if others is None else _singles(others)
-    for place, item in enumerate(_singles(pictures)):
+    seconds = None if others is None else _singles(model, others)
+    for place, item in enumerate(_singles(model, pictures)):
         other = None if seconds is None else _second(seconds, place)
         name = names[place] if names else _name(item, place)
         try:
-            opened = _opened(item, opener)
+            opened = _opened(model, item, opener)
             image = _prepared(model, opened)
             known = _facts(model, item, opened, opener) if facts else PictureFacts()
             version = None
             if other is not None:
-                version = _prepared(model, _opened(other, opener, second=True))
+                version = _prepared(model, _opened(model, other, opener, second=True))
         except (BadImage, DataMissing) as bad:
             if holes is None:
                 raise
@@ -159,22 +159,24 @@ def _batch(rows: Sequence[_Row]) -> PictureBatch:
     )
 
 
-def _singles(pictures: Any) -> Iterator[Any]:
+def _singles(model: ImageModel, pictures: Any) -> Iterator[Any]:
     """One picture after the other, whatever batches they come in."""
-    items: Iterable[Any] = cast("Iterable[Any]", pictures)
+    unpacked = model.preprocess.unpacked
+    items: Iterable[Any] = cast("Iterable[Any]", unpacked(pictures))
     if isinstance(items, Picture | Mapping) and getattr(items, "ndim", 0) < 4:
         items = [items]
-    return chain.from_iterable(map(_rows_of, items))
+    return chain.from_iterable(_rows_of(item, unpacked) for item in items)
 
 
-def _rows_of(item: Any) -> Iterable[Any]:
+def _rows_of(item: Any, unpacked: Callable[[Any], Any]) -> Iterable[Any]:
     """The pictures of one element: a picture, a list of them, or a batch (alone, first with labels
     behind it, or under the name that processors give it)."""
-    if isinstance(item, Mapping) and PIXELS in item:
-        item = item[PIXELS]
+    if isinstance(item, Mapping):
+        item = next((item[key] for key in ENTRIES if key in item), item)
+    item = unpacked(item)
     if isinstance(item, tuple | list) and item:
         is_pair = isinstance(item, tuple) or getattr(item[0], "ndim", 0) >= 4
-        return _rows_of(item[0]) if is_pair else item
+        return _rows_of(item[0], unpacked) if is_pair else item
     batch: Any = item
     dimensions = getattr(batch, "ndim", 0)
     if dimensions == 5 and batch.shape[1] == 1:  # a DataLoader over `model.preprocess`
@@ -193,8 +195,14 @@ def _name(item: Any, place: int) -> str:
     return str(item) if isinstance(item, str | Path) else f"picture {place}"
 
 
-def _opened(item: Any, opener: PictureOpener, *, second: bool = False) -> Any:
-    return opener(str(item), second=second) if isinstance(item, str | Path) else item
+def _opened(model: ImageModel, item: Any, opener: PictureOpener, *, second: bool = False) -> Any:
+    if not isinstance(item, str | Path) or not _takes_pictures(model):
+        return item
+    return opener(str(item), second=second)
+
+
+def _takes_pictures(model: ImageModel) -> bool:
+    return model.preprocess.kind == Preprocess.kind
 
 
 def _prepared(model: ImageModel, opened: Any) -> Tensor:
@@ -210,6 +218,8 @@ def _facts(
     """What is known about a file or a sample; its mask as the model sees it."""
     if not isinstance(item, str | Path):
         return PictureFacts()
+    if not _takes_pictures(model):
+        return PictureFacts(Path(item).absolute().parent.name)
     height, width = opened.size[::-1]
     known, size = replace(opener.facts(str(item)), size=(height, width)), [height, width]
     if known.mask is None:

@@ -55,7 +55,8 @@ Images = Annotated[
     typer.Argument(
         help=(
             "Pictures, folders (also of class folders), quoted globs, or samples of a dataset:"
-            " critters:clean:test#3."
+            " critters:clean:test#3. Of a model of sound WAV files; of film folders of frames,"
+            " animations or arrays (.npy)."
         ),
         metavar="IMAGE",
         show_default=False,
@@ -183,6 +184,9 @@ def explain(
         methods = _methods(method, opened, bool(option))
         options = method_options(methods, option or [], seed=seed, architecture=opened.architecture)
         target = asked_about(opened, class_, box, region)
+        files = opened.preprocess.inputs(files)
+        if len(files) < len(shown):  # frames, by the film they are of
+            others, shown = second_versions(files, without), short_names(files)
     also = ["evidence"] * evidence + ["interactions"] * interactions
     if not quiet and is_critters(opened):
         tell_outside(model, files, suggest="timm:deit3_small_patch16_224")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PATTERN = frozenset("*?[")
+SIGNALS = (".wav", ".npy")  # sounds and films, of folders without pictures
 MASKS = "masks"  # a folder beside pictures that holds masks of the same stems
 
 
 def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path]:
     """Files that exist, pictures of folders (sorted) and matches of globs, each once. `deep`: of a
-    folder that holds none itself, those of all its sub-folders."""
+    folder that holds none itself, those of all its sub-folders, or else sounds and films."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = _pictures_in(path.iterdir()) or (_walked(path) if deep else [])
+            inside = inside or _pictures_in(path.rglob("*") if deep else (), SIGNALS)
             if not inside:
                 raise BadImage(
                     str(path), "a folder without pictures", f"give a folder with {kinds()}"
@@ -61,8 +63,8 @@ def find_images(paths: Iterable[str | Path], *, deep: bool = False) -> list[Path
     return list(dict.fromkeys(files))
 
 
-def _pictures_in(paths: Iterable[Path]) -> list[Path]:
-    return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
+def _pictures_in(paths: Iterable[Path], suffixes: Collection[str] = SUFFIXES) -> list[Path]:
+    return sorted(path for path in paths if path.suffix.lower() in suffixes and path.is_file())
 
 
 def _walked(root: Path) -> list[Path]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.models.layout import pixel_cells
 
 Upsampling = Literal["bilinear", "nearest", "bicubic"]
 Order = Literal["pixel", "patch"]
@@ -64,7 +65,7 @@ def patch_centres(grid: tuple[int, int], size: tuple[int, int], device: torch.de
 def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
     """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
     rows, columns = (
-        torch.arange(side, device=patches.device) * cells // side
+        pixel_cells(side, cells, patches.device)
         for cells, side in zip(patches.shape[1:], size, strict=True)
     )
     return patches[:, rows[:, None], columns]
@@ -87,7 +88,9 @@ def _bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def checked(maps: Tensor) -> Tensor:
-    """Maps in float64, or what is wrong with them: NaN has no rank."""
+    """Maps in float64, those of a film [B, t, gh, gw] one below the other, or what is wrong with
+    them: NaN has no rank."""
+    maps = maps.flatten(1, 2) if maps.ndim == 4 else maps
     if maps.ndim != 3 or len(maps) == 0:
         raise BadOption(
             "maps", list(maps.shape), "one map for each image, [B, gh, gw] or [B, H, W]"

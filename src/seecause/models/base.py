@@ -140,7 +140,7 @@ class ImageModel:
                     else ""
                 ),
             )
-        if height % self.patch[0] or width % self.patch[1]:
+        if not self.fixed_size and (height % self.patch[0] or width % self.patch[1]):
             raise BadImage(
                 f"images of {height} x {width}",
                 f"not a multiple of the patch {self.patch}",
@@ -257,7 +257,7 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
         "random_weights": model.random_weights,
         "readout": model.readout_name,
         "preprocessing": model.preprocess.record(),
-        "grid": list(layout.grid),
+        "grid": list(layout.cells),
         "prefix_tokens": layout.prefix,
         "images": list(images.shape),
         "data_fingerprint": pixels_digest(images),

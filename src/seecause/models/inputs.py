@@ -29,6 +29,7 @@ Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Any]
 
 # beyond black and white, in units of their distance: resizing overshoots by a tenth
 SLACK = 0.25
+ENTRIES = ("pixel_values", "input_values")  # of what processors of transformers give
 BYTES = 16.0  # no normalised pixel is as large, many of 0-255 are
 log = logging.getLogger(__name__)
 
@@ -59,13 +60,15 @@ def as_images(model: Framed, pictures: Pictures) -> Tensor:
     torch.Size([2, 3, 96, 96])
     """
     if isinstance(pictures, Mapping):
-        if "pixel_values" not in pictures:
+        key = next((key for key in ENTRIES if key in pictures), None)
+        if key is None:
             raise BadImage(
                 f"a mapping of {', '.join(map(str, pictures)) or 'nothing'}",
                 "expected pixel_values, as processors of transformers name them",
                 "give pictures, or a tensor [B, 3, H, W]",
             )
-        pictures = pictures["pixel_values"]
+        pictures = pictures[key]
+    pictures = model.preprocess.unpacked(pictures)
     if isinstance(pictures, list | tuple):
         batch = _joined([_one_or_more(model, picture) for picture in pictures])
     else:
@@ -91,6 +94,7 @@ def _path(item: Any) -> str:
 def _one_or_more(model: Framed, value: Any) -> Tensor:
     """[B, 3, H, W], normalised, of a picture or of an array of them."""
     frame = model.preprocess
+    value = frame.unpacked(value)
     batch = _normalised(value, len(frame.mean))
     if batch is not None:
         check_range(model, batch)
@@ -156,8 +160,8 @@ def check_range(model: Framed, images: Tensor) -> None:
 
 def _suspicion(frame: Preprocess, low: float, high: float) -> str:
     """What is odd about the range of normalised values; empty if nothing is."""
-    black = min(-mean / std for mean, std in zip(frame.mean, frame.std, strict=True))
-    white = max((1 - mean) / std for mean, std in zip(frame.mean, frame.std, strict=True))
+    ends = frame.normalise(torch.tensor([0.0, 1.0]).repeat(len(frame.mean), 1)[None, :, None])
+    black, white = float(ends[..., 0].min()), float(ends[..., 1].max())
     expected = f"this model's pixels reach from {black:.3g} (black) to {white:.3g} (white)"
     slack = SLACK * (white - black)
     if low < black - slack or high > white + slack:

@@ -17,10 +17,16 @@ def span(tokens: Sequence[int]) -> slice | list[int]:
     return slice(start, stop) if list(tokens) == list(range(start, stop)) else list(tokens)
 
 
+def pixel_cells(pixels: int, cells: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which of so many cells each pixel of a side lies in, [pixels]."""
+    return torch.arange(pixels, device=device) * cells // pixels
+
+
 @dataclass(frozen=True)
 class TokenLayout:
     """The order of tokens: `prefix` special ones, then the patch grid row by row.
 
+    Of a film the grid holds the frames' grids one below the other, at so many `times`.
     `class_index`, `distill_index` and `registers` are positions inside the prefix.
     """
 
@@ -29,6 +35,14 @@ class TokenLayout:
     class_index: int | None = None
     distill_index: int | None = None
     registers: tuple[int, ...] = ()
+    times: int = 1
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """The shape of maps: rows and columns; of a film times, rows and columns."""
+        if self.times == 1:
+            return self.grid
+        return (self.times, self.grid[0] // self.times, self.grid[1])
 
     @property
     def n_patches(self) -> int:

@@ -36,6 +36,11 @@ ADAPTERS = {
     "torchvision": "seecause.models.torchvision_view",
     "open_clip": "seecause.models.open_clip_view",
 }
+OF_THEIR_OWN = {  # classes of transformers that are read another way
+    "YolosForObjectDetection": "seecause.models.token_boxes",
+    "ASTForAudioClassification": "seecause.models.signal_view",
+    "VideoMAEForVideoClassification": "seecause.models.signal_view",
+}
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
 
 
@@ -68,6 +73,8 @@ class Parts:
     extra: nn.Module | None = None
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
     native_order: Fn = same  # native sequences [B, T, D] -> in the layout's order
+    # what is known of the preprocessing -> all of it, where inputs are no pictures (signals.py)
+    prepares: Callable[[Preprocess], Preprocess] = lambda steps: steps
     view: type[VisionModel] = VisionModel
 
 
@@ -128,11 +135,10 @@ def _find(
     if staged is not None:
         return staged
     if library == "transformers":
-        from seecause.models import token_boxes
         from seecause.models.dense_families import dense_parts
 
-        if kind == "YolosForObjectDetection":
-            return token_boxes.find(module)
+        if kind in OF_THEIR_OWN:
+            return importlib.import_module(OF_THEIR_OWN[kind]).find(module)
         rows = dense_parts(module)
         if rows is not None:
             return rows
@@ -238,7 +244,9 @@ def assemble(
         layout_at=parts.layout_at,
         blocks=parts.blocks,
         readout=readout,
-        preprocess=complete(known, mean=mean, std=std, size=size, of=type(module).__name__),
+        preprocess=parts.prepares(
+            complete(known, mean=mean, std=std, size=size, of=type(module).__name__)
+        ),
         patch=parts.patch,
         native=native,
         classes=tuple(classes if classes is not None else parts.classes if head is None else ()),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seecause._pictures import as_picture
 from seecause.errors import BadOption
+from seecause.types import wide
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Preprocess:
     squash: bool = False
     filter: str = "bicubic"
     pad: bool = False
+
+    kind: ClassVar[str] = "pictures"  # what comes in; sound and film are in signals.py
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of options of methods, where others are better
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):  # lists, as JSON has them
@@ -62,7 +66,17 @@ class Preprocess:
     def record(self) -> dict[str, Any]:
         """For manifests, and to make it again: `Preprocess(**record)`."""
         fields = {name: v for name, v in asdict(self).items() if name != "pad" or v}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+        kind = {} if self.kind == Preprocess.kind else {"kind": self.kind}
+        return kind | {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items()}
+
+    def unpacked(self, value: Any) -> Any:
+        """What a library has in shapes of its own, in the shape that is used here; anything else
+        as it is."""
+        return value
+
+    def inputs(self, files: Sequence[str]) -> list[str]:
+        """What is explained, of the files that were named."""
+        return list(files)
 
     def picture(self, image: Any) -> Image.Image:
         """The part of the picture the model sees, as an image of `size`."""
@@ -106,6 +120,14 @@ class Preprocess:
         """Normalised [B, 3, H, W] -> raw pixels in [0, 1] (not clipped)."""
         mean, std = self._stats(images)
         return images * std + mean
+
+    def shown(self, images: Tensor) -> Tensor:
+        """Normalised [B, C, H, W] -> what people look at, [B, 3, H, W] in [0, 1], on the CPU."""
+        return wide(self.raw(images)).clamp(0, 1).cpu()
+
+    def drawn(self, values: Tensor, axis: int) -> Tensor:
+        """Values whose rows are `axis`, columns behind it, turned as people look at them."""
+        return values
 
     def _stats(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (

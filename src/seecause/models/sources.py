@@ -20,10 +20,12 @@ from seecause.errors import BadOption, MissingExtra, MissingWeights, NoClassifie
 from seecause.models.checkpoints import Checkpoint, fill, read_checkpoint, read_weights
 from seecause.models.hub import fetched, pretrained, pretrained_model, read_card, usable
 from seecause.models.preprocess import Preprocess, one_frame, preprocess_from_processor
+from seecause.models.signals import Spectrogram
 
 ADAPTER = "adapter_config.json"  # of PEFT
 # modules of timm whose models take pictures of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext", "pvt_v2", "efficientvit_mit")
+SIGNAL_TASKS = ("AudioClassification", "VideoClassification")
 ROW_TASKS = (  # of transformers, whose models answer for boxes or pixels
     *("ObjectDetection", "SemanticSegmentation", "DepthEstimation", "UniversalSegmentation"),
 )
@@ -217,8 +219,8 @@ def _hf_module(
     timm = config.model_type == "timm_wrapper"  # its config says more than a processor
     classifies = timm or labels is not None or own
     loader = AutoModelForImageClassification if classifies and not dual else AutoModel
-    rows = _row_loader(kinds)
-    loader = rows or loader
+    rows = _task_loader(kinds, ROW_TASKS)
+    loader = rows or _task_loader(kinds, SIGNAL_TASKS) or loader
     if weights == "random":
         module = loader.from_config(config, trust_remote_code=False)
     else:
@@ -233,15 +235,14 @@ def _hf_module(
     return Source(module, wrap_options)
 
 
-def _row_loader(kinds: Sequence[str]) -> Any:
-    """What loads a detector or a model of pixels, by the class that a config names; None for any
-    other."""
+def _task_loader(kinds: Sequence[str], tasks: Sequence[str]) -> Any:
+    """What loads a model of some tasks, by the class that a config names; None for any other."""
     import transformers
 
     for kind in kinds:
-        if kind in PROMPTED:
+        if kind in PROMPTED and tasks is ROW_TASKS:
             return transformers.AutoModelForMaskGeneration
-        for task in ROW_TASKS:
+        for task in tasks:
             if kind.endswith(f"For{task}"):
                 return getattr(transformers, f"AutoModelFor{task}")
     return None
@@ -263,6 +264,8 @@ def _processor(
             config = fetched(f"hf:{name}", lambda: pretrained(AutoImageProcessor, where)).to_dict()
         except MissingWeights:
             return {"size": size}
+    if config.get("feature_extractor_type") == "ASTFeatureExtractor":
+        return {"preprocess": Spectrogram.of_extractor(config)}
     steps = preprocess_from_processor({**config, **(one_frame(config) if framed else {})})
     return {"preprocess": replace(steps, size=size or steps.size)}
 

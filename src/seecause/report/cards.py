@@ -15,10 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.report.overlay import (
+    LONG,
     Scale,
     data_uri,
     grid_image,
     heat_layer,
+    is_long,
     number,
     picture,
     scale_of,
@@ -120,8 +122,13 @@ class Card:
     data: Mapping[str, str] = field(default_factory=dict)  # what cards are sorted and filtered by
 
     @property
+    def wide(self) -> bool:
+        """Films and sounds are long: their maps are shown one below the other."""
+        return any(is_long(strip.image.shape[2], strip.image.shape[1]) for strip in self.strips)
+
+    @property
     def columns(self) -> int:
-        return 1 + max(len(strip.maps) for strip in self.strips)
+        return LONG if self.wide else 1 + max(len(strip.maps) for strip in self.strips)
 
 
 @dataclass(frozen=True)

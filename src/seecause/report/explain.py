@@ -117,6 +117,7 @@ def write_explanations(
         for part in parts:
             for method, run in part.runs.items():
                 writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)
+            part = _drawn(part)
             for index, place in enumerate(part.places):
                 cards.add(_card(part, index))
                 explain_panel(part, index).save(folder / "overlays" / overlays[place])
@@ -195,16 +196,25 @@ def _lead(count: int, methods: Iterable[str], holes: Sequence[Hole] = ()) -> str
 
 def explain_section(explanation: Explanation, *, title: str = TITLE) -> Section:
     """One card for each picture, one column for each method."""
+    explanation = _drawn(explanation)
     indices = range(len(explanation.names))
     cards = render_cards([_card(explanation, index) for index in indices])
     rows = [_row(explanation, index) for index in indices]
     return replace(_section(explanation, cards, rows), title=title)
 
 
+def _drawn(explanation: Explanation) -> Explanation:
+    """Turned as people look at it."""
+    return replace(explanation, runs={name: rows.drawn(r) for name, r in explanation.runs.items()})
+
+
 def _how_to_read(explanation: Explanation) -> str:
     notes = [HOW_TO_READ]
     if {"caap", "mosaic"} <= set(explanation.runs):
         notes.append(BOTH)
+    kind = explanation.first.manifest.get("preprocessing", {}).get("kind")
+    if kind is not None:
+        notes.append(rows.KINDS[kind])
     if explanation.first.regions is not None:
         notes.append(rows.HOW_TO_READ)
     if explanation.evidence is not None:

@@ -13,8 +13,9 @@ from PIL import Image
 from seecause._pictures import decode_image
 from seecause.attribution.result import Attribution, Looks
 from seecause.errors import BadOption
-from seecause.report.overlay import overlay, picture
+from seecause.report.overlay import LONG, is_long, overlay, picture
 from seecause.report.page import fragment
+from seecause.report.rows import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ Runs = Mapping[str, Attribution]
 
 def notebook_html(runs: Runs) -> str:
     """The first pictures, each beside its maps, with what the model answers below."""
+    runs = {method: drawn(run) for method, run in runs.items()}
     first = next(iter(runs.values()))
     cards, count = [], min(len(first), SHOWN)
     most = BYTES // (count * (1 + len(runs)))
@@ -50,6 +52,7 @@ def notebook_html(runs: Runs) -> str:
 
 def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
     """Rows of pictures and their maps; one map into `ax`, where axes are given."""
+    runs = {method: drawn(run) for method, run in runs.items()}
     first = next(iter(runs.values()))
     if ax is not None:
         if len(runs) * len(first) != 1:
@@ -62,8 +65,13 @@ def plot(runs: Runs, ax: Axes | None = None, **options: Any) -> Figure:
     from matplotlib.figure import Figure
 
     count, columns = min(len(first), SHOWN), 1 + len(runs)
-    figure = Figure(figsize=(INCHES * columns, (INCHES + 0.35) * count), layout="constrained")
-    grid = figure.subplots(count, columns, squeeze=False)
+    if is_long(first.images.shape[-1], first.images.shape[-2]):  # films and sounds, down the page
+        high = INCHES * LONG * first.images.shape[-2] / first.images.shape[-1] + 0.35
+        figure = Figure(figsize=(INCHES * LONG, high * count * columns), layout="constrained")
+        grid = figure.subplots(count * columns, 1, squeeze=False).reshape(count, columns)
+    else:
+        figure = Figure(figsize=(INCHES * columns, (INCHES + 0.35) * count), layout="constrained")
+        grid = figure.subplots(count, columns, squeeze=False)
     for index in range(count):
         _draw(grid[index][0], picture(first.images[index]), caption(first, index))
         for axes, (method, run) in zip(grid[index][1:], runs.items(), strict=True):

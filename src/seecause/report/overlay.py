@@ -32,6 +32,7 @@ _FLAT = 1e-3
 _PALE = 0.1  # one that varies by less than this share of its values is shown pale, in proportion
 _CLIPPED = 0.05  # values this share of the range beyond it are worth a word
 _SLIGHT = 1e-5  # and so is one of both signs that stays below this
+LONG = 4  # times as wide as high
 _INK, _PAPER, _MARK = (38, 38, 43), (255, 255, 255), (64, 224, 255)
 
 
@@ -132,12 +133,17 @@ def picture(image: Tensor) -> Image.Image:
             "see model.preprocess.raw",
         )
     shown = to_pil(image.expand(3, -1, -1))
-    factor = -(-MIN_DISPLAY // min(shown.size))
+    least = MIN_DISPLAY // 2 if is_long(*shown.size) else MIN_DISPLAY
+    factor = -(-least // min(shown.size))
     return (
         shown
         if factor <= 1
         else shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.LANCZOS)
     )
+
+
+def is_long(width: int, height: int) -> bool:
+    return width >= LONG * height
 
 
 def outline_layer(
@@ -200,7 +206,17 @@ def panel(
     below: Sequence[Image.Image | None] = (),
     gap: int = 16,
 ) -> Image.Image:
-    """Pictures side by side on white, each with a title above and something (a legend) below."""
+    """Pictures side by side on white, each with a title above and something (a legend) below; long
+    ones one below the other."""
+    if len(images) > 1 and is_long(*images[0].size):
+        rows = [
+            panel([image], titles=titles[i : i + 1], below=below[i : i + 1], gap=gap)
+            for i, image in enumerate(images)
+        ]
+        canvas = Image.new("RGB", (rows[0].width, sum(row.height for row in rows)), _PAPER)
+        for place, row in enumerate(rows):
+            canvas.paste(row, (0, sum(above.height for above in rows[:place])))
+        return canvas
     head = 34 if titles else 0
     foot = max((extra.height + gap // 2 for extra in below if extra is not None), default=0)
     high = max(image.height for image in images)

@@ -220,10 +220,10 @@ def _preprocessing_rows(record: Mapping[str, Any] | None) -> list[tuple[str, str
     """How pictures were prepared; nothing for results of earlier versions."""
     if record is None:
         return []
-    from seecause.models.preprocess import Preprocess
+    from seecause.models.signals import from_record
 
     mean, std = (", ".join(f"{value:.4g}" for value in record[key]) for key in ("mean", "std"))
     return [
-        ("pictures", Preprocess(**record).geometry()),
+        (record.get("kind", "pictures"), from_record(record).geometry()),
         ("normalised by", f"mean {mean}; std {std}"),
     ]

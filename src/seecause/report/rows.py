@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
 
 from seecause.attribution.result import Attribution
+from seecause.models.signals import Film, from_record
 from seecause.report.overlay import number, outline_layer
 from seecause.target import Answer
 
@@ -16,6 +18,36 @@ HOW_TO_READ = (
     " number. Maps are over the places that a row reads (encoder tokens, feature maps), which have"
     " seen their surroundings."
 )
+
+KINDS = {  # how inputs that are no pictures are drawn
+    "film": (
+        "A film is shown as frames in a row, one for each time that the model reads; columns of"
+        " patches count through all of them."
+    ),
+    "spectrogram": (
+        "Sound is shown as its spectrogram: time runs to the right, frequency upwards; rows of"
+        " patches count from the highest."
+    ),
+}
+
+
+def drawn(run: Attribution) -> Attribution:
+    """A result turned as people look at it: frames of a film in a row, sound with time to the
+    right and frequency upwards. Pictures stay as they are."""
+    record = run.manifest.get("preprocessing") or {}
+    if "kind" not in record or run.manifest.get("drawn"):
+        return run
+    steps = from_record(record)
+    turned: dict[str, Any] = {"images": steps.drawn(run.images, 2).clone()}
+    if isinstance(steps, Film):
+        turned["images"][..., steps.size[1] :: steps.size[1]] = 1  # a line where a frame begins
+    for name in ("maps", "errors"):
+        tensor = getattr(run, name)
+        turned[name] = None if tensor is None else steps.drawn(tensor.flatten(1, -2), 1)
+    for name in ("native", "regions"):
+        tensor = getattr(run, name)
+        turned[name] = None if tensor is None else steps.drawn(tensor, 1)
+    return replace(run, **turned, class_maps=None, manifest={**run.manifest, "drawn": True})
 
 
 def answer_text(answers: Sequence[Answer]) -> str:

@@ -1,0 +1,77 @@
+"""`seecause explain` of sounds and films: from a folder of weights and a file to a page."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from scipy.io import wavfile
+
+import seecause as sc
+from tests.cli.calls import explain
+from tests.families.signals import FRAMES, SIDE, SIGNALS, SOUND
+from tests.tiny import scramble
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model of each kind with its processor, as transformers saves them."""
+    root = tmp_path_factory.mktemp("signals")
+    processors = {
+        "ast": transformers.ASTFeatureExtractor(num_mel_bins=SOUND[1], max_length=SOUND[0]),
+        "videomae": transformers.VideoMAEImageProcessor(
+            size={"shortest_edge": 16}, crop_size={"height": SIDE[0], "width": SIDE[1]}
+        ),
+    }
+    torch.manual_seed(0)
+    for family, make in SIGNALS.items():
+        scramble(make().module).save_pretrained(root / family)
+        processors[family].save_pretrained(root / family)
+    return root
+
+
+def test_a_sound_is_explained_from_its_file(tmp_path, folders):
+    wave = np.random.default_rng(0).normal(0, 0.2, 6400).astype(np.float32)
+    wavfile.write(tmp_path / "bark.wav", 16000, wave)
+    out = tmp_path / "out"
+    done = explain(tmp_path / "bark.wav", "--model", f"hf:{folders / 'ast'}", "--out", out)
+    assert done.exit_code == 0, done.output
+    maps = sc.Attribution.load(out / "maps" / "mosaic")
+    assert maps.maps.shape == (1, 6, 3) and maps.manifest["options"]["blank"] == "mean"
+    assert "time runs to the right" in (out / "index.html").read_text()
+    (row,) = json.loads((out / "manifest.json").read_text())["images"]
+    assert row["name"] == "bark.wav" and (out / row["overlay"]).is_file()
+    model = sc.load(f"hf:{folders / 'ast'}")
+    logits = model.module(model.preprocess(tmp_path / "bark.wav")[:, 0]).logits
+    assert int(logits.argmax()) == int(maps.probabilities.argmax())
+
+
+def test_a_folder_of_frames_is_one_film(tmp_path, folders):
+    frames = np.random.default_rng(0).integers(0, 255, (FRAMES + 2, 20, 30, 3), np.uint8)
+    for film in ("a", "b"):
+        (tmp_path / "films" / film).mkdir(parents=True)
+        for place, frame in enumerate(frames):
+            Image.fromarray(frame).save(tmp_path / "films" / film / f"{place}.png")
+    np.save(tmp_path / "c.npy", frames)
+    out, call = tmp_path / "out", ["--model", f"hf:{folders / 'videomae'}", "--method", "caap"]
+    done = explain(tmp_path / "films", tmp_path / "c.npy", *call, "--out", out)
+    assert done.exit_code == 0, done.output
+    maps = sc.Attribution.load(out / "maps" / "caap")
+    assert maps.maps.shape == (3, 3, 2, 3)
+    assert torch.equal(maps.maps[0], maps.maps[2])
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert [row["name"] for row in manifest["images"]] == ["a", "b", "c.npy"]
+    Image.fromarray(frames[0]).save(tmp_path / "films" / "b" / "only.gif")
+    done = explain(tmp_path / "films" / "b" / "only.gif", *call, "--out", tmp_path / "other")
+    assert done.exit_code == 2 and f"1 frames, {FRAMES} are read" in done.output
+
+
+def test_a_picture_is_no_sound(tmp_path, folders):
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    call = ["--model", f"hf:{folders / 'ast'}", "--out", tmp_path / "out"]
+    done = explain(tmp_path / "a.png", *call)
+    assert done.exit_code == 2 and "not a WAV file" in done.output

@@ -1,0 +1,47 @@
+"""Tiny models of sound and film of transformers."""
+
+from __future__ import annotations
+
+import transformers
+from torch import Tensor
+
+from tests.families.native import Native
+
+SOUND = (40, 24)  # times, mel bands: windows of 8 every 6 make 6 x 3 patches
+FRAMES, TUBELET, SIDE = 6, 2, (16, 24)  # tubelets of 2 x 8 x 8 make 3 x 2 x 3
+
+
+def ast() -> Native:
+    config = transformers.ASTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+        patch_size=8, frequency_stride=6, time_stride=6, max_length=SOUND[0],
+        num_mel_bins=SOUND[1], num_labels=5,
+    )  # fmt: skip
+    module = transformers.ASTForAudioClassification(config)
+    blocks = module.audio_spectrogram_transformer.layers
+    return Native(module, blocks, lambda x: module(x[:, 0]).logits, {}, SOUND)
+
+
+def videomae() -> Native:
+    config = transformers.VideoMAEConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+        patch_size=8, image_size=SIDE, num_frames=FRAMES, tubelet_size=TUBELET, num_labels=5,
+        use_mean_pooling=True,
+    )  # fmt: skip
+    module = transformers.VideoMAEForVideoClassification(config)
+    options = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    blocks = module.videomae.encoder.layer
+    return Native(module, blocks, lambda x: module(as_frames(x)).logits, options, (3 * 16, 24))
+
+
+def as_frames(strips: Tensor) -> Tensor:
+    """Strips [B, tubelet * 3, times * H, W] -> frames [B, T, 3, H, W], one by one."""
+    frames = Tensor(len(strips), FRAMES, 3, *SIDE).to(strips)
+    for frame in range(FRAMES):
+        time, inside = divmod(frame, TUBELET)
+        rows = slice(time * SIDE[0], (time + 1) * SIDE[0])
+        frames[:, frame] = strips[:, 3 * inside : 3 * inside + 3, rows]
+    return frames
+
+
+SIGNALS = {"ast": ast, "videomae": videomae}
