@@ -100,6 +100,28 @@ def sets(
     return rows
 
 
+def complete(
+    context: StudyContext,
+    *,
+    model: str,
+    weights: str,
+    data: str,
+    steps: int,
+    limit: int | None = None,
+) -> list[Row]:
+    """How far the sum of a path's map lies from the difference of the two scores, as a share of it,
+    for the predicted class; and whether that is within 1 %."""
+    view, cases = pictures(context, model, data, limit, None, weights)
+    rows: list[Row] = []
+    for places in torch.arange(len(cases)).split(BATCH):
+        some = cases.take(places)
+        result = sc.attribute(view, some.images, method="mosaic", law="path", masks=steps)
+        checks = result.manifest["checks"]
+        gap, whole = (torch.tensor(checks[x]).abs() for x in ("completeness gap", "difference"))
+        rows += _rows(some, {"gap": gap / whole, "complete": gap <= 0.01 * whole}, method="path")
+    return rows
+
+
 def tuned_sets(
     context: StudyContext,
     *,

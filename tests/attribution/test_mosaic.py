@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 from torch.testing import assert_close
 
 import seecause as sc
@@ -17,7 +16,7 @@ from seecause.engine.mixture import Mixture, slopes
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.token_sets import token_sets
 from seecause.engine.trace import record
-from seecause.errors import BadOption, NotDefined, ViewMismatch
+from seecause.errors import BadOption
 from tests.helpers import view
 from tests.reference import mosaic as reference
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -257,55 +256,6 @@ def test_bad_options_are_refused_in_words(options, words):
     native = tiny("timm_deit3")
     with pytest.raises(BadOption, match=words):
         sc.attribute(view(native), pictures(native), 0, "mosaic", **options)
-
-
-class Detached(nn.Module):
-    """A layer that computes without a graph, as quantised ones do."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x.detach())
-
-
-@pytest.mark.parametrize("part", ["attn.qkv", "attn.proj", "mlp.fc2"])
-def test_a_layer_without_gradients_is_named_and_caap_is_the_way_out(part):
-    native = tiny("timm_deit3")
-    owner, name = part.split(".")
-    parent = getattr(native.module.blocks[2], owner)
-    setattr(parent, name, Detached(getattr(parent, name)))
-    model, images = view(native, check=False), pictures(native)
-    with pytest.raises(NotDefined, match=r"blocks\.2.*caap"):
-        sc.attribute(model, images, 0, "mosaic")
-    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
-
-
-@pytest.mark.filterwarnings("ignore")  # torch.ao says that it will move
-@pytest.mark.parametrize("layers", [{nn.Linear}, {"blocks.1.mlp.fc2"}, {"blocks.2.attn.proj"}])
-def test_layers_that_torch_quantised_are_refused_and_caap_answers(layers):
-    """They ask for a gradient and lose it; a residual path carries another one around them."""
-    native = tiny("timm_deit3", dtype=torch.float32)
-    module = torch.ao.quantization.quantize_dynamic(native.module, layers, dtype=torch.qint8)
-    how = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "size": native.size}
-    model, images = sc.wrap(module, **how, check=False), pictures(native)
-    for method in ("mosaic", "caap+mosaic"):
-        with pytest.raises(NotDefined, match=r"no gradient passes the .* of blocks.*caap"):
-            sc.attribute(model, images, 0, method)
-    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
-    if layers == {nn.Linear}:
-        with pytest.raises(ViewMismatch, match=r"quantised layers.*caap"):
-            sc.wrap(module, **how)
-        with pytest.raises(NotDefined, match=r"quantised.*caap"):
-            sc.attribute(model, images, 0, "gae")
-
-
-def test_weights_made_in_inference_mode_name_caap():
-    with torch.inference_mode():
-        native = tiny("timm_deit3")
-    with pytest.raises(NotDefined, match="caap"):
-        sc.attribute(view(native, check=False), pictures(native), 0, "mosaic")
 
 
 def test_results_keep_errors_and_checks(tmp_path):

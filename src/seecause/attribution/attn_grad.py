@@ -26,7 +26,8 @@ def attn_grad(
 ) -> Maps:
     """The last block's attention, weighted by its gradient."""
     layout = model.check(images)
-    run = explicit_run(model, images, start=n_attentions(model) - 1)
-    bound, (slope,) = differentiate(model, run.logits, target, score, run.probs)
+    last = n_attentions(model) - 1
+    run = explicit_run(model, images, start=last)
+    bound, (slope,) = differentiate(model, run.logits, target, score, run.probs, start=last)
     weighted = (slope * run.probs[0]).relu().mean(dim=1)  # [B, T, T]
     return Maps(read_rows(model, layout, weighted)[:, layout.patches], bound)

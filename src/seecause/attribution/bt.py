@@ -45,7 +45,7 @@ def bt(
     attention."""
     layout, start = model.check(images), model.n_layers // 3 if start is None else start
     run = explicit_run(model, images, start=start)
-    bound, slopes = differentiate(model, run.logits, target, score, run.probs)
+    bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=start)
     reach = torch.eye(
         layout.tokens, dtype=slopes[0].dtype, device=images.device
     )  # [B, T, T] after the first block

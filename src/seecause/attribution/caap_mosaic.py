@@ -68,8 +68,7 @@ def caap_mosaic(
     whole = (images, *([] if len(empty) == 1 else [empty]), *target.tensors)
     again = target.function is None and ready(model, key, *whole)
     if not again:
-        first = empty if len(empty) == 1 else empty[:1]
-        need_gradients(model, blank_trace(model, first, states={0}, kv=()), "caap+mosaic")
+        need_gradients(model, "caap+mosaic")
 
     def some_images(a: int, b: int) -> Maps:
         part, shared = target.take(slice(a, b)), empty if len(empty) == 1 else None

@@ -23,7 +23,6 @@ from seecause.attribution.result import (
 )
 from seecause.attribution.stream import BATCH, PictureBatch, picture_batches
 from seecause.data.dataset import Hole
-from seecause.engine.blanks import blank_image, blank_trace
 from seecause.engine.mixture import need_gradients, special_rows
 from seecause.errors import BadOption, NotDefined, SeecauseError
 from seecause.loading import as_view
@@ -247,8 +246,7 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
             if not special_rows(model, model.layout):
                 return ("caap",)
             with model.settled():
-                blank = blank_image(model, model.preprocess.size)
-                need_gradients(model, blank_trace(model, blank, states={0}, kv=()))
+                need_gradients(model, "mosaic")
     except (NotDefined, RuntimeError):  # of inference tensors torch says so
         return ("caap",)
     return ("caap", "mosaic")

@@ -30,7 +30,7 @@ def gae(
     """Gradient-weighted attention of all blocks, multiplied through."""
     layout = model.check(images)
     run = explicit_run(model, images, start=start)
-    bound, slopes = differentiate(model, run.logits, target, score, run.probs)
+    bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=start)
     steps = [
         (slope * probs.detach()).relu().mean(dim=1)
         for slope, probs in zip(slopes, run.probs, strict=True)

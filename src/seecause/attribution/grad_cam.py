@@ -50,8 +50,9 @@ def grad_cam(
     layout = model.check(images)
     patches = layout.patches
     if variant == "b":
-        run = explicit_run(model, images, start=n_attentions(model) - 1)
-        bound, slopes = differentiate(model, run.logits, target, score, run.probs)
+        last = n_attentions(model) - 1
+        run = explicit_run(model, images, start=last)
+        bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=last)
         slope, probs = (
             read_rows(model, layout, t)[..., patches] for t in (slopes[0], run.probs[0])
         )  # [B, H, N]
@@ -59,7 +60,8 @@ def grad_cam(
     if variant not in ("a", "c"):
         raise BadOption("variant", variant, "a, b or c")
     x, logits = _last_block(model, images, layout, normed=variant == "a")  # [B, T, D]
-    bound, (slope,) = differentiate(model, logits, target, score, [x])
+    last = model.n_layers - 1
+    bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
     weight = slope[:, patches].mean(dim=1) if variant == "a" else slope.mean(dim=1)  # [B, D]
     scores = (x[:, patches] @ weight[..., None])[..., 0]
     return Maps(scores.relu() if variant == "a" else scores, bound)

@@ -17,6 +17,8 @@ from torch.nn.functional import one_hot
 
 from seecause.attribution.registry import Maps, join
 from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.mixture import need_gradients
+from seecause.engine.verify import quantised_layers
 from seecause.errors import NotDefined
 from seecause.models.base import ImageModel
 from seecause.models.dense_view import DenseModel
@@ -83,19 +85,35 @@ def one_attention(model: VisionModel, layout: TokenLayout) -> int:
 
 
 def differentiate(
-    model: ImageModel, logits: Tensor, target: Target, score: Score, of: Sequence[Tensor]
+    model: ImageModel,
+    logits: Tensor,
+    target: Target,
+    score: Score,
+    of: Sequence[Tensor],
+    *,
+    start: int = 0,
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
-    to tensors `of` the same run."""
+    to tensors `of` the same run, which lie behind the input of block `start`."""
+    need_every_gradient(model, start)
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
     gradients = torch.autograd.grad(total, list(of), allow_unused=True)
     if any(gradient is None for gradient in gradients):
-        raise NotDefined(
-            "a gradient", f"none passes {model.name}, as in quantised layers",
-            "Use method='caap', which takes no gradient",
-        )  # fmt: skip
+        raise _no_gradient(f"none passes {model.name}, as in quantised layers")
     return bound, gradients
+
+
+def need_every_gradient(model: ImageModel, start: int = 0) -> None:
+    """A path around a layer brings some gradient where the layer itself loses its own."""
+    if isinstance(model, VisionModel):
+        need_gradients(model, "a gradient", start=start)
+    elif quantised := quantised_layers(model.module):
+        raise _no_gradient(f"none passes quantised layers ({', '.join(quantised[:2])}, ...)")
+
+
+def _no_gradient(reason: str) -> NotDefined:
+    return NotDefined("a gradient", reason, "Use method='caap', which takes no gradient")
 
 
 @torch.no_grad()

@@ -71,7 +71,8 @@ def relevances(
     names = [f"blocks.{i}.in" for i in range(model.n_layers)[first:last]]
     logits, states_by_name = run(model, images.detach().requires_grad_(), cache=names)
     states = [h for h in (states_by_name[name] for name in names) if isinstance(h, Tensor)]
-    bound, slopes = differentiate(model, logits, target, score or usual_score(model), states)
+    score = score or usual_score(model)
+    bound, slopes = differentiate(model, logits, target, score, states, start=first)
     products = [(h * slope).detach() for h, slope in zip(states, slopes, strict=True)]
     return bound, states, [(p.relu() if mixer == "relu" else p).sum(dim=-1) for p in products]
 

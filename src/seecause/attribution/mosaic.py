@@ -136,7 +136,7 @@ def mosaic(
     whole = (images, *([] if len(empty) == 1 else [empty]), *target.tensors)
     again = classes is None and target.function is None and ready(model, key, *whole)
     if not again:  # a recording was made of what follows, with gradients
-        need_gradients(model, blank_run(model, empty[:1] if len(empty) > 1 else empty, tail, start))
+        need_gradients(model, "mosaic")
 
     def some_images(a: int, b: int) -> Maps:
         part, shared = target.take(slice(a, b)), empty if len(empty) == 1 else None

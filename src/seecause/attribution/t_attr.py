@@ -45,7 +45,7 @@ def t_attr(
     layout = model.check(images)
     plain = explicit_run(model, images, start=start)
     bound, (seed, *slopes) = differentiate(
-        model, plain.logits, target, score, [plain.logits, *plain.probs]
+        model, plain.logits, target, score, [plain.logits, *plain.probs], start=start
     )
     relevances = relevance(model, images, seed, start=start)
     steps = [

@@ -70,9 +70,11 @@ def mean_slope(
     def scaled(a: int, b: int) -> Tensor:
         return images[:, None] * alphas[a:b, None, None, None]  # [B, n, 3, H, W]
 
+    last = n_attentions(model) - 1
+
     def slope_at(pictures: Tensor, aims: Target) -> Tensor:
-        run = explicit_run(model, pictures, start=n_attentions(model) - 1)
-        return differentiate(model, run.logits, aims, score, run.probs)[1][0]
+        run = explicit_run(model, pictures, start=last)
+        return differentiate(model, run.logits, aims, score, run.probs, start=last)[1][0]
 
     equal = torch.full_like(alphas, 1 / steps, dtype=torch.float64)
     return over_copies(

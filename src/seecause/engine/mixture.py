@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.attend import Bank, Groups, Own, attend, own_bias
+from seecause.engine.blanks import blank_image
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.trace import Trace, suffix
 from seecause.engine.walk import walk
@@ -203,18 +204,20 @@ def mask_bytes(model: VisionModel, layout: TokenLayout, tail: MixedTail) -> int:
     return model.n_layers * rows * (block.heads * block.head_dim * element * 24 + scores)
 
 
-def need_gradients(model: VisionModel, run: Trace, name: str = "mosaic") -> None:
-    """Refuse a model of which some part returns what has no gradient: maps would be wrong, and
-    nothing else would tell. Looked at once for each state of the model."""
+@torch.no_grad()
+def need_gradients(model: VisionModel, name: str, *, start: int = 0) -> None:
+    """Refuse a model of which some part from block `start` on returns what has no gradient: maps
+    would be wrong, and nothing else would tell. Looked at once for each state of the model."""
     key = model.state_key()
-    if model.memo.get("passes gradients") == key:
+    known, least = model.memo.get("passes gradients", (None, 0))
+    if known == key and least <= start:
         return
-    state = next(iter(run.states.values()))[:1]
-    at = run.at.of(slice(1)).take(torch.zeros(1, dtype=torch.long, device=state.device))
-    part = part_without_gradient(model.blocks, state[:, :1], at)
+    blank = blank_image(model, model.preprocess.size)
+    state, at = model.embed(blank), model.at(blank)
+    part = part_without_gradient(model.blocks[start:], state, at)  # hooks of others see all rows
     with torch.enable_grad():
         h = state.detach().clone().requires_grad_()
-        if part is None and not reaches(model.readout(h, run.layout), h):
+        if part is None and not reaches(model.readout(h, at.layout), h):
             part = "readout"
     if part is not None:
         raise NotDefined(
@@ -222,12 +225,12 @@ def need_gradients(model: VisionModel, run: Trace, name: str = "mosaic") -> None
             f"no gradient passes the {part} of {model.name}, as in quantised layers",
             "Use method='caap', which takes no gradient",
         )
-    model.memo["passes gradients"] = key
+    model.memo["passes gradients"] = (key, start)
 
 
 def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
-    """The first part of a block that no gradient passes, tried with one row [1, 1, D]. Some
-    residual path passes one around it, so the whole would not tell."""
+    """The first part of a block that no gradient passes, tried with rows [1, R, D]. Some residual
+    path passes one around it, so the whole would not tell."""
     with torch.inference_mode(False), torch.enable_grad():
         for block in blocks:
             h = state.detach().clone().requires_grad_()

@@ -1,0 +1,121 @@
+"""Models that lose gradients (quantised layers, weights of inference mode): every method that needs
+one says so and names CAAP, which answers; nothing is wrong in silence."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import seecause as sc
+from seecause.attribution.registry import methods
+from seecause.errors import NotDefined, ViewMismatch
+from tests.families.staged import tiny_staged
+from tests.helpers import view
+from tests.tiny import pictures, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.ao says that it will move
+FEW = {
+    "bt": {"steps": 2}, "tam": {"steps": 2}, "mosaic": {"masks": 2}, "caap+mosaic": {"masks": 2},
+    "integrated-gradients": {"steps": 2}, "smoothgrad": {"samples": 2},
+}  # fmt: skip
+OF_THE_LAST_BLOCK = ("attn-grad", "grad-cam", "tam")
+LOST = r"(quantised|inference).*caap"
+
+
+def in_need(architecture):
+    """Names of methods that take gradients."""
+    return [name for name, entry in methods(architecture).items() if "gradients" in entry.needs]
+
+
+class Detached(nn.Module):
+    """A layer that computes without a graph, as kernels of other libraries do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x.detach())
+
+
+def quantised(module, layers):
+    return torch.ao.quantization.quantize_dynamic(module, layers, dtype=torch.qint8)
+
+
+@cache
+def broken(how):
+    """A model that loses gradients, and pictures for it."""
+    if how == "weights of inference mode":
+        with torch.inference_mode():
+            native = tiny("timm_deit3", dtype=torch.float32)
+        return view(native, check=False), pictures(native)
+    native = tiny("timm_deit3", dtype=torch.float32)
+    last = len(native.module.blocks) - 1
+    if how == "detached":
+        part = native.module.blocks[last].attn
+        part.proj = Detached(part.proj)
+        return view(native, check=False), pictures(native)
+    layers = {"quantised": {nn.Linear}, "partly": {f"blocks.{last}.mlp.fc2"}}
+    layers["first block"] = {"blocks.0.mlp.fc2"}
+    module = quantised(native.module, layers[how])
+    return sc.wrap(module, **native.options, check=False), pictures(native)
+
+
+@pytest.mark.parametrize("how", ["quantised", "partly", "detached", "weights of inference mode"])
+@pytest.mark.parametrize("name", in_need("transformer"))
+def test_every_method_that_takes_gradients_names_caap(name, how):
+    model, images = broken(how)
+    with pytest.raises(NotDefined, match=LOST):
+        sc.attribute(model, images, 0, name, **FEW.get(name, {}))
+
+
+@pytest.mark.parametrize("how", ["quantised", "partly", "detached", "weights of inference mode"])
+def test_caap_answers_where_gradients_are_lost(how):
+    model, images = broken(how)
+    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+
+
+@pytest.mark.parametrize("name", in_need("transformer"))
+def test_layers_before_what_is_differentiated_may_lose_theirs(name):
+    model, images = broken("first block")
+    if name in OF_THE_LAST_BLOCK:
+        assert sc.attribute(model, images, 0, name, **FEW.get(name, {})).maps.isfinite().all()
+    elif name == "bt":  # starts at a third of the depth
+        assert sc.attribute(model, images, 0, name, **FEW[name]).maps.isfinite().all()
+        with pytest.raises(NotDefined, match=LOST):
+            sc.attribute(model, images, 0, name, start=0)
+    else:
+        with pytest.raises(NotDefined, match=LOST):
+            sc.attribute(model, images, 0, name, **FEW.get(name, {}))
+
+
+@pytest.mark.parametrize("name", in_need("staged"))
+def test_stages_with_quantised_layers_name_caap(name):
+    native = tiny_staged("timm_swin")
+    module = quantised(native.module.float(), {"layers.3.blocks.0.mlp.fc2"})
+    model = sc.wrap(module, **native.options, check=False)
+    images = pictures(native).float()
+    with pytest.raises(NotDefined, match=LOST):
+        sc.attribute(model, images, 0, name, **FEW.get(name, {}))
+    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+
+
+@pytest.mark.parametrize("part", ["attn.qkv", "attn.proj", "mlp.fc2"])
+def test_a_layer_without_gradients_is_named_and_caap_is_the_way_out(part):
+    native = tiny("timm_deit3")
+    owner, name = part.split(".")
+    parent = getattr(native.module.blocks[2], owner)
+    setattr(parent, name, Detached(getattr(parent, name)))
+    model, images = view(native, check=False), pictures(native)
+    with pytest.raises(NotDefined, match=r"blocks\.2.*caap"):
+        sc.attribute(model, images, 0, "mosaic")
+    assert sc.attribute(model, images, 0, "caap").maps.isfinite().all()
+
+
+def test_the_wrap_of_a_quantised_model_says_what_its_rows_share():
+    native = tiny("timm_deit3", dtype=torch.float32)
+    with pytest.raises(ViewMismatch, match=r"quantised layers.*caap"):
+        sc.wrap(quantised(native.module, {nn.Linear}), **native.options)
